@@ -10,8 +10,10 @@ import ast
 import posixpath
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from forge_env.errors import UsageError
 from forge_env.sandbox import ExecResult, How, Outcome, TestsResult
@@ -19,7 +21,7 @@ from sandboxes.runner import values
 from sandboxes.runner.programs import RUN_FOLDER
 from sandboxes.runner.testing import PYTEST_INI
 from sandboxes.runner.wire import Header
-from sandboxes.twins import Edit, Kind, Twin, edited, twins_of
+from sandboxes.twins import Comparing, Edit, Function, Kind, Twin, comparing, edited, twins_of
 
 MAX_FAILURES = 50
 _CONFTEST = "conftest.py"
@@ -30,18 +32,22 @@ _SHARED_NAMES = {
     "tmp_path_factory", "tmpdir_factory", "mock", "patch", "Mock", "MagicMock", "AsyncMock", "subprocess", "tempfile",
     "open", "Path", "sys", "os", "shutil", "inspect", "gc", "weakref", "pickle", "threading", "Thread",
     "ThreadPoolExecutor", "multiprocessing", "dataclasses", "asdict", "astuple", "fields", "vars", "signal", "given",
+    "pytester", "freezer", "__file__",
 }  # fmt: skip
 _SHARED_ATTRIBUTES = {
-    "assertLogs",
-    "assertWarns",
-    "warns",
-    "deprecated_call",
-    "reload",
-    "chdir",
-    "create_task",
-    "patch",
-}
+    "assertLogs", "assertWarns", "assertWarnsRegex", "warns", "deprecated_call", "catch_warnings", "reload", "chdir",
+    "create_task", "patch",
+}  # fmt: skip
 """What tests use that needs the judged code in their own process: files, patches, variables, threads."""
+_HARMLESS = {
+    "os.linesep", "os.name", "os.path", "os.pathsep", "os.sep", "sys.byteorder", "sys.float_info", "sys.hash_info",
+    "sys.hexversion", "sys.implementation", "sys.int_info", "sys.maxsize", "sys.maxunicode", "sys.platform",
+    "sys.version", "sys.version_info",
+}  # fmt: skip
+"""What is the same in every process."""
+_PLAIN_MODULES = {*sys.stdlib_module_names, "pytest", "numpy", "solution"}
+_STARTS = {"sys.path.append", "sys.path.extend", "sys.path.insert", "unittest.main", "pytest.main"}
+"""Calls by which a test file that is run as a program is made to work."""
 _MOST_RUNS = 6
 _WANTED_BITS = 6
 """Runs are added until code that guesses passes at most one time in 2 to this power, or there are `_MOST_RUNS`."""
@@ -119,13 +125,13 @@ def suite_of(
         return Suite({}, {}, tests, "apart", False, [], ["solution"], sync=_looks_again(_quietly_parsed(tests)))
     if code is not None:
         files = {"solution.py": code.encode("utf-8", "surrogatepass"), **files}
-    trees = {path: _parsed(path, data) for path, data in tests.items() if path.endswith(".py")}
+    trees = _parsed(tests)
     paths = _to_run(trees)
     judged = _without_settings(files, tests)
     modules, around = _modules(judged, tests)
     pytest = PYTEST_INI in tests or _needs_pytest(trees)
     if how is None:
-        how = "counted" if any(_is_deep(tree, {_top(name) for name in modules}) for tree in trees.values()) else "apart"
+        how = "counted" if _are_deep(trees, modules) else "apart"
     if PYTEST_INI in tests:
         paths = [PYTEST_INI, *paths]
     sync = any(map(_looks_again, trees.values()))
@@ -181,6 +187,8 @@ def verdict_beside(executions: Sequence[tuple[ExecResult, bytes]], suite: Suite)
             first = run is suite.runs[0] or bool(suite.runs[0].twins.get(name))
             if name in run.twins or (not first and outcome != "failed"):
                 continue
+            if name not in suite.expected and _function(name) in {_function(twin) for twin in run.twins}:
+                continue  # a class of the tests inherits the twin, or another file imports it
             by_test[test] = worst(by_test.get(test), outcome)
             expected = suite.expected.get(name)
             total += first and outcome != "skipped"
@@ -194,13 +202,18 @@ def verdict_beside(executions: Sequence[tuple[ExecResult, bytes]], suite: Suite)
         line = f"no verdict: {problem}{why and f' ({why})'}"
         return TestsResult(False, total, [line, *failures[:MAX_FAILURES]], execution, "counted", total, [_BESIDE])
     doubts = [_BESIDE]
-    if bare := sum(not expected.twins for expected in suite.expected.values()):
-        doubts.append(f"{bare} of {len(suite.expected)} tests have no twin that would show a forged outcome")
+    tests = {*suite.expected, *(name for outcomes in all_outcomes for name in outcomes.by_test)}
+    if bare := len(tests) - sum(bool(expected.twins) for expected in suite.expected.values()):
+        doubts.append(f"{bare} of {len(tests)} tests have no twin that would show a forged outcome")
     passed = not failures and total > 0
     failures = list(dict.fromkeys(failures))
     return TestsResult(
         passed, total, failures[:MAX_FAILURES], execution, "counted", min(len(failures), total), doubts, by_test
     )
+
+
+def _function(name: str) -> str:
+    return name.rpartition("::")[2]
 
 
 def _outcomes(stream: bytes, execution: ExecResult) -> _Outcomes:
@@ -243,11 +256,17 @@ def _passing_twin(suite: Suite, all_outcomes: Sequence[_Outcomes]) -> str | None
 # --- reading the tests
 
 
-def _parsed(path: str, data: bytes) -> ast.Module:
-    try:
-        return ast.parse(data, path)
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(f"the tests in {path} are not Python: {error}", fix="correct them") from error
+def _parsed(tests: Mapping[str, bytes]) -> dict[str, ast.Module]:
+    """The Python files among the tests. Others of that ending may be data, but not those that hold tests."""
+    trees: dict[str, ast.Module] = {}
+    for path, data in tests.items():
+        if path.endswith(".py"):
+            try:
+                trees[path] = ast.parse(data, path)
+            except (SyntaxError, ValueError) as error:
+                if _is_named(posixpath.basename(path)) or len(tests) == 1:
+                    raise UsageError(f"the tests in {path} are not Python: {error}", fix="correct them") from error
+    return trees
 
 
 def _to_run(trees: Mapping[str, ast.Module]) -> list[str]:
@@ -362,23 +381,63 @@ def _is_case(item: ast.ClassDef) -> bool:
     return any(ast.unparse(base).endswith("TestCase") for base in item.bases)
 
 
-def _is_deep(tree: ast.Module, modules: set[str]) -> bool:
-    """Whether tests need the judged code in their own process, as far as their text shows."""
+def _are_deep(trees: Mapping[str, ast.Module], modules: Sequence[str]) -> bool:
+    own = {part.removesuffix(".py") for path in trees for part in path.split("/")}
+    return any(_is_deep(tree, {_top(name) for name in modules}, own) for tree in trees.values())
+
+
+def _is_deep(tree: ast.Module, modules: Set[str], own: Set[str]) -> bool:
+    """Whether tests need the judged code in their own process, as far as their text shows.
+
+    Args:
+        tree: a file of the tests.
+        modules: names of the judged modules, their first part.
+        own: those of the tests.
+    """
     judged: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and _top(node.module or "") in modules:
             judged |= {item.asname or item.name for item in node.names}
         elif isinstance(node, ast.Import):
             judged |= {item.asname or _top(item.name) for item in node.names if _top(item.name) in modules}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in _SHARED_ATTRIBUTES:
+    for node in _without_harmless(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and not _imported(node) <= _PLAIN_MODULES | modules | own:
+            return True  # the judged code may have told that package of its classes
+        if isinstance(node, ast.ClassDef) and any(_root(base) in judged for base in node.bases):
+            return True  # objects of such a class are here
+        if isinstance(node, ast.Attribute) and node.attr in _SHARED_ATTRIBUTES and _root(node) not in judged:
             return True
         name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
-        if name in _SHARED_NAMES:
+        if name in _SHARED_NAMES - judged:
             return True
-        if isinstance(node, ast.ClassDef) and any(_root(base) in judged for base in node.bases):
-            return True  # objects of a class that is derived from a judged one are here
     return False
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Names of the modules, their first part; none for relative ones."""
+    if isinstance(node, ast.Import):
+        return {_top(item.name) for item in node.names}
+    return set() if node.level else {_top(node.module or "")}
+
+
+def _without_harmless(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a tree, without those that mention a module for something that needs no process."""
+    if isinstance(node, ast.Attribute) and _dotted(node) in _HARMLESS:
+        return
+    if isinstance(node, ast.Call) and _dotted(node.func) in _STARTS:
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _without_harmless(child)
+
+
+def _dotted(node: ast.expr) -> str:
+    """`a.b.c`, or empty for what is not only names."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else ""
 
 
 def _root(node: ast.expr) -> str:
@@ -432,15 +491,16 @@ def _top(name: str) -> str:
 
 # --- tests and judged code in one process: several runs with twins
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-
 
 def _plan_runs(suite: Suite, trees: Mapping[str, ast.Module]) -> None:
     """Note every test that must be reported, and decide which run has which of them real."""
     sources: dict[str, str] = {}
+    helpers: Comparing = {name: places for tree in trees.values() for name, places in comparing(tree).items()}
+    failing, skipping = _marks(trees, _EXPECTED_FAILURES), _marks(trees, _EXPECTED_FAILURES | _SKIPS)
     for path in suite.paths:
-        for name, function, may_skip in _tests_in(path, trees[path], suite.pytest) if path in trees else ():
-            twins = [] if may_skip else twins_of(function, suite.tests[path])
+        for name, function, names in _tests_in(path, trees[path], suite.pytest) if path in trees else ():
+            twins = [] if names & failing else twins_of(function, suite.tests[path], helpers)
+            may_skip = bool(names & skipping)
             suite.expected[name] = Expected(may_skip, twins)
             sources[name] = path
     changeable = [name for name, expected in suite.expected.items() if expected.twins]
@@ -471,23 +531,67 @@ def _in_turn(twins: Sequence[Twin], count: int) -> list[Twin]:
     """`count` of the twins in random order; those that honest code surely fails first, and each kind in turn."""
     chance = secrets.SystemRandom()
     kinds = ("literal", "opposite") if any(twin.kind == "literal" for twin in twins) else ("negated", "unsure", "inner")
-    pools = [pool for kind in kinds if (pool := [twin for twin in twins if twin.kind == kind])]
+    of_kinds = [[twin for twin in twins if twin.kind == kind] for kind in kinds]
+    pools = [[twin for twin in pool if twin.last] or pool for pool in of_kinds if pool]
     first = chance.randrange(len(pools))
     chosen = [chance.choice(pools[(first + number) % len(pools)]) for number in range(count)]
     return chance.sample(chosen, count)
 
 
-def _tests_in(path: str, tree: ast.Module, pytest: bool) -> Iterator[tuple[str, _Function, bool]]:
-    """Tests that are surely collected: name, function and whether they may be skipped."""
-    whole = any(_may_skip(item) for item in tree.body if isinstance(item, ast.Assign | ast.Expr | ast.Raise))
+def _tests_in(path: str, tree: ast.Module, pytest: bool) -> Iterator[tuple[str, Function, set[str]]]:
+    """Tests that are surely collected: name, function, and what that and its surroundings mention."""
+    whole = {
+        _EVERYWHERE,
+        *_mentioned(item for item in tree.body if isinstance(item, ast.Assign | ast.Expr | ast.Raise)),
+    }
+    once = _bound_once(tree)
     for item in tree.body:
-        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name.startswith("test"):
-            yield f"{path}::{item.name}", item, whole or _may_skip(item)
+        if _is_test(item) and item.name in once:
+            yield f"{path}::{item.name}", item, whole | _mentioned([item])
         elif isinstance(item, ast.ClassDef) and (_is_case(item) or (pytest and _is_test_class(item))):
+            if item.name not in once or not all(map(_keeps_name, item.decorator_list)):
+                continue
+            others = (member for member in item.body if not getattr(member, "name", "").startswith("test"))
+            around = whole | _mentioned([*item.decorator_list, *others])
+            once_here = _bound_once(item)
             for member in item.body:
-                if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) and member.name.startswith("test"):
-                    skips = whole or _class_may_skip(item) or _may_skip(member)
-                    yield f"{path}::{item.name}::{member.name}", member, skips
+                if _is_test(member) and member.name in once_here:
+                    yield f"{path}::{item.name}::{member.name}", member, around | _mentioned([member])
+
+
+def _bound_once(scope: ast.Module | ast.ClassDef) -> set[str]:
+    """Names that have one binding in a module or class: functions of these names are what tests find there."""
+    counts: Counter[str] = Counter()
+    pending: list[ast.AST] = [*scope.body]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Function | ast.ClassDef):
+            counts[node.name] += 1
+            continue
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            counts[node.id] += 1
+        elif isinstance(node, ast.alias):
+            counts[node.asname or _top(node.name)] += 1
+        pending += ast.iter_child_nodes(node)
+    return {name for name, count in counts.items() if count == 1}
+
+
+def _is_test(item: ast.stmt) -> TypeGuard[Function]:
+    """Whether it is a test that is reported under the name of its function."""
+    is_named = isinstance(item, Function) and item.name.startswith("test")
+    return is_named and all(map(_keeps_name, item.decorator_list))
+
+
+_DECORATORS = {
+    "mark", "skip", "skipIf", "skipUnless", "expectedFailure", "patch", "object", "dict", "staticmethod", "classmethod",
+    "given", "settings", "example", "seed", "freeze_time", "filterwarnings", "wraps", "asyncio",
+}  # fmt: skip
+"""Of tests. Others may make several tests of one (`parameterized.expand`), or none (`fixture`)."""
+
+
+def _keeps_name(decorator: ast.expr) -> bool:
+    dotted = _dotted(decorator.func if isinstance(decorator, ast.Call) else decorator).split(".")
+    return dotted[-1] in _DECORATORS or "mark" in dotted
 
 
 def _is_test_class(item: ast.ClassDef) -> bool:
@@ -496,16 +600,28 @@ def _is_test_class(item: ast.ClassDef) -> bool:
     return item.name.startswith("Test") and "__init__" not in names and "__test__ = False" not in assigned
 
 
-_SKIPS = {"skip", "skipif", "skipIf", "skipUnless", "skipTest", "SkipTest", "importorskip", "xfail", "expectedFailure"}
+_SKIPS = {"skip", "skipif", "skipIf", "skipUnless", "skipTest", "SkipTest", "importorskip"}
+_EXPECTED_FAILURES = {"xfail", "expectedFailure"}
+_EVERYWHERE = "\0everywhere"
 
 
-def _class_may_skip(item: ast.ClassDef) -> bool:
-    """Whether all its tests may: by a decorator, or by what prepares them."""
-    others = [member for member in item.body if not getattr(member, "name", "").startswith("test")]
-    return any(map(_may_skip, [*item.decorator_list, *others]))
+def _marks(trees: Mapping[str, ast.Module], names: Set[str]) -> Set[str]:
+    """These names and those of fixtures, helpers and variables that use them; `_EVERYWHERE` if they reach all tests."""
+    users: set[str] = set()
+    for path, tree in trees.items():
+        for item in ast.walk(tree):
+            if isinstance(item, Function) and not item.name.startswith("test") and _mentioned([item]) & names:
+                is_hook = item.name.startswith("pytest_") and posixpath.basename(path) == _CONFTEST
+                is_everywhere = is_hook or any("autouse" in ast.unparse(decorator) for decorator in item.decorator_list)
+                users.add(_EVERYWHERE if is_everywhere else item.name)
+            elif isinstance(item, ast.Assign) and _mentioned([item.value]) & names:
+                users |= {target.id for target in item.targets if isinstance(target, ast.Name)}
+    return names | users
 
 
-def _may_skip(item: ast.AST) -> bool:
-    """Whether it asks to be skipped, or is expected to fail."""
-    names = (node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in ast.walk(item))
-    return any(name in _SKIPS for name in names if isinstance(name, str))
+def _mentioned(items: Iterable[ast.AST]) -> set[str]:
+    """Names of variables, attributes and parameters."""
+    nodes = [node for item in items for node in ast.walk(item)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return names | {node.arg for node in nodes if isinstance(node, ast.arg)}

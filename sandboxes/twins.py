@@ -8,9 +8,9 @@ means, makes twins pass too.
 Three kinds of twins, by how surely honest code fails them:
 - a literal that is compared with a value is replaced: `assert f(1) == 2` by `assert f(1) == 5`;
 - an assertion is negated: `assert f(1) in table` by `assert not (f(1) in table)`;
-- a literal inside a call in a comparison is replaced (`assert f(1) == Point(2, 3)` by `Point(2, 7)`), or an assertion
-  is changed that may not be reached (in a loop). Honest code nearly always fails these; they count against the code
-  only if all of a test's pass.
+- the literals of an object that a value is compared with are replaced (`assert f(1) == Point(2, 3)` by `Point(4, 7)`),
+  or an assertion is changed that may not be reached (in a loop). Honest code nearly always fails these; they count
+  against the code only if all of a test's pass.
 
 And one that honest code passes: every comparison with a literal is replaced by its opposite with another one,
 `assert f(1) == 2` by `assert not (f(1) == 5)`. An object that claims to equal anything fails it.
@@ -19,18 +19,20 @@ And one that honest code passes: every comparison with a literal is replaced by 
 from __future__ import annotations
 
 import ast
-import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeGuard
 
 from sandboxes.runner.decoys import alternatives
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 Kind = Literal["literal", "negated", "inner", "unsure", "opposite"]
 _chance = secrets.SystemRandom()
-_LEAVES = {"skip", "skipTest", "SkipTest", "importorskip", "xfail", "skipif", "skipIf", "skipUnless", "expectedFailure"}
-_HARMLESS_MARKS = {"parametrize", "usefixtures", "asyncio", "slow", "unit"}
+_HARMLESS_MARKS = {
+    "parametrize", "usefixtures", "asyncio", "slow", "unit", "skip", "skipif", "skipIf", "skipUnless", "staticmethod",
+}  # fmt: skip
+"""Of tests that run to their end, or are skipped."""
 _OPPOSITES = {
     "assertTrue": "assertFalse", "assertEqual": "assertNotEqual", "assertIn": "assertNotIn", "assertIs": "assertIsNot",
     "assertIsNone": "assertIsNotNone", "assertIsInstance": "assertNotIsInstance", "assertGreater": "assertLessEqual",
@@ -39,10 +41,21 @@ _OPPOSITES = {
 _OPPOSITES |= {opposite: name for name, opposite in _OPPOSITES.items()}
 _EQUALITIES = {"assertEqual", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertSetEqual",
                "assertMultiLineEqual", "assertSequenceEqual", "assertAlmostEqual"}  # fmt: skip
-_APPROXIMATE = {"assertAlmostEqual", "approx"}
-_CHECKS = re.compile("_?(check|expect|verify|compare|ensure|equal|same|assert_)").match
-"""Of functions of the tests that compare."""
 _RAISES = {"raises", "assertRaises", "assertRaisesRegex"}
+
+
+_BUILDERS = {
+    "bytes", "bytearray", "complex", "date", "datetime", "deque", "defaultdict", "dict", "float", "frozenset", "int",
+    "list", "namedtuple", "set", "str", "time", "timedelta", "tuple",
+}  # fmt: skip
+"""Classes whose names are not capitalized."""
+_VARIANTS = 3
+_LARGEST_TOLERANCE = 0.1
+"""Absolute and relative; numbers that `_far` gives for each other are not equal within it."""
+
+
+Comparing = Mapping[str, Mapping[str, int]]
+"""The parameters that functions compare, and their positions, by the functions' names."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,9 @@ class Twin:
     edits: tuple[Edit, ...]
     opposite: tuple[Edit, ...] = ()
     """Of a literal that is replaced: the edits that negate the comparison as well."""
+    last: bool = True
+    """No other statements follow the assertion. What follows is left out when the twin fails, and other tests may
+    rely on it."""
 
 
 def edited(source: bytes, edits: Iterable[Edit]) -> bytes:
@@ -71,11 +87,40 @@ def edited(source: bytes, edits: Iterable[Edit]) -> bytes:
     return source
 
 
-def twins_of(function: ast.FunctionDef | ast.AsyncFunctionDef, source: bytes) -> list[Twin]:
-    """The twins of a test that surely runs to its end; none for one that may skip, return early or expect to fail."""
+def comparing(tree: ast.Module) -> Comparing:
+    """Functions and methods of a test file that assert that a parameter equals something, in any case."""
+    found: dict[str, dict[str, int]] = {}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            names = [argument.arg for argument in function.args.args if argument.arg != "self"]
+            used = [node.id for node in ast.walk(function) if isinstance(node, ast.Name)]
+            sides = [side.id for pair in _equated(function) for side in pair if isinstance(side, ast.Name)]
+            positions = {name: names.index(name) for name in names if name in sides and used.count(name) == 1}
+            found[function.name] = positions if function.name not in found else {}  # of two methods, one may not
+    return found
+
+
+def _equated(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What is asserted to be equal at the top of a function that has no other way out."""
+    for statement in () if _may_leave(function) else function.body:
+        if isinstance(statement, ast.Assert) and _is_equality(statement.test):
+            yield statement.test.left, statement.test.comparators[0]
+        call = _assertion(statement.value) if isinstance(statement, ast.Expr) else None
+        if call and len(call.args) >= 2 and _name(call.func) in _EQUALITIES - {"assertAlmostEqual"}:
+            yield call.args[0], call.args[1]
+
+
+def twins_of(function: Function, source: bytes, helpers: Comparing) -> list[Twin]:
+    """The twins of a test that surely runs to its end, if it is not skipped; none for one that may return early.
+
+    Args:
+        function: the test, which is not expected to fail.
+        source: its file.
+        helpers: functions that compare their parameters.
+    """
     if not all(map(_is_harmless, function.decorator_list)) or _may_leave(function):
         return []
-    twins = list(_Finder(source).twins(function.body))
+    twins = list(_Finder(source, helpers).twins(function.body))
     opposites = [twin.opposite for twin in twins if twin.kind == "literal" and twin.opposite]
     if opposites:
         twins.append(Twin("opposite", tuple(edit for edits in opposites for edit in edits)))
@@ -84,25 +129,40 @@ def twins_of(function: ast.FunctionDef | ast.AsyncFunctionDef, source: bytes) ->
 
 def _is_harmless(decorator: ast.expr) -> bool:
     node = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return isinstance(node, ast.Attribute) and node.attr in _HARMLESS_MARKS
+    return _name(node) in _HARMLESS_MARKS
 
 
-def _may_leave(function: ast.AST) -> bool:
-    for node in ast.walk(function):
-        if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom | ast.Try):
-            return True
-        if _name(node) in _LEAVES:
-            return True
-    return False
+def _may_leave(function: Function) -> bool:
+    return any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in _without_inner_scopes(function))
+
+
+def _without_inner_scopes(function: Function) -> Iterator[ast.AST]:
+    pending: list[ast.AST] = [*function.body]
+    while pending:
+        yield (node := pending.pop())
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            pending += ast.iter_child_nodes(node)
 
 
 def _name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def _is_equality(test: ast.expr) -> TypeGuard[ast.Compare]:
+    return isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)
+
+
+def _assertion(node: ast.expr) -> ast.Call | None:
+    """The call, if it is one of an assertion of unittest."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _name(node.func.value) == "self":
+        return node if node.func.attr.startswith("assert") else None
+    return None
+
+
 class _Finder:
-    def __init__(self, source: bytes) -> None:
+    def __init__(self, source: bytes, helpers: Comparing) -> None:
         self._source = source
+        self._helpers = helpers
         self._starts = [0]
         for line in source.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
@@ -115,95 +175,118 @@ class _Finder:
 
     def twins(self, body: Sequence[ast.stmt]) -> Iterator[Twin]:
         """Twins by the assertions that are reached in any case."""
-        for statement in body:
-            if isinstance(statement, ast.With):
-                contexts = [item.context_expr for item in statement.items]
-                names = {_name(context.func) if isinstance(context, ast.Call) else "" for context in contexts}
-                if names & _RAISES:
-                    yield from self._raises(statement)
-                elif names <= {"subTest"}:
-                    yield from self.twins(statement.body)
-                else:
-                    yield from self._unsure(statement.body)
-            elif isinstance(statement, ast.For | ast.AsyncFor):
-                for literal in _literals_in_calls(statement.iter):
-                    yield from self._replaced("inner", literal, True)
+        others = [index for index, statement in enumerate(body) if not self._asserts(statement)]
+        for index, statement in enumerate(body):
+            for twin in self._of(statement):
+                yield replace(twin, last=twin.last and index > max(others, default=-1))
+
+    def _asserts(self, statement: ast.stmt) -> bool:
+        """Whether a statement does nothing else."""
+        if isinstance(statement, ast.With):
+            return bool(_contexts(statement) & {*_RAISES, "subTest"})
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        return isinstance(statement, ast.Assert) or (
+            isinstance(call, ast.Call) and bool(_assertion(call) or self._helpers.get(_name(call.func)))
+        )
+
+    def _of(self, statement: ast.stmt) -> Iterator[Twin]:
+        if isinstance(statement, ast.With):
+            contexts = _contexts(statement)
+            if contexts & _RAISES:
+                for item in statement.items:
+                    yield from self._raises(item.context_expr)
+            elif contexts == {"subTest"}:
+                yield from self.twins(statement.body)
+            else:
                 yield from self._unsure(statement.body)
-            elif isinstance(statement, ast.AsyncWith):
-                yield from self._unsure(statement.body)
-            elif isinstance(statement, ast.Assert):
-                yield from self._assert(statement.test)
-            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-                yield from self._method(statement.value)
-                if _CHECKS(_name(statement.value.func)):
-                    for literal in filter(_is_literal, statement.value.args):
-                        yield from self._replaced("inner", literal, True)
+        elif isinstance(statement, ast.For | ast.AsyncFor | ast.AsyncWith):
+            yield from self._unsure(statement.body)
+        elif isinstance(statement, ast.Assert):
+            yield from self._assert(statement.test)
+        elif isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
+            if _name(call.func) in _RAISES and len(call.args) > 1:
+                yield from self._raises(call)
+            elif _assertion(call):
+                yield from self._method(call)
+            for name, position in self._helpers.get(_name(call.func), {}).items():
+                passed = [item.value for item in call.keywords if item.arg == name]
+                for literal in filter(_is_literal, passed or call.args[position : position + 1]):
+                    yield from self._replaced("literal", [literal], False)
 
     def _unsure(self, body: Sequence[ast.stmt]) -> Iterator[Twin]:
         """Twins by assertions that may not be reached, or whose failure may not get out."""
         for twin in self.twins(body):
-            yield Twin("unsure" if twin.kind == "negated" else "inner", twin.edits)
+            yield Twin("unsure" if twin.kind == "negated" else "inner", twin.edits, last=False)
 
     def _assert(self, test: ast.expr) -> Iterator[Twin]:
-        if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-            start, end = self._span(test)
+        start, end = self._span(test)
+        if _is_equality(test):
             around = (Edit(start, start, b"not ("), Edit(end, end, b")"))
             yield from self._compared(test.left, test.comparators[0], around)
-        start, end = self._span(test)
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            start, _ = self._span(test.operand)
-            text = b"(" + self._source[start:end] + b")"
-            yield Twin("negated", (Edit(self._span(test)[0], end, text),))
+            text = self._source[start + len("not") : end]
         else:
-            yield Twin("negated", (Edit(start, end, b"not (" + self._source[start:end] + b")"),))
+            text = b"not (" + self._source[start:end] + b")"
+        yield Twin("negated", (Edit(start, end, b"(" + text + b")"),))
 
     def _method(self, call: ast.Call) -> Iterator[Twin]:
         name = _name(call.func)
-        of_self = isinstance(call.func, ast.Attribute) and _name(call.func.value) == "self"
-        if not (of_self and name.startswith("assert")):
-            return
+        near = name == "assertAlmostEqual"
         _, end = self._span(call.func)
         negation = (Edit(end - len(name), end, _OPPOSITES[name].encode()),) if name in _OPPOSITES else ()
-        if name in _EQUALITIES and len(call.args) >= 2:
-            yield from self._compared(call.args[0], call.args[1], negation, approximate=name in _APPROXIMATE)
+        if name in _EQUALITIES and len(call.args) >= 2 and not (near and _is_tolerant(call, call.args[2:])):
+            yield from self._compared(call.args[0], call.args[1], negation, near=near)
         if negation:
             yield Twin("negated", negation)
 
-    def _raises(self, statement: ast.With) -> Iterator[Twin]:
-        for item in statement.items:
-            call = item.context_expr
-            if isinstance(call, ast.Call) and _name(call.func) in _RAISES and call.args:
-                yield Twin("literal", (Edit(*self._span(call.args[0]), b"UnicodeTranslateError"),))
-                return
+    def _raises(self, call: ast.expr) -> Iterator[Twin]:
+        """Another exception is expected. One that ends the whole run when it is not caught is left alone."""
+        if isinstance(call, ast.Call) and _name(call.func) in _RAISES and call.args:
+            start, end = self._span(call.args[0])
+            if not any(name in self._source[start:end] for name in (b"Interrupt", b"BaseException", b"xit")):
+                yield Twin("literal", (Edit(start, end, b"UnicodeTranslateError"),))
 
     def _compared(
-        self, left: ast.expr, right: ast.expr, negation: tuple[Edit, ...], *, approximate: bool = False
+        self, left: ast.expr, right: ast.expr, negation: tuple[Edit, ...], *, near: bool = False
     ) -> Iterator[Twin]:
-        sides = [side for side in (left, right) if _is_literal(side)]
-        if len(sides) == 1:
-            yield from self._replaced("literal", sides[0], approximate, negation)
-        elif not sides:
-            for side in (left, right):
-                about = side.args[:1] if isinstance(side, ast.Call) and _name(side.func) in _APPROXIMATE else []
-                if about and _is_literal(about[0]):
-                    yield from self._replaced("literal", about[0], True, negation)
-                    return
-            for side in (right, left):
-                for inner in _literals_in_calls(side):
-                    yield from self._replaced("inner", inner, True)
+        literals = [side for side in (left, right) if _is_literal(side)]
+        if len(literals) == 1:
+            yield from self._replaced("literal", literals, near, negation)
+        elif not literals:
+            calls = [side for side in (left, right) if isinstance(side, ast.Call)]
+            approximate = [call for call in calls if _name(call.func) == "approx"]
+            for call in approximate:
+                if len(call.args) == 1 and _is_literal(call.args[0]) and not _is_tolerant(call):
+                    yield from self._replaced("literal", call.args, True, negation)
+            built = [] if approximate else [side for side in (left, right) if _is_built(side)]
+            if len(built) == 2 and ast.dump(left) != ast.dump(right):
+                return  # equal although they are made in two ways: their literals may not matter
+            for side in built:
+                for _ in range(_VARIANTS):
+                    yield from self._replaced("inner", list(_literals_in(side)), near)
 
     def _replaced(
-        self, kind: Kind, node: ast.expr, approximate: bool, negation: tuple[Edit, ...] = ()
+        self, kind: Kind, literals: Sequence[ast.expr], near: bool, negation: tuple[Edit, ...] = ()
     ) -> Iterator[Twin]:
-        value = ast.literal_eval(node)
-        if approximate and type(value) in (int, float):
-            others = [value + step * (1 + abs(value)) for step in (1, 2, 3)]
-        else:
-            others = alternatives(value, 4)
-        if others:
-            text = repr(_chance.choice(others)).encode("utf-8", "surrogatepass")
-            edit = Edit(*self._span(node), b"(" + text + b")")
-            yield Twin(kind, (edit,), (edit, *negation) if negation else ())
+        edits: list[Edit] = []
+        for node in literals:
+            try:
+                value = ast.literal_eval(node)
+                if others := _far(value) if near else alternatives(value, 4):
+                    text = repr(_chance.choice(others)).encode("utf-8", "surrogatepass")
+                    edits.append(Edit(*self._span(node), b"(" + text + b")"))
+            except ValueError:  # an integer of too many digits
+                continue
+        if edits:
+            yield Twin(kind, tuple(edits), (*edits, *negation) if negation else ())
+
+
+def _contexts(statement: ast.With) -> set[str]:
+    """Names of the functions whose contexts are entered; empty for others."""
+    return {_name(getattr(item.context_expr, "func", item.context_expr)) for item in statement.items}
+
+
+# --- literals
 
 
 def _is_literal(node: ast.expr) -> bool:
@@ -214,10 +297,41 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
-def _literals_in_calls(node: ast.expr) -> Iterator[ast.expr]:
-    """The outermost literals among the arguments of calls."""
-    for child in ast.walk(node):
-        if isinstance(child, ast.Call):
-            for argument in (*child.args, *(item.value for item in child.keywords)):
-                if _is_literal(argument):
-                    yield argument
+def _is_built(node: ast.expr) -> bool:
+    """Whether an object is made: by calling a class, or by a display."""
+    if isinstance(node, ast.Call):
+        name = _name(node.func)
+        return name in _BUILDERS or name.lstrip("_")[:1].isupper()
+    return isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
+
+
+def _literals_in(node: ast.expr) -> Iterator[ast.expr]:
+    """The outermost literals in an object that is made."""
+    if _is_literal(node):
+        yield node
+    elif _is_built(node):
+        for child in ast.iter_child_nodes(node):
+            value = child.value if isinstance(child, ast.keyword) else child
+            if isinstance(value, ast.expr) and value is not getattr(node, "func", None):
+                yield from _literals_in(value)
+
+
+def _far(value: Any) -> list[Any]:
+    """Values that are not nearly equal: numbers, and sequences of them."""
+    if type(value) in (int, float):
+        return [value + step * (1 + abs(value)) for step in (2, 3, 4)]
+    if isinstance(value, list | tuple) and value:
+        items = [_far(item) for item in value]
+        return [type(value)(map(_chance.choice, items))] if all(items) else []
+    return []
+
+
+def _is_tolerant(call: ast.Call, more: Sequence[ast.expr] = ()) -> bool:
+    """Whether a comparison of numbers has a tolerance that is large, or that can't be told from the text."""
+    for name, node in [("places", item) for item in more] + [(item.arg, item.value) for item in call.keywords]:
+        value = ast.literal_eval(node) if _is_literal(node) else None
+        if name in ("msg", "nan_ok"):
+            continue
+        if type(value) not in (int, float) or value < 0 or (name != "places" and value > _LARGEST_TOLERANCE):
+            return True
+    return False

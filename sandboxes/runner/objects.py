@@ -1,6 +1,6 @@
 """The wire between tests and the code they judge: one request at a time, values by copy, objects by number.
 
-Both ends encode with an `Encoder`. Plain values cross as themselves. A mutable container (list, dict, set, bytearray)
+Both ends encode with an `Encoder`. Plain values cross as themselves. A mutable container (list, dict, deque, ...)
 gets a number when it first crosses; each later message carries what its sender has changed in it, so that both ends
 see one container. Everything else is referred to by number, in a way that each end defines.
 """
@@ -25,7 +25,18 @@ from . import values
 from .wire import write_all
 
 _Refer = Callable[[Any], Any]
-_MUTABLE = (list, dict, set, bytearray)
+_MUTABLE: dict[str, type] = {
+    "l": list,
+    "d": dict,
+    "s": set,
+    "a": bytearray,
+    "o": collections.OrderedDict,
+    "n": collections.Counter,
+    "e": collections.defaultdict,
+    "q": collections.deque,
+}
+"""Containers that both ends have, by tag."""
+_TAGS = {kind: tag for tag, kind in _MUTABLE.items()}
 _ANONYMOUS = -1
 """Number of a container that crosses as a copy."""
 
@@ -102,7 +113,7 @@ class Encoder:
             return values.encode(value)
         if depth >= values.MAX_DEPTH:
             raise values.NotPlainDataError(f"nested deeper than {values.MAX_DEPTH}")
-        if kind in _MUTABLE:
+        if kind in _TAGS:
             return self._container(value, depth)
         if kind is tuple or kind is frozenset:
             return {"t" if kind is tuple else "z": [self.encode(item, depth + 1) for item in value]}
@@ -145,11 +156,14 @@ class Encoder:
             del self._numbers[id(replica.container)]
 
     def _content(self, container: Any, depth: int) -> Any:
-        if isinstance(container, dict):
-            return {"d": [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in container.items()]}
-        if isinstance(container, bytearray):
-            return {"a": container.hex()}
-        return {"s" if isinstance(container, set) else "l": [self.encode(item, depth + 1) for item in container]}
+        tag = _TAGS[type(container)]
+        if tag == "a":
+            return {tag: container.hex()}
+        if not isinstance(container, dict):
+            items = [self.encode(item, depth + 1) for item in container]
+            return {tag: [container.maxlen, items] if tag == "q" else items}
+        pairs = [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in container.items()]
+        return {tag: [self.encode(container.default_factory), pairs] if tag == "e" else pairs}  # type: ignore[attr-defined]
 
     def decode(self, data: Any, depth: int = 0) -> Any:
         """The value that `data` stands for. Raises `MalformedValueError`."""
@@ -179,8 +193,8 @@ class Encoder:
         number, *content = body
         if not content:
             return self._replicas[number].container
-        ((kind, _),) = content[0].items()
-        container: Any = {"l": list, "d": dict, "s": set, "a": bytearray}[kind]()
+        ((kind, body),) = content[0].items()
+        container: Any = collections.deque(maxlen=body[0]) if kind == "q" else _MUTABLE[kind]()
         if number == _ANONYMOUS:
             self._fill(container, content[0], depth)
             return container
@@ -192,21 +206,23 @@ class Encoder:
         return container
 
     def _fill(self, container: Any, content: Any, depth: int) -> None:
-        ((kind, body),) = content.items()
-        if kind == "d" and type(container) is dict:
+        ((tag, body),) = content.items()
+        if _TAGS[type(container)] != tag:
+            raise values.MalformedValueError("a container of another kind")
+        if tag == "a":
+            container[:] = bytes.fromhex(body)
+        elif isinstance(container, dict):
+            if tag == "e":
+                factory, body = body
+                container.default_factory = self.decode(factory)
             pairs = [(self.decode(key, depth + 1), self.decode(item, depth + 1)) for key, item in body]
             container.clear()
-            container.update(values.watched(pairs))
-        elif kind == "a" and type(container) is bytearray:
-            container[:] = bytes.fromhex(body)
-        elif kind == "l" and type(container) is list:
-            container[:] = [self.decode(item, depth + 1) for item in body]
-        elif kind == "s" and type(container) is set:
-            items = [self.decode(item, depth + 1) for item in body]
-            container.clear()
-            container.update(values.watched(items))
+            for key, item in values.watched(pairs):
+                dict.__setitem__(container, key, item)
         else:
-            raise values.MalformedValueError("a container of another kind")
+            items = [self.decode(item, depth + 1) for item in (body[1] if tag == "q" else body)]
+            container.clear()
+            (container.update if tag == "s" else container.extend)(values.watched(items) if tag == "s" else items)
 
     def changes(self) -> dict[str, Any]:
         """What this end has changed since the last message, to be added to the next one: {} for nothing.
@@ -260,8 +276,8 @@ _UNSHARED = _references()
 
 _MODULES = {
     "Decimal": "decimal", "Fraction": "fractions", "UUID": "uuid", "PosixPath": "pathlib", "PurePosixPath": "pathlib",
-    "datetime": "datetime", "date": "datetime", "time": "datetime", "timedelta": "datetime",
-    "range": "builtins", "slice": "builtins", "OrderedDict": "collections", "Counter": "collections",
+    "datetime": "datetime", "date": "datetime", "time": "datetime", "timedelta": "datetime", "timezone": "datetime",
+    "ZoneInfo": "zoneinfo", "range": "builtins", "slice": "builtins",
 }  # fmt: skip
 """Types whose values cross, and the modules that they are in. These are imported when such a value comes."""
 _LONGEST_NUMBER = 10_000
@@ -274,14 +290,15 @@ def _encode_library(value: Any, encode: Callable[..., Any], depth: int) -> list[
         return [repr(value)]
     if getattr(sys.modules.get(_MODULES.get(name, "")), name, None) is kind:
         if name in ("datetime", "date", "time"):
-            offset = getattr(value, "utcoffset", lambda: None)()
-            return None if offset else [name, value.isoformat()]
+            zone = getattr(value, "tzinfo", None)
+            naive = value if zone is None else value.replace(tzinfo=None)
+            return [name, naive.isoformat(), getattr(value, "fold", 0), encode(zone, depth + 1)]
+        if name == "timezone":
+            return [name, encode(value.utcoffset(None), depth + 1), value.tzname(None)]
         if name == "timedelta":
             return [name, value.days, value.seconds, value.microseconds]
         if name in ("range", "slice"):
             return [name, *(encode(item, depth + 1) for item in (value.start, value.stop, value.step))]
-        if name in ("OrderedDict", "Counter"):
-            return [name, [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]]
         return [name, str(value)]
     if kind.__module__ == "numpy" and (numpy := sys.modules.get("numpy")) is not None:
         scalar = isinstance(value, numpy.generic)
@@ -298,13 +315,16 @@ def _decode_library(body: Any, decode: Callable[[Any], Any]) -> Any:
         return _decode_array(*parts)
     kind = getattr(importlib.import_module(_MODULES[name]), name)
     if name in ("datetime", "date", "time"):
-        return kind.fromisoformat(parts[0])
+        text, fold, zone = parts
+        value = kind.fromisoformat(text)
+        return value if name == "date" else value.replace(fold=fold, tzinfo=decode(zone))
+    if name == "timezone":
+        plain = kind(decode(parts[0]))  # that of no offset is `utc`
+        return plain if plain.tzname(None) == parts[1] else kind(decode(parts[0]), parts[1])
     if name == "timedelta":
         return kind(*map(int, parts))
     if name in ("range", "slice"):
         return kind(*map(decode, parts))
-    if name in ("OrderedDict", "Counter"):
-        return kind(dict(values.watched([(decode(key), decode(item)) for key, item in parts[0]])))
     if len(parts[0]) > _LONGEST_NUMBER:
         raise values.MalformedValueError("too long a number")
     return kind(parts[0])

@@ -14,6 +14,11 @@ import traceback
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal  # without the detour over enumerations
+
 from . import judge, solution, testing, values
 from .wire import write_all
 
@@ -50,6 +55,7 @@ def run(request: Request, work: str) -> NoReturn:
         os._exit(0)
     if kind == "shell":
         _run_shell(request)
+    _be_like_python()
     if kind == "counted":
         judge.run_beside(request)
     sys.path.insert(0, work)
@@ -74,6 +80,12 @@ def _enter_new_folder(folder: str, work: str, written: set[str]) -> None:
         os.symlink(os.path.join(work, name), name)
 
 
+def _be_like_python() -> None:
+    """What an interpreter that starts sets, and the zygote that this process was forked from has not."""
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
+    sys.executable = sys.executable or shutil.which("python3") or ""
+
+
 def _run_argv(request: Request) -> NoReturn:
     argv = request.header["argv"]
     if request.header.get("here"):
@@ -96,6 +108,7 @@ def _run_script(python: str, *argv: str) -> None:
     except (OSError, ValueError):
         return  # the interpreter says why
     sys.argv, sys.executable = [*argv], shutil.which(python) or ""
+    _be_like_python()
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=__builtins__, __file__=argv[0])

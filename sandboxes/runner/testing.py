@@ -5,12 +5,13 @@ starts and ends, under the name that pytest gives it (`tests/test_a.py::Case::te
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import os
 import sys
 import types
 import unittest
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -53,9 +54,9 @@ def run_files(sources: Mapping[str, bytes], recorder: Recorder) -> None:
     """Run test files that need no pytest."""
     for path, source in sources.items():
         name = path[:-3].replace("/", ".")
-        module = types.ModuleType(name)
-        module.__file__ = path
-        module.__package__ = name.rpartition(".")[0]
+        spec = importlib.util.spec_from_file_location(name, os.path.abspath(path))
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         run_source(path, source, module.__dict__, recorder)
 
@@ -189,8 +190,11 @@ class _PytestPlugin:
         self._roots = roots
         self._outcomes: dict[str, tuple[str, str]] = {}
 
-    def pytest_configure(self) -> None:
+    def pytest_load_initial_conftests(self) -> Iterator[None]:
         sys.path += self._roots  # only now: no plug-in is looked for in there
+        yield
+
+    pytest_load_initial_conftests.pytest_impl = {"hookwrapper": True, "tryfirst": True}  # type: ignore[attr-defined]
 
     def pytest_itemcollected(self, item: Any) -> None:
         if type(item).__module__ == "_pytest.python":  # a traceback that nobody reads costs a millisecond
