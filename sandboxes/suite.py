@@ -7,6 +7,7 @@ say in it.
 from __future__ import annotations
 
 import ast
+import builtins
 import posixpath
 import secrets
 import sys
@@ -30,16 +31,19 @@ _LEFT_OUT = {_CONFTEST, PYTEST_INI, ".pytest.ini", "pytest.toml", ".pytest.toml"
 _SHARED_NAMES = {
     "capfd", "capfdbinary", "capsysbinary", "caplog", "recwarn", "monkeypatch", "tmp_path", "tmpdir", "mocker",
     "tmp_path_factory", "tmpdir_factory", "mock", "patch", "Mock", "MagicMock", "AsyncMock", "subprocess", "tempfile",
-    "open", "Path", "sys", "os", "shutil", "inspect", "gc", "weakref", "pickle", "threading", "Thread",
-    "ThreadPoolExecutor", "multiprocessing", "dataclasses", "asdict", "astuple", "fields", "vars", "signal", "given",
-    "pytester", "freezer", "__file__",
+    "open", "Path", "sys", "os", "shutil", "inspect", "gc", "weakref", "threading", "Thread", "ThreadPoolExecutor",
+    "multiprocessing", "dataclasses", "dataclass", "asdict", "astuple", "fields", "vars", "dir", "signal", "given",
+    "asyncio", "codecs", "contextvars", "locale", "logging", "socket", "warnings", "pytester", "freezer", "__file__",
 }  # fmt: skip
 _SHARED_ATTRIBUTES = {
-    "assertLogs", "assertWarns", "assertWarnsRegex", "warns", "deprecated_call", "catch_warnings", "reload", "chdir",
-    "create_task", "patch",
+    "assertLogs", "assertWarns", "assertWarnsRegex", "warns", "deprecated_call", "reload", "chdir", "seed", "patch",
+    "getcontext", "localcontext", "setcontext", "FunctionType", "MethodType", "ModuleType", "GeneratorType",
+    "CoroutineType", "get_type_hints", "__annotations__", "__bases__", "__closure__", "__code__", "__defaults__",
+    "__dict__", "__globals__", "__module__", "__mro__", "__slots__", "__subclasses__",
 }  # fmt: skip
 """What tests use that needs the judged code in their own process: files, patches, variables, threads."""
 _HARMLESS = {
+    "asyncio.get_event_loop", "asyncio.new_event_loop", "asyncio.run", "asyncio.set_event_loop", "asyncio.sleep",
     "os.linesep", "os.name", "os.path", "os.pathsep", "os.sep", "sys.byteorder", "sys.float_info", "sys.hash_info",
     "sys.hexversion", "sys.implementation", "sys.int_info", "sys.maxsize", "sys.maxunicode", "sys.platform",
     "sys.version", "sys.version_info",
@@ -382,42 +386,78 @@ def _is_case(item: ast.ClassDef) -> bool:
 
 
 def _are_deep(trees: Mapping[str, ast.Module], modules: Sequence[str]) -> bool:
+    """Whether tests need the judged code in their own process, as far as their text shows."""
     own = {part.removesuffix(".py") for path in trees for part in path.split("/")}
-    return any(_is_deep(tree, {_top(name) for name in modules}, own) for tree in trees.values())
+    return any(_Reader(path, tree, set(modules), own).is_deep() for path, tree in trees.items())
 
 
-def _is_deep(tree: ast.Module, modules: Set[str], own: Set[str]) -> bool:
-    """Whether tests need the judged code in their own process, as far as their text shows.
+class _Reader:
+    """Reads a file of the tests.
 
     Args:
-        tree: a file of the tests.
-        modules: names of the judged modules, their first part.
-        own: those of the tests.
+        path: of the file.
+        tree: the file.
+        modules: full names of the judged modules.
+        own: parts of the names of the tests' modules.
     """
-    judged: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and _top(node.module or "") in modules:
-            judged |= {item.asname or item.name for item in node.names}
-        elif isinstance(node, ast.Import):
-            judged |= {item.asname or _top(item.name) for item in node.names if _top(item.name) in modules}
-    for node in _without_harmless(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and not _imported(node) <= _PLAIN_MODULES | modules | own:
-            return True  # the judged code may have told that package of its classes
-        if isinstance(node, ast.ClassDef) and any(_root(base) in judged for base in node.bases):
-            return True  # objects of such a class are here
-        if isinstance(node, ast.Attribute) and node.attr in _SHARED_ATTRIBUTES and _root(node) not in judged:
-            return True
+
+    def __init__(self, path: str, tree: ast.Module, modules: Set[str], own: Set[str]) -> None:
+        self._package = [part for part in path.split("/")[:-1] if part != "src"]
+        self._nodes = list(_without_harmless(tree))
+        self._known = _PLAIN_MODULES | {_top(name) for name in modules} | own
+        judged, helpers = set(), set()
+        for node in self._nodes:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for module, name in self._imported(node):
+                    if module in modules:
+                        judged.add(name)
+                    elif _top(module) in own:
+                        helpers.add(name)
+        self._judged, self._helpers = judged, helpers - judged
+        self._classes = {node.name for node in self._nodes if isinstance(node, ast.ClassDef)}
+
+    def is_deep(self) -> bool:
+        """Whether one of its parts needs the judged code in its process."""
+        return any(map(self._needs, self._nodes))
+
+    def _needs(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            # The judged code may have told an installed package of its classes.
+            return not {_top(module) for module, _ in self._imported(node)} <= self._known
+        if isinstance(node, ast.ClassDef):
+            return self._is_of_both(node)
+        if isinstance(node, ast.Call):
+            is_check = _is_assertion(node) or _dotted(node.func).rpartition(".")[2] in ("isinstance", "raises")
+            named = {argument.id for argument in node.args if isinstance(argument, ast.Name)}
+            return not is_check and not self._classes.isdisjoint(named)  # they are more than something to call
+        if isinstance(node, ast.Attribute):
+            return node.attr in _SHARED_ATTRIBUTES and _root(node) not in self._judged
         name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
-        if name in _SHARED_NAMES - judged:
+        return name in _SHARED_NAMES - self._judged
+
+    def _imported(self, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
+        """The modules that an import names, and the names that it binds."""
+        if isinstance(node, ast.Import):
+            yield from ((item.name, item.asname or _top(item.name)) for item in node.names)
+        else:
+            above = self._package[: len(self._package) + 1 - node.level] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            yield from ((module, item.asname or item.name) for item in node.names)
+
+    def _is_of_both(self, node: ast.ClassDef) -> bool:
+        """Whether the judged code made a part of a class, or treats its objects as those of a built-in type."""
+        bases = {_root(base) for base in node.bases} - self._classes - self._helpers - _PLAIN_BASES
+        if bases & self._judged or any(not _is_error(base) for base in bases):
             return True
-    return False
+        return bool(node.keywords) or any(_root(decorator) in self._judged for decorator in node.decorator_list)
 
 
-def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
-    """Names of the modules, their first part; none for relative ones."""
-    if isinstance(node, ast.Import):
-        return {_top(item.name) for item in node.names}
-    return set() if node.level else {_top(node.module or "")}
+_PLAIN_BASES = {"object", "unittest", "TestCase", "IsolatedAsyncioTestCase"}
+
+
+def _is_error(name: str) -> bool:
+    kind = getattr(builtins, name, None)
+    return isinstance(kind, type) and issubclass(kind, Exception)
 
 
 def _without_harmless(node: ast.AST) -> Iterator[ast.AST]:
@@ -496,10 +536,12 @@ def _plan_runs(suite: Suite, trees: Mapping[str, ast.Module]) -> None:
     """Note every test that must be reported, and decide which run has which of them real."""
     sources: dict[str, str] = {}
     helpers: Comparing = {name: places for tree in trees.values() for name, places in comparing(tree).items()}
+    called = _mentioned(trees.values())
     failing, skipping = _marks(trees, _EXPECTED_FAILURES), _marks(trees, _EXPECTED_FAILURES | _SKIPS)
     for path in suite.paths:
         for name, function, names in _tests_in(path, trees[path], suite.pytest) if path in trees else ():
-            twins = [] if names & failing else twins_of(function, suite.tests[path], helpers)
+            is_single = not names & failing and function.name not in called
+            twins = twins_of(function, suite.tests[path], helpers) if is_single else []
             may_skip = bool(names & skipping)
             suite.expected[name] = Expected(may_skip, twins)
             sources[name] = path
@@ -578,8 +620,9 @@ def _bound_once(scope: ast.Module | ast.ClassDef) -> set[str]:
 
 def _is_test(item: ast.stmt) -> TypeGuard[Function]:
     """Whether it is a test that is reported under the name of its function."""
-    is_named = isinstance(item, Function) and item.name.startswith("test")
-    return is_named and all(map(_keeps_name, item.decorator_list))
+    if not isinstance(item, Function) or not item.name.startswith("test"):
+        return False
+    return all(map(_keeps_name, item.decorator_list))
 
 
 _DECORATORS = {

@@ -332,6 +332,6 @@ def _is_tolerant(call: ast.Call, more: Sequence[ast.expr] = ()) -> bool:
         value = ast.literal_eval(node) if _is_literal(node) else None
         if name in ("msg", "nan_ok"):
             continue
-        if type(value) not in (int, float) or value < 0 or (name != "places" and value > _LARGEST_TOLERANCE):
+        if not isinstance(value, int | float) or value < 0 or (name != "places" and value > _LARGEST_TOLERANCE):
             return True
     return False

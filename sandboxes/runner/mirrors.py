@@ -18,7 +18,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from . import decoys, values
-from .objects import SPECIAL_METHODS, Encoder, ProtocolError, library_name, library_value, receive, send
+from .objects import (
+    SPECIAL_METHODS,
+    Encoder,
+    ProtocolError,
+    abstract_names,
+    library_class,
+    library_name,
+    receive,
+    register,
+    send,
+)
 
 _EXCEPTIONS = {
     name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
@@ -27,6 +37,13 @@ _ENDS = {"__next__": StopIteration, "__anext__": StopAsyncIteration}
 """Exceptions that end a loop of the tests cross only as the answer of the method that may raise them: from any other
 call they would end `for value in map(function, inputs)` early, so that nothing is compared."""
 _PLAIN_TYPES = {kind.__name__: kind for kind in (int, float, complex, str, bytes, tuple, frozenset)}
+_OTHER_BASES: dict[str, tuple[str, ...]] = {
+    "builtins": ("list", "dict", "set", "bytearray"),
+    "collections": ("OrderedDict", "Counter", "defaultdict", "deque"),
+    "datetime": ("tzinfo",),
+}
+"""Classes of the standard library that classes here are derived from too, although what their objects hold is not here:
+`isinstance` is true, and the methods are carried out there."""
 _NUMBER = "\0number"
 _MAX_OBJECTS = 1_000_000
 
@@ -61,7 +78,9 @@ class Solution:
         self._locals: list[Any] = []
         self._local_numbers: dict[int, int] = {}
         self._failed_inside: BaseException | None = None
+        self._raised: list[Exception] = []
         self.doubts = decoys.Doubts(self)
+        _solutions[:] = [self]
 
     # --- modules
 
@@ -134,8 +153,8 @@ class Solution:
             send(self._channel, {**request, **self._encoder.changes()})
             while True:
                 answer = receive(self._channel)
-                if text := answer.get("output"):
-                    sys.stdout.write(str(text))
+                for number, text in answer.get("output", ()):
+                    (sys.stderr if number else sys.stdout).write(str(text))
                 if "op" not in answer:
                     return answer
                 send(self._channel, self._serve(answer))
@@ -149,6 +168,10 @@ class Solution:
             raise SolutionGoneError("the judged code sent nonsense") from error
 
     def _error(self, answer: Mapping[str, Any], may_end: type[BaseException] | None) -> BaseException:
+        if type(number := answer.get("raised")) is int and 0 <= number < len(self._raised):
+            raised = self._raised[number]  # of the tests; the judged code let it through
+            if type(raised) is may_end or _may_cross(type(raised)):
+                return raised
         arguments = self._decode({"t": answer.get("args", [])})
         message = str(answer.get("m", ""))
         if isinstance(name := answer["error"], str):
@@ -184,7 +207,8 @@ class Solution:
         if number is None:
             number = self._local_numbers[id(value)] = len(self._locals)
             self._locals.append(value)
-        return {"l": [number, str(getattr(value, "__name__", type(value).__name__)), _special_methods(value)]}
+        name = str(getattr(value, "__name__", type(value).__name__))
+        return {"l": [number, name, _special_methods(value), abstract_names(type(value))]}
 
     def _resolve(self, data: dict[str, Any]) -> Any:
         """What the judged code referred to. Raises `MalformedValueError`."""
@@ -194,9 +218,8 @@ class Solution:
                 return self._mirror(*body)
             if tag == "l":
                 return self._locals[body]
-            kind = library_value(body, ("builtins", "collections"))
-            if tag == "g" and isinstance(kind, type):
-                return kind
+            if tag == "g":
+                return library_class(body)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise values.MalformedValueError("not an object") from error
         raise values.MalformedValueError("unknown tag")
@@ -243,8 +266,16 @@ class Solution:
             if isinstance(error, AssertionError):
                 self._failed_inside = error  # a failed assertion fails the test, whatever the judged code does with it
             kind = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
-            reference = {"o": number_of(error)} if isinstance(error, Mirror) else {"e": [kind.__name__, [str(error)]]}
-            return {"error": reference}
+            if isinstance(error, Mirror):
+                return {"error": {"o": number_of(error)}}
+            self._raised.append(error)
+            return {"error": {"e": [kind.__name__, self._arguments(error)]}, "raised": len(self._raised) - 1}
+
+    def _arguments(self, error: BaseException) -> list[Any]:
+        try:
+            return self._encoder.encode_all(*error.args)
+        except (values.NotPlainDataError, RecursionError):
+            return [str(error)]
 
     def _serve_one(self, request: Mapping[str, Any]) -> Any:
         local = self._locals[request["l"]]
@@ -308,7 +339,7 @@ class MirrorType(type):
         return made
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
+        if name.startswith("__") and name.endswith("__") and name not in _OF_CLASSES:
             raise AttributeError(name)
         return _solution_of(cls).ask("get", number_of(cls), name)
 
@@ -399,10 +430,23 @@ class Mirror:
     def __deepcopy__(self, memo: Any) -> Any:
         return _solution_of(type(self)).ask("copied", number_of(self), "deepcopy")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _unpickled, (_solution_of(type(self)).ask("pickled", number_of(self), "", protocol),)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of the judged code>"
 
 
+def _unpickled(data: bytes) -> Any:
+    """What a pickle of the judged code's process holds."""
+    (solution,) = _solutions
+    return solution.ask("unpickled", 0, "", data)
+
+
+_solutions: list[Solution] = []
+"""That of this process."""
+_OF_CLASSES = {"__members__", "__match_args__"}
+"""Attributes of classes that are looked up there, of those with such names."""
 _READABLE = {"__name__", "__qualname__", "__wrapped__", "__annotations__", "__cause__", "__notes__"}
 
 
@@ -437,7 +481,13 @@ def _mirror_class(solution: Solution, number: int, described: Any) -> MirrorType
         if (exception := _library_exception(module, name)) is not None:
             first, exceptions = [], [exception]
         mirror = () if any(isinstance(base, MirrorType) for base in first) else (Mirror,)
-        return MirrorType(name, (*first, *mirror, *exceptions), namespace)
+        others = [base for base in bases if base.__name__ in _OTHER_BASES.get(base.__module__, ())]
+        for method in {item for base in others for item in dir(base) if not item.startswith("__")} - {"fromkeys"}:
+            namespace.setdefault(method, _method(method))
+        namespace["__doc__"] = property(_doc) if module == "builtins" else described["doc"]
+        mirrored = MirrorType(name, (*first, *mirror, *others, *exceptions), namespace)
+        register(mirrored, described["abstract"])
+        return mirrored
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise SolutionGoneError("the judged code sent nonsense") from error
 
@@ -448,6 +498,11 @@ def _library_exception(module: str, name: str) -> type[Exception] | None:
         return None
     kind = getattr(sys.modules.get(module), name, None)
     return kind if isinstance(kind, type) and issubclass(kind, Exception) and _may_cross(kind) else None
+
+
+def _doc(self: Any) -> Any:
+    """Of a function: its own, not that of all functions."""
+    return _solution_of(type(self)).ask("get", number_of(self), "__doc__")
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -520,7 +575,7 @@ class Module(types.ModuleType):
         self.__dict__["\0stars"] = stars
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("__", "\0")):
+        if name.startswith("\0") or (name.startswith("__") and name not in self.__dict__["\0names"]):
             raise AttributeError(name)
         solution: Solution = self.__dict__["\0solution"]
         try:

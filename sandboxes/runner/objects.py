@@ -11,9 +11,7 @@ import builtins
 import collections
 import functools
 import importlib
-import itertools
 import json
-import math
 import operator
 import os
 import sys
@@ -79,13 +77,30 @@ def _read(fd: int, size: int) -> bytes:
 
 
 class _Replica:
-    """A container that both ends have, and its content when they last agreed."""
+    """A container that both ends have, and its items when they last agreed."""
 
-    __slots__ = ("agreed", "container")
+    __slots__ = ("_agreed", "container")
 
     def __init__(self, container: Any) -> None:
         self.container = container
-        self.agreed: Any = None
+        self._agreed: list[Any] | None = None
+
+    def agree(self) -> None:
+        """Note the items as known to both ends."""
+        self._agreed = self._items()
+
+    def differ(self) -> None:
+        """Note that the other end has other items."""
+        self._agreed = None
+
+    def is_changed(self) -> bool:
+        """Whether it has other items than the ends agreed on; containers among them have replicas of their own."""
+        agreed, items = self._agreed, self._items()
+        return agreed is None or len(agreed) != len(items) or not all(map(operator.is_, agreed, items))
+
+    def _items(self) -> list[Any]:
+        container = self.container
+        return [*container, *container.values()] if isinstance(container, dict) else list(container)
 
 
 class Encoder:
@@ -128,12 +143,8 @@ class Encoder:
         number, self._next = self._next, self._next + 2
         replica = self._register(number, container)
         content = self._content(container, depth)
-        self._agree(replica, content, number + 2)
+        replica.agree()
         return {"m": [number, content]}
-
-    def _agree(self, replica: _Replica, content: Any, before: int) -> None:
-        """Note `content` as known to both ends. It spells out containers that were numbered since `before`."""
-        replica.agreed = content if self._next == before else self._content(replica.container, 0)
 
     def encode_all(self, *items: Any) -> list[Any]:
         """Encode each, or none: after an error no container counts as having crossed."""
@@ -163,7 +174,8 @@ class Encoder:
             items = [self.encode(item, depth + 1) for item in container]
             return {tag: [container.maxlen, items] if tag == "q" else items}
         pairs = [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in container.items()]
-        return {tag: [self.encode(container.default_factory), pairs] if tag == "e" else pairs}  # type: ignore[attr-defined]
+        factory = getattr(container, "default_factory", None)
+        return {tag: [self.encode(factory), pairs] if tag == "e" else pairs}
 
     def decode(self, data: Any, depth: int = 0) -> Any:
         """The value that `data` stands for. Raises `MalformedValueError`."""
@@ -202,7 +214,7 @@ class Encoder:
             raise values.MalformedValueError("a container's number is taken")
         replica = self._register(number, container)
         self._fill(container, content[0], depth)
-        replica.agreed = self._content(container, depth)
+        replica.agree()
         return container
 
     def _fill(self, container: Any, content: Any, depth: int) -> None:
@@ -233,11 +245,9 @@ class Encoder:
             return {}
         message: dict[str, Any] = {}
         for number, replica in list(self._replicas.items()):
-            before = self._next
-            content = self._content(replica.container, 0)
-            if content != replica.agreed:
-                self._agree(replica, content, before)
-                message.setdefault("changes", []).append([number, content])
+            if replica.is_changed():
+                message.setdefault("changes", []).append([number, self._content(replica.container, 0)])
+                replica.agree()
             if sys.getrefcount(replica.container) == _UNSHARED:
                 self._forget(number)
                 message.setdefault("forget", []).append(number)
@@ -254,10 +264,10 @@ class Encoder:
             for number, content in message.get("changes", ()):
                 replica = self._replicas[number]
                 if keep_own and number % 2 == self._first % 2:
-                    replica.agreed = None
+                    replica.differ()
                     continue
                 self._fill(replica.container, content, 0)
-                replica.agreed = self._content(replica.container, 0)
+                replica.agree()
             for number in message.get("forget", ()):
                 self._forget(number)
         except (TypeError, ValueError, AttributeError, LookupError) as error:
@@ -341,28 +351,59 @@ def _decode_array(dtype: str, shape: Sequence[int], scalar: bool, data: str) -> 
 
 # --- functions and classes of the standard library, which both ends have
 
-_SHARED_MODULES = {
-    module.__name__: module for module in (builtins, operator, math, functools, itertools, collections, json)
-}
+_FUNCTIONS_OF = ("builtins", "collections", "functools", "itertools", "json", "math", "operator")
+CLASSES_OF = ("builtins", "collections", "collections.abc", "datetime", "decimal", "fractions", "numbers", "uuid")
+"""Modules whose classes the judged code may hand to the tests."""
 
 
-def library_name(value: Any) -> str | None:
+def library_name(value: Any, classes_of: Iterable[str] = sys.stdlib_module_names) -> str | None:
     """`module.name` of a function or class of the standard library that the other end can look up."""
-    if not isinstance(value, (type, types.BuiltinFunctionType, types.FunctionType)):
+    is_class = isinstance(value, type)
+    if not is_class and not isinstance(value, (types.BuiltinFunctionType, types.FunctionType)):
         return None
     module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
     module = "operator" if module == "_operator" else module
-    if module in _SHARED_MODULES and getattr(_SHARED_MODULES[module], name, None) is value:
-        return f"{module}.{name}"
+    if isinstance(module, str) and module in (classes_of if is_class else _FUNCTIONS_OF):
+        return f"{module}.{name}" if getattr(sys.modules.get(module), name, None) is value else None
     return None
 
 
-def library_value(name: str, modules: Iterable[str] = tuple(_SHARED_MODULES)) -> Any:
+def library_value(name: str) -> Any:
     """What `library_name` named. Raises `LookupError`."""
-    module, _, attribute = name.partition(".")
-    if module not in modules:
-        raise LookupError(f"{name} is not shared")
-    return getattr(_SHARED_MODULES[module], attribute)
+    module, _, attribute = name.rpartition(".")
+    if module.partition(".")[0] not in sys.stdlib_module_names:
+        raise LookupError(f"{name} is not of the standard library")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def library_class(name: str) -> type:
+    """A class of the standard library that the judged code has named. Raises `LookupError`."""
+    if name.rpartition(".")[0] in CLASSES_OF and isinstance(kind := library_value(name), type):
+        return kind
+    raise LookupError(f"{name} is no class that crosses")
+
+
+_ABSTRACT = {
+    "collections.abc": ("Mapping", "MutableMapping", "Sequence", "MutableSequence", "Set", "MutableSet"),
+    "io": ("IOBase", "RawIOBase", "BufferedIOBase", "TextIOBase"),
+    "numbers": ("Number", "Complex", "Real", "Rational", "Integral"),
+}
+
+
+def abstract_names(kind: type) -> list[str]:
+    """Abstract classes of the standard library that a class is derived from or registered with."""
+    loaded = [(name, sys.modules[name], members) for name, members in _ABSTRACT.items() if name in sys.modules]
+    return [
+        f"{name}.{item}" for name, module, items in loaded for item in items if issubclass(kind, getattr(module, item))
+    ]
+
+
+def register(kind: type, names: Iterable[str]) -> None:
+    """Register a class that stands for one of the other end with these abstract classes."""
+    for name in names:
+        module, _, item = str(name).rpartition(".")
+        if item in _ABSTRACT.get(module, ()):
+            getattr(importlib.import_module(module), item).register(kind)
 
 
 _SPECIAL_NAMES = """

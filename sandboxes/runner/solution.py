@@ -9,13 +9,25 @@ import copy
 import importlib
 import operator
 import os
+import pickle
 import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import testing, values
-from .objects import SPECIAL_METHODS, Encoder, ProtocolError, library_name, library_value, receive, send
+from .objects import (
+    CLASSES_OF,
+    SPECIAL_METHODS,
+    Encoder,
+    ProtocolError,
+    abstract_names,
+    library_name,
+    library_value,
+    receive,
+    register,
+    send,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,6 +39,10 @@ _MAX_WRITES = 10_000
 _BUILT_IN: tuple[type, ...] = (int, float, complex, str, bytes, tuple, frozenset)
 """Immutable types: an object of a class derived from one crosses with its plain value."""
 _CONTAINERS: tuple[type, ...] = (list, dict, set, bytearray)
+_OF_EVERY_MODULE = {
+    "__all__", "__builtins__", "__cached__", "__dir__", "__file__", "__getattr__", "__loader__", "__name__",
+    "__package__", "__path__", "__spec__",
+}  # fmt: skip
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     "len": len,
@@ -41,7 +57,7 @@ def serve(code: str, channel: int) -> NoReturn:
     """Answer the tests until they hang up. `code` is the module `solution`."""
     sys.path[1:1] = testing.source_roots(os.getcwd())[1:]
     server = _Server(code, channel)
-    sys.stdout, sys.stderr = _Output(sys.stdout, server.output), _Output(sys.stderr, server.output)
+    sys.stdout, sys.stderr = _Output(sys.stdout, 0, server.output), _Output(sys.stderr, 1, server.output)
     server.serve()
     os._exit(0)
 
@@ -49,8 +65,9 @@ def serve(code: str, channel: int) -> NoReturn:
 class _Output:
     """A text stream that also collects what is written, for tests that capture output."""
 
-    def __init__(self, stream: Any, collected: list[str]) -> None:
+    def __init__(self, stream: Any, number: int, collected: list[list[Any]]) -> None:
         self._stream = stream
+        self._number = number
         self._collected = collected
 
     def __getattr__(self, name: str) -> Any:
@@ -59,7 +76,7 @@ class _Output:
     def write(self, text: str) -> int:
         written: int = self._stream.write(text)
         if len(self._collected) < _MAX_WRITES:
-            self._collected.append(text)
+            self._collected.append([self._number, text[:_MAX_OUTPUT]])
         return written
 
 
@@ -70,8 +87,9 @@ class _Server:
         self._encoder = Encoder(1, self._refer, self._resolve)
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
+        self._locals: dict[int, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.output: list[str] = []
+        self.output: list[list[Any]] = []
         self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {
             "module": self._module,
             "describe": self._describe,
@@ -86,6 +104,8 @@ class _Server:
             "await": lambda request: self._run(self._target(request)),
             "operate": lambda request: self._call(_OPERATORS[request["name"]], request, self._target(request)),
             "value": lambda request: _base(self._target(request))[1],
+            "pickled": lambda request: pickle.dumps(self._target(request), self._decode(request["args"][0])),
+            "unpickled": lambda request: pickle.loads(self._decode(request["args"][0])),
             "copied": lambda request: getattr(copy, request["name"])(self._target(request)),
         }
 
@@ -131,7 +151,7 @@ class _Server:
         sys.stdout.flush()
         message.update(self._encoder.changes())
         if self.output:
-            message["output"] = "".join(self.output)[:_MAX_OUTPUT]
+            message["output"] = list(self.output)
             self.output.clear()
         try:
             send(self._channel, message)
@@ -143,6 +163,8 @@ class _Server:
             arguments = self._encoder.encode_all(*error.args)
         except (values.NotPlainDataError, RecursionError):
             arguments = []
+        if "raised" in getattr(error, "__dict__", ()) and type(raised := error.__dict__["raised"]) is _Raised:
+            return {"error": type(error).__name__, "raised": raised.number, "args": arguments}
         own = type(error).__module__ != "builtins"
         return {
             "error": self._refer(error) if own else type(error).__name__,
@@ -176,7 +198,7 @@ class _Server:
             exec(compile(self._code, f"{SOLUTION}.py", "exec"), module.__dict__)
         else:
             module = importlib.import_module(name)
-        names = [name for name in list(vars(module)) if isinstance(name, str) and not name.startswith("__")]
+        names = [name for name in list(vars(module)) if isinstance(name, str) and name not in _OF_EVERY_MODULE]
         public = getattr(module, "__all__", None)
         stars = [str(name) for name in public] if isinstance(public, (list, tuple)) else None
         return {"o": self._number(module), "names": names, "all": stars}
@@ -206,7 +228,7 @@ class _Server:
         if isinstance(value, _Local):
             return {"l": object.__getattribute__(value, "_number")}
         if isinstance(value, type):
-            shared = library_name(value)
+            shared = library_name(value, CLASSES_OF)
             return {"g": shared} if shared is not None else {"o": [self._number(value)]}
         reference = [self._number(value), self._number(type(value))]
         kind, plain = _base(value)
@@ -222,7 +244,10 @@ class _Server:
             return library_value(body)
         if tag == "e":
             return library_value(f"builtins.{body[0]}")(*[self._decode(item) for item in body[1]])
-        return _local(self, *body)
+        number = body[0]
+        if number not in self._locals:
+            self._locals[number] = _local(self, *body)
+        return self._locals[number]
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         """A class as tests need to know it."""
@@ -250,6 +275,8 @@ class _Server:
             "special": special,
             "methods": methods,
             "plain": plain.__name__ if plain else None,
+            "abstract": abstract_names(kind),
+            "doc": kind.__doc__ if isinstance(kind.__doc__, str) else None,
         }
 
     # --- objects of the tests
@@ -267,7 +294,10 @@ class _Server:
             self._answer(answer)
         self._encoder.apply(answer)
         if "error" in answer:
-            raise self._decode(answer["error"])
+            error = self._decode(answer["error"])
+            if "raised" in answer:
+                error.__dict__["raised"] = _Raised(answer["raised"])
+            raise error
         return self._decode(answer["v"])
 
     def encode(self, *items: Any) -> list[Any]:
@@ -291,6 +321,13 @@ def _base(value: Any) -> tuple[type | None, Any]:
     return None, None
 
 
+class _Raised:
+    """Marks an exception of the tests by its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 class _Local:
     """Base of the objects that stand for objects of the tests."""
 
@@ -298,11 +335,12 @@ class _Local:
 _local_classes: dict[tuple[str, ...], type] = {}
 
 
-def _local(server: _Server, number: int, name: str, special: list[str]) -> Any:
-    key = (name, *special)
+def _local(server: _Server, number: int, name: str, special: list[str], abstract: list[str]) -> Any:
+    key = (name, *special, *abstract)
     if (kind := _local_classes.get(key)) is None:
         kind = _local_classes[key] = type(name, (_Local,), {method: _asking(method) for method in special})
         kind.__getattr__ = _ask_attribute  # type: ignore[attr-defined]
+        register(kind, abstract)
     local: Any = object.__new__(kind)
     local.__dict__.update(_number=number, _server=server, __name__=name, __qualname__=name)
     return local
