@@ -105,6 +105,10 @@ def _equated(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
     for statement in () if _may_leave(function) else function.body:
         if isinstance(statement, ast.Assert) and _is_equality(statement.test):
             yield statement.test.left, statement.test.comparators[0]
+        if isinstance(statement, ast.If) and isinstance(statement.body[0], ast.Raise):
+            test = statement.test
+            if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.NotEq):
+                yield test.left, test.comparators[0]
         call = _assertion(statement.value) if isinstance(statement, ast.Expr) else None
         if call and len(call.args) >= 2 and _name(call.func) in _EQUALITIES - {"assertAlmostEqual"}:
             yield call.args[0], call.args[1]

@@ -248,7 +248,9 @@ class EndpointPolicy(Policy):
         try:
             data = await self._connections.exchange("GET", "models", timeout_s=CHECK_S)
         except EndpointUnreachableError as error:
-            error.fix = error.fix or "start the server, or check --base-url (OpenAI's own models: https://api.openai.com/v1)"
+            error.fix = (
+                error.fix or "start the server, or check --base-url (OpenAI's own models: https://api.openai.com/v1)"
+            )
             raise
         except EndpointTimeoutError as error:
             error.fix = error.fix or "is it an OpenAI-compatible endpoint? check --base-url"
