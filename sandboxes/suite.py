@@ -173,6 +173,8 @@ class _Outcomes:
 
     by_test: dict[str, set[str]] = field(default_factory=dict)
     """Outcomes of a test, of all its parameters, by its name without parameters."""
+    refuted: set[str] = field(default_factory=set)
+    """Tests whose own assertion failed."""
     reported: list[tuple[str, str, str]] = field(default_factory=list)
     """Test with parameters, outcome, message."""
     problem: str | None = "the tests ended early"
@@ -232,7 +234,10 @@ def _outcomes(stream: bytes, execution: ExecResult) -> _Outcomes:
             outcomes.problem = None if complete else "outcomes are missing, or the program did not end by itself"
             return outcomes
         outcomes.reported.append((test, outcome, message))
-        outcomes.by_test.setdefault(test.partition("[")[0], set()).add(outcome)
+        name = test.partition("[")[0]
+        outcomes.by_test.setdefault(name, set()).add(outcome)
+        if outcome == "failed" and message.startswith("AssertionError"):
+            outcomes.refuted.add(name)
     return outcomes
 
 
@@ -246,8 +251,11 @@ def _passing_twin(suite: Suite, all_outcomes: Sequence[_Outcomes]) -> str | None
         by_kind: dict[Kind | None, list[bool]] = {}
         for run, outcomes in zip(suite.runs, all_outcomes, strict=True):
             kind = run.twins[name].kind if name in run.twins else None
-            fails = kind in (None, "opposite") and "failed" in outcomes.by_test[name]
-            by_kind.setdefault(kind, []).append("passed" in outcomes.by_test[name] and not fails)
+            if kind == "opposite":  # a value may refuse to be compared with another constant
+                holds = name not in outcomes.refuted
+            else:
+                holds = "passed" in outcomes.by_test[name] and not (kind is None and "failed" in outcomes.by_test[name])
+            by_kind.setdefault(kind, []).append(holds)
         passed, opposite = by_kind.pop(None, []), by_kind.pop("opposite", [])
         unsure = [reports for kind in ("inner", "unsure") if (reports := by_kind.pop(kind, []))]
         if all(passed) and (any(map(any, by_kind.values())) or any(map(all, unsure))):

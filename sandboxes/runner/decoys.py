@@ -10,6 +10,7 @@ reports.
 from __future__ import annotations
 
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ _DECOYS = 31
 _EACH = 6
 """Decoys for each argument of a call."""
 _MAY_AGREE = 1
-"""Decoys that may equal an honest object too (9 and 14 modulo 5)."""
+"""Decoys that may equal an honest object too (9 and 14 modulo 5). More of them are a doubt."""
+_SHARE = 4
+"""An object that equals more than one decoy in this many is not honest, even if it ignores case, or parts."""
 _ALWAYS, _THEN = 32, 0.25
 """Comparisons that are all checked, and the share of the later ones."""
 _MAX_DOUBTS = 20
@@ -31,6 +34,7 @@ _OTHER_ORIGIN = "\0other origin"
 """Set on an object that a class has returned for different arguments."""
 _COMPARED = "\0compared"
 """Of an object that answers a comparison: method, left and right side."""
+_KEYS = type({}.keys())
 _chance = random.SystemRandom()
 
 
@@ -109,6 +113,7 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     from .mirrors import Mirror
 
     def compare(self: Any, other: Any) -> Any:
+        other = set(other) if type(other) is _KEYS else other
         if not isinstance(other, Mirror) and not _is_plain(other):
             return NotImplemented  # `pytest.approx`, `mock.ANY`, classes of the tests: they decide
         answer = method(self, other)
@@ -222,7 +227,11 @@ class Doubts:
                 real = holds
             else:
                 agreeing += holds is True
-        if real is not True or agreeing > _MAY_AGREE:
+        if len(options) == 1 or agreeing > _MAY_AGREE:
+            self.note(
+                f"{type(left).__name__}: it equals {agreeing} of {len(options) - 1} values like {constant!r}"[:200]
+            )
+        if real is not True or agreeing * _SHARE > len(options):
             raise AssertionError(f"a {type(left).__name__} that claims to equal {constant!r} and other values")
 
     def _check_objects(self, made: Any, other: Any) -> str | None:
@@ -295,12 +304,13 @@ class Doubts:
 
 
 def _is_plain(value: Any) -> bool:
+    """Whether it crosses as data, so that others like it can be made."""
     kind = type(value)
-    if kind in (list, tuple, set, frozenset):
+    if kind in (list, tuple, set, frozenset, deque):
         return all(map(_is_plain, value))
-    if kind is dict:
+    if kind in (dict, OrderedDict, Counter, defaultdict):
         return all(map(_is_plain, (*value, *value.values())))
-    return value is None or kind in (bool, int, float, str, bytes, complex)
+    return value is None or kind in (bool, int, float, str, bytes, complex) or kind.__name__ in _shifts_of(kind)
 
 
 def alternatives(value: Any, count: int) -> list[Any]:
@@ -335,9 +345,44 @@ def _endless(value: Any, tries: int = 200) -> Iterator[Any]:
             yield kind(_with_one_changed(list(value)))
     elif kind is dict:
         for _ in range(tries):
-            yield dict(_with_one_changed([list(pair) for pair in value.items()], last=True))
+            yield dict(_with_one_changed([list(pair) for pair in value.items()], pairs=True))
+    elif kind in (OrderedDict, Counter, defaultdict):
+        for _ in range(tries):
+            pairs = _with_one_changed([list(pair) for pair in value.items()], pairs=True)
+            yield kind(value.default_factory, dict(pairs)) if kind is defaultdict else kind(dict(pairs))
+    elif kind is deque:
+        yield from (deque(_with_one_changed(list(value)), value.maxlen) for _ in range(tries))
+    elif shift := _shifts_of(kind).get(kind.__name__):
+        for step in (1, -1, 2, -2, *(_chance.randint(3, 999) for _ in range(tries))):
+            try:
+                yield shift(value, step)
+            except (ArithmeticError, ValueError):  # out of its range
+                continue
     elif value is None:
         yield from (0, 1, -1, "", "None", "null", False, True, (), 0.0, "0", b"", {"": None}, [None], (None,))
+
+
+_SHIFTS: dict[str, dict[str, Callable[[Any, int], Any]]] = {
+    "builtins": {"range": lambda value, step: range(value.start + step, value.stop + 2 * step, value.step)},
+    "datetime": {
+        "date": lambda value, step: value + type(value - value)(step),
+        "datetime": lambda value, step: value + type(value - value)(step),
+        "time": lambda value, step: value.replace(second=(value.second + step) % 60),
+        "timedelta": lambda value, step: value + type(value)(step),
+    },
+    "decimal": {"Decimal": lambda value, step: value + step},
+    "fractions": {"Fraction": lambda value, step: value + step},
+    "pathlib": {
+        "PosixPath": lambda value, step: value / str(step),
+        "PurePosixPath": lambda value, step: value / str(step),
+    },
+    "uuid": {"UUID": lambda value, step: type(value)(int=(value.int + step) % 2**128)},
+}
+"""How others are made of values of the standard library, by the module and name of their class."""
+
+
+def _shifts_of(kind: type) -> dict[str, Callable[[Any, int], Any]]:
+    return _SHIFTS.get(kind.__module__, {})
 
 
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
@@ -354,17 +399,17 @@ def _respelled(text: str) -> str:
     return text[:place] + (new.upper() if letter.isupper() else new) + text[place + 1 :]
 
 
-def _with_one_changed(items: list[Any], *, last: bool = False) -> list[Any]:
-    """`items` with one changed, left out or added. `last`: of pairs, the second part."""
+def _with_one_changed(items: list[Any], *, pairs: bool = False) -> list[Any]:
+    """`items` with one changed, left out or added. `pairs`: of a dict."""
     choice = _chance.random()
     if not items:
-        return [["a", _chance.randint(0, 99)]] if last else [_chance.randint(0, 99)]
+        return [["a", _chance.randint(0, 99)]] if pairs else [_chance.randint(0, 99)]
     place = _chance.randrange(len(items))
     if choice < 0.15:
         return items[:place] + items[place + 1 :]
-    if last:
+    if pairs:
         key, value = items[place]
-        changed: Any = [key, (alternatives(value, 1) or [0])[0]]
+        changed: Any = [(alternatives(key, 1) or [key])[0], (alternatives(value, 1) or [0])[0]]
     else:
         (changed,) = alternatives(items[place], 1 + _chance.randrange(6))[-1:] or [0]
     return [*items[:place], changed, *items[place + 1 :]]

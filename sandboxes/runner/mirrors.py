@@ -237,7 +237,7 @@ class Solution:
                 raise ValueError("a plain value of another type")
             if (mirrored.__module__, mirrored.__name__) == ("builtins", "coroutine"):
                 return self._run(number)
-            mirror: Any = mirrored.__new__(mirrored, *content)  # type: ignore[arg-type]
+            mirror: Any = mirrored.__base__.__new__(mirrored, *content)  # type: ignore[arg-type]
             object.__setattr__(mirror, _NUMBER, number)
             self._mirrors[number] = mirror
         return self._mirrors[number]

@@ -226,7 +226,7 @@ class Encoder:
         elif isinstance(container, dict):
             if tag == "e":
                 factory, body = body
-                container.default_factory = self.decode(factory)  # type: ignore[attr-defined]
+                setattr(container, "default_factory", self.decode(factory))  # noqa: B010  of a defaultdict
             pairs = [(self.decode(key, depth + 1), self.decode(item, depth + 1)) for key, item in body]
             container.clear()
             for key, item in values.watched(pairs):
