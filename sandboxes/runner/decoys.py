@@ -34,7 +34,7 @@ _OTHER_ORIGIN = "\0other origin"
 """Set on an object that a class has returned for different arguments."""
 _COMPARED = "\0compared"
 """Of an object that answers a comparison: method, left and right side."""
-_KEYS = type({}.keys())
+_VIEWS: dict[type, type[set[Any] | list[Any]]] = {type({}.keys()): set, type({}.values()): list, type({}.items()): list}
 _chance = random.SystemRandom()
 
 
@@ -113,7 +113,8 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     from .mirrors import Mirror
 
     def compare(self: Any, other: Any) -> Any:
-        other = set(other) if type(other) is _KEYS else other
+        if (plain := _VIEWS.get(type(other))) is not None:
+            other = plain(other)
         if not isinstance(other, Mirror) and not _is_plain(other):
             return NotImplemented  # `pytest.approx`, `mock.ANY`, classes of the tests: they decide
         answer = method(self, other)
@@ -349,7 +350,10 @@ def _endless(value: Any, tries: int = 200) -> Iterator[Any]:
     elif kind in (OrderedDict, Counter, defaultdict):
         for _ in range(tries):
             pairs = _with_one_changed([list(pair) for pair in value.items()], pairs=True)
-            yield kind(value.default_factory, dict(pairs)) if kind is defaultdict else kind(dict(pairs))
+            changed = value.copy()
+            changed.clear()
+            changed.update(dict(pairs))
+            yield changed
     elif kind is deque:
         yield from (deque(_with_one_changed(list(value)), value.maxlen) for _ in range(tries))
     elif shift := _shifts_of(kind).get(kind.__name__):
