@@ -230,7 +230,7 @@ class Encoder:
             pairs = [(self.decode(key, depth + 1), self.decode(item, depth + 1)) for key, item in body]
             container.clear()
             for key, item in values.watched(pairs):
-                dict.__setitem__(container, key, item)
+                container[key] = item
         else:
             items = [self.decode(item, depth + 1) for item in (body[1] if tag == "q" else body)]
             container.clear()
