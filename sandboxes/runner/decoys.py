@@ -115,7 +115,7 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def compare(self: Any, other: Any) -> Any:
         if (plain := _VIEWS.get(type(other))) is not None:
             other = plain(other)
-        if not isinstance(other, Mirror) and not _is_plain(other):
+        if not isinstance(other, Mirror) and not _is_plain(other, Mirror):
             return NotImplemented  # `pytest.approx`, `mock.ANY`, classes of the tests: they decide
         answer = method(self, other)
         if other is self and answer is True:
@@ -220,7 +220,8 @@ class Doubts:
 
     def _check_constant(self, left: Any, constant: Any) -> None:
         agreeing, real = 0, None
-        options = [(False, item) for item in alternatives(constant, _DECOYS)] + [(True, constant)]
+        others = alternatives(constant, _DECOYS) if _is_plain(constant) else _altered(constant)
+        options = [(False, item) for item in others] + [(True, constant)]
         _chance.shuffle(options)
         for is_real, item in options:
             holds = self._holds("__eq__", left, item)
@@ -304,13 +305,13 @@ class Doubts:
 # --- other constants
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether it crosses as data, so that others like it can be made."""
+def _is_plain(value: Any, also: type | tuple[()] = ()) -> bool:
+    """Whether it crosses as data, so that others like it can be made. `also`: a class whose objects may be inside."""
     kind = type(value)
     if kind in (list, tuple, set, frozenset, deque):
-        return all(map(_is_plain, value))
+        return all(_is_plain(item, also) or isinstance(item, also) for item in value)
     if kind in (dict, OrderedDict, Counter, defaultdict):
-        return all(map(_is_plain, (*value, *value.values())))
+        return all(_is_plain(item, also) or isinstance(item, also) for item in (*value, *value.values()))
     return value is None or kind in (bool, int, float, str, bytes, complex) or kind.__name__ in _shifts_of(kind)
 
 
@@ -387,6 +388,17 @@ _SHIFTS: dict[str, dict[str, Callable[[Any, int], Any]]] = {
 
 def _shifts_of(kind: type) -> dict[str, Callable[[Any, int], Any]]:
     return _SHIFTS.get(kind.__module__, {})
+
+
+def _altered(value: Any) -> list[Any]:
+    """Containers like one that holds objects of the judged code, made without comparing these."""
+    items = list(value.items()) if isinstance(value, dict) else list(value)
+    other = _chance.randint(1000, 9999)
+    item: Any = (other, other) if isinstance(value, dict) else other
+    changed = [*[items[:index] + items[index + 1 :] for index in range(len(items))][:_EACH], [*items, item], [item]]
+    if isinstance(value, deque):
+        return [deque(new, value.maxlen) for new in changed]
+    return [dict(new) if isinstance(value, dict) else type(value)(new) for new in changed]
 
 
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
