@@ -28,12 +28,15 @@ MAX_FAILURES = 50
 _CONFTEST = "conftest.py"
 _LEFT_OUT = {_CONFTEST, PYTEST_INI, ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"}
 """Files of the judged code that could tell pytest what to do."""
-_SHARED_NAMES = {
+_SHARED_FIXTURES = {
     "capfd", "capfdbinary", "capsysbinary", "caplog", "recwarn", "monkeypatch", "tmp_path", "tmpdir", "mocker",
-    "tmp_path_factory", "tmpdir_factory", "mock", "patch", "Mock", "MagicMock", "AsyncMock", "subprocess", "tempfile",
-    "open", "Path", "sys", "os", "shutil", "inspect", "gc", "weakref", "threading", "Thread", "ThreadPoolExecutor",
-    "multiprocessing", "dataclasses", "dataclass", "asdict", "astuple", "fields", "vars", "dir", "signal", "given",
-    "asyncio", "codecs", "contextvars", "locale", "logging", "socket", "warnings", "pytester", "freezer", "__file__",
+    "tmp_path_factory", "tmpdir_factory", "pytester", "freezer",
+}  # fmt: skip
+_SHARED_NAMES = {
+    "mock", "patch", "Mock", "MagicMock", "AsyncMock", "subprocess", "tempfile", "open", "Path", "sys", "os", "shutil",
+    "inspect", "gc", "weakref", "threading", "Thread", "ThreadPoolExecutor", "multiprocessing", "dataclasses",
+    "dataclass", "asdict", "astuple", "fields", "vars", "dir", "id", "signal", "given", "asyncio", "codecs",
+    "contextvars", "locale", "logging", "socket", "warnings", "__file__",
 }  # fmt: skip
 _SHARED_ATTRIBUTES = {
     "assertLogs", "assertWarns", "assertWarnsRegex", "warns", "deprecated_call", "reload", "chdir", "seed", "patch",
@@ -422,6 +425,9 @@ class _Reader:
                     elif _top(module) in own:
                         helpers.add(name)
         self._judged, self._helpers = judged, helpers - judged
+        stored = (node.id for node in self._nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        arguments = (node.arg for node in self._nodes if isinstance(node, ast.arg))
+        self._bound = {*judged, *stored, *arguments}
         self._classes = {node.name for node in self._nodes if isinstance(node, ast.ClassDef)}
 
     def is_deep(self) -> bool:
@@ -440,8 +446,9 @@ class _Reader:
             return not is_check and not self._classes.isdisjoint(named)  # they are more than something to call
         if isinstance(node, ast.Attribute):
             return node.attr in _SHARED_ATTRIBUTES and _root(node) not in self._judged
-        name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
-        return name in _SHARED_NAMES - self._judged
+        if isinstance(node, ast.arg):
+            return node.arg in _SHARED_FIXTURES
+        return isinstance(node, ast.Name) and node.id in _SHARED_NAMES - self._bound
 
     def _imported(self, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
         """The modules that an import names, and the names that it binds."""
@@ -581,8 +588,7 @@ def _in_turn(twins: Sequence[Twin], count: int) -> list[Twin]:
     """`count` of the twins in random order; those that honest code surely fails first, and each kind in turn."""
     chance = secrets.SystemRandom()
     kinds = ("literal", "opposite") if any(twin.kind == "literal" for twin in twins) else ("negated", "unsure", "inner")
-    of_kinds = [[twin for twin in twins if twin.kind == kind] for kind in kinds]
-    pools = [[twin for twin in pool if twin.last] or pool for pool in of_kinds if pool]
+    pools = [pool for kind in kinds if (pool := [twin for twin in twins if twin.kind == kind])]
     first = chance.randrange(len(pools))
     chosen = [chance.choice(pools[(first + number) % len(pools)]) for number in range(count)]
     return chance.sample(chosen, count)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import ast
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from sandboxes.runner.decoys import alternatives
@@ -75,9 +75,6 @@ class Twin:
     edits: tuple[Edit, ...]
     opposite: tuple[Edit, ...] = ()
     """Of a literal that is replaced: the edits that negate the comparison as well."""
-    last: bool = True
-    """No other statements follow the assertion. What follows is left out when the twin fails, and other tests may
-    rely on it."""
 
 
 def edited(source: bytes, edits: Iterable[Edit]) -> bytes:
@@ -124,7 +121,7 @@ def twins_of(function: Function, source: bytes, helpers: Comparing) -> list[Twin
     """
     if not all(map(_is_harmless, function.decorator_list)) or _may_leave(function):
         return []
-    twins = list(_Finder(source, helpers).twins(function.body))
+    twins = list(_Finder(function, source, helpers).twins(function.body))
     opposites = [twin.opposite for twin in twins if twin.kind == "literal" and twin.opposite]
     if opposites:
         twins.append(Twin("opposite", tuple(edit for edits in opposites for edit in edits)))
@@ -152,6 +149,12 @@ def _name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return _name(node)
+
+
 def _is_equality(test: ast.expr) -> TypeGuard[ast.Compare]:
     return isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)
 
@@ -164,7 +167,10 @@ def _assertion(node: ast.expr) -> ast.Call | None:
 
 
 class _Finder:
-    def __init__(self, source: bytes, helpers: Comparing) -> None:
+    def __init__(self, function: Function, source: bytes, helpers: Comparing) -> None:
+        stored = (node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        declared = (node.names for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal))
+        self._variables = {node.id for node in stored} - {name for names in declared for name in names}
         self._source = source
         self._helpers = helpers
         self._starts = [0]
@@ -178,20 +184,24 @@ class _Finder:
         return start, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def twins(self, body: Sequence[ast.stmt]) -> Iterator[Twin]:
-        """Twins by the assertions that are reached in any case."""
-        others = [index for index, statement in enumerate(body) if not self._asserts(statement)]
+        """Twins by the assertions that are reached in any case, and that nothing follows that other tests may need."""
+        restoring = [index for index, statement in enumerate(body) if not self._is_local(statement)]
         for index, statement in enumerate(body):
-            for twin in self._of(statement):
-                yield replace(twin, last=twin.last and index > max(others, default=-1))
+            if index >= max(restoring, default=0):
+                yield from self._of(statement)
 
-    def _asserts(self, statement: ast.stmt) -> bool:
-        """Whether a statement does nothing else."""
-        if isinstance(statement, ast.With):
-            return bool(_contexts(statement) & {*_RAISES, "subTest"})
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        return isinstance(statement, ast.Assert) or (
-            isinstance(call, ast.Call) and bool(_assertion(call) or self._helpers.get(_name(call.func)))
-        )
+    def _is_local(self, statement: ast.stmt) -> bool:
+        """Whether leaving out a statement changes nothing outside of the test, as far as its text shows."""
+        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            return all(isinstance(target, ast.Tuple) or _name(target) in self._variables for target in targets)
+        if isinstance(statement, ast.With) and _contexts(statement) & _RAISES:
+            return True
+        if isinstance(statement, ast.With | ast.AsyncWith | ast.For | ast.AsyncFor | ast.While | ast.If):
+            return all(map(self._is_local, [*statement.body, *getattr(statement, "orelse", ())]))
+        if isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
+            return bool(_assertion(call)) or _name(call.func) in self._helpers or _root(call.func) in self._variables
+        return isinstance(statement, Function | ast.ClassDef | ast.Assert | ast.Import | ast.ImportFrom | ast.Pass)
 
     def _of(self, statement: ast.stmt) -> Iterator[Twin]:
         if isinstance(statement, ast.With):
@@ -220,7 +230,7 @@ class _Finder:
     def _unsure(self, body: Sequence[ast.stmt]) -> Iterator[Twin]:
         """Twins by assertions that may not be reached, or whose failure may not get out."""
         for twin in self.twins(body):
-            yield Twin("unsure" if twin.kind == "negated" else "inner", twin.edits, last=False)
+            yield Twin("unsure" if twin.kind == "negated" else "inner", twin.edits)
 
     def _assert(self, test: ast.expr) -> Iterator[Twin]:
         start, end = self._span(test)
@@ -276,7 +286,7 @@ class _Finder:
         for node in literals:
             try:
                 value = ast.literal_eval(node)
-                if others := _far(value) if near else alternatives(value, 4):
+                if others := _far(value) if near else alternatives(value, 2):
                     text = repr(_chance.choice(others)).encode("utf-8", "surrogatepass")
                     edits.append(Edit(*self._span(node), b"(" + text + b")"))
             except ValueError:  # an integer of too many digits

@@ -331,7 +331,7 @@ def _endless(value: Any, tries: int = 200) -> Iterator[Any]:
     if kind is bool:
         yield not value
     elif kind is int or kind is float:
-        yield from (value + step for step in (1, -1, 2, -2, 3, -3))
+        yield from (value + (-step if value == 1 else step) for step in (1, -1, 2, -2, 3, -3))  # a bit is flipped
         for size in range(1, tries):
             yield value + kind(_chance.choice((1, -1)) * _chance.randint(1, 10 + size * size))
     elif kind is complex:
@@ -427,5 +427,6 @@ def _with_one_changed(items: list[Any], *, pairs: bool = False) -> list[Any]:
         key, value = items[place]
         changed: Any = [(alternatives(key, 1) or [key])[0], (alternatives(value, 1) or [0])[0]]
     else:
-        (changed,) = alternatives(items[place], 1 + _chance.randrange(6))[-1:] or [0]
+        are_bits = all(type(item) is int and item in (0, 1) for item in items)
+        (changed,) = alternatives(items[place], 1 if are_bits else 1 + _chance.randrange(6))[-1:] or [0]
     return [*items[:place], changed, *items[place + 1 :]]
