@@ -445,7 +445,8 @@ class _Reader:
             named = {argument.id for argument in node.args if isinstance(argument, ast.Name)}
             return not is_check and not self._classes.isdisjoint(named)  # they are more than something to call
         if isinstance(node, ast.Attribute):
-            return node.attr in _SHARED_ATTRIBUTES and _root(node) not in self._judged
+            is_theirs = node.attr[0] != "_" and _root(node) in self._judged
+            return node.attr in _SHARED_ATTRIBUTES and not is_theirs
         if isinstance(node, ast.arg):
             return node.arg in _SHARED_FIXTURES
         return isinstance(node, ast.Name) and node.id in _SHARED_NAMES - self._bound

@@ -24,7 +24,7 @@ _EACH = 6
 """Decoys for each argument of a call."""
 _MAY_AGREE = 1
 """Decoys that may equal an honest object too (9 and 14 modulo 5). More of them are a doubt."""
-_SHARE = 4
+_SHARE = 2
 """An object that equals more than one decoy in this many is not honest, even if it ignores case, or parts."""
 _ALWAYS, _THEN = 32, 0.25
 """Comparisons that are all checked, and the share of the later ones."""
@@ -116,6 +116,11 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         if (plain := _VIEWS.get(type(other))) is not None:
             other = plain(other)
         if not isinstance(other, Mirror) and not _is_plain(other, Mirror):
+            if isinstance(other, Iterator) and type(other).__module__ == "builtins":
+                type(self).__dict__["\0solution"].doubts.note(
+                    f"{type(self).__name__}: it was compared with an iterator"
+                )
+                return method(self, other)
             return NotImplemented  # `pytest.approx`, `mock.ANY`, classes of the tests: they decide
         answer = method(self, other)
         if other is self and answer is True:
@@ -143,11 +148,11 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def equals_itself(value: Any, name: str = "__eq__") -> None:
-    """Refuse an object that was made with different arguments to be compared with itself. Raises `AssertionError`."""
-    if name == "__ne__" or _OTHER_ORIGIN in value.__dict__:
-        raise AssertionError(
-            f"the same {type(value).__name__} for different arguments, or one that differs from itself"
-        )
+    """Check an object that was made with different arguments and is compared with itself. Raises `AssertionError`."""
+    if name == "__ne__":
+        raise AssertionError(f"a {type(value).__name__} that differs from itself")
+    if _OTHER_ORIGIN in value.__dict__:
+        type(value).__dict__["\0solution"].doubts.check_only(value)
 
 
 def check_truth(value: Any) -> None:
@@ -184,6 +189,11 @@ class Doubts:
         """Ask again for a sum or difference with a number. Raises `AssertionError` for one that is always the same."""
         if self._is_due():
             self._try(lambda: self._check_results(name, left, right, result), left)
+
+    def check_only(self, value: Any) -> None:
+        """Make an object with other arguments. Raises `AssertionError` if these never matter."""
+        if self._is_due():
+            self._try(lambda: self._check_only(value), value)
 
     def _is_due(self) -> bool:
         self._compared += 1
@@ -265,6 +275,16 @@ class Doubts:
     def _check_unequal(self, left: Any, right: Any) -> None:
         if self._holds("__eq__", left, right) is True:
             raise AssertionError(f"a {type(left).__name__} that claims to be both equal and unequal")
+
+    def _check_only(self, value: Any) -> None:
+        call = origin(value)
+        for variant in [item for calls in call.variants() for item in calls] if call else []:
+            try:
+                if variant.again(self._solution) is not value:
+                    return
+            except Exception:  # noqa: BLE001  arguments that the judged code refuses
+                continue
+        raise AssertionError(f"the same {type(value).__name__} for different arguments")
 
     def _check_order(self, name: str, left: Any, right: Any) -> str | None:
         from .mirrors import Mirror

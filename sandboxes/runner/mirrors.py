@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.machinery
+import json.encoder
 import os
 import sys
 import types
@@ -248,8 +249,7 @@ class Solution:
     def _class(self, number: int) -> MirrorType:
         if number not in self._classes:
             described = self._raw({"op": "describe", "o": number})
-            self._classes[number] = mirrored = _mirror_class(self, number, described)
-            type.__setattr__(mirrored, _NUMBER, number)
+            self._classes[number] = _mirror_class(self, number, described)
         return self._classes[number]
 
     # --- what the judged code asks of objects of the tests
@@ -484,7 +484,9 @@ def _mirror_class(solution: Solution, number: int, described: Any) -> MirrorType
         others = [base for base in bases if base.__name__ in _OTHER_BASES.get(base.__module__, ())]
         for method in {item for base in others for item in dir(base) if not item.startswith("__")} - {"fromkeys"}:
             namespace.setdefault(method, _method(method))
-        namespace["__doc__"] = property(_doc) if module == "builtins" else described["doc"]
+        namespace.update({"__doc__": _Doc(described["doc"]), _NUMBER: number})
+        if others:
+            vars(json.encoder)["c_make_encoder"] = None  # it looks at what the objects hold here, which is nothing
         mirrored = MirrorType(name, (*first, *mirror, *others, *exceptions), namespace)
         register(mirrored, described["abstract"])
         return mirrored
@@ -500,9 +502,14 @@ def _library_exception(module: str, name: str) -> type[Exception] | None:
     return kind if isinstance(kind, type) and issubclass(kind, Exception) and _may_cross(kind) else None
 
 
-def _doc(self: Any) -> Any:
-    """Of a function: its own, not that of all functions."""
-    return _solution_of(type(self)).ask("get", number_of(self), "__doc__")
+class _Doc:
+    """`__doc__` of a class, and of its objects: functions have their own."""
+
+    def __init__(self, text: str | None) -> None:
+        self._text = text
+
+    def __get__(self, mirror: Any, kind: Any = None) -> Any:
+        return self._text if mirror is None else _solution_of(kind).ask("get", number_of(mirror), "__doc__")
 
 
 def _method(name: str) -> Callable[..., Any]:
