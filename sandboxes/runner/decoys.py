@@ -24,7 +24,8 @@ _EACH = 6
 """Decoys for each argument of a call."""
 _MAY_AGREE = 1
 """Decoys that may equal an honest object too (9 and 14 modulo 5). More of them are a doubt."""
-_SHARE = 2
+_SHARE = 3
+_SHARE_OF_NUMBERS = 4
 """An object that equals more than one decoy in this many is not honest, even if it ignores case, or parts."""
 _ALWAYS, _THEN = 32, 0.25
 """Comparisons that are all checked, and the share of the later ones."""
@@ -243,7 +244,8 @@ class Doubts:
             self.note(
                 f"{type(left).__name__}: it equals {agreeing} of {len(options) - 1} values like {constant!r}"[:200]
             )
-        if real is not True or agreeing * _SHARE > len(options):
+        share = _SHARE_OF_NUMBERS if type(constant) in (int, float) else _SHARE
+        if real is not True or agreeing * share > len(options):
             raise AssertionError(f"a {type(left).__name__} that claims to equal {constant!r} and other values")
 
     def _check_objects(self, made: Any, other: Any) -> str | None:
@@ -351,7 +353,8 @@ def _endless(value: Any, tries: int = 200) -> Iterator[Any]:
     if kind is bool:
         yield not value
     elif kind is int or kind is float:
-        yield from (value + (-step if value == 1 else step) for step in (1, -1, 2, -2, 3, -3))  # a bit is flipped
+        first = -1 if value == 1 else 1  # a bit is flipped
+        yield from (value + first * sign * step for step in range(1, 9) for sign in (1, -1))
         for size in range(1, tries):
             yield value + kind(_chance.choice((1, -1)) * _chance.randint(1, 10 + size * size))
     elif kind is complex:
