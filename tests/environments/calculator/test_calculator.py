@@ -13,7 +13,7 @@ from forge_env.validation.checks import Validator
 
 async def test_the_calculator_is_sound() -> None:
     checks = [check async for check in Validator(lambda: fe.make("calculator"), num_tasks=10).run()]
-    assert [check.status for check in checks] == ["ok"] * len(checks), checks
+    assert {check.status for check in checks} <= {"ok", "note"}, checks
 
 
 @pytest.mark.parametrize(

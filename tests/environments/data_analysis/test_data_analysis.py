@@ -118,7 +118,7 @@ async def test_gold_scores_and_other_answers_do_not(engine: SandboxEngine) -> No
 @pytest.mark.slow
 async def test_it_is_sound(engine: SandboxEngine) -> None:
     checks = [check async for check in Validator(lambda: fe.make("data_analysis", sandboxes=engine), num_tasks=5).run()]
-    assert [check.status for check in checks] == ["ok"] * len(checks), checks
+    assert {check.status for check in checks} <= {"ok", "note"}, checks
 
 
 async def test_reading_answers_and_options() -> None:

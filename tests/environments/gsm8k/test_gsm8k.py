@@ -49,7 +49,7 @@ def test_no_problem_is_in_both_splits() -> None:
 
 async def test_it_is_sound() -> None:
     checks = [check async for check in Validator(lambda: fe.make("gsm8k"), num_tasks=10).run()]
-    assert [check.status for check in checks] == ["ok"] * len(checks), checks
+    assert {check.status for check in checks} <= {"ok", "note"}, checks
 
 
 @pytest.mark.parametrize("levels", [[1], [6], [2, 3]])

@@ -118,7 +118,7 @@ async def test_nothing_of_the_expected_state_is_inside(engine: SandboxEngine) ->
 async def test_it_is_sound(engine: SandboxEngine) -> None:
     validator = Validator(lambda: fe.make("terminal", sandboxes=engine), num_tasks=1)
     checks = [check async for check in validator.run()]
-    assert [check.status for check in checks] == ["ok"] * len(checks), checks
+    assert {check.status for check in checks} <= {"ok", "note"}, checks
 
 
 async def test_tasks_of_the_splits_differ() -> None:

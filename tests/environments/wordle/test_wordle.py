@@ -94,4 +94,4 @@ async def test_a_lost_game_gives_partial_credit_and_does_not_tell_the_word() -> 
 
 async def test_it_is_sound() -> None:
     checks = [check async for check in Validator(lambda: fe.make("wordle"), num_tasks=10).run()]
-    assert [check.status for check in checks] == ["ok"] * len(checks), checks
+    assert {check.status for check in checks} <= {"ok", "note"}, checks

@@ -97,7 +97,7 @@ async def test_twenty_kills_and_resumes_equal_an_undisturbed_run(tmp_path: Path)
 def figures(out: Path) -> dict[str, Any]:
     """The summary without what a clock says."""
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    timed = {"wall_s", "waited_s", "generate_s", "step_s", "requests"}
+    timed = {"wall_s", "waited_s", "generate_s", "step_s", "reset_s", "close_s", "requests"}
     environments = {
         label: {name: value for name, value in item.items() if name not in timed}
         for label, item in summary["environments"].items()
