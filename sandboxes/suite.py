@@ -36,13 +36,15 @@ _SHARED_NAMES = {
     "mock", "patch", "Mock", "MagicMock", "AsyncMock", "subprocess", "tempfile", "open", "Path", "sys", "os", "shutil",
     "inspect", "gc", "weakref", "threading", "Thread", "ThreadPoolExecutor", "multiprocessing", "dataclasses",
     "dataclass", "asdict", "astuple", "fields", "vars", "dir", "id", "signal", "given", "asyncio", "codecs",
-    "contextvars", "locale", "logging", "socket", "warnings", "__file__",
+    "contextvars", "locale", "logging", "socket", "warnings", "__file__", "BaseExceptionGroup", "ExceptionGroup",
+    "KeyboardInterrupt",
 }  # fmt: skip
 _SHARED_ATTRIBUTES = {
     "assertLogs", "assertWarns", "assertWarnsRegex", "warns", "deprecated_call", "reload", "chdir", "seed", "patch",
     "getcontext", "localcontext", "setcontext", "FunctionType", "MethodType", "ModuleType", "GeneratorType",
     "CoroutineType", "get_type_hints", "__annotations__", "__bases__", "__closure__", "__code__", "__defaults__",
-    "__dict__", "__globals__", "__module__", "__mro__", "__slots__", "__subclasses__",
+    "__dict__", "__globals__", "__module__", "__mro__", "__slots__", "__subclasses__", "__cause__", "__context__",
+    "__suppress_context__", "__notes__", "__traceback__",
 }  # fmt: skip
 """What tests use that needs the judged code in their own process: files, patches, variables, threads."""
 _HARMLESS = {

@@ -119,7 +119,7 @@ class Solution:
 
     # --- requests
 
-    def ask(self, operation: str, target: int, name: str = "", *arguments: Any, **named: Any) -> Any:
+    def ask(self, operation: str, target: int, name: str = "", /, *arguments: Any, **named: Any) -> Any:
         """Have an operation on an object carried out and return its result. Raises what the judged code raises."""
         try:
             sent = self._encoder.encode_all(*arguments, *named.values())
@@ -130,7 +130,7 @@ class Solution:
             request["kwargs"] = dict(zip(named, sent[len(arguments) :], strict=True))
         if operation in ("set", "isinstance", "issubclass"):
             request["value"] = sent[0]
-        return self._decode(self._raw(request, _ENDS.get(name) if operation == "special" else None))
+        return self._decode(self._raw(request, _ENDS.get(name) if operation in ("special", "await") else None))
 
     def _raw(self, request: dict[str, Any], may_end: type[BaseException] | None = None) -> Any:
         """The answer's data, or the exception that it tells of."""
@@ -241,6 +241,8 @@ class Solution:
             mirror: Any = mirrored.__base__.__new__(mirrored, *content)  # type: ignore[arg-type]
             object.__setattr__(mirror, _NUMBER, number)
             self._mirrors[number] = mirror
+            if isinstance(mirror, BaseException):  # else it has no text before it is raised
+                mirror.args = self._decode(self._raw({"op": "get", "o": number, "name": "args"}))
         return self._mirrors[number]
 
     async def _run(self, number: int) -> Any:
@@ -332,7 +334,7 @@ def _may_cross(kind: type[BaseException] | None) -> bool:
 class MirrorType(type):
     """A class of the judged code."""
 
-    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+    def __call__(cls, /, *arguments: Any, **named: Any) -> Any:
         """Make an object in the judged code's process."""
         made = _solution_of(cls).ask("call", number_of(cls), "", *arguments, **named)
         decoys.remember(made, cls, arguments, named)
@@ -389,7 +391,7 @@ class Mirror:
         if "\0plain" not in cls.__dict__:
             raise TypeError(f"{cls.__name__} derives from a judged class: such tests need how='counted'")
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, /, *arguments: Any, **named: Any) -> None:
         pass
 
     def __getattr__(self, name: str) -> Any:
@@ -414,7 +416,9 @@ class Mirror:
 
     def __bool__(self) -> bool:
         decoys.check_truth(self)
-        return len(self) != 0 if hasattr(type(self), "__len__") else True
+        if any("__len__" in vars(kind) for kind in type(self).__mro__):  # `hasattr` would find that of MirrorType
+            return len(self) != 0
+        return True
 
     def __eq__(self, other: object) -> Any:
         if self is not other:
@@ -434,6 +438,8 @@ class Mirror:
         return _unpickled, (_solution_of(type(self)).ask("pickled", number_of(self), "", protocol),)
 
     def __repr__(self) -> str:
+        if isinstance(self, BaseException):
+            return BaseException.__repr__(self)
         return f"<{type(self).__name__} of the judged code>"
 
 
@@ -513,7 +519,7 @@ class _Doc:
 
 
 def _method(name: str) -> Callable[..., Any]:
-    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+    def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
         return _solution_of(type(self)).ask("method", number_of(self), name, *arguments, **named)
 
     method.__name__ = name
@@ -531,8 +537,10 @@ def special_method(name: str, *, by_value: bool) -> Callable[..., Any]:
         return lambda self, other: getattr(_copy(self), name)(_copy(other))
     if name == "__await__":
         return _await
+    if name == "__anext__":
+        return _anext
 
-    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+    def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
         return _solution_of(type(self)).ask("special", number_of(self), name, *arguments, **named)
 
     if name == "__exit__":
@@ -548,7 +556,7 @@ def special_method(name: str, *, by_value: bool) -> Callable[..., Any]:
         return truth
     if name == "__call__":
 
-        def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        def call(self: Any, /, *arguments: Any, **named: Any) -> Any:
             made = method(self, *arguments, **named)
             decoys.remember(made, self, arguments, named)
             return made
@@ -564,6 +572,13 @@ def _copy(value: Any) -> Any:
 def _await(self: Any) -> Any:
     yield from ()
     return _solution_of(type(self)).ask("await", number_of(self))
+
+
+async def _anext(self: Any) -> Any:
+    """The next item of an `async for`, which only this may end."""
+    solution = _solution_of(type(self))
+    step = solution.ask("special", number_of(self), "__anext__")
+    return solution.ask("await", number_of(step), "__anext__") if isinstance(step, Mirror) else await step
 
 
 def _exit(self: Any, kind: Any, error: Any, traceback: Any) -> Any:

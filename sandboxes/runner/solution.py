@@ -159,13 +159,14 @@ class _Server:
             send(self._channel, self._failure(error))
 
     def _failure(self, error: BaseException) -> dict[str, Any]:
+        own = type(error).__module__ != "builtins"
+        given = error.__reduce__()[1] if isinstance(error, OSError) and not own else error.args  # with the file's name
         try:
-            arguments = self._encoder.encode_all(*error.args)
+            arguments = self._encoder.encode_all(*given)
         except (values.NotPlainDataError, RecursionError):
             arguments = []
         if "raised" in getattr(error, "__dict__", ()) and type(raised := error.__dict__["raised"]) is _Raised:
             return {"error": type(error).__name__, "raised": raised.number, "args": arguments}
-        own = type(error).__module__ != "builtins"
         return {
             "error": self._refer(error) if own else type(error).__name__,
             "args": arguments,
@@ -347,7 +348,7 @@ def _local(server: _Server, number: int, name: str, special: list[str], abstract
 
 
 def _asking(method: str) -> Callable[..., Any]:
-    def ask(self: Any, *arguments: Any, **named: Any) -> Any:
+    def ask(self: Any, /, *arguments: Any, **named: Any) -> Any:
         server: _Server = self._server
         sent = server.encode(*arguments, *named.values())
         kwargs = dict(zip(named, sent[len(arguments) :], strict=True))

@@ -161,6 +161,14 @@ def bump():
     global COUNT
     COUNT += 1
 def make(): return [Point(1, 2), Point(3, 4)]
+class Job:
+    def __init__(self, name, target=None): self.name, self.target = name, target
+    def rename(self, name, operation="set"): self.name = name; return self
+    def __call__(self, name): return name
+def hire(name, **named): return Job(name, **named)
+async def ticks(n):
+    for i in range(n): yield i
+def load(path): return open(path)
 class Chain:
     def __init__(self, *points): self.points = list(points)
     def __eq__(self, o): return self.points == list(o)
@@ -192,6 +200,14 @@ def test_objects():
     assert Stack([1]) != Stack([2]) and Stack([1]) in [Stack([2]), Stack([1])] and Stack([1]) != [1]
     assert hasattr(s, "push") and not hasattr(s, "nothing") and Stack.__doc__ == "A stack."
     assert copy.deepcopy(s) == s and pickle.loads(pickle.dumps(s)) == s
+def test_truth():
+    job = Job("a")
+    assert job and bool(job) is True and [*filter(None, [job, None])] == [job] and (None or job) is job
+    with pytest.raises(TypeError): len(job)
+def test_names_of_arguments():
+    assert Job(name="a", target=1).target == 1 and hire(name="b", target=2).name == "b"
+    assert Job("a").rename(name="c", operation="x").name == "c" and Job("a")(name="d") == "d"
+    assert Pair(1, 2)._replace(a=3) == (3, 2)
 def test_classes():
     s = Sub([1])
     assert isinstance(s, Stack) and issubclass(Sub, Stack) and type(s) is Sub and not isinstance(Stack(), Sub)
@@ -280,7 +296,9 @@ def test_errors():
     class Stop(Exception): pass
     def stop(x): raise Stop(x, "now")
     with pytest.raises(Stop) as s: each(stop, [5])
-    assert s.value.args == (5, "now")
+    assert s.value.args == (5, "now") and repr(Coded(2)) == "Coded('code 2')" and str(Coded(3)) == "code 3"
+    with pytest.raises(FileNotFoundError, match="/no/file") as missing: load("/no/file")
+    assert missing.value.filename == "/no/file" and missing.value.errno == 2
     with Ctx() as c: assert c.log == ["in"]
     with Ctx(): raise KeyError("x")
     with pytest.raises(ValueError):
@@ -288,7 +306,10 @@ def test_errors():
 def test_output(capsys):
     say("you")
     assert capsys.readouterr() == ("hello you\\n", "bye you\\n")
-def test_async(): assert asyncio.run(slow(1)) == 2
+def test_async():
+    assert asyncio.run(slow(1)) == 2
+    async def collected(): return [i async for i in ticks(3)]
+    assert asyncio.run(collected()) == [0, 1, 2]
 @pytest.mark.parametrize("n, want", [(1, 1), (2, 4)])
 def test_params(n, want): assert Square(n).area() == want
 """
@@ -310,7 +331,7 @@ async def sandbox(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[San
 async def test_mirrors_are_like_what_they_stand_for(sandbox: Sandbox) -> None:
     result = await sandbox.run_tests(files=PACKAGE, tests={"test_shop.py": TESTS}, limits=LIMITS)
     assert result.failures == []
-    assert (result.passed, result.how, result.total) == (True, "apart", 12)
+    assert (result.passed, result.how, result.total) == (True, "apart", 14)
 
 
 @pytest.mark.slow
@@ -392,6 +413,15 @@ async def test_honest_code_beside_its_tests(sandbox: Sandbox, name: str) -> None
     assert result.passed, result.failures
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ["lib", "etc", "work", "tmp"])
+async def test_no_folder_of_the_system_hides_a_judged_module(sandbox: Sandbox, name: str) -> None:
+    tests = {"test_it.py": f"from {name} import f\ndef test_f(): assert f(1) == 1\n"}
+    result = await sandbox.run_tests(files={f"{name}.py": "def f(x): return x\n"}, tests=tests, limits=LIMITS)
+    assert result.failures == []
+    assert result.how == "apart"
+
+
 # --- the choice
 
 
@@ -406,6 +436,8 @@ async def test_honest_code_beside_its_tests(sandbox: Sandbox, name: str) -> None
         ("apart", "import pkg\nclass Item:\n    pass\ndef test(): assert pkg.f(Item()) == 1\n"),
         ("apart", "import pkg\nclass Stop(ValueError):\n    pass\ndef test(): assert pkg.f(1) == 1\n"),
         ("apart", "import asyncio, pkg\ndef test(): assert asyncio.run(pkg.f()) == 1\n"),
+        ("counted", "import pkg\ndef test(): assert pkg.error().__cause__ is None\n"),
+        ("counted", "import pkg\ndef test(): assert isinstance(pkg.error(), ExceptionGroup)\n"),
         ("counted", "import sys, pkg\ndef test(): assert sys.modules['pkg'].x == 1\n"),
         ("counted", "import pkg\ndef test(): assert pkg.load(__file__)\n"),
         ("counted", "import pkg\ndef test(tmp_path): assert pkg.f(tmp_path) == 1\n"),
