@@ -18,6 +18,7 @@ def main(argument: str) -> None:
     """Run until the engine hangs up."""
     config = RunnerConfig.loads(argument)
     sys.dont_write_bytecode = True
+    sys.path[:] = [folder for folder in sys.path if folder != os.getcwd()]  # else `/lib` and `/work` are packages
     if not config.connect and config.control_fd < 0:
         serve(config, streams := StandardStreams(), streams.descriptors)
         return
