@@ -130,7 +130,11 @@ class Solution:
             request["kwargs"] = dict(zip(named, sent[len(arguments) :], strict=True))
         if operation in ("set", "isinstance", "issubclass"):
             request["value"] = sent[0]
-        return self._decode(self._raw(request, _ENDS.get(name) if operation in ("special", "await") else None))
+        may_end = _ENDS.get(name) if operation in ("special", "await") else None
+        try:
+            return self._decode(self._raw(request, may_end))
+        finally:
+            self._encoder.settle()
 
     def _raw(self, request: dict[str, Any], may_end: type[BaseException] | None = None) -> Any:
         """The answer's data, or the exception that it tells of."""

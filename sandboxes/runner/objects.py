@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import copy
 import functools
 import importlib
 import json
@@ -89,10 +90,6 @@ class _Replica:
         """Note the items as known to both ends."""
         self._agreed = self._items()
 
-    def differ(self) -> None:
-        """Note that the other end has other items."""
-        self._agreed = None
-
     def is_changed(self) -> bool:
         """Whether it has other items than the ends agreed on; containers among them have replicas of their own."""
         agreed, items = self._agreed, self._items()
@@ -120,6 +117,10 @@ class Encoder:
         self._numbers: dict[int, int] = {}  # by id; the replica keeps the container alive
         self.by_copy = False
         """Containers cross as copies that share nothing, while set."""
+        self._apart: set[int] = set()
+        """Containers that differ at the two ends from now on: neither says any more what it changes in them."""
+        self._kept: dict[int, Any] = {}
+        self._copies: dict[int, Any] = {}
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         """`value` as JSON-compatible data."""
@@ -204,7 +205,10 @@ class Encoder:
     def _decode_container(self, body: Any, depth: int) -> Any:
         number, *content = body
         if not content:
-            return self._replicas[number].container
+            if number in self._kept:
+                return self._copy_of(number, depth)
+            own = self._replicas[number].container
+            return self._as_changed(own, depth) if self._kept else own
         ((kind, body),) = content[0].items()
         container: Any = collections.deque(maxlen=body[0]) if kind == "q" else _MUTABLE[kind]()
         if number == _ANONYMOUS:
@@ -216,6 +220,32 @@ class Encoder:
         self._fill(container, content[0], depth)
         replica.agree()
         return container
+
+    def _copy_of(self, number: int, depth: int) -> Any:
+        """A container of this end as the other end has changed it, while this end keeps its own."""
+        if number not in self._copies:
+            container, content = self._kept[number]
+            copied = self._copies[number] = type(container)()
+            self._fill(copied, content, depth)
+        return self._copies[number]
+
+    def _as_changed(self, value: Any, depth: int) -> Any:
+        """`value`, or a copy of it where it holds containers with changes that this end did not take over."""
+        if type(value) not in _TAGS or depth > values.MAX_DEPTH or isinstance(value, (set, bytearray)):
+            return value
+        number = next((number for number, (container, _) in self._kept.items() if container is value), None)
+        if number is not None:
+            return self._copy_of(number, depth)
+        items = list(value.items() if isinstance(value, dict) else enumerate(value))
+        changed = [(key, item) for key, old in items if (item := self._as_changed(old, depth + 1)) is not old]
+        copied = copy.copy(value) if changed else value
+        for key, item in changed:
+            copied[key] = item
+        return copied
+
+    def settle(self) -> None:
+        """Forget the changes that were not taken over: the answer that they came with has been decoded."""
+        self._kept, self._copies = {}, {}
 
     def _fill(self, container: Any, content: Any, depth: int) -> None:
         ((tag, body),) = content.items()
@@ -243,7 +273,10 @@ class Encoder:
         """
         if self.by_copy or not self._replicas:
             return {}
-        message: dict[str, Any] = {}
+        message: dict[str, Any] = {"forget": sorted(self._apart & self._replicas.keys())} if self._apart else {}
+        for number in message.get("forget", ()):
+            self._forget(number)
+        self._apart.clear()
         for number, replica in list(self._replicas.items()):
             if replica.is_changed():
                 message.setdefault("changes", []).append([number, self._content(replica.container, 0)])
@@ -258,13 +291,15 @@ class Encoder:
 
         Args:
             message: the message it came with.
-            keep_own: leave containers that were made at this end as they are; the next message says so.
+            keep_own: leave containers that were made at this end as they are, and apart from now on. Until `settle`,
+                those that are decoded are copies with the changes.
         """
         try:
             for number, content in message.get("changes", ()):
                 replica = self._replicas[number]
                 if keep_own and number % 2 == self._first % 2:
-                    replica.differ()
+                    self._kept[number] = (replica.container, content)
+                    self._apart.add(number)
                     continue
                 self._fill(replica.container, content, 0)
                 replica.agree()
