@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator
@@ -165,7 +166,8 @@ def test_tokens_are_exact(result: fe.EvaluationResult, recipe: RunConfig, checkp
 
 
 def test_turns_continue_the_tokens_before_them(result: fe.EvaluationResult) -> None:
-    turns = [turn for name in TOOLS for item in played(result, name) for turn in item.turns[1:]]
-    assert len(turns) >= 8
+    pairs = [pair for name in TOOLS for item in played(result, name) for pair in itertools.pairwise(item.turns)]
+    turns = [turn for before, turn in pairs if all(call.function.name for call in before.message.tool_calls)]
+    assert len(turns) >= 8  # after a malformed call, which goes back in another form, a turn may fork
     assert sum(turn.reply.forked for turn in turns) <= len(turns) // 4  # the server writes arguments its own way
     assert any(len(item.turns) > 1 and len(item.segments()) == 1 for item in played(result, "coding_rlvr"))

@@ -460,7 +460,9 @@ def test_the_highest_reward_of_a_game_is_an_option(capsys: pytest.CaptureFixture
     assert main(["validate", "gymnasium", *options, "--max_reward", "-3"]) == 1
     assert re.search(r"scored \S+ of -3: set the option max_reward=\S+, or lower the reward", capsys.readouterr().out)
     assert main(["validate", "gymnasium", *options, "--max_reward", "1"]) == 0
-    assert main(["validate", "gymnasium", *options]) == 1, "answers without a move cost nothing, and the best game is -13"
+    assert main(["validate", "gymnasium", *options]) == 1, (
+        "answers without a move cost nothing, and the best game is -13"
+    )
 
 
 def test_no_tasks_at_all_are_no_success(capsys: pytest.CaptureFixture[str]) -> None:
