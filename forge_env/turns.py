@@ -1,14 +1,14 @@
-"""One reading of a model's turn: content, thoughts, tool calls, and calls that are malformed.
+"""Parsing of a model's turn into content, thoughts, tool calls and malformed calls.
 
-Training, endpoints with native or text tools, `vllm:CHECKPOINT` and the gateway all read turns here, so that a turn
-earns the same wherever it was sampled:
+Training, endpoints with native or text tools, `vllm:CHECKPOINT` and the gateway all parse turns here, so that a turn
+has the same meaning wherever it was sampled:
 
 - Thoughts (`<think>...</think>`) at the beginning of the text are `reasoning_content`. So is everything before a
-  closing tag that was opened in the prompt, and everything after an opening tag that is never closed.
-- Calls are those that the chat format or the endpoint has already parsed. Where there are none and tools were offered,
-  they are the `<tool_call>` blocks of the text, in the format of Hermes and Qwen. Those inside thoughts are no calls.
-- A call without a name (`is_malformed`) could not be read; its arguments are the text as the model wrote it, and
-  `explain` says what is wrong with it.
+  closing tag that the prompt has opened, and everything after an opening tag that is never closed.
+- Calls are those that the chat format or the endpoint has already parsed. If there are none and tools were offered,
+  they are the `<tool_call>` blocks of the text, in the format of Hermes and Qwen, except those inside thoughts.
+- A call without a name (`is_malformed`) could not be parsed; its arguments are the text as the model wrote it, and
+  `explain` describes the mistake.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _ANY_OPEN = re.compile(r"<think>|<thinking>|\[THINK\]", re.IGNORECASE)
 def read_turn(
     text: str, *, reasoning: str | None = None, calls: Sequence[ToolCall] = (), tools: bool, turn: int = 0
 ) -> Message:
-    """The message that a turn's text spells.
+    """Parse the text of a turn.
 
     Args:
-        text: what the model wrote, without the thoughts and calls that have been parsed already.
-        reasoning: those thoughts; None: none were parsed.
-        calls: those calls.
-        tools: whether tools were offered; without them, text that looks like a call is text.
-        turn: the turn's number in its conversation, for the ids of calls that are read here.
+        text: the model's output, without thoughts and calls that are already parsed.
+        reasoning: thoughts that are already parsed; None if there are none.
+        calls: calls that are already parsed.
+        tools: whether tools were offered; otherwise text that looks like a call is text.
+        turn: number of the turn in its conversation, for the ids of calls that are parsed here.
     """
     thoughts, content = split_thoughts(clean_unicode(text), only_leading=reasoning is not None)
     if reasoning is not None:
@@ -50,21 +50,21 @@ def read_turn(
         content = _CALL.split(content, maxsplit=1)[0]
     return Message(
         role="assistant",
-        content=content.strip() if thoughts or calls else content,  # what separates them is not part of it
+        content=content.strip() if thoughts or calls else content,  # separators are not part of the content
         tool_calls=list(calls),
         reasoning_content="\n".join(filter(None, map(str.strip, thoughts))) or None,
     )
 
 
 def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = False) -> tuple[list[str], str]:
-    """`(thoughts, the rest)` of a turn's text.
+    """Split a turn's text into `(thoughts, rest)`.
 
-    A block that is never closed is all thought, unless the turn ends with a whole call: some models go from thinking
-    to calling without closing the block.
+    A block that is never closed extends to the end, or to a complete call at the end: some models call a tool without
+    closing their thoughts.
 
     Args:
         text: of the turn.
-        only_leading: the thoughts that the prompt had opened are known already: a closing tag closes nothing.
+        only_leading: thoughts that the prompt opened are already parsed, so a lone closing tag has no meaning.
         opened: the prompt has opened a block.
     """
     thoughts: list[str] = []
@@ -91,16 +91,16 @@ def _closes_the_prompts_block(text: str) -> bool:
 
 
 def call_of(name: Any, arguments: Any, call_id: str, raw: str | None = None) -> ToolCall:
-    """The call of a name and its arguments, whatever JSON they are; malformed where the name is no text.
+    """Build a call from a name and arguments of any JSON type; a malformed call if the name is not a text.
 
     Args:
         name: of the tool.
-        arguments: their text, or the value that it was parsed into.
-        call_id: of the call.
-        raw: the call as the model wrote it, where it is known.
+        arguments: as text, or as a parsed value.
+        call_id: id of the call.
+        raw: the call as the model wrote it, if known.
     """
     if isinstance(name, str) and name.strip():
-        # interned: it is held by every call of every open episode
+        # interned: every call of every open episode keeps it
         function = FunctionCall(name=sys.intern(clean_unicode(name)), arguments=arguments_text(arguments))
         return ToolCall(id=call_id, function=function)
     if raw is None:
@@ -109,7 +109,7 @@ def call_of(name: Any, arguments: Any, call_id: str, raw: str | None = None) -> 
 
 
 def read_call(block: str, call_id: str) -> ToolCall:
-    """The call that a JSON object spells, `{"name": ..., "arguments": {...}}`; malformed where it is none."""
+    """Parse a call, `{"name": ..., "arguments": {...}}`; the call is malformed if `block` isn't such an object."""
     try:
         data = read_json(block)
     except BadJSONError:
@@ -120,17 +120,17 @@ def read_call(block: str, call_id: str) -> ToolCall:
 
 
 def malformed(raw: str, call_id: str = "call_0") -> ToolCall:
-    """A call that could not be read."""
+    """Build the call that stands for text that could not be parsed."""
     return ToolCall(id=call_id, function=FunctionCall(name="", arguments=clean_unicode(raw.strip())))
 
 
 def is_malformed(call: ToolCall) -> bool:
-    """Whether a call could not be read."""
+    """Whether the call could not be parsed."""
     return not call.function.name.strip()
 
 
 def explain(block: str) -> str:
-    """What is wrong with a malformed call, given its text."""
+    """Describe the mistake in the text of a malformed call."""
     try:
         data = read_json(block)
     except BadJSONError as error:

@@ -1,7 +1,7 @@
-"""What `Sandbox.run_tests` sends, and the verdict on what comes back.
+"""The requests of `Sandbox.run_tests`, and the verdict on their results.
 
-Nothing here runs inside a sandbox. The way to judge is chosen from the text of the tests alone: the judged code has no
-say in it.
+Nothing here runs inside a sandbox. Whether tests run apart or counted depends on their source alone, so the judged code
+can't influence it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sandboxes.twins import Comparing, Edit, Function, Kind, Twin, comparing, ed
 MAX_FAILURES = 50
 _CONFTEST = "conftest.py"
 _LEFT_OUT = {_CONFTEST, PYTEST_INI, ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"}
-"""Files of the judged code that could tell pytest what to do."""
+"""Configuration of pytest, left out of the judged code."""
 _SHARED_FIXTURES = {
     "capfd", "capfdbinary", "capsysbinary", "caplog", "recwarn", "monkeypatch", "tmp_path", "tmpdir", "mocker",
     "tmp_path_factory", "tmpdir_factory", "pytester", "freezer",
@@ -46,21 +46,21 @@ _SHARED_ATTRIBUTES = {
     "__dict__", "__globals__", "__module__", "__mro__", "__slots__", "__subclasses__", "__cause__", "__context__",
     "__suppress_context__", "__notes__", "__traceback__",
 }  # fmt: skip
-"""What tests use that needs the judged code in their own process: files, patches, variables, threads."""
+"""Fixtures, names and attributes that need the judged code in the same process: files, patches, variables, threads."""
 _HARMLESS = {
     "asyncio.get_event_loop", "asyncio.new_event_loop", "asyncio.run", "asyncio.set_event_loop", "asyncio.sleep",
     "os.linesep", "os.name", "os.path", "os.pathsep", "os.sep", "sys.byteorder", "sys.float_info", "sys.hash_info",
     "sys.hexversion", "sys.implementation", "sys.int_info", "sys.maxsize", "sys.maxunicode", "sys.platform",
     "sys.version", "sys.version_info",
 }  # fmt: skip
-"""What is the same in every process."""
+"""Attributes of these modules that are the same in every process."""
 _PLAIN_MODULES = {*sys.stdlib_module_names, "pytest", "numpy", "solution"}
 _STARTS = {"sys.path.append", "sys.path.extend", "sys.path.insert", "unittest.main", "pytest.main"}
-"""Calls by which a test file that is run as a program is made to work."""
+"""Calls that let a test file run as a program."""
 _MOST_RUNS = 6
 _WANTED_BITS = 6
-"""Runs are added until code that guesses passes at most one time in 2 to this power, or there are `_MOST_RUNS`."""
-_BESIDE = "the tests ran in one process with the judged code, which can change their outcome"
+"""Runs are added, up to `_MOST_RUNS`, until guessing passes with a probability of at most 2 to the minus this power."""
+_BESIDE = "the tests ran in the judged code's process, where it can change their outcome"
 
 
 @dataclass
@@ -73,11 +73,11 @@ class Expected:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the tests beside the judged code: files with some tests replaced by twins."""
+    """One run of the tests in the judged code's process: files with some tests replaced by twins."""
 
     tests: dict[str, bytes]
     twins: dict[str, Twin]
-    """The twin that runs in place of a test, by the test's name."""
+    """Twins by the name of the test that they replace."""
 
 
 @dataclass
@@ -87,22 +87,22 @@ class Suite:
     judged: dict[str, bytes]
     tests: dict[str, bytes]
     text: str | None
-    """The tests, if they are one text without a file."""
+    """The tests, if they are a single text, not files."""
     how: How
     pytest: bool
     paths: list[str]
-    """Test files that are run; the others of `tests` are what they import."""
+    """Test files to run; they import the other files of `tests`."""
     modules: list[str]
     """Full names of the judged modules."""
     around: list[str] = field(default_factory=list)
     """Judged packages that have test files inside."""
     sync: bool = True
-    """Whether tests look at containers again that they have passed to the judged code."""
+    """Whether tests inspect containers after passing them to the judged code."""
     expected: dict[str, Expected] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
 
     def apart_header(self) -> tuple[Header, bytes]:
-        """The request for two processes, beside the judged code, and its tail."""
+        """The header and tail of a request for two processes, without the judged code."""
         tests = b"" if self.text is None else self.text.encode("utf-8", "replace")
         sizes = [[path, len(data)] for path, data in self.tests.items()]
         judged: Header = {"judged": self.modules, "around": self.around, "sync": self.sync}
@@ -111,7 +111,7 @@ class Suite:
         return {"op": "judge", "kind": "judge", "tests": header}, tail
 
     def beside_header(self, run: Run) -> tuple[Header, dict[str, bytes]]:
-        """The request for one process, and all its files."""
+        """The header of a request for one process, and all its files."""
         folder = RUN_FOLDER + secrets.token_hex(8)
         return {"kind": "counted", "folder": folder, **self._run()}, {**self.judged, **run.tests}
 
@@ -125,12 +125,12 @@ def suite_of(
     files: Mapping[str, bytes],
     how: How | None,
 ) -> Suite:
-    """The suite for these arguments of `run_tests`; paths are checked already. Raises `UsageError`."""
+    """The suite for these arguments of `run_tests`, whose paths are already validated. Raises `UsageError`."""
     if isinstance(tests, str):
         if code is None:
-            raise UsageError("tests in one text judge code in one text", fix="pass tests={path: text}")
+            raise UsageError("tests in one text need code in one text", fix="pass tests={path: text}")
         if how == "counted":
-            raise UsageError("tests in one text are run apart", fix="pass files={path: text}, tests={path: text}")
+            raise UsageError("tests in one text can only run apart", fix="pass files={path: text}, tests={path: text}")
         return Suite({}, {}, tests, "apart", False, [], ["solution"], sync=_looks_again(_quietly_parsed(tests)))
     if code is not None:
         files = {"solution.py": code.encode("utf-8", "surrogatepass"), **files}
@@ -151,7 +151,7 @@ def suite_of(
 
 
 def verdict_apart(execution: ExecResult, stream: bytes, judge: Header) -> TestsResult:
-    """The verdict of the tests' process; without one, nothing has passed."""
+    """The verdict of the tests' process; if there is none, the tests failed."""
     frames = values.unpack_frames(stream)
     if len(frames) == 1 and isinstance(verdict := frames[0], dict):
         failures = [str(line) for line in verdict["failures"]]
@@ -160,24 +160,24 @@ def verdict_apart(execution: ExecResult, stream: bytes, judge: Header) -> TestsR
         by_test = {str(test): worst(None, outcome) for test, outcome in verdict["outcomes"]}
         return TestsResult(not failed and total > 0, total, failures, execution, "apart", failed, doubts, by_test)
     why = "timed out" if execution.timed_out else str(judge.get("stderr", "")).strip()[-500:]
-    return TestsResult(False, 0, [f"the tests came to no verdict: {why}"], execution, "apart", 0)
+    return TestsResult(False, 0, [f"the tests ended without a verdict: {why}"], execution, "apart", 0)
 
 
 _OUTCOMES: tuple[Outcome, ...] = ("passed", "skipped", "failed")
 
 
 def worst(before: Outcome | None, outcome: str) -> Outcome:
-    """The worse of two outcomes of one test; what is none counts as failed."""
+    """The worse of two outcomes of one test; an unknown outcome counts as failed."""
     now = _OUTCOMES[_OUTCOMES.index(outcome)] if outcome in _OUTCOMES else "failed"
     return max(before or now, now, key=_OUTCOMES.index)
 
 
 @dataclass
 class _Outcomes:
-    """What one run beside the judged code reported."""
+    """The outcomes that one run in the judged code's process reported."""
 
     by_test: dict[str, set[str]] = field(default_factory=dict)
-    """Outcomes of a test, of all its parameters, by its name without parameters."""
+    """Outcomes of a test with all its parameter sets, by its name without parameters."""
     refuted: set[str] = field(default_factory=set)
     """Tests whose own assertion failed."""
     reported: list[tuple[str, str, str]] = field(default_factory=list)
@@ -186,7 +186,7 @@ class _Outcomes:
 
 
 def verdict_beside(executions: Sequence[tuple[ExecResult, bytes]], suite: Suite) -> TestsResult:
-    """The verdict on the runs of a suite: every real test passes, and every twin fails."""
+    """The verdict on the runs of a suite: every real test must pass, and every twin fail."""
     all_outcomes = [_outcomes(stream, execution) for execution, stream in executions]
     total, failures = 0, []
     by_test: dict[str, Outcome] = {}
@@ -215,7 +215,7 @@ def verdict_beside(executions: Sequence[tuple[ExecResult, bytes]], suite: Suite)
     doubts = [_BESIDE]
     tests = {*suite.expected, *(name for outcomes in all_outcomes for name in outcomes.by_test)}
     if bare := len(tests) - sum(bool(expected.twins) for expected in suite.expected.values()):
-        doubts.append(f"{bare} of {len(tests)} tests have no twin that would show a forged outcome")
+        doubts.append(f"{bare} of {len(tests)} tests have no twin, so a forged outcome would not be noticed")
     passed = not failures and total > 0
     failures = list(dict.fromkeys(failures))
     return TestsResult(
@@ -231,12 +231,12 @@ def _outcomes(stream: bytes, execution: ExecResult) -> _Outcomes:
     outcomes = _Outcomes()
     for frame in values.unpack_frames(stream):
         if not (isinstance(frame, list) and len(frame) == 3 and all(isinstance(item, str) for item in frame)):
-            outcomes.problem = "something else was written to the channel of the outcomes"
+            outcomes.problem = "something other than outcomes was written to their channel"
             return outcomes
         test, outcome, message = frame
         if outcome == "end":
             complete = message == str(len(outcomes.reported)) and execution.ok
-            outcomes.problem = None if complete else "outcomes are missing, or the program did not end by itself"
+            outcomes.problem = None if complete else "outcomes are missing, or the program did not exit normally"
             return outcomes
         outcomes.reported.append((test, outcome, message))
         name = test.partition("[")[0]
@@ -251,12 +251,12 @@ def _left_out(suite: Suite, outcomes: _Outcomes) -> str | None:
 
 
 def _passing_twin(suite: Suite, all_outcomes: Sequence[_Outcomes]) -> str | None:
-    """A test that passed, as did a twin of it. Wrong code may pass a twin, but not the test as well."""
+    """The problem if a test passed and one of its twins did too. Wrong code may pass a twin, but not both."""
     for name in suite.expected:
         by_kind: dict[Kind | None, list[bool]] = {}
         for run, outcomes in zip(suite.runs, all_outcomes, strict=True):
             kind = run.twins[name].kind if name in run.twins else None
-            if kind == "opposite":  # a value may refuse to be compared with another constant
+            if kind == "opposite":  # comparing a value with another constant may raise
                 holds = name not in outcomes.refuted
             else:
                 holds = "passed" in outcomes.by_test[name] and not (kind is None and "failed" in outcomes.by_test[name])
@@ -264,9 +264,9 @@ def _passing_twin(suite: Suite, all_outcomes: Sequence[_Outcomes]) -> str | None
         passed, opposite = by_kind.pop(None, []), by_kind.pop("opposite", [])
         unsure = [reports for kind in ("inner", "unsure") if (reports := by_kind.pop(kind, []))]
         if all(passed) and (any(map(any, by_kind.values())) or any(map(all, unsure))):
-            return f"{name} passed with other constants, which honest code fails"
+            return f"{name} also passed with changed constants, with which honest code fails"
         if all(passed) and not all(opposite):
-            return f"{name} found values equal to other constants as well"
+            return f"values that {name} compares also equal other constants"
     return None
 
 
@@ -274,7 +274,7 @@ def _passing_twin(suite: Suite, all_outcomes: Sequence[_Outcomes]) -> str | None
 
 
 def _parsed(tests: Mapping[str, bytes]) -> dict[str, ast.Module]:
-    """The Python files among the tests. Others of that ending may be data, but not those that hold tests."""
+    """The Python files among the tests. A `.py` file that can't be parsed may be data, unless it is named as tests."""
     trees: dict[str, ast.Module] = {}
     for path, data in tests.items():
         if path.endswith(".py"):
@@ -287,19 +287,19 @@ def _parsed(tests: Mapping[str, bytes]) -> dict[str, ast.Module]:
 
 
 def _to_run(trees: Mapping[str, ast.Module]) -> list[str]:
-    """The files that hold tests: named so, or all but conftest.py where none is."""
+    """The files that contain tests: those with a test name, or if there are none, all but conftest.py."""
     named = [path for path in trees if _is_named(posixpath.basename(path))]
-    found = named or [path for path in trees if posixpath.basename(path) not in (_CONFTEST, "__init__.py")]
-    if not found:
+    paths = named or [path for path in trees if posixpath.basename(path) not in (_CONFTEST, "__init__.py")]
+    if not paths:
         raise UsageError("there are no tests", fix="pass tests={'test_it.py': text}")
-    if not any(_can_fail(trees[path]) for path in found):
+    if not any(_can_fail(trees[path]) for path in paths):
         fix = "call functions test_..., or derive classes from unittest.TestCase"
-        raise UsageError(f"there is no test in {', '.join(sorted(found))}", fix=fix)
-    return sorted(found)
+        raise UsageError(f"there is no test in {', '.join(sorted(paths))}", fix=fix)
+    return sorted(paths)
 
 
 def _can_fail(tree: ast.Module) -> bool:
-    """Whether a file has tests, or statements of its own, beside imports, names and functions of other names."""
+    """Whether a file has tests, or statements other than imports, assignments and definitions."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names = [node.name]
@@ -322,9 +322,9 @@ def _is_named(name: str) -> bool:
 
 
 def _without_settings(files: Mapping[str, bytes], tests: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The judged files without what pytest would obey, and without what is in the way of the tests.
+    """The judged files without configuration of pytest, and without files that would shadow the tests.
 
-    A folder, an extension or compiled code is found before a module of that name.
+    Python finds a folder, an extension or compiled code before a module of that name.
     """
     folders = {posixpath.dirname(path) for path in tests}
     above = {parent for folder in folders for parent in _and_parents(folder)}
@@ -349,9 +349,9 @@ def _and_parents(folder: str) -> Iterator[str]:
 
 
 def _modules(judged: Mapping[str, bytes], tests: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
-    """Full names of the judged modules, and of those that are packages around test files.
+    """Full names of the judged modules, and of the judged packages that contain test files.
 
-    A folder of tests is the tests' own, also if the judged code has files in it.
+    A folder of tests belongs to the tests, even if the judged code has files in it.
     """
     names = _names(judged)
     of_tests = {name for path in tests if path.endswith(".py") for name in _names({path: b""})}
@@ -363,7 +363,7 @@ def _modules(judged: Mapping[str, bytes], tests: Mapping[str, bytes]) -> tuple[l
 
 
 def _names(files: Mapping[str, bytes]) -> set[str]:
-    """Full names of modules and packages, also of those below `src/`."""
+    """Full names of modules and packages, including those in `src/`."""
     names: set[str] = set()
     for path in files:
         parts = path.split("/")
@@ -399,53 +399,53 @@ def _is_case(item: ast.ClassDef) -> bool:
 
 
 def _are_deep(trees: Mapping[str, ast.Module], modules: Sequence[str]) -> bool:
-    """Whether tests need the judged code in their own process, as far as their text shows."""
-    own = {part.removesuffix(".py") for path in trees for part in path.split("/")}
-    return any(_Reader(path, tree, set(modules), own).is_deep() for path, tree in trees.items())
+    """Whether tests need the judged code in their own process, judging by their source."""
+    helpers = {part.removesuffix(".py") for path in trees for part in path.split("/")}
+    return any(_Reader(path, tree, set(modules), helpers).is_deep() for path, tree in trees.items())
 
 
 class _Reader:
-    """Reads a file of the tests.
+    """Decides whether a test file needs the judged code in its process.
 
     Args:
         path: of the file.
-        tree: the file.
+        tree: syntax tree of the file.
         modules: full names of the judged modules.
-        own: parts of the names of the tests' modules.
+        helpers: parts of the names of the tests' modules.
     """
 
-    def __init__(self, path: str, tree: ast.Module, modules: Set[str], own: Set[str]) -> None:
+    def __init__(self, path: str, tree: ast.Module, modules: Set[str], helpers: Set[str]) -> None:
         self._package = [part for part in path.split("/")[:-1] if part != "src"]
         self._nodes = list(_without_harmless(tree))
-        self._known = _PLAIN_MODULES | {_top(name) for name in modules} | own
-        judged, helpers = set(), set()
+        self._known = _PLAIN_MODULES | {_top(name) for name in modules} | helpers
+        judged, imported = set(), set()
         for node in self._nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for module, name in self._imported(node):
                     if module in modules:
                         judged.add(name)
-                    elif _top(module) in own:
-                        helpers.add(name)
-        self._judged, self._helpers = judged, helpers - judged
+                    elif _top(module) in helpers:
+                        imported.add(name)
+        self._judged, self._helpers = judged, imported - judged
         stored = (node.id for node in self._nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
         arguments = (node.arg for node in self._nodes if isinstance(node, ast.arg))
         self._bound = {*judged, *stored, *arguments}
         self._classes = {node.name for node in self._nodes if isinstance(node, ast.ClassDef)}
 
     def is_deep(self) -> bool:
-        """Whether one of its parts needs the judged code in its process."""
+        """Whether the file needs the judged code in its process."""
         return any(map(self._needs, self._nodes))
 
     def _needs(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            # The judged code may have told an installed package of its classes.
+            # The judged code may have registered its classes with an installed package.
             return not {_top(module) for module, _ in self._imported(node)} <= self._known
         if isinstance(node, ast.ClassDef):
             return self._is_of_both(node)
         if isinstance(node, ast.Call):
             is_check = _is_assertion(node) or _dotted(node.func).rpartition(".")[2] in ("isinstance", "raises")
             named = {argument.id for argument in node.args if isinstance(argument, ast.Name)}
-            return not is_check and not self._classes.isdisjoint(named)  # they are more than something to call
+            return not is_check and not self._classes.isdisjoint(named)  # classes can be used for more than calls
         if isinstance(node, ast.Attribute):
             is_theirs = node.attr[0] != "_" and _root(node) in self._judged
             return node.attr in _SHARED_ATTRIBUTES and not is_theirs
@@ -463,7 +463,7 @@ class _Reader:
             yield from ((module, item.asname or item.name) for item in node.names)
 
     def _is_of_both(self, node: ast.ClassDef) -> bool:
-        """Whether the judged code made a part of a class, or treats its objects as those of a built-in type."""
+        """Whether a class depends on the judged code (bases, decorators), or may derive from a built-in type."""
         bases = {_root(base) for base in node.bases} - self._classes - self._helpers - _PLAIN_BASES
         if bases & self._judged or any(not _is_error(base) for base in bases):
             return True
@@ -479,7 +479,7 @@ def _is_error(name: str) -> bool:
 
 
 def _without_harmless(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a tree, without those that mention a module for something that needs no process."""
+    """The nodes of a tree, except uses of modules that don't depend on the process."""
     if isinstance(node, ast.Attribute) and _dotted(node) in _HARMLESS:
         return
     if isinstance(node, ast.Call) and _dotted(node.func) in _STARTS:
@@ -490,7 +490,7 @@ def _without_harmless(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _dotted(node: ast.expr) -> str:
-    """`a.b.c`, or empty for what is not only names."""
+    """`a.b.c`, or "" for an expression that isn't a dotted name."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -512,10 +512,10 @@ def _quietly_parsed(text: str) -> ast.Module:
 
 
 def _looks_again(tree: ast.Module) -> bool:
-    """Whether a test compares a variable with a literal that it has passed to a call before.
+    """Whether a test passes a variable to a call, and compares that variable with a literal.
 
-    Only then are changes to the variable taken over from calls that return something: otherwise judged code could
-    empty a list, return [] and pass `assert f(items) == sorted(items)`.
+    Only then do changes to the variable cross from calls that return a value: otherwise judged code could empty a
+    list, return [] and pass `assert f(items) == sorted(items)`.
     """
     passed = {
         argument.id
@@ -551,7 +551,7 @@ def _top(name: str) -> str:
 
 
 def _plan_runs(suite: Suite, trees: Mapping[str, ast.Module]) -> None:
-    """Note every test that must be reported, and decide which run has which of them real."""
+    """Set the expected tests, and choose for each the run in which it is real."""
     sources: dict[str, str] = {}
     helpers: Comparing = {name: places for tree in trees.values() for name, places in comparing(tree).items()}
     called = _mentioned(trees.values())
@@ -588,7 +588,7 @@ def _kinds(expected: Expected) -> set[str]:
 
 
 def _in_turn(twins: Sequence[Twin], count: int) -> list[Twin]:
-    """`count` of the twins in random order; those that honest code surely fails first, and each kind in turn."""
+    """`count` twins in random order, of the most reliable kinds there are, each kind in turn."""
     chance = secrets.SystemRandom()
     kinds = ("literal", "opposite") if any(twin.kind == "literal" for twin in twins) else ("negated", "unsure", "inner")
     pools = [pool for kind in kinds if (pool := [twin for twin in twins if twin.kind == kind])]
@@ -598,7 +598,7 @@ def _in_turn(twins: Sequence[Twin], count: int) -> list[Twin]:
 
 
 def _tests_in(path: str, tree: ast.Module, pytest: bool) -> Iterator[tuple[str, Function, set[str]]]:
-    """Tests that are surely collected: name, function, and what that and its surroundings mention."""
+    """Tests that are certain to be collected: name, function, and the names that it and its scope mention."""
     whole = {
         _EVERYWHERE,
         *_mentioned(item for item in tree.body if isinstance(item, ast.Assign | ast.Expr | ast.Raise)),
@@ -619,7 +619,7 @@ def _tests_in(path: str, tree: ast.Module, pytest: bool) -> Iterator[tuple[str, 
 
 
 def _bound_once(scope: ast.Module | ast.ClassDef) -> set[str]:
-    """Names that have one binding in a module or class: functions of these names are what tests find there."""
+    """Names with a single binding in a module or class, which no later definition replaces."""
     counts: Counter[str] = Counter()
     pending: list[ast.AST] = [*scope.body]
     while pending:
@@ -636,7 +636,7 @@ def _bound_once(scope: ast.Module | ast.ClassDef) -> set[str]:
 
 
 def _is_test(item: ast.stmt) -> TypeGuard[Function]:
-    """Whether it is a test that is reported under the name of its function."""
+    """Whether a statement is a test that is reported under its function's name."""
     if not isinstance(item, Function) or not item.name.startswith("test"):
         return False
     return all(map(_keeps_name, item.decorator_list))
@@ -646,7 +646,7 @@ _DECORATORS = {
     "mark", "skip", "skipIf", "skipUnless", "expectedFailure", "patch", "object", "dict", "staticmethod", "classmethod",
     "given", "settings", "example", "seed", "freeze_time", "filterwarnings", "wraps", "asyncio",
 }  # fmt: skip
-"""Of tests. Others may make several tests of one (`parameterized.expand`), or none (`fixture`)."""
+"""Decorators that keep one test under its name. Others may make several of it (`parameterized.expand`), or none."""
 
 
 def _keeps_name(decorator: ast.expr) -> bool:
@@ -666,7 +666,7 @@ _EVERYWHERE = "\0everywhere"
 
 
 def _marks(trees: Mapping[str, ast.Module], names: Set[str]) -> Set[str]:
-    """These names and those of fixtures, helpers and variables that use them; `_EVERYWHERE` if they reach all tests."""
+    """These names and those of fixtures, helpers and variables that use them; `_EVERYWHERE` if all tests do."""
     users: set[str] = set()
     for path, tree in trees.items():
         for item in ast.walk(tree):

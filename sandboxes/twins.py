@@ -1,18 +1,18 @@
 """Twins: tests changed so that honest code fails them.
 
-Tests that share a process with the code they judge can't be trusted to report: the code may change any outcome. So a
-suite is run several times, each time in a new process and with other tests replaced by twins, which only the caller can
-tell from the real ones. Code that passes the tests honestly fails their twins. Code that makes tests pass, by whatever
-means, makes twins pass too.
+Tests that share a process with the code they judge can't be trusted to report their outcomes, since the code may change
+them. So a suite runs several times, each time in a new process and with different tests replaced by twins. Only the
+caller knows which tests are real. Code that passes the tests honestly fails their twins; code that cheats to make tests
+pass makes twins pass too.
 
-Three kinds of twins, by how surely honest code fails them:
+Three kinds of twins, most reliable first:
 - a literal that is compared with a value is replaced: `assert f(1) == 2` by `assert f(1) == 5`;
 - an assertion is negated: `assert f(1) in table` by `assert not (f(1) in table)`;
 - the literals of an object that a value is compared with are replaced (`assert f(1) == Point(2, 3)` by `Point(4, 7)`),
-  or an assertion is changed that may not be reached (in a loop). Honest code nearly always fails these; they count
-  against the code only if all of a test's pass.
+  or an assertion that may not be reached (in a loop) is changed. Honest code nearly always fails these, so they count
+  against the code only if all such twins of a test pass.
 
-And one that honest code passes: every comparison with a literal is replaced by its opposite with another one,
+A fourth kind is a twin that honest code passes: every comparison with a literal is negated, with another literal,
 `assert f(1) == 2` by `assert not (f(1) == 5)`. An object that claims to equal anything fails it.
 """
 
@@ -32,7 +32,7 @@ _chance = secrets.SystemRandom()
 _HARMLESS_MARKS = {
     "parametrize", "usefixtures", "asyncio", "slow", "unit", "skip", "skipif", "skipIf", "skipUnless", "staticmethod",
 }  # fmt: skip
-"""Of tests that run to their end, or are skipped."""
+"""Decorators that don't stop a test before its end, except by skipping it."""
 _OPPOSITES = {
     "assertTrue": "assertFalse", "assertEqual": "assertNotEqual", "assertIn": "assertNotIn", "assertIs": "assertIsNot",
     "assertIsNone": "assertIsNotNone", "assertIsInstance": "assertNotIsInstance", "assertGreater": "assertLessEqual",
@@ -48,14 +48,14 @@ _BUILDERS = {
     "bytes", "bytearray", "complex", "date", "datetime", "deque", "defaultdict", "dict", "float", "frozenset", "int",
     "list", "namedtuple", "set", "str", "time", "timedelta", "tuple",
 }  # fmt: skip
-"""Classes whose names are not capitalized."""
+"""Constructors with lower-case names."""
 _VARIANTS = 3
 _LARGEST_TOLERANCE = 0.1
-"""Absolute and relative; numbers that `_far` gives for each other are not equal within it."""
+"""Absolute and relative; smaller than the distance of the alternatives that `_far` returns."""
 
 
 Comparing = Mapping[str, Mapping[str, int]]
-"""The parameters that functions compare, and their positions, by the functions' names."""
+"""By function name: the parameters that the function compares, with their positions."""
 
 
 @dataclass(frozen=True)
@@ -74,31 +74,31 @@ class Twin:
     kind: Kind
     edits: tuple[Edit, ...]
     opposite: tuple[Edit, ...] = ()
-    """Of a literal that is replaced: the edits that negate the comparison as well."""
+    """For a replaced literal: the edits, with those that negate the comparison."""
 
 
 def edited(source: bytes, edits: Iterable[Edit]) -> bytes:
-    """The source with the edits made; they don't overlap."""
+    """The source after applying the edits, which don't overlap."""
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         source = source[: edit.start] + edit.text + source[edit.end :]
     return source
 
 
 def comparing(tree: ast.Module) -> Comparing:
-    """Functions and methods of a test file that assert that a parameter equals something, in any case."""
-    found: dict[str, dict[str, int]] = {}
+    """Functions and methods of a test file that unconditionally assert that a parameter equals something."""
+    compared: dict[str, dict[str, int]] = {}
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             names = [argument.arg for argument in function.args.args if argument.arg != "self"]
             used = [node.id for node in ast.walk(function) if isinstance(node, ast.Name)]
             sides = [side.id for pair in _equated(function) for side in pair if isinstance(side, ast.Name)]
             positions = {name: names.index(name) for name in names if name in sides and used.count(name) == 1}
-            found[function.name] = positions if function.name not in found else {}  # of two methods, one may not
-    return found
+            compared[function.name] = positions if function.name not in compared else {}  # not if ambiguous
+    return compared
 
 
 def _equated(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """What is asserted to be equal at the top of a function that has no other way out."""
+    """Pairs of expressions that a function without a return asserts to be equal, at its top level."""
     for statement in () if _may_leave(function) else function.body:
         if isinstance(statement, ast.Assert) and _is_equality(statement.test):
             yield statement.test.left, statement.test.comparators[0]
@@ -112,11 +112,11 @@ def _equated(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def twins_of(function: Function, source: bytes, helpers: Comparing) -> list[Twin]:
-    """The twins of a test that surely runs to its end, if it is not skipped; none for one that may return early.
+    """The twins of a test; none if it may return early.
 
     Args:
-        function: the test, which is not expected to fail.
-        source: its file.
+        function: the test, which isn't marked as an expected failure.
+        source: text of its file.
         helpers: functions that compare their parameters.
     """
     if not all(map(_is_harmless, function.decorator_list)) or _may_leave(function):
@@ -160,7 +160,7 @@ def _is_equality(test: ast.expr) -> TypeGuard[ast.Compare]:
 
 
 def _assertion(node: ast.expr) -> ast.Call | None:
-    """The call, if it is one of an assertion of unittest."""
+    """The node, if it calls an assertion method of unittest."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _name(node.func.value) == "self":
         return node if node.func.attr.startswith("assert") else None
     return None
@@ -184,14 +184,17 @@ class _Finder:
         return start, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def twins(self, body: Sequence[ast.stmt]) -> Iterator[Twin]:
-        """Twins by the assertions that are reached in any case, and that nothing follows that other tests may need."""
+        """Twins from assertions that are always reached, and after which nothing affects other tests.
+
+        A failing twin skips the statements after it, such as a clean-up.
+        """
         restoring = [index for index, statement in enumerate(body) if not self._is_local(statement)]
         for index, statement in enumerate(body):
             if index >= max(restoring, default=0):
                 yield from self._of(statement)
 
     def _is_local(self, statement: ast.stmt) -> bool:
-        """Whether leaving out a statement changes nothing outside of the test, as far as its text shows."""
+        """Whether skipping a statement affects nothing outside the test, judging by its source."""
         if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             return all(isinstance(target, ast.Tuple) or _name(target) in self._variables for target in targets)
@@ -228,7 +231,7 @@ class _Finder:
                     yield from self._replaced("literal", [literal], False)
 
     def _unsure(self, body: Sequence[ast.stmt]) -> Iterator[Twin]:
-        """Twins by assertions that may not be reached, or whose failure may not get out."""
+        """Twins from assertions that may not be reached, or whose failure may be suppressed."""
         for twin in self.twins(body):
             yield Twin("unsure" if twin.kind == "negated" else "inner", twin.edits)
 
@@ -254,7 +257,7 @@ class _Finder:
             yield Twin("negated", negation)
 
     def _raises(self, call: ast.expr) -> Iterator[Twin]:
-        """Another exception is expected. One that ends the whole run when it is not caught is left alone."""
+        """A twin that expects another exception; none if the original, uncaught, would end the whole run."""
         if isinstance(call, ast.Call) and _name(call.func) in _RAISES and call.args:
             start, end = self._span(call.args[0])
             if not any(name in self._source[start:end] for name in (b"Interrupt", b"BaseException", b"xit")):
@@ -274,7 +277,7 @@ class _Finder:
                     yield from self._replaced("literal", call.args, True, negation)
             built = [] if approximate else [side for side in (left, right) if _is_built(side)]
             if len(built) == 2 and ast.dump(left) != ast.dump(right):
-                return  # equal although they are made in two ways: their literals may not matter
+                return  # they are equal though their sources differ, so their literals may not matter
             for side in built:
                 for _ in range(_VARIANTS):
                     yield from self._replaced("inner", list(_literals_in(side)), near)
@@ -296,7 +299,7 @@ class _Finder:
 
 
 def _contexts(statement: ast.With) -> set[str]:
-    """Names of the functions whose contexts are entered; empty for others."""
+    """Names of the functions whose context managers are entered; "" for other expressions."""
     return {_name(getattr(item.context_expr, "func", item.context_expr)) for item in statement.items}
 
 
@@ -312,7 +315,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _is_built(node: ast.expr) -> bool:
-    """Whether an object is made: by calling a class, or by a display."""
+    """Whether an expression creates an object: a call of a class, or a list, tuple, set or dict display."""
     if isinstance(node, ast.Call):
         name = _name(node.func)
         return name in _BUILDERS or name.lstrip("_")[:1].isupper()
@@ -320,7 +323,7 @@ def _is_built(node: ast.expr) -> bool:
 
 
 def _literals_in(node: ast.expr) -> Iterator[ast.expr]:
-    """The outermost literals in an object that is made."""
+    """The outermost literals of an expression that creates an object."""
     if _is_literal(node):
         yield node
     elif _is_built(node):
@@ -331,7 +334,7 @@ def _literals_in(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _far(value: Any) -> list[Any]:
-    """Values that are not nearly equal: numbers, and sequences of them."""
+    """Values that are clearly different from a number or from a sequence of numbers."""
     if type(value) in (int, float):
         return [value + step * (1 + abs(value)) for step in (2, 3, 4)]
     if isinstance(value, list | tuple) and value:
@@ -341,7 +344,7 @@ def _far(value: Any) -> list[Any]:
 
 
 def _is_tolerant(call: ast.Call, more: Sequence[ast.expr] = ()) -> bool:
-    """Whether a comparison of numbers has a tolerance that is large, or that can't be told from the text."""
+    """Whether a comparison of numbers has a tolerance that is large or not a literal."""
     for name, node in [("places", item) for item in more] + [(item.arg, item.value) for item in call.keywords]:
         value = ast.literal_eval(node) if _is_literal(node) else None
         if name in ("msg", "nan_ok"):

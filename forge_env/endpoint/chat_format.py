@@ -1,4 +1,4 @@
-"""The chat format of a checkpoint: which of vLLM's parsers read it, and whether its model thinks."""
+"""The chat format of a checkpoint: the vLLM parsers for it, and whether the model thinks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forge_env.plugins import installed, load_entry
 from forge_env.types import Message, ToolSpec
 
 TokenReader = Callable[[list[int], list[ToolSpec], list[int]], Message]
-"""`(sampled token ids, offered tools, prompt token ids)` to the message that they spell."""
+"""Parses `(sampled token ids, offered tools, prompt token ids)` into a message."""
 
 PARSERS: dict[str, tuple[str, str | None]] = {
     "deepseek-r1": ("deepseek_v3", "deepseek_r1"),
@@ -34,9 +34,9 @@ PARSERS: dict[str, tuple[str, str | None]] = {
     "qwen3": ("hermes", "qwen3"),
     "qwen3.5": ("qwen3_coder", "qwen3"),
 }
-"""Chat format, by its name in the `renderers` library -> vLLM's parsers of its tool calls and of its thoughts."""
+"""Chat format (a name of the `renderers` library) -> vLLM's parsers of tool calls and of thoughts."""
 HERMES = ("hermes", "deepseek_r1")
-"""Those of formats that are not known: Qwen 2.5, Hermes, and the models distilled from DeepSeek R1."""
+"""Parsers for unknown formats: Qwen 2.5, Hermes, and models distilled from DeepSeek R1."""
 _BY_NAME = [
     (r"deepseek-?r1(?!.*distill)", "deepseek-r1"),
     (r"deepseek-?v3", "deepseek-v3"),
@@ -51,11 +51,11 @@ _BY_NAME = [
     (r"qwen3\.\d|qwen3-coder", "qwen3.5"),
     (r"qwen-?3", "qwen3"),
 ]
-"""Names of models at the hub that have a format; the first that matches counts."""
+"""Patterns of model names on the hub and their formats; the first match counts."""
 _ANSWERS_AT_ONCE = r"instruct|coder|base|non-?thinking"
-"""Names of models that don't think, of families that do."""
+"""Names of non-thinking models in families that think."""
 _THINKS = r"deepseek-?r1|qwq"
-"""Names of models that do, of families that don't."""
+"""Names of thinking models in families that don't think."""
 _BY_TYPE = {
     "deepseek_v3": "deepseek-v3",
     "glm4_moe": "glm-4.5",
@@ -73,12 +73,12 @@ _BY_TYPE = {
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How the turns of a checkpoint's model are written.
+    """The chat format of a checkpoint.
 
     Attributes:
-        name: in the `renderers` library; None: not known.
+        name: in the `renderers` library; None if unknown.
         thinks: whether the model thinks before it answers, unless a request says otherwise.
-        chosen: `thinks` is what the model was trained with, whatever its chat template does by default.
+        chosen: whether `thinks` comes from the training recipe and overrides the chat template's default.
     """
 
     name: str | None
@@ -87,10 +87,10 @@ class ChatFormat:
 
     @classmethod
     def of(cls, model: str) -> ChatFormat:
-        """The format of a checkpoint: that of its recipe where a run of ours wrote it, else that of its family.
+        """The format of a checkpoint, from its recipe if a run of forge-env wrote it, otherwise from its model family.
 
         Args:
-            model: a checkpoint's folder, or a name at the hub.
+            model: a checkpoint's folder, or a name on the hub.
         """
         folder = Path(model)
         if not folder.is_dir():
@@ -104,37 +104,37 @@ class ChatFormat:
         return cls(name, thinks=template_thinks(_template(folder)))
 
     def vllm_flags(self) -> dict[str, list[str]]:
-        """The flags with which vLLM's server reads turns as training does."""
+        """Flags that make vLLM's server parse turns as training does."""
         tools, thoughts = PARSERS.get(self.name or "", HERMES if self.thinks else (HERMES[0], None))
         flags = {"--enable-auto-tool-choice": [], "--tool-call-parser": [tools]}
         if thoughts is not None:
             flags["--reasoning-parser"] = [thoughts]
-            if self.chosen or not self.thinks:  # else the parsers take an answer without thoughts for thoughts
+            if self.chosen or not self.thinks:  # otherwise the parsers read an answer without thoughts as thoughts
                 switches = {"enable_thinking": self.thinks, "thinking": self.thinks}
                 flags["--default-chat-template-kwargs"] = [json.dumps(switches)]
         return flags
 
     def reader(self, model: str) -> TokenReader | None:
-        """Training's own reading of sampled tokens; None: training is not installed, or doesn't know the format."""
+        """Training's own parser of sampled tokens; None if training is not installed or doesn't know the format."""
         entry = installed("forge_env.chat_formats").get("renderers")
         if entry is None or self.name is None or not Path(model).is_dir():
             return None
-        found: TokenReader | None = load_entry(entry)(Path(model), self.name)
-        return found
+        reader: TokenReader | None = load_entry(entry)(Path(model), self.name)
+        return reader
 
 
 def template_thinks(template: str) -> bool:
     """Whether a chat template lets the model think by default.
 
-    The prompt of a turn shows it: it opens the thoughts, or closes them at once. Where it does neither, the model
-    opens them itself if the template has a switch for thinking.
+    The rendered prompt opens the thoughts, or opens and closes them. If it does neither, the model thinks if the
+    template has a switch for thinking.
     """
     if "think" not in template:
         return False
     try:
         prompt = _rendered(template)
     except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return True  # it needs more than a question, and it speaks of thinking
+        return True  # it mentions thinking, but can't be rendered with a question alone
     opened, closed = prompt.rfind("<think>"), prompt.rfind("</think>")
     return opened > closed or (opened < 0 and "enable_thinking" in template)
 
@@ -164,7 +164,7 @@ def _template(folder: Path) -> str:
 
 
 def _recipe_of(folder: Path) -> dict[str, Any] | None:
-    """The model's part of the recipe of the run in whose folder a checkpoint is."""
+    """The `model` section of the recipe of the run that wrote a checkpoint."""
     for parent in folder.resolve().parents[:4]:
         if parent.name == "checkpoints" and (file := parent.parent / "config.yaml").is_file():
             try:

@@ -1,8 +1,8 @@
-"""A conversation as requests to an endpoint repeat it: the model's turns go back as the model wrote them.
+"""Conversation history for requests to an endpoint, with the model's turns as the model wrote them.
 
-With native tools, messages are OpenAI's. With text tools, for endpoints that know no tools, these are described in the
-system message, calls stay in the text, and results come back in a user message between `<tool_response>` tags. That
-format is the one most open models have seen (Hermes, Qwen).
+With native tools, messages are OpenAI's. With text tools, for endpoints without tool support, the system message
+describes the tools, calls stay in the text, and a user message has the results between `<tool_response>` tags. Most open
+models are trained on this format (Hermes, Qwen).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ To call a tool, write a JSON object with its name and arguments between tags, an
 Several such blocks call several tools. A message without one is your final answer."""
 
 REASONING = ("reasoning_content", "reasoning", "reasoning_details")
-"""Names under which endpoints give a turn's thoughts (DeepSeek, vLLM, OpenRouter)."""
+"""Fields in which endpoints return thoughts (DeepSeek, vLLM, OpenRouter)."""
 
 
 class History:
     """The messages of one conversation with an endpoint.
 
     Args:
-        tools: that the model may call.
-        as_text: describe them and their results as text.
+        tools: tools that the model may call.
+        as_text: whether to describe tools and results as text.
     """
 
     def __init__(self, tools: Sequence[ToolSpec], *, as_text: bool) -> None:
@@ -44,12 +44,12 @@ class History:
             self._instructions = INSTRUCTIONS.format(tools=lines)
         self._messages: list[dict[str, Any]] = []
         self._results: list[Message] = []
-        """Answers of tools at the end of the conversation that are sent as one user message."""
+        """Tool results at the end of the conversation, which are sent as one user message."""
         self._text_calls: set[str] = set()
         """Ids of calls that stay in the text of their turn."""
 
     def add(self, observation: Sequence[Message]) -> None:
-        """Append messages of the environment."""
+        """Append the environment's messages."""
         for message in observation:
             if message.role == "tool" and (self._as_text or message.tool_call_id in self._text_calls):
                 self._add_result(message)
@@ -61,10 +61,10 @@ class History:
         """Append the model's turn.
 
         Args:
-            text: its content as the endpoint gave it.
-            message: what was read of it.
-            thoughts: the fields of `REASONING` as the endpoint gave them. They go back with the calls of a turn, which
-                some endpoints insist on; without calls, several refuse them.
+            text: content as the endpoint returned it.
+            message: the parsed turn.
+            thoughts: fields of `REASONING` as the endpoint returned them. They are sent back only with calls: some
+                endpoints require them there, and several reject them without calls.
         """
         calls = message.tool_calls
         in_text = "<tool_call>" in text
@@ -99,14 +99,14 @@ class History:
 
 
 def _block(call: ToolCall) -> str:
-    """A call as text, where the endpoint has taken it out of the text of its turn."""
+    """A call as text, for a turn from whose text the endpoint removed it."""
     name, arguments = call.function.name, call.function.arguments
     written = arguments if is_malformed(call) else f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
     return f"<tool_call>\n{written}\n</tool_call>"
 
 
 def wire(message: Message) -> dict[str, Any]:
-    """A message as endpoints take it: several refuse names in tool messages."""
+    """A message in OpenAI's format; tool messages have no name, which several endpoints reject."""
     data: dict[str, Any] = {"role": message.role, "content": message.parts}
     if message.tool_calls:
         data["tool_calls"] = [_wire_call(call) for call in message.tool_calls]
@@ -123,7 +123,7 @@ def _wire_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> str:
-    """Arguments for the history. Servers parse them and refuse the whole request where that fails: then wrap them."""
+    """Arguments for the history; wrapped if invalid, since servers that parse them would reject the whole request."""
     try:
         readable = isinstance(read_json(text), dict)
     except BadJSONError:

@@ -1,8 +1,8 @@
-"""Whether two mathematical expressions mean the same, as math-verify decides it.
+"""Equivalence of mathematical expressions, decided by math-verify.
 
-An answer is text that a model wrote, and algebra on it may take any time and memory. So it is done in processes of
-this file's own (`main`), each limited in memory, given short texts only, and ended when a comparison takes too long.
-Texts are read by a grammar of LaTeX; nothing in them is evaluated as Python.
+Algebra on an answer that a model wrote may take any amount of time and memory. So it runs in separate processes (`main`)
+that have a memory limit, get only short texts, and are killed if a comparison takes too long. Texts are parsed by a
+grammar of LaTeX; nothing in them is evaluated as Python.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from itertools import accumulate
 from typing import Any
 
 MAX_CHARS = 1_000
-"""Longer answers are wrong."""
+"""Maximum length of an answer; longer ones are wrong."""
 MAX_DEPTH = 40
-"""Brackets in brackets; deeper answers are wrong."""
+"""Maximum nesting of brackets; deeper answers are wrong."""
 CPU_S = 4
-"""CPU seconds for one comparison, so that a busy machine scores as a quiet one; slower ones count as different."""
+"""CPU seconds for a comparison, independent of the machine's load; over this limit, answers count as different."""
 WALL_S = 120.0
-"""Wall-clock limit of one comparison, and of starting a process."""
+"""Wall-clock limit of a comparison, and of starting a process."""
 MEMORY_MB = 2_048
 _PROCESSES = 4
 
 
 async def equivalent(target: str, given: str, tolerance: float) -> bool:
-    """Whether `given`, which a model wrote, means the same as `target`. A comparison over its limits says no.
+    """Whether a model's answer is equivalent to `target`; False if the comparison exceeds a limit.
 
     Args:
         target: the right answer.
@@ -68,33 +68,33 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(_PROCESSES, os.cpu_count() or 1), thread_name_prefix="math")
 
 
-class _Own(threading.local):
+class _Thread(threading.local):
     process: subprocess.Popen[bytes] | None = None
     channel: socket.socket
 
 
-_OWN = _Own()
+_THREAD = _Thread()
 
 
 def _ask(request: bytes) -> str | None:
-    """The answer of this thread's process; None if it died or took too long, and was ended."""
-    if _OWN.process is None:
-        _OWN.channel, theirs = socket.socketpair()
-        with theirs:  # -P: the modules beside this file are not the standard library's
+    """The reply of this thread's process; None if it died, or was killed because it took too long."""
+    if _THREAD.process is None:
+        _THREAD.channel, theirs = socket.socketpair()
+        with theirs:  # -P: modules next to this file must not shadow the standard library
             command = [sys.executable, "-P", __file__]
-            _OWN.process = subprocess.Popen(
+            _THREAD.process = subprocess.Popen(
                 command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
             )
-        _OWN.channel.settimeout(WALL_S)
-        _answer(_OWN.channel)
+        _THREAD.channel.settimeout(WALL_S)
+        _answer(_THREAD.channel)
     try:
-        _OWN.channel.sendall(request)
-        return _answer(_OWN.channel)
+        _THREAD.channel.sendall(request)
+        return _answer(_THREAD.channel)
     except (OSError, EOFError):  # a time-out too
-        _OWN.process.kill()
-        _OWN.process.wait()
-        _OWN.channel.close()
-        _OWN.process = None
+        _THREAD.process.kill()
+        _THREAD.process.wait()
+        _THREAD.channel.close()
+        _THREAD.process = None
         return None
 
 
@@ -111,24 +111,24 @@ def _answer(channel: socket.socket) -> str:
 
 
 def main() -> None:
-    """Answer requests until the other side hangs up."""
+    """Answer requests until the other side closes the channel."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB << 20,) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import logging
 
-    logging.disable()  # it warns that it has no time limit: we have
+    logging.disable()  # it warns that it has no time limit, but this process has one
     compare = _comparison()
     with contextlib.suppress(OSError), socket.socket(fileno=0) as channel, channel.makefile("r") as lines:
         channel.sendall(b"ready\n")
         for line in lines:
-            limit_s = int(time.process_time()) + 1 + CPU_S  # then the kernel ends it, also when nobody waits any more
+            limit_s = int(time.process_time()) + 1 + CPU_S  # the kernel kills it then, even if the caller has given up
             resource.setrlimit(resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
             try:
                 word = "same" if compare(*json.loads(line)) else "different"
             except (MemoryError, RecursionError):
                 return
-            except Exception:  # noqa: BLE001 - algebra raises all kinds on what a model wrote: not shown to be equal
+            except Exception:  # noqa: BLE001 - algebra may raise anything on a model's text
                 word = "different"
             channel.sendall(word.encode() + b"\n")
 
@@ -153,11 +153,11 @@ def _comparison() -> Callable[[str, str, float], bool]:
 
 
 def _reader() -> Callable[[str], Any]:
-    """A function from text to a SymPy object; None if not all of the text can be read."""
+    """A function that parses text into a SymPy object, or None if it can't parse all of it."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-    # Units are removed before: this library's list of them has `c`, `m` and `t`, which are variables too.
+    # Units are already removed: the library's list of units has `c`, `m` and `t`, which may be variables.
     spelling = NormalizationConfig(boxed="none", units=False, malformed_operators=True, nits=True)
     conversion = ConversionConfig(lowercase_symbols=False)
 
@@ -170,14 +170,14 @@ def _reader() -> Callable[[str], Any]:
             return _interpreted(expression, has_imaginary=not _INDEXED.search(latex))
         except (MemoryError, RecursionError):
             raise
-        except Exception:  # noqa: BLE001 - the parser raises bare Exceptions at texts that it can't read
+        except Exception:  # noqa: BLE001 - the parser raises bare Exceptions for invalid text
             return None
 
     return read
 
 
 def _interpreted(expression: Any, has_imaginary: bool) -> Any:
-    """`expression` with `i` as the imaginary unit, and `2 + 3 = 5` as 5: math-verify calls any two such equal."""
+    """`expression` with `i` as the imaginary unit, and `2 + 3 = 5` as 5: to math-verify all such equations are equal."""
     from latex2sympy2_extended.sets import FiniteSet
     from sympy import Eq, Expr, I, MatrixBase, Symbol
 
@@ -193,7 +193,7 @@ def _interpreted(expression: Any, has_imaginary: bool) -> Any:
 
 
 def _repeats(expression: Any) -> Counter[str]:
-    """What a list names more than once: sets drop it, and 1, 1, 2 is not 1, 2."""
+    """Repeated elements of a list, which sets drop: 1, 1, 2 is not 1, 2."""
     return Counter({text: n for text, n in Counter(map(str, _elements(expression))).items() if n > 1})
 
 
@@ -202,7 +202,7 @@ def _elements(expression: Any) -> Sequence[Any]:
 
 
 def _far_apart(one: Any, two: Any, tolerance: float) -> bool:
-    """Whether both are numbers, and not close: math-verify rounds to six places, where 1e-9 is 2e-9."""
+    """Whether both are numbers that are not close: math-verify rounds to six places, so to it 1e-9 equals 2e-9."""
     from sympy import Expr
 
     if not (isinstance(one, Expr) and isinstance(two, Expr)) or one.free_symbols or two.free_symbols:
@@ -219,9 +219,9 @@ _ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _MEMBER = re.compile(r"^\s*(?:[A-Za-z]|\([A-Za-z](?:\s*,\s*[A-Za-z])*\))\s*(?:=|\\in\b|\u2208)\s*")
 _MISREAD = re.compile(r"\d\s*_|(?<!\\):|\d\s+\d|\\dots|\.\.\.")
-"""What the parser takes for something else: `204_5` for 204, `2:1` for 2, `1 2` for 3, `1, \\ldots` for 1."""
+"""Text that the parser misreads: `204_5` as 204, `2:1` as 2, `1 2` as 3, `1, \\ldots` as 1."""
 _INDEXED = re.compile(r"\\(?:sum|prod|bigcup|bigcap)(?![a-z])")
-"""What may count with `i`, which is the imaginary unit elsewhere."""
+"""Operators whose index may be `i`, which is otherwise the imaginary unit."""
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
 _TENS = re.compile(r"(?<=\d)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])")
 _PRIMES = re.compile(r"(?<=[A-Za-z])'+")
@@ -229,7 +229,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def as_latex(text: str) -> str:
-    """A formula as the parser takes it: `sqrt(2)`, `pi` and `x**2` become LaTeX, commas separate."""
+    """A formula in the parser's syntax: `sqrt(2)`, `pi` and `x**2` become LaTeX, commas become separators."""
     text = re.sub(r"\\?\$", "", text).replace("**", "^")
     text = _TENS.sub(r" \\cdot 10^{\1}", text)
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
@@ -253,7 +253,7 @@ def brackets(text: str) -> str:
         depth += (character in _OPENING) - (character in _CLOSING)
         commas += depth == 1 and character == ","
         if depth == 0 and position < len(text) - 1:
-            return ""  # several, or a union
+            return ""  # several brackets, or a union
     return text[0] + text[-1] if commas else ""
 
 

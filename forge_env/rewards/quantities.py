@@ -1,6 +1,6 @@
 """Numbers as people write them: thousands, fractions, mixed numbers, powers of ten, percent, currency, units.
 
-A text is a number only if all of it is: "4,9", "4n" and "18 or 19" are none.
+A text is a number only as a whole: "4,9", "4n" and "18 or 19" are not numbers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SPACE = re.compile(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])")
 
 
 def plain(text: str) -> str:
-    """`text` with one spelling for what LaTeX and Unicode write in several: `\\dfrac12` is `\\frac{1}{2}`."""
+    """`text` with equivalent spellings of LaTeX and Unicode unified: `\\dfrac12` is `\\frac{1}{2}`."""
     text = re.sub(r"\s+", " ", text)
     text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", text).translate(_SYMBOLS)
     for pattern, replacement in _REWRITES:
@@ -67,7 +67,7 @@ def plain(text: str) -> str:
 
 
 def spelled(text: str) -> str:
-    """`plain(text)` without what doesn't count when texts are compared: spaces, `$`, `\\text`, a full stop."""
+    """`plain(text)` without parts that comparisons of text ignore: spaces, `$`, `\\text`, a full stop."""
     text = _TEXT.sub(r" \1 ", plain(text)).replace(r"\$", "").replace("$", "").strip().rstrip(".")
     text = _SPACE.sub("", _SCRIPT.sub(r"\1\2", text))
     return re.sub(r"\s+", " ", text).strip()
@@ -114,14 +114,14 @@ _UNITS = {
     for name in names.split()
 }
 _TEXT_UNITS = {"m": "m", "g": "g", "s": "second", "h": "hour", "L": "l", "l": "l", "mg": "mg", "mi": "mile"}
-"""Units only inside `\\text`: elsewhere these letters are variables."""
+"""Units inside `\\text` only: elsewhere these letters are variables."""
 _ATTACHED = ("%", r"^\circ", "mm", "cm", "km", "kg", "mph")
 """Units that may follow a number without a space."""
 _COUNTS = re.compile(
     r"(?:[mb]illion|trillion|thousand|hundreds?|dozen|hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|tenths?|squared"
     r"|cubed|factorial|times|plus|minus|or|and|mod|to|if|for|infinity|pi)"
 )
-"""Words after a number that change it, and so are no unit."""
+"""Words after a number that change its value, and so are not units."""
 _MONEY = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound", "\u00a5": "yen", "\u20b9": "rupee"}
 
 _UNSIGNED = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
@@ -147,14 +147,14 @@ _MAX_DIGITS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number, and its unit by one name: "" if it has none, or one that isn't known."""
+    """A number and the canonical name of its unit, which is "" if it is missing or unknown."""
 
     value: Fraction
     unit: str = ""
 
 
 def quantity(text: str) -> Quantity | None:
-    """The number that all of `text` is; None for anything else."""
+    """Parse `text` as one number; None if it is anything else."""
     text = plain(text).rstrip(".")
     if whole := _TEXT.fullmatch(text):
         text = whole.group(1).strip()
@@ -175,14 +175,14 @@ def quantity(text: str) -> Quantity | None:
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """An expression, and the name of a known unit that ends it as `\\text`, or ""."""
+    """Split off a known unit in `\\text` at the end: the expression, and the unit's name or ""."""
     match = _LAST_UNIT.search(text)
     unit = match and _unit(match.group())
     return (text[: match.start()], unit) if match and unit else (text, "")
 
 
 def decimal(text: str) -> Fraction | None:
-    """The value of digits with a sign, separators of thousands and an exponent."""
+    """The value of a decimal number with an optional sign, thousands separators and exponent."""
     digits = text.replace(",", "").replace(" ", "")
     try:
         return Fraction(digits) if len(digits) <= _MAX_DIGITS else None
@@ -201,13 +201,13 @@ def _value(match: re.Match[str]) -> Fraction | None:
         value *= Fraction(10) ** int(exponent.strip("{} ").replace(" ", ""))
     if groups.get("whole"):
         if not 0 <= value < 1:
-            return None  # 2\frac{7}{3} is no mixed number
+            return None  # 2\frac{7}{3} is not a mixed number
         value += int(groups["whole"])
     return -value if groups.get("sign") == "-" else value
 
 
 def _unit(text: str) -> str | None:
-    """The name of a unit, "" for none or an unknown one; None if `text` is something else."""
+    """The name of the unit `text`, "" if it is empty or unknown; None if `text` is something else."""
     if not text.strip():
         return ""
     if match := _LATEX_UNIT.fullmatch(text):

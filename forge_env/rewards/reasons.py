@@ -1,4 +1,4 @@
-"""Why an episode scored less than all, in the words of what judged it; episodes are grouped by it, and records keep it.
+"""Reasons that judges give for a score below the maximum; records keep them, and reports group episodes by them.
 
 explain("failed hidden tests", ["test_leap: expected False, got True"])
 """
@@ -14,12 +14,12 @@ from forge_env.tools.schema import shorten
 from forge_env.types import clean_unicode
 
 MOST_FAILURES, LONGEST_FAILURE, LONGEST_REASON = 10, 500, 80
-"""Failures of one episode, and characters of a failure and of a reason, that are kept."""
+"""Limits: failures of an episode, and characters of a failure and of a reason."""
 
 
 @dataclass(slots=True)
 class Explanation:
-    """What a judge has said of an episode; the last word counts."""
+    """A judge's explanation of an episode's score; the last call of `explain` counts."""
 
     reason: str = ""
     failures: list[str] = field(default_factory=list)
@@ -30,21 +30,21 @@ _CURRENT: ContextVar[Explanation | None] = ContextVar("explanation", default=Non
 
 @contextmanager
 def explanation() -> Iterator[Explanation]:
-    """Keep what is explained in this block."""
-    token = _CURRENT.set(kept := Explanation())
+    """Collect the explanation given in this block."""
+    token = _CURRENT.set(collected := Explanation())
     try:
-        yield kept
+        yield collected
     finally:
         _CURRENT.reset(token)
 
 
 def explain(reason: str, failures: Iterable[str] = ()) -> None:
-    """Say why the episode that is being scored gets less than all. It costs nothing, and outside an episode is ignored.
+    """Explain why the episode that is being scored gets less than the full reward. Ignored outside an episode.
 
     Args:
         reason: the kind of failure in a few words, the same for many episodes: "wrong answer", "failed hidden tests".
-        failures: what failed in this one, such as a test with what it expected and got; the first ten are kept, of
-            each the first and last 250 characters.
+        failures: the failures of this episode, such as a test with its expected and actual value. The first ten are
+            kept, shortened to their first and last 250 characters.
 
     Examples:
         >>> import forge_env as fe

@@ -1,4 +1,4 @@
-"""JSON as models and programs write it: read within bounds, and every mistake explained so that it can be mended."""
+"""Reading JSON that models and programs write, with limits and with errors that say how to correct it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from forge_env.types import clean_unicode
 
 MAX_DEPTH = 64
-"""Levels of nesting that are read. What is deeper overflows the stack of whatever walks it next."""
+"""Maximum nesting depth. Deeper values would overflow the stack of later recursive code."""
 HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
-"""Half of a surrogate pair, escaped or not; the escape of a whole pair matches too."""
+"""Half of a surrogate pair, escaped or not; also matches the escape of a complete pair."""
 _SHOWN = 24
-"""Characters of the text that an explanation quotes."""
+"""Maximum length of text quoted in an error."""
 
 
 class BadJSONError(ValueError):
-    """The text can't be read as JSON; the message says what is wrong, and where."""
+    """The text is not readable JSON; the message names the mistake and its position."""
 
 
 def read_json(text: str) -> Any:
-    """The value that a JSON text spells, without halves of surrogate pairs, which can't be encoded.
+    """Parse JSON, replacing unpaired surrogates, which can't be encoded, with U+FFFD.
 
     Raises:
         BadJSONError: it is not JSON, is nested more than `MAX_DEPTH` levels deep, or has a number that is too long.
@@ -51,7 +51,7 @@ def _explained(text: str, error: json.JSONDecodeError) -> str:
 
 
 def is_deep(value: Any, depth: int = MAX_DEPTH) -> bool:
-    """Whether a JSON value is nested more than `depth` levels deep; takes linear time and no recursion."""
+    """Whether a JSON value is nested more than `depth` levels deep; takes linear time, without recursion."""
     level: list[Any] = [value]
     for _ in range(depth + 1):
         inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
@@ -62,7 +62,7 @@ def is_deep(value: Any, depth: int = MAX_DEPTH) -> bool:
 
 
 def without_halves(value: Any) -> Any:
-    """A JSON value with U+FFFD for every half of a surrogate pair."""
+    """A JSON value with U+FFFD in place of unpaired surrogates."""
     if isinstance(value, str):
         return clean_unicode(value)
     if isinstance(value, dict):
@@ -71,13 +71,13 @@ def without_halves(value: Any) -> Any:
 
 
 def arguments_text(value: Any) -> str:
-    """A call's arguments as the text of a JSON object, however the model or the endpoint wrote them.
+    """A call's arguments as the text of a JSON object.
 
-    No arguments ("", blanks, null) are `{}`, and JSON inside a JSON string is taken out of it. A text that is no JSON
-    object stays as it is, for the tool to refuse.
+    Missing arguments ("", spaces, null) become `{}`, and JSON inside a JSON string is unwrapped. A text that isn't a
+    JSON object is returned unchanged, for the tool to reject.
 
     Args:
-        value: the text of the arguments, or the value that it was parsed into.
+        value: the arguments, as text or as a parsed value.
     """
     if value is None:
         return "{}"
@@ -88,7 +88,7 @@ def arguments_text(value: Any) -> str:
     text = value.strip()
     if not text:
         return "{}"
-    if text[0] in '"n' or HALF.search(text):  # a string that holds the JSON, null, or half of a pair
+    if text[0] in '"n' or HALF.search(text):  # a string that contains JSON, null, or an unpaired surrogate
         try:
             inner = read_json(text)
         except BadJSONError:

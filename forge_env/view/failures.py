@@ -1,4 +1,4 @@
-"""How episodes fall short: classes by how they ended, what their judge said and what they had read, with examples."""
+"""Classes of failed episodes, by how they ended, the judge's reason and the last tool result, with examples."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from forge_env.view.runs import RunView, held_out
 from forge_env.visible import one_line
 
 EXPLAINED = 6
-"""Classes whose example is read for a sentence about it."""
+"""Number of classes whose example is loaded and described."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A class of episodes that fell short: they did not earn all they could, or earned it and solved nothing."""
+    """A class of episodes below the full reward, or with the full reward for an unsolved task."""
 
     name: str
     """`failed hidden tests, after reading "0/n passed"`, `out of turns`, `lost: SandboxError`, ..."""
     count: int
     share: float
-    """Of all episodes that are looked at."""
+    """Fraction of all episodes considered."""
     typical: Mapping[str, Any] | None
-    """Row of one of median length, as `RunIndex` has it."""
+    """Row of `RunIndex` of an episode of median length."""
     example: str = ""
-    """What that one read last, and what its judge says; empty: nothing is recorded of it."""
+    """The last tool result and the judge's reason of that episode; empty if not recorded."""
 
 
 def failures_of(run: RunView) -> tuple[str, str]:
-    """Which episodes a run's failures are of, as a filter's kind and in words: those of the last held-out evaluation
-    whose episodes are recorded, else those of training, else all."""
+    """The episodes among which to look for failures, as a filter's kind and in words.
+
+    These are the last held-out evaluation whose episodes are recorded, otherwise training, otherwise all episodes.
+    """
     if run.is_evaluation:
         return "", "samples"
     for held in held_out(run.metrics)[:1]:
@@ -45,23 +47,23 @@ def failures_of(run: RunView) -> tuple[str, str]:
 
 
 def failures(run: RunView, kind: str, environment: str = "") -> list[Failure]:
-    """The classes, those first that earned all and solved nothing, then the largest.
+    """Failure classes: first full reward without a solved task, then the largest.
 
     Args:
-        run: or evaluation.
+        run: a run or an evaluation.
         kind: as in a filter.
-        environment: only its episodes; empty: all.
+        environment: name of the environment; empty for all.
     """
     classes = run.queries.failures(kind, environment)
     total = run.queries.count(kind, environment)
     return [
-        Failure(name, count, count / max(total, 1), typical, _example(run, typical) if place < EXPLAINED else "")
-        for place, (name, count, typical) in enumerate(classes)
+        Failure(name, count, count / max(total, 1), typical, _example(run, typical) if rank < EXPLAINED else "")
+        for rank, (name, count, typical) in enumerate(classes)
     ]
 
 
 def unsolved_of(run: RunView) -> int:
-    """How many episodes of training, or samples, earned all the reward and did not solve their task."""
+    """Number of training episodes, or samples, with the full reward for an unsolved task."""
     kind = "" if run.is_evaluation or not run.queries.count("train") else "train"
     return sum(count for name, count, _ in run.queries.failures(kind) if name == PAID_UNSOLVED)
 
@@ -76,7 +78,7 @@ def _example(run: RunView, typical: Mapping[str, Any] | None) -> str:
 
 
 def example_of(episode: Trajectory) -> str:
-    """What an episode read last and what its judge says of it, in a line."""
+    """The last tool result of an episode and its judge's reason, in a line."""
     if episode.error is not None:
         return one_line(episode.error, 300)
     observed = (message for turn in reversed(episode.turns) for message in reversed(turn.observation))

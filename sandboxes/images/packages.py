@@ -29,7 +29,7 @@ _MISSING = re.compile(
 )
 
 _INTERPRETER = re.compile(rb"\A(?:#![^\n]*python[^\n]*|#!/bin/sh\n\x27{3}exec\x27 [^\n]*python[^\n]*\n\x27 \x27{3})\n")
-"""The head of a program of Python. The second form is pip's for an interpreter whose path is long or has a blank."""
+"""The first lines of a Python program. pip writes the second form if the interpreter's path is long or has a space."""
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,8 @@ def _delegate(folder: Path) -> None:
 
 
 def _unescaped(path: str) -> str:
-    """A path of the kernel's list of mounts, which has blanks, tabs, line feeds and backslashes as `\\040`."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+    """A path of the kernel's list of mounts, in which spaces, tabs, line feeds and backslashes are octal: `\\040`."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
 
 
 def _own_folders() -> dict[str, Path]:

@@ -97,7 +97,7 @@ def _become_sandbox(options: dict[str, Any]) -> None:
         kernel.keep_capabilities_across_exec()
         environment = {"PYTHONPATH": "/opt/forge_env", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
         os.set_inheritable(options["control_fd"], True)
-        # By its path: Python would look for a bare name in PATH, which is not set, and take / for its prefix.
+        # By its path: Python would search PATH, which is not set, for a bare name, and use / as its prefix.
         os.execve(PYTHON, [PYTHON, "-s", "-m", "runner", options["config"]], environment)
     except OSError as error:
         os.write(2, f"{error}\n".encode())

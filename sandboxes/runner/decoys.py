@@ -1,10 +1,10 @@
-"""Checks of what judged objects say of themselves when tests compare them.
+"""Checks of comparisons that judged objects decide.
 
-A test that compares an object of the judged code with something lets that object answer. `class Anything: def __eq__`
-returning True would pass `assert stack.pop() == 2`. So an answer that helps the judged code is asked for again in a
-copy of its process, among decoys in random order: the same comparison with other constants. An object that can't tell
-the real constant from the decoys fails the test. A comparison without a constant to vary is a doubt, which the verdict
-reports.
+A test that compares an object of the judged code with something calls that object's method. `class Anything` with an
+`__eq__` that returns True would pass `assert stack.pop() == 2`. So a comparison that comes out in the judged code's
+favour is repeated in a copy of its process, among decoys in random order: the same comparison with other constants. An
+object that doesn't distinguish the real constant from the decoys fails the test. A comparison without a constant to
+vary is a doubt, which the verdict reports.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from .mirrors import Solution
 
 CHECKED = frozenset(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub"))
-"""Special methods whose answers are checked."""
+"""Special methods whose results are checked."""
 _DECOYS = 31
 _EACH = 6
 """Decoys for each argument of a call."""
 _MAY_AGREE = 1
-"""Decoys that may equal an honest object too (9 and 14 modulo 5). More of them are a doubt."""
+"""Decoys that an honest object may equal too (9 and 14 modulo 5). More of them are a doubt."""
 _SHARE = 3
 _SHARE_OF_NUMBERS = 4
-"""An object that equals more than one decoy in this many is not honest, even if it ignores case, or parts."""
+"""An object that equals more than one decoy in this many is not honest, even if it ignores case or some fields."""
 _ALWAYS, _THEN = 32, 0.25
-"""Comparisons that are all checked, and the share of the later ones."""
+"""Number of comparisons that are all checked, and the fraction checked after them."""
 _MAX_DOUBTS = 20
 _ORIGIN = "\0origin"
 _OTHER_ORIGIN = "\0other origin"
-"""Set on an object that a class has returned for different arguments."""
+"""Set on an object that a class returned for different arguments."""
 _COMPARED = "\0compared"
-"""Of an object that answers a comparison: method, left and right side."""
+"""Set on an object that a comparison returned: method, left and right operand."""
 _VIEWS: dict[type, type[set[Any] | list[Any]]] = {type({}.keys()): set, type({}.values()): list, type({}.items()): list}
 _chance = random.SystemRandom()
 
 
 class _Call:
-    """How an object came about: an operation of the judged code with plain arguments."""
+    """The operation of the judged code, with plain arguments, that created an object."""
 
     __slots__ = ("arguments", "is_class", "name", "named", "operation", "target")
 
@@ -52,7 +52,7 @@ class _Call:
         self.is_class = operation == "call" and isinstance(target, type)
 
     def again(self, solution: Solution) -> Any:
-        """Carry it out once more."""
+        """Execute it again."""
         from .mirrors import number_of
 
         earlier = origin(self.target)
@@ -60,7 +60,7 @@ class _Call:
         return solution.ask(self.operation, number_of(target), self.name, *self.arguments, **self.named)
 
     def variants(self) -> Iterator[list[_Call]]:
-        """Lists of the same call with one argument changed, a list for each argument."""
+        """For each argument, a list of the same call with that argument changed."""
         for position, value in enumerate(self.arguments):
             changed = alternatives(value, _EACH)
             yield [
@@ -93,7 +93,7 @@ class _After(_Call):
 
 
 def remember(made: Any, target: Any, arguments: Sequence[Any], named: Mapping[str, Any], *, special: str = "") -> None:
-    """Note how a mirrored object came about, if its arguments are plain."""
+    """Record how a mirrored object was created, if the arguments are plain."""
     from .mirrors import Mirror
 
     if isinstance(made, Mirror) and all(map(_is_plain, (*arguments, *named.values()))):
@@ -104,13 +104,13 @@ def remember(made: Any, target: Any, arguments: Sequence[Any], named: Mapping[st
 
 
 def origin(value: Any) -> _Call | None:
-    """How a mirrored object came about, if that is known."""
+    """The operation that created a mirrored object, if it is recorded."""
     call = getattr(value, "__dict__", {}).get(_ORIGIN)
     return call if isinstance(call, _Call) else None
 
 
 def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The special method `name`, whose answers are checked."""
+    """The special method `name` with checks of its results."""
     from .mirrors import Mirror
 
     def compare(self: Any, other: Any) -> Any:
@@ -118,11 +118,9 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             other = plain(other)
         if not isinstance(other, Mirror) and not _is_plain(other, Mirror):
             if isinstance(other, Iterator) and type(other).__module__ == "builtins":
-                type(self).__dict__["\0solution"].doubts.note(
-                    f"{type(self).__name__}: it was compared with an iterator"
-                )
+                type(self).__dict__["\0solution"].doubts.note(f"{type(self).__name__}: compared with an iterator")
                 return method(self, other)
-            return NotImplemented  # `pytest.approx`, `mock.ANY`, classes of the tests: they decide
+            return NotImplemented  # `pytest.approx`, `mock.ANY`, classes of the tests: the other operand decides
         answer = method(self, other)
         if other is self and answer is True:
             equals_itself(self, name)
@@ -134,7 +132,7 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
                 if answer:
                     doubts.check(name, self, other)
             else:
-                doubts.note(f"{type(self).__name__}: a comparison was answered with a {type(answer).__name__}")
+                doubts.note(f"{type(self).__name__}: a comparison returned a {type(answer).__name__}")
         return answer
 
     def combine(self: Any, other: Any) -> Any:
@@ -151,19 +149,19 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 def equals_itself(value: Any, name: str = "__eq__") -> None:
     """Check an object that was made with different arguments and is compared with itself. Raises `AssertionError`."""
     if name == "__ne__":
-        raise AssertionError(f"a {type(value).__name__} that differs from itself")
+        raise AssertionError(f"the {type(value).__name__} object claims to differ from itself")
     if _OTHER_ORIGIN in value.__dict__:
         type(value).__dict__["\0solution"].doubts.check_only(value)
 
 
 def check_truth(value: Any) -> None:
-    """Check the comparison that an object answers, since a test takes the object for true. Raises `AssertionError`."""
+    """Check the comparison that returned this object, when a test uses its truth value. Raises `AssertionError`."""
     if (compared := value.__dict__.get(_COMPARED)) is not None:
         type(value).__dict__["\0solution"].doubts.check(*compared)
 
 
 class Doubts:
-    """The comparisons of one run of tests that judged objects decided."""
+    """Checks the comparisons that judged objects decide in one run of tests, and collects doubts."""
 
     def __init__(self, solution: Solution) -> None:
         self._solution = solution
@@ -171,7 +169,7 @@ class Doubts:
         self.notes: list[str] = []
 
     def check(self, name: str, left: Any, right: Any) -> None:
-        """Ask again for a comparison that came out true. Raises `AssertionError` for an object that agrees to all."""
+        """Repeat a comparison that came out true. Raises `AssertionError` if the decoys come out true as well."""
         from .mirrors import Mirror
 
         if not self._is_due():
@@ -187,12 +185,12 @@ class Doubts:
             self._try(lambda: self._check_objects(made, other), left)
 
     def check_sum(self, name: str, left: Any, right: Any, result: Any) -> None:
-        """Ask again for a sum or difference with a number. Raises `AssertionError` for one that is always the same."""
+        """Repeat a sum or difference with other numbers. Raises `AssertionError` if the result is always the same."""
         if self._is_due():
             self._try(lambda: self._check_results(name, left, right, result), left)
 
     def check_only(self, value: Any) -> None:
-        """Make an object with other arguments. Raises `AssertionError` if these never matter."""
+        """Create the object with other arguments. Raises `AssertionError` if it is always the same one."""
         if self._is_due():
             self._try(lambda: self._check_only(value), value)
 
@@ -201,9 +199,9 @@ class Doubts:
         return self._compared <= _ALWAYS or _chance.random() < _THEN
 
     def _try(self, check: Callable[[], str | None], left: Any) -> None:
-        """Run a check in a copy of the judged code. It returns a doubt, or raises."""
+        """Run a check, which returns a doubt or raises, in a copy of the judged code's process."""
         if not self._solution.fork():
-            self.note("no copy of the judged code could be made to check a comparison")
+            self.note("a comparison could not be checked: the judged process could not be forked")
             return
         try:
             doubt = check()
@@ -213,7 +211,7 @@ class Doubts:
             self.note(f"{type(left).__name__}: {doubt}")
 
     def note(self, note: str) -> None:
-        """Report a doubt with the verdict."""
+        """Add a doubt to the verdict."""
         if note not in self.notes and len(self.notes) < _MAX_DOUBTS:
             self.notes.append(note)
 
@@ -226,7 +224,7 @@ class Doubts:
             if isinstance(answer, Mirror):
                 answer = self._solution.ask("operate", number_of(answer), "truth")
             return answer is not NotImplemented and bool(answer)
-        except Exception:  # noqa: BLE001  a decoy that the judged code refuses tells nothing
+        except Exception:  # noqa: BLE001  the judged code rejects this decoy
             return None
 
     def _check_constant(self, left: Any, constant: Any) -> None:
@@ -241,42 +239,40 @@ class Doubts:
             else:
                 agreeing += holds is True
         if len(options) == 1 or agreeing > _MAY_AGREE:
-            self.note(
-                f"{type(left).__name__}: it equals {agreeing} of {len(options) - 1} values like {constant!r}"[:200]
-            )
+            self.note(f"{type(left).__name__}: equals {agreeing} of {len(options) - 1} values like {constant!r}"[:200])
         share = _SHARE_OF_NUMBERS if type(constant) in (int, float) else _SHARE
         if real is not True or agreeing * share > len(options):
-            raise AssertionError(f"a {type(left).__name__} that claims to equal {constant!r} and other values")
+            raise AssertionError(f"the {type(left).__name__} object claims to equal {constant!r} and other values")
 
     def _check_objects(self, made: Any, other: Any) -> str | None:
-        """Make the object again with other arguments and compare it with the other one."""
+        """Create the object again with other arguments and compare it with the other one."""
         call = origin(made)
         variants = [calls for calls in call.variants() if calls] if call else []
         if call is None or not variants:
-            return "objects of the judged code were compared with each other, and decided that themselves"
+            return "the judged code decided whether two of its objects are equal, which could not be checked"
         trials = [(number, item) for number, calls in enumerate(variants) for item in calls] + [(-1, call)]
         _chance.shuffle(trials)
         answers: dict[int, list[bool]] = {}
         for number, trial in trials:
             try:
                 again = trial.again(self._solution)
-            except Exception:  # noqa: BLE001  arguments that the judged code refuses
+            except Exception:  # noqa: BLE001  the judged code rejects these arguments
                 continue
             holds = self._holds("__eq__", other, again)
             if holds is not None:
                 answers.setdefault(number, []).append(holds)
         real = answers.pop(-1, [])
         if real == [False]:
-            return "objects of the judged code were equal once and not again"
+            return "two objects of the judged code were equal at first, but not when created again"
         if any(not any(answer) for answer in answers.values()):
             return None
         if answers and all(map(all, answers.values())) and call.is_class:
-            raise AssertionError(f"a {type(other).__name__} that claims to equal objects made with other arguments")
-        return "objects of the judged code were compared, and other arguments did not always make a difference"
+            raise AssertionError(f"the {type(other).__name__} object claims to equal objects made with other arguments")
+        return "two objects of the judged code were equal, also with some arguments changed"
 
     def _check_unequal(self, left: Any, right: Any) -> None:
         if self._holds("__eq__", left, right) is True:
-            raise AssertionError(f"a {type(left).__name__} that claims to be both equal and unequal")
+            raise AssertionError(f"the {type(left).__name__} object claims to be both equal and unequal")
 
     def _check_only(self, value: Any) -> None:
         call = origin(value)
@@ -284,16 +280,16 @@ class Doubts:
             try:
                 if variant.again(self._solution) is not value:
                     return
-            except Exception:  # noqa: BLE001  arguments that the judged code refuses
+            except Exception:  # noqa: BLE001  the judged code rejects these arguments
                 continue
-        raise AssertionError(f"the same {type(value).__name__} for different arguments")
+        raise AssertionError(f"different arguments return the same {type(value).__name__} object")
 
     def _check_order(self, name: str, left: Any, right: Any) -> str | None:
         from .mirrors import Mirror
 
         opposite = {"__lt__": "__gt__", "__gt__": "__lt__", "__le__": "__gt__", "__ge__": "__lt__"}[name]
         if self._holds(opposite, left, right) is True:
-            raise AssertionError(f"a {type(left).__name__} that claims to be both less and greater")
+            raise AssertionError(f"the {type(left).__name__} object claims to be both less and greater")
         if isinstance(right, Mirror) or type(right) not in (int, float):
             return None
         call = origin(left)
@@ -302,14 +298,14 @@ class Doubts:
             try:
                 if self._holds(name, item.again(self._solution), right) is not True:
                     return None
-            except Exception:  # noqa: BLE001  arguments that the judged code refuses
+            except Exception:  # noqa: BLE001  the judged code rejects these arguments
                 continue
         scale = max(abs(right), 1) * (-1 if name in ("__lt__", "__le__") else 1)
         if not variants and any(
             self._holds(name, left, right + scale * 10**power) is False for power in (0, 1, 3, 6, 12)
         ):
             return None
-        raise AssertionError(f"a {type(left).__name__} that claims to lie on one side of every number")
+        raise AssertionError(f"the {type(left).__name__} object claims to be less than every number, or greater")
 
     def _check_results(self, name: str, left: Any, right: Any, result: Any) -> None:
         from .mirrors import number_of
@@ -318,17 +314,17 @@ class Doubts:
         for item in alternatives(right, _EACH):
             try:
                 same += self._solution.ask("special", number_of(left), name, item) == result
-            except Exception:  # noqa: BLE001  a number that the judged code refuses
+            except Exception:  # noqa: BLE001  the judged code rejects this number
                 continue
         if same > _MAY_AGREE:
-            raise AssertionError(f"a {type(left).__name__} from which every number differs by {result!r}")
+            raise AssertionError(f"{type(left).__name__}.{name} returns {result!r} for every number")
 
 
 # --- other constants
 
 
 def _is_plain(value: Any, also: type | tuple[()] = ()) -> bool:
-    """Whether it crosses as data, so that others like it can be made. `also`: a class whose objects may be inside."""
+    """Whether a value crosses as data, so that variants can be made. `also`: a class whose objects may be inside."""
     kind = type(value)
     if kind in (list, tuple, set, frozenset, deque):
         return all(_is_plain(item, also) or isinstance(item, also) for item in value)
@@ -338,14 +334,14 @@ def _is_plain(value: Any, also: type | tuple[()] = ()) -> bool:
 
 
 def alternatives(value: Any, count: int) -> list[Any]:
-    """At most `count` values like `value` that differ from it in what honest code would notice."""
-    found: list[Any] = []
+    """At most `count` values like `value`, different from it in a way that honest code would notice."""
+    others: list[Any] = []
     for item in _endless(value):
-        if len(found) == count:
+        if len(others) == count:
             break
-        if item != value and item not in found:
-            found.append(item)
-    return found
+        if item != value and item not in others:
+            others.append(item)
+    return others
 
 
 def _endless(value: Any, tries: int = 200) -> Iterator[Any]:
@@ -353,7 +349,7 @@ def _endless(value: Any, tries: int = 200) -> Iterator[Any]:
     if kind is bool:
         yield not value
     elif kind is int or kind is float:
-        first = -1 if value == 1 else 1  # a bit is flipped
+        first = -1 if value == 1 else 1  # 1 may be a bit: 0 first
         yield from (value + first * sign * step for step in range(1, 9) for sign in (1, -1))
         for size in range(1, tries):
             yield value + kind(_chance.choice((1, -1)) * _chance.randint(1, 10 + size * size))
@@ -406,7 +402,7 @@ _SHIFTS: dict[str, dict[str, Callable[[Any, int], Any]]] = {
     },
     "uuid": {"UUID": lambda value, step: type(value)(int=(value.int + step) % 2**128)},
 }
-"""How others are made of values of the standard library, by the module and name of their class."""
+"""Functions that change a value of the standard library, by the module and name of its class."""
 
 
 def _shifts_of(kind: type) -> dict[str, Callable[[Any, int], Any]]:
@@ -414,7 +410,7 @@ def _shifts_of(kind: type) -> dict[str, Callable[[Any, int], Any]]:
 
 
 def _altered(value: Any) -> list[Any]:
-    """Containers like one that holds objects of the judged code, made without comparing these."""
+    """Variants of a container with objects of the judged code, made without comparing these."""
     items = list(value.items()) if isinstance(value, dict) else list(value)
     other = _chance.randint(1000, 9999)
     item: Any = (other, other) if isinstance(value, dict) else other
@@ -429,27 +425,27 @@ _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 
 def _respelled(text: str) -> str:
     """`text` with one letter or digit changed."""
-    places = [index for index, letter in enumerate(text) if letter.isalnum()]
-    if not places:
+    positions = [index for index, letter in enumerate(text) if letter.isalnum()]
+    if not positions:
         return text + _chance.choice(_LETTERS)
-    place = _chance.choice(places)
-    letter = text[place]
+    position = _chance.choice(positions)
+    letter = text[position]
     new = str(_chance.randint(0, 9)) if letter.isdigit() else _chance.choice(_LETTERS)
-    return text[:place] + (new.upper() if letter.isupper() else new) + text[place + 1 :]
+    return text[:position] + (new.upper() if letter.isupper() else new) + text[position + 1 :]
 
 
 def _with_one_changed(items: list[Any], *, pairs: bool = False) -> list[Any]:
-    """`items` with one changed, left out or added. `pairs`: of a dict."""
+    """`items` with one changed or left out; a new item if empty. `pairs`: the items of a dict."""
     choice = _chance.random()
     if not items:
         return [["a", _chance.randint(0, 99)]] if pairs else [_chance.randint(0, 99)]
-    place = _chance.randrange(len(items))
+    position = _chance.randrange(len(items))
     if choice < 0.15:
-        return items[:place] + items[place + 1 :]
+        return items[:position] + items[position + 1 :]
     if pairs:
-        key, value = items[place]
+        key, value = items[position]
         changed: Any = [(alternatives(key, 1) or [key])[0], (alternatives(value, 1) or [0])[0]]
     else:
         are_bits = all(type(item) is int and item in (0, 1) for item in items)
-        (changed,) = alternatives(items[place], 1 if are_bits else 1 + _chance.randrange(6))[-1:] or [0]
-    return [*items[:place], changed, *items[place + 1 :]]
+        (changed,) = alternatives(items[position], 1 if are_bits else 1 + _chance.randrange(6))[-1:] or [0]
+    return [*items[:position], changed, *items[position + 1 :]]

@@ -132,13 +132,13 @@ def _file_system(path: str) -> str:
     """The type of the file system mounted at exactly `path`, empty when `path` is only a folder of another."""
     kind = ""
     written = os.fsencode(path)
-    for character in b"\\ \t\n":  # as the kernel writes them
+    for character in b"\\ \t\n":  # escaped as in the kernel's list
         written = written.replace(bytes([character]), b"\\%03o" % character)
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
             fields, _, rest = line.partition(b" - ")
             if fields.split(b" ")[4] == written:
-                kind = rest.split(b" ")[0].decode()  # the last one hides the others
+                kind = rest.split(b" ")[0].decode()  # the last mount hides earlier ones
     return kind
 
 

@@ -1,10 +1,10 @@
 """Running tests of judged code, in the sandbox.
 
-*Apart*: the tests run in this process and reach the judged code, in another one, over a channel
+*Apart*: the tests run in this process, and the judged code in another one, which they reach over a channel
 (`sandboxes.runner.mirrors`). The verdict leaves over a descriptor that the judged code does not have.
 
-*Beside*: one process has both. It reports the outcome of every test and decides nothing: several such processes run the
-suite, each with some of its tests changed so that they must fail, and `sandboxes.suite` compares the outcomes.
+*Counted*: one process runs both and reports the outcome of every test, but no verdict: several such processes run the
+suite, each with some tests changed so that they must fail, and `sandboxes.suite` compares the outcomes.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def run_tests(request: Request) -> None:
 
 
 def _find_around_tests(solution: Solution, packages: Sequence[str]) -> None:
-    """Have judged packages found that have test files inside, whose folders are here too.
+    """Make judged packages importable whose folders exist here too, because they contain test files.
 
-    pytest names a test module after the folders above it that have an `__init__.py`.
+    pytest names a test module after the parent folders that have an `__init__.py`.
     """
     for name in packages:
         for folder in solution.folders(name):
@@ -60,7 +60,7 @@ def _find_around_tests(solution: Solution, packages: Sequence[str]) -> None:
 
 
 class _Only:
-    """Finds these judged modules and no others."""
+    """Finds only these judged modules."""
 
     def __init__(self, solution: Solution, names: Sequence[str]) -> None:
         self._solution = solution
@@ -105,13 +105,13 @@ class _Verdict(testing.Recorder):
 
 
 def run_beside(request: Request) -> NoReturn:
-    """Run the tests in one process with the code they judge, and report each outcome."""
+    """Run the tests in the process of the code they judge, and report each outcome."""
     leave = os._exit
     reporter = _Reporter(request.channel)
     run_suite(request, reporter, testing.source_roots(os.getcwd()))
     reporter.end()
     sys.stdout.flush()
-    leave(0)  # no exit handler of the judged code runs
+    leave(0)  # without exit handlers of the judged code
 
 
 class _Reporter(testing.Recorder):

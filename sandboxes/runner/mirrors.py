@@ -1,9 +1,9 @@
 """The tests' end of the channel: stand-ins for the modules, classes and objects of the judged code.
 
-A class of the judged code appears here as a class of the same name and bases, with the special methods that it has;
-what tests do to an object of it is carried out in the judged code's process, and the result comes back as a value.
-Results are data: the judged code never learns what a test compares them with. The exceptions are comparisons and sums
-of its own objects, which it carries out itself; `sandboxes.runner.decoys` checks those.
+A class of the judged code appears here as a class with the same name, bases and special methods. Operations on its
+objects are executed in the judged code's process, and results come back as data, so the judged code never learns what a
+test compares them with. The exceptions are comparisons and sums of its own objects, which the judged code executes
+itself; `sandboxes.runner.decoys` checks those.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _EXCEPTIONS = {
     name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
 }
 _ENDS = {"__next__": StopIteration, "__anext__": StopAsyncIteration}
-"""Exceptions that end a loop of the tests cross only as the answer of the method that may raise them: from any other
-call they would end `for value in map(function, inputs)` early, so that nothing is compared."""
+"""Methods that may raise an exception that ends a loop. From any other call it would end a test's
+`for value in map(function, inputs)` early, so that nothing is compared."""
 _PLAIN_TYPES = {kind.__name__: kind for kind in (int, float, complex, str, bytes, tuple, frozenset)}
 _OTHER_BASES: dict[str, tuple[str, ...]] = {
     "builtins": ("list", "dict", "set", "bytearray"),
     "collections": ("OrderedDict", "Counter", "defaultdict", "deque"),
     "datetime": ("tzinfo",),
 }
-"""Classes of the standard library that classes here are derived from too, although what their objects hold is not here:
-`isinstance` is true, and the methods are carried out there."""
+"""Classes of the standard library that mirrored classes derive from, for `isinstance`. The content of the objects is in
+the judged code's process, where the methods are executed."""
 _NUMBER = "\0number"
 _MAX_OBJECTS = 1_000_000
 
@@ -54,7 +54,7 @@ class SolutionError(Exception):
 
 
 class SolutionGoneError(BaseException):
-    """The judged code's process ended or sent nonsense. Not an `Exception`: no test may expect it."""
+    """The judged code's process ended or sent an invalid message. Not an `Exception`: no test may expect it."""
 
 
 class Solution:
@@ -64,8 +64,8 @@ class Solution:
         channel: descriptor of the socket that leads to its process.
         judged: full names of its modules.
         folder: the folder of the test files.
-        sync: whether the tests look at containers again that they have passed in. Else changes to these are taken
-            over only from calls that return None.
+        sync: whether tests inspect containers after passing them in. Otherwise changes to these are applied only from
+            calls that return None.
     """
 
     def __init__(self, channel: int, judged: Iterable[str] = (), folder: str = "", sync: bool = True) -> None:
@@ -92,7 +92,7 @@ class Solution:
             number, names = int(described["o"]), [str(item) for item in described["names"]]
             stars = None if described["all"] is None else [str(item) for item in described["all"]]
         except (TypeError, KeyError, ValueError) as error:
-            raise SolutionGoneError("the judged code sent nonsense") from error
+            raise SolutionGoneError("the judged code sent an invalid message") from error
         module = Module(name)
         module.__dict__[_NUMBER] = number
         module._open(self, names, stars)
@@ -107,15 +107,15 @@ class Solution:
         return spec
 
     def folders(self, name: str) -> list[str]:
-        """Where test files inside a judged package are."""
+        """Folders of test files inside a judged package."""
         return [os.path.join(self._folder, *top, *name.split(".")) for top in ((), ("src",))]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Make the stand-in (as a loader)."""
+        """Create the stand-in (as a loader)."""
         return self.module(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing is left to do (as a loader)."""
+        """Do nothing: the module is complete (as a loader)."""
 
     # --- requests
 
@@ -137,23 +137,23 @@ class Solution:
             self._encoder.settle()
 
     def _raw(self, request: dict[str, Any], may_end: type[BaseException] | None = None) -> Any:
-        """The answer's data, or the exception that it tells of."""
+        """The answer's data. Raises the exception that it reports."""
         answer = self._exchange(request)
         try:
             self._encoder.apply(answer, keep_own=answer.get("v") is not None and not self._sync)
         except values.MalformedValueError as error:
-            raise SolutionGoneError("the judged code sent nonsense") from error
+            raise SolutionGoneError("the judged code sent an invalid message") from error
         failed, self._failed_inside = self._failed_inside, None
         if failed is not None:
             raise failed
         if "error" in answer:
             raise self._error(answer, may_end)
         if "v" not in answer:
-            raise SolutionGoneError("the judged code sent nonsense")
+            raise SolutionGoneError("the judged code sent an invalid message")
         return answer["v"]
 
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and wait for its answer, meanwhile answering what the judged code asks of the tests."""
+        """Send a request and wait for its answer, serving the judged code's own requests meanwhile."""
         try:
             send(self._channel, {**request, **self._encoder.changes()})
             while True:
@@ -170,11 +170,11 @@ class Solution:
         try:
             return self._encoder.decode(data)
         except values.MalformedValueError as error:  # a ValueError, which a test may expect
-            raise SolutionGoneError("the judged code sent nonsense") from error
+            raise SolutionGoneError("the judged code sent an invalid message") from error
 
     def _error(self, answer: Mapping[str, Any], may_end: type[BaseException] | None) -> BaseException:
         if type(number := answer.get("raised")) is int and 0 <= number < len(self._raised):
-            raised = self._raised[number]  # of the tests; the judged code let it through
+            raised = self._raised[number]  # by the tests; the judged code didn't catch it
             if type(raised) is may_end or _may_cross(type(raised)):
                 return raised
         arguments = self._decode({"t": answer.get("args", [])})
@@ -197,7 +197,7 @@ class Solution:
     # --- objects
 
     def _refer(self, value: Any) -> Any:
-        """A value of the tests that does not cross as data."""
+        """A reference to a value of the tests that does not cross as data."""
         if isinstance(value, (Mirror, MirrorType, Module)):
             return {"o": number_of(value)}
         if (name := library_name(value)) is not None:
@@ -216,7 +216,7 @@ class Solution:
         return {"l": [number, name, _special_methods(value), abstract_names(type(value))]}
 
     def _resolve(self, data: dict[str, Any]) -> Any:
-        """What the judged code referred to. Raises `MalformedValueError`."""
+        """The value of a reference from the judged code. Raises `MalformedValueError`."""
         ((tag, body),) = data.items()
         try:
             if tag == "o":
@@ -258,7 +258,7 @@ class Solution:
             self._classes[number] = _mirror_class(self, number, described)
         return self._classes[number]
 
-    # --- what the judged code asks of objects of the tests
+    # --- requests of the judged code about objects of the tests
 
     def _serve(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request about an object that tests have passed in."""
@@ -267,10 +267,10 @@ class Solution:
             result = self._serve_one(request)
             return {"v": self._encoder.encode_all(result)[0], **self._encoder.changes()}
         except values.MalformedValueError as error:
-            raise SolutionGoneError("the judged code sent nonsense") from error
-        except Exception as error:  # noqa: BLE001  an exception of the tests' function is the judged code's to handle
+            raise SolutionGoneError("the judged code sent an invalid message") from error
+        except Exception as error:  # noqa: BLE001  the judged code handles exceptions of the tests' functions
             if isinstance(error, AssertionError):
-                self._failed_inside = error  # a failed assertion fails the test, whatever the judged code does with it
+                self._failed_inside = error  # fails the test even if the judged code suppresses it
             kind = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
             if isinstance(error, Mirror):
                 return {"error": {"o": number_of(error)}}
@@ -288,39 +288,39 @@ class Solution:
         name = str(request["name"])
         if request["op"] == "get":
             if name.startswith("_") or isinstance(local, type) or type(local).__module__ == "builtins":
-                raise AttributeError(name)  # nothing leads from a function to what else the tests know
+                raise AttributeError(name)  # a function must not expose other data of the tests
             return getattr(local, name)
         if request["op"] != "special" or name not in SPECIAL_METHODS:
-            raise SolutionGoneError("the judged code sent nonsense")
+            raise SolutionGoneError("the judged code sent an invalid message")
         arguments = [self._decode(item) for item in request["args"]]
         named = {str(key): self._decode(item) for key, item in request.get("kwargs", {}).items()}
         if name == "__call__":
             return local(*arguments, **named)
         return getattr(type(local), name)(local, *arguments, **named)
 
-    # --- trying things out in a copy of the judged code's process
+    # --- checks in a copy of the judged code's process
 
     def fork(self) -> bool:
-        """Have a copy of the judged code answer from now on, until `join`. False: there can be none."""
+        """Let a copy of the judged code answer until `join`. Returns False if no copy can be made."""
         if self._encoder.by_copy:
             return False
         try:
             self._raw({"op": "fork"})
-        except Exception:  # noqa: BLE001  no process is left for it, or a call is under way
+        except Exception:  # noqa: BLE001  the process limit is reached, or a call is under way
             return False
         self._before = (dict(self._mirrors), dict(self._classes))
         self._encoder.by_copy = True
         return True
 
     def join(self) -> None:
-        """End the copy and go back to the judged code as it was."""
+        """End the copy and return to the original process."""
         send(self._channel, {"op": "join"})
         self._encoder.by_copy = False
         self._mirrors, self._classes = self._before
 
 
 def _special_methods(value: Any) -> list[str]:
-    """Those that an object of the tests has of its own."""
+    """Names of the special methods that an object's class defines."""
     if isinstance(value, type):
         return ["__call__"]
     kind = type(value)
@@ -393,7 +393,7 @@ class Mirror:
 
     def __init_subclass__(cls, **named: Any) -> None:
         if "\0plain" not in cls.__dict__:
-            raise TypeError(f"{cls.__name__} derives from a judged class: such tests need how='counted'")
+            raise TypeError(f"{cls.__name__} derives from a judged class, which needs run_tests(how='counted')")
 
     def __init__(self, /, *arguments: Any, **named: Any) -> None:
         pass
@@ -448,20 +448,20 @@ class Mirror:
 
 
 def _unpickled(data: bytes) -> Any:
-    """What a pickle of the judged code's process holds."""
+    """The object in a pickle of the judged code's process."""
     (solution,) = _solutions
     return solution.ask("unpickled", 0, "", data)
 
 
 _solutions: list[Solution] = []
-"""That of this process."""
+"""The only one of this process."""
 _OF_CLASSES = {"__members__", "__match_args__"}
-"""Attributes of classes that are looked up there, of those with such names."""
+"""Dunder attributes of classes that are looked up in the judged code's process."""
 _READABLE = {"__name__", "__qualname__", "__wrapped__", "__annotations__", "__cause__", "__notes__"}
 
 
 def number_of(value: Any) -> int:
-    """Number of a mirrored object, class or module."""
+    """The number of a mirrored object, class or module."""
     number: int = (type.__getattribute__ if isinstance(value, type) else object.__getattribute__)(value, "__dict__")[
         _NUMBER
     ]
@@ -474,7 +474,7 @@ def _solution_of(mirrored: type) -> Solution:
 
 
 def _mirror_class(solution: Solution, number: int, described: Any) -> MirrorType:
-    """The class that stands for one of the judged code. Raises `SolutionGoneError` for nonsense."""
+    """The class that mirrors a class of the judged code. Raises `SolutionGoneError` for an invalid description."""
     try:
         bases = [solution._encoder.decode(base) for base in described["bases"]]
         name, module = str(described["name"]), str(described["module"])
@@ -496,12 +496,12 @@ def _mirror_class(solution: Solution, number: int, described: Any) -> MirrorType
             namespace.setdefault(method, _method(method))
         namespace.update({"__doc__": _Doc(described["doc"]), _NUMBER: number})
         if others:
-            vars(json.encoder)["c_make_encoder"] = None  # it looks at what the objects hold here, which is nothing
+            vars(json.encoder)["c_make_encoder"] = None  # it reads the content of objects here, which is empty
         mirrored = MirrorType(name, (*first, *mirror, *others, *exceptions), namespace)
         register(mirrored, described["abstract"])
         return mirrored
     except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise SolutionGoneError("the judged code sent nonsense") from error
+        raise SolutionGoneError("the judged code sent an invalid message") from error
 
 
 def _library_exception(module: str, name: str) -> type[Exception] | None:
@@ -513,7 +513,7 @@ def _library_exception(module: str, name: str) -> type[Exception] | None:
 
 
 class _Doc:
-    """`__doc__` of a class, and of its objects: functions have their own."""
+    """`__doc__` of a class and of its objects, which may have their own, as functions do."""
 
     def __init__(self, text: str | None) -> None:
         self._text = text
@@ -531,11 +531,11 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def special_method(name: str, *, by_value: bool) -> Callable[..., Any]:
-    """A special method that is carried out in the judged code's process.
+    """A special method that is executed in the judged code's process.
 
     Args:
         name: of the method.
-        by_value: whether the class has it from a built-in container: comparisons are then made here, on a copy.
+        by_value: whether a built-in container defines it: comparisons then run here, on a copy.
     """
     if by_value and name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
         return lambda self, other: getattr(_copy(self), name)(_copy(other))
@@ -593,7 +593,7 @@ def _exit(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
 
 
 class Module(types.ModuleType):
-    """A judged module. Its names are looked up when they are used."""
+    """A judged module. Attributes are looked up on access."""
 
     def _open(self, solution: Solution, names: list[str], stars: list[str] | None) -> None:
         self.__dict__["\0solution"] = solution
@@ -612,7 +612,7 @@ class Module(types.ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         spec = sys.modules.get(f"{self.__dict__['__name__']}.{name}")
         if name.startswith("__") or (spec is not None and spec is value):
-            self.__dict__[name] = value  # what the import system sets
+            self.__dict__[name] = value  # set by the import system
         else:
             self.__dict__["\0solution"].ask("set", number_of(self), name, value)
 
@@ -620,14 +620,14 @@ class Module(types.ModuleType):
         return list(self.__dict__["\0names"])
 
     def namespace(self) -> dict[str, Any]:
-        """Values of its names, but those of built-ins: the judged code's `abs` must not become the tests' own."""
+        """Its attributes, except those named like built-ins: the judged code must not replace the tests' `abs`."""
         names = [name for name in self.__dict__["\0names"] if not hasattr(builtins, name)]
         return {name: getattr(self, name) for name in names}
 
     @property
     def __all__(self) -> list[str]:
-        """What `from module import *` brings at this moment: nothing that the importer calls something else."""
-        there = sys._getframe(1).f_globals
+        """Names that `from module import *` imports: none that the importer already defines."""
+        importer = sys._getframe(1).f_globals
         stars = self.__dict__["\0stars"]
         public = stars if stars is not None else [name for name in self.__dict__["\0names"] if not name.startswith("_")]
-        return [name for name in public if name not in there and not hasattr(builtins, name)]
+        return [name for name in public if name not in importer and not hasattr(builtins, name)]

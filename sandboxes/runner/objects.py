@@ -1,8 +1,8 @@
-"""The wire between tests and the code they judge: one request at a time, values by copy, objects by number.
+"""The protocol between tests and the code they judge: one request at a time, values by copy, objects by number.
 
-Both ends encode with an `Encoder`. Plain values cross as themselves. A mutable container (list, dict, deque, ...)
-gets a number when it first crosses; each later message carries what its sender has changed in it, so that both ends
-see one container. Everything else is referred to by number, in a way that each end defines.
+Both ends encode with an `Encoder`. Plain values cross as copies. A mutable container (list, dict, deque, ...) gets a
+number when it first crosses; later messages carry the sender's changes to it, so that both ends see one container.
+Everything else is a reference by number, which each end defines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MUTABLE: dict[str, type] = {
     "e": collections.defaultdict,
     "q": collections.deque,
 }
-"""Containers that both ends have, by tag."""
+"""Containers that are synchronized, by tag."""
 _TAGS = {kind: tag for tag, kind in _MUTABLE.items()}
 _ANONYMOUS = -1
 """Number of a container that crosses as a copy."""
@@ -45,10 +45,10 @@ class ProtocolError(Exception):
 
 
 def send(fd: int, data: Any) -> None:
-    """Write one frame. Raises `NotPlainDataError` for one that is too long to be read."""
+    """Write one frame. Raises `NotPlainDataError` if it is too long."""
     frame = values.pack_frame(data)
     if len(frame) - values.LENGTH.size > values.MAX_TOTAL:
-        raise values.NotPlainDataError(f"a message of {len(frame)} bytes; {values.MAX_TOTAL} can cross")
+        raise values.NotPlainDataError(f"a message of {len(frame)} bytes is over the limit of {values.MAX_TOTAL}")
     write_all(fd, frame)
 
 
@@ -78,7 +78,7 @@ def _read(fd: int, size: int) -> bytes:
 
 
 class _Replica:
-    """A container that both ends have, and its items when they last agreed."""
+    """A container that both ends have, and its items after the last synchronization."""
 
     __slots__ = ("_agreed", "container")
 
@@ -87,11 +87,11 @@ class _Replica:
         self._agreed: list[Any] | None = None
 
     def agree(self) -> None:
-        """Note the items as known to both ends."""
+        """Record the current items as known to both ends."""
         self._agreed = self._items()
 
     def is_changed(self) -> bool:
-        """Whether it has other items than the ends agreed on; containers among them have replicas of their own."""
+        """Whether the items changed since the last synchronization; nested containers have their own replicas."""
         agreed, items = self._agreed, self._items()
         return agreed is None or len(agreed) != len(items) or not all(map(operator.is_, agreed, items))
 
@@ -104,9 +104,9 @@ class Encoder:
     """Encodes and decodes values for one end of the channel.
 
     Args:
-        first: number of this end's first container; the ends count even and odd numbers.
-        refer: encodes what does not cross as data; raises `NotPlainDataError`.
-        resolve: decodes what the other end's `refer` made.
+        first: number of this end's first container; one end uses even numbers, the other odd ones.
+        refer: encodes values that don't cross as data; raises `NotPlainDataError`.
+        resolve: decodes the references of the other end's `refer`.
     """
 
     def __init__(self, first: int, refer: _Refer, resolve: _Refer) -> None:
@@ -148,7 +148,7 @@ class Encoder:
         return {"m": [number, content]}
 
     def encode_all(self, *items: Any) -> list[Any]:
-        """Encode each, or none: after an error no container counts as having crossed."""
+        """Encode all items or none: after an error, no container counts as sent."""
         before = self._next
         try:
             return [self.encode(item) for item in items]
@@ -215,7 +215,7 @@ class Encoder:
             self._fill(container, content[0], depth)
             return container
         if number in self._replicas or type(number) is not int or number % 2 == self._first % 2:
-            raise values.MalformedValueError("a container's number is taken")
+            raise values.MalformedValueError("the number of a container is invalid or in use")
         replica = self._register(number, container)
         self._fill(container, content[0], depth)
         replica.agree()
@@ -250,7 +250,7 @@ class Encoder:
     def _fill(self, container: Any, content: Any, depth: int) -> None:
         ((tag, body),) = content.items()
         if _TAGS[type(container)] != tag:
-            raise values.MalformedValueError("a container of another kind")
+            raise values.MalformedValueError("the type of a container changed")
         if tag == "a":
             container[:] = bytes.fromhex(body)
         elif isinstance(container, dict):
@@ -267,9 +267,9 @@ class Encoder:
             (container.update if tag == "s" else container.extend)(values.watched(items) if tag == "s" else items)
 
     def changes(self) -> dict[str, Any]:
-        """What this end has changed since the last message, to be added to the next one: {} for nothing.
+        """Fields for the next message with the changes at this end since the last one; {} if there are none.
 
-        Containers that only the encoder still holds are forgotten at both ends.
+        Containers that only the encoder references are forgotten at both ends.
         """
         if self.by_copy or not self._replicas:
             return {}
@@ -287,7 +287,7 @@ class Encoder:
         return message
 
     def apply(self, message: dict[str, Any], *, keep_own: bool = False) -> None:
-        """Take over what the other end has changed. Raises `MalformedValueError`.
+        """Apply the changes of the other end. Raises `MalformedValueError`.
 
         Args:
             message: the message it came with.
@@ -315,7 +315,7 @@ def _references() -> int:
 
 
 _UNSHARED = _references()
-"""`sys.getrefcount` of a container that only its replica refers to."""
+"""`sys.getrefcount` of a container that only its replica references."""
 
 # --- values of the standard library and of numpy that cross by copy
 
@@ -324,7 +324,7 @@ _MODULES = {
     "datetime": "datetime", "date": "datetime", "time": "datetime", "timedelta": "datetime", "timezone": "datetime",
     "ZoneInfo": "zoneinfo", "range": "builtins", "slice": "builtins",
 }  # fmt: skip
-"""Types whose values cross, and the modules that they are in. These are imported when such a value comes."""
+"""Types whose values cross by copy, and their modules, which are imported on demand."""
 _LONGEST_NUMBER = 10_000
 
 
@@ -364,14 +364,14 @@ def _decode_library(body: Any, decode: Callable[[Any], Any]) -> Any:
         value = kind.fromisoformat(text)
         return value if name == "date" else value.replace(fold=fold, tzinfo=decode(zone))
     if name == "timezone":
-        plain = kind(decode(parts[0]))  # that of no offset is `utc`
+        plain = kind(decode(parts[0]))  # UTC if the offset is 0
         return plain if plain.tzname(None) == parts[1] else kind(decode(parts[0]), parts[1])
     if name == "timedelta":
         return kind(*map(int, parts))
     if name in ("range", "slice"):
         return kind(*map(decode, parts))
     if len(parts[0]) > _LONGEST_NUMBER:
-        raise values.MalformedValueError("too long a number")
+        raise values.MalformedValueError("the text of a value is too long")
     return kind(parts[0])
 
 
@@ -388,7 +388,7 @@ def _decode_array(dtype: str, shape: Sequence[int], scalar: bool, data: str) -> 
 
 _FUNCTIONS_OF = ("builtins", "collections", "functools", "itertools", "json", "math", "operator")
 CLASSES_OF = ("builtins", "collections", "collections.abc", "datetime", "decimal", "fractions", "numbers", "uuid")
-"""Modules whose classes the judged code may hand to the tests."""
+"""Modules whose classes the judged code may return to the tests."""
 
 
 def library_name(value: Any, classes_of: Iterable[str] = sys.stdlib_module_names) -> str | None:
@@ -404,18 +404,18 @@ def library_name(value: Any, classes_of: Iterable[str] = sys.stdlib_module_names
 
 
 def library_value(name: str) -> Any:
-    """What `library_name` named. Raises `LookupError`."""
+    """The function or class with this `library_name`. Raises `LookupError`."""
     module, _, attribute = name.rpartition(".")
     if module.partition(".")[0] not in sys.stdlib_module_names:
-        raise LookupError(f"{name} is not of the standard library")
+        raise LookupError(f"{name} is not in the standard library")
     return getattr(importlib.import_module(module), attribute)
 
 
 def library_class(name: str) -> type:
-    """A class of the standard library that the judged code has named. Raises `LookupError`."""
+    """A class of the standard library, by the name that the judged code sent. Raises `LookupError`."""
     if name.rpartition(".")[0] in CLASSES_OF and isinstance(kind := library_value(name), type):
         return kind
-    raise LookupError(f"{name} is no class that crosses")
+    raise LookupError(f"{name} is not a class that may be returned")
 
 
 _ABSTRACT = {
@@ -426,7 +426,7 @@ _ABSTRACT = {
 
 
 def abstract_names(kind: type) -> list[str]:
-    """Abstract classes of the standard library that a class is derived from or registered with."""
+    """Abstract classes of the standard library that a class derives from or is registered with."""
     loaded = [(name, sys.modules[name], members) for name, members in _ABSTRACT.items() if name in sys.modules]
     return [
         f"{name}.{item}" for name, module, items in loaded for item in items if issubclass(kind, getattr(module, item))
@@ -434,7 +434,7 @@ def abstract_names(kind: type) -> list[str]:
 
 
 def register(kind: type, names: Iterable[str]) -> None:
-    """Register a class that stands for one of the other end with these abstract classes."""
+    """Register a class that mirrors one of the other end with these abstract classes."""
     for name in names:
         module, _, item = str(name).rpartition(".")
         if item in _ABSTRACT.get(module, ()):
@@ -449,4 +449,4 @@ repr reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift rshift 
 truediv trunc xor
 """
 SPECIAL_METHODS = frozenset(f"__{name}__" for name in _SPECIAL_NAMES.split())
-"""Those that cross: what operators, built-in functions and statements call."""
+"""Special methods that can be called remotely: those of operators, built-in functions and statements."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import signal as _signal
 else:
-    import _signal  # without the detour over enumerations
+    import _signal  # faster to import: no enumerations
 
 from . import judge, solution, testing, values
 from .wire import write_all
@@ -29,7 +29,7 @@ IO_ERROR = 74
 """Exit status of a file request that failed; stderr begins with the errno."""
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 RUN_FOLDER = ".run-"
-"""How the names of folders for a single run of tests begin."""
+"""Prefix of folders for a single run of tests."""
 SHELL_LOOP = (
     "trap : INT; while IFS= read -r -d '' __line <&{fd}; do "
     'eval "$__line" {fd}<&- </dev/null; printf "%d\\0" "$?" >&{fd}; done'
@@ -72,7 +72,7 @@ def run(request: Request, work: str) -> NoReturn:
 
 
 def _enter_new_folder(folder: str, work: str, written: set[str]) -> None:
-    """Enter a folder for this request alone. It links to what is in the work folder, but for the names in `written`."""
+    """Enter a new folder with links to everything in the work folder except the names in `written`."""
     others = [name for name in os.listdir(work) if name not in written and not name.startswith(RUN_FOLDER)]
     os.mkdir(folder)
     os.chdir(folder)
@@ -81,7 +81,7 @@ def _enter_new_folder(folder: str, work: str, written: set[str]) -> None:
 
 
 def _be_like_python() -> None:
-    """What an interpreter that starts sets, and the zygote that this process was forked from has not."""
+    """Set up what a starting interpreter does, and the zygote that this process was forked from did not."""
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
     sys.executable = sys.executable or shutil.which("python3") or ""
 

@@ -667,7 +667,7 @@ UNITTEST = "import unittest\nfrom own import f\nclass T(unittest.TestCase):\n"
     ("tests", "said"),
     [
         ({}, "there are no tests [judge, "),
-        ("def test_f(): assert f() == 2", "tests in one text judge code in one text [judge, "),
+        ("def test_f(): assert f() == 2", "tests in one text need code in one text [judge, "),
         ({"test_own.py": "def test_f(:"}, "the tests in test_own.py are not Python: invalid syntax"),
         (
             {"test_own.py": "from own import f\ndef check(): assert f()\n"},
