@@ -142,12 +142,15 @@ class EnvironmentBugError(ForgeError):
 
 
 class AgentError(ForgeError):
-    """The agent's own code raised (a scripted agent, a policy's function, a program): the episode scores 0."""
+    """The agent's own code raised (a scripted agent, a policy's function, a program). The episode scores 0."""
 
 
 class ProgramCrashError(EnvironmentBugError):
-    """The program of a `ProgramEnvironment` failed before it asked the model: in training nothing was sampled, so it is
-    a bug of the environment; an evaluation counts it as a crash of the agent, which scores 0."""
+    """The program of a `ProgramEnvironment` failed before its first request to the model.
+
+    In training, where nothing was sampled, it is a bug of the environment; in an evaluation, a crash of the agent, which
+    scores 0.
+    """
 
 
 class HeldUpError(BaseException):
@@ -290,7 +293,7 @@ def misfit(default: object, hint: Any) -> str | None:
 
 @contextmanager
 def agent_code(what: str, function: object = None) -> Iterator[None]:
-    """Run an agent's own code: its unexpected exceptions become `AgentError`, deliberate ones of forge-env pass.
+    """Run an agent's own code: unexpected exceptions become `AgentError`; exceptions of forge-env propagate.
 
     Args:
         what: is run.
@@ -300,21 +303,21 @@ def agent_code(what: str, function: object = None) -> Iterator[None]:
         yield
     except ForgeError:
         raise
-    except BaseException as error:  # the boundary of the agent's code, which may even exit
+    except BaseException as error:  # anything that the agent's code raises, even SystemExit
         if not _is_mistake(error):
             raise
         raise crash_of(what, error, function) from error
 
 
 def crash_of(what: str, error: BaseException, function: object = None) -> AgentError:
-    """The `AgentError` for what an agent's own code raised: `half raised KeyError: 'x' [half, agents.py:30]`."""
+    """The `AgentError` for an exception of the agent's code: `half raised KeyError: 'x' [half, agents.py:30]`."""
     frames = _authors(traceback.extract_tb(error.__traceback__))
     where = f"{frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno}" if frames else _definition(function)
     return AgentError(f"{what} raised {type(error).__name__}: {error}{where and f' [{where}]'}")
 
 
 def _definition(function: object) -> str:
-    """`name, file:line` of a function, or of what an object does when it is called."""
+    """`name, file:line` of a function, or of an object's `__call__`."""
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return "" if code is None else f"{code.co_name}, {code.co_filename}:{code.co_firstlineno}"
 

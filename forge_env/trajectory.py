@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from forge_env.policy import BoolArray, FloatArray, IntArray
 
 NOT_CHEAT_PROOF = "not_cheat_proof"
-"""Metric of episodes whose score a cheat could have got as well: their tests ran beside the code that they judged."""
+"""Metric of episodes whose tests could not exclude cheats: they shared a process with the code that they judged."""
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Trajectory:
     valid: bool = True
     """False: infrastructure or the environment failed, and it enters no statistic."""
     error: str | None = None
-    """Why it is not valid; of a valid one, how the agent's own code failed."""
+    """Why the episode is invalid; for a valid one, how the agent's own code failed."""
     retries: int = 0
     """How often it was begun again after a failure."""
     wall_s: float = 0.0
@@ -172,14 +172,14 @@ class Trajectory:
     waited_s: float = 0.0
     """Seconds of the last try spent waiting for shared things (rate limits, a free sandbox), after reset."""
     reset_s: float = 0.0
-    """Seconds that the last try took to reset."""
+    """Seconds of the last attempt's reset."""
     close_s: float = 0.0
-    """Seconds that it took to release the episode's resources."""
+    """Seconds to release the episode's resources."""
     reason: str = ""
-    """Why the episode scored less than all, in words that others share (`forge_env.rewards.explain`); empty: no judge
-    said it."""
+    """Why the episode scored below the maximum, as a kind that episodes share (`forge_env.rewards.explain`); empty if
+    unknown."""
     failures: list[str] = field(default_factory=list)
-    """What failed, bounded: tests with what they expected and got, ..."""
+    """Failures, limited in number and length: tests with their expected and actual values, ..."""
     difficulty: int = 1
     """`Task.difficulty`."""
     tags: list[str] = field(default_factory=list)

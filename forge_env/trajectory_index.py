@@ -106,7 +106,7 @@ class IndexRow:
     reset_s: float = 0.0
     close_s: float = 0.0
     reason: str = ""
-    """Why it scored less than all, as its judge says it; numbers are masked."""
+    """The judge's reason for a score below the maximum; numbers are masked."""
     read: str = ""
     """Beginning of the last tool result that the agent read; numbers are masked."""
 
@@ -203,13 +203,13 @@ def row_of(record: Mapping[str, Any], offset: int, length: int) -> IndexRow:
 
 
 _NUMBER = re.compile(r"\b(\d{1,9})/(\d{1,9})\b|\d+(?:\.\d+)?", re.ASCII)
-"""A fraction, or a number of its own."""
+"""A fraction, or a number."""
 
 
 def masked(text: str) -> str:
-    """The first line of a text with its numbers masked, so that texts which differ in numbers alone are alike.
+    """The first line of a text with its numbers masked, so that texts that differ only in numbers are equal.
 
-    Of a fraction it stays visible whether it is nothing, a part or all: `0/2 passed` becomes `0/n passed`, `2/2` `n/n`.
+    A masked fraction still shows none, part or all: `0/2 passed` becomes `0/n passed`, `1/2` `k/n` and `2/2` `n/n`.
     """
     line = next((line for line in text[: 4 * MOST_NAME].split("\n") if line.strip()), "")
     return _NUMBER.sub(_mask, " ".join(line.split())[:MOST_NAME])
@@ -223,7 +223,7 @@ def _mask(number: re.Match[str]) -> str:
 
 
 def last_read(turns: Sequence[Mapping[str, Any]]) -> str:
-    """The last tool result that the agent read before it answered; empty: it read none."""
+    """The last tool result that the agent read before it answered; empty if there is none."""
     for turn in reversed(turns):
         for message in reversed(turn["observation"]):
             if message["role"] == "tool":

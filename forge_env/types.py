@@ -20,13 +20,13 @@ def _number_as_text(value: Any) -> Any:
 
 
 def clean_unicode(text: str) -> str:
-    """`text` with U+FFFD for every half of a surrogate pair, which neither UTF-8 nor a tokenizer can encode."""
+    """`text` with U+FFFD in place of unpaired surrogates, which neither UTF-8 nor a tokenizer can encode."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 Whole = Annotated[str, AfterValidator(clean_unicode)]
-"""A text with U+FFFD for every half of a surrogate pair, which can't be written as UTF-8: of a data set, for example,
-that was cut in the middle of an emoji."""
+"""A text with U+FFFD in place of unpaired surrogates, which UTF-8 can't encode. Data sets have them if a text was
+truncated within an emoji, for example."""
 Text = Annotated[str, BeforeValidator(_number_as_text)]
 """A text that a file may hold as a number: a split called 2024, an answer 42."""
 
@@ -292,7 +292,7 @@ class Task(BaseModel):
     gold: Whole | None = None
     """An answer that scores full marks; None where none is known."""
     history: list[Message] = Field(default_factory=list)
-    """Messages before the prompt, which the agent is shown too: a system message, earlier turns."""
+    """Messages that are shown to the agent before the prompt: a system message, earlier turns."""
     difficulty: int = 1
     """Level, for curricula and for scores by level."""
     tags: list[Whole] = Field(default_factory=list)

@@ -39,13 +39,13 @@ def one_line(text: str, most: int = 200) -> str:
 
 
 SAFE_BITS = 2_048
-"""Size of a whole number that is written out: 617 digits. Python refuses 4,300, and may be set to refuse 640."""
+"""Maximum bits of an integer that is written out, 617 digits. Python's own limit is 4,300, and can be set to 640."""
 
 
 def shown(value: object, most: int = 80) -> str:
     """A value as Python writes it, in at most `most` characters; never raises.
 
-    Values that an agent made may be numbers of any size, long, or nested deeply: only the beginning is written out.
+    An agent's values may be huge numbers, long, or deeply nested; only the beginning is written.
 
     >>> shown([1, "two"]), shown("x" * 100, 8), shown(10**5000)
     ("[1, 'two']", "'xxxx...", '<an integer of about 5001 digits>')
@@ -62,7 +62,7 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def _pieces(value: Any, most: int) -> Iterator[str]:
-    """`repr(value)` in pieces, of which each is bounded by `most`."""
+    """`repr(value)` in pieces of at most about `most` characters."""
     if type(value) is int and value.bit_length() > SAFE_BITS:
         yield f"<an integer of about {int(value.bit_length() * 0.30103) + 1} digits>"
     elif type(value) in (str, bytes, bytearray) and len(value) > most:

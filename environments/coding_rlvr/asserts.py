@@ -1,8 +1,8 @@
-"""Asserts of a data set as checks: a call and a literal where an assert compares the two, or else a test file.
+"""Conversion of a data set's asserts into checks: a call and a literal if an assert compares these, otherwise a file.
 
-Which names are the agent's is decided by the row alone: those that its reference solution defines, or those that its
+The row alone determines which names the agent defines: those that the reference solution defines, or those that the
 tests call and nothing else defines. Everything else in an assert, such as `set(...)` or `math.isclose(...)`, is
-evaluated in the tests' process, out of the agent's reach.
+evaluated in the tests' process, where the agent can't change it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def suite_of(
     reference: str = "",
     names: Sequence[str] = (),
 ) -> Suite | None:
-    """Asserts as checks; calls come before asserts. None: some test is not Python, or can't be judged outside.
+    """Convert asserts into checks, calls first. None if a test is not Python or needs the agent's process.
 
     Args:
-        statements: source of tests; each is independent of the others.
-        imports: trusted source that comes before the agent's code.
-        setup: source that comes after it and before the tests. It may use what the agent defines.
-        reference: the reference solution, which says what the agent defines and what it imports.
-        names: what the agent defines, where that is known.
+        statements: source of the tests, which are independent of each other.
+        imports: trusted source before the agent's code.
+        setup: source after the agent's code and before the tests. It may use names that the agent defines.
+        reference: the reference solution, whose definitions and imports are those expected of the agent.
+        names: names that the agent defines, if known.
     """
     try:
         trees = [parse_python(source) for source in statements]
@@ -69,13 +69,13 @@ def suite_of(
 
 
 def method_setup(imports: str) -> Setup:
-    """What surrounds code that is a class `Solution`, or a function."""
+    """Set-up for code with a class `Solution`, or with a function."""
     return {"before": imports, "after": PLAIN + METHOD}
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """What the names in a row's tests mean."""
+    """Origins of the names in a row's tests."""
 
     agents: set[str]
     """Functions and classes that the agent defines."""
@@ -86,15 +86,15 @@ class _Scope:
     imported: set[str]
     """Names that the row's imports bind."""
     trusted: str
-    """Source that comes first in a test file."""
+    """Source at the beginning of a test file."""
     inside: bool
-    """Whether the set-up uses what the agent defines, so that it runs beside the agent's code alone."""
+    """Whether the set-up uses names that the agent defines, so that it can only run in the agent's process."""
 
 
 def _checks_of(tree: ast.Module, scope: _Scope) -> list[Check] | None:
-    """A check for each assert of a test if all can be compared here, else one test file; None: neither is possible.
+    """A check for each assert if all compare a call with a literal, otherwise one test file; None if neither works.
 
-    A test file can't use objects of the agent's: they would answer comparisons as they like.
+    A test file can't use objects of the agent's classes, since these could equal anything.
     """
     statements = [item for item in tree.body if not _says_nothing(item)]
     compared = [_compared(item, scope) for item in statements]
@@ -121,7 +121,7 @@ def _says_nothing(item: ast.stmt) -> bool:
 
 
 def _compared(item: ast.stmt, scope: _Scope) -> Check | None:
-    """An assert that compares a call of the agent's with a literal, as a check."""
+    """The check for an assert that compares a call of the agent's code with a literal, otherwise None."""
     if not isinstance(item, ast.Assert):
         return None
     test = item.test
@@ -149,9 +149,9 @@ def _compared(item: ast.stmt, scope: _Scope) -> Check | None:
 
 
 def _is_agents_call(node: ast.expr, scope: _Scope) -> bool:
-    """Whether all of an expression is a call of the agent's: `f(...)`, or `Class(...).method(...)`.
+    """Whether an expression as a whole calls the agent's code: `f(...)`, or `Class(...).method(...)`.
 
-    `f(...).method()` is not: what a returned object says of itself decides nothing.
+    `f(...).method()` doesn't count: a method of a returned object is no evidence.
     """
     if not isinstance(node, ast.Call) or not _free(node) <= {*scope.agents, *scope.made, *scope.imported, *_BUILTINS}:
         return False
@@ -165,7 +165,7 @@ def _is_agents_call(node: ast.expr, scope: _Scope) -> bool:
 
 @dataclass(frozen=True)
 class _Solution:
-    """What a reference solution defines and imports; nothing where it is no Python."""
+    """Definitions and imports of a reference solution; empty if it is not Python."""
 
     defined: set[str]
     classes: set[str]
@@ -173,7 +173,7 @@ class _Solution:
 
     @classmethod
     def of(cls, source: str) -> _Solution:
-        """The names of a module's text."""
+        """Parse the source of a module."""
         try:
             body = parse_python(source).body
         except (SyntaxError, ValueError):
@@ -186,7 +186,7 @@ class _Solution:
 
 
 def _agents_names(trees: Sequence[ast.Module], solution: _Solution, imported: set[str]) -> list[str]:
-    """What tests use and the reference solution defines, and what they call and nothing else defines."""
+    """Names that tests use and the reference solution defines, or that tests call and nothing else defines."""
     others = {*imported, *_BUILTINS, *(name for item in solution.imports for name in bound_by(item))}
     names: set[str] = set()
     for tree in trees:
@@ -197,7 +197,7 @@ def _agents_names(trees: Sequence[ast.Module], solution: _Solution, imported: se
 
 
 def _missing_imports(trees: Sequence[ast.Module], solution: _Solution, defined: set[str]) -> list[ast.stmt]:
-    """Imports of names that tests use and nothing defines: the reference solution's, or the standard library's."""
+    """Imports, of the reference solution or the standard library, for names that tests use and nothing defines."""
     missing = {name for tree in trees for name in _free(tree)} - defined - _BUILTINS
     items: list[ast.stmt] = []
     for item in solution.imports:
@@ -214,7 +214,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def _free(tree: ast.AST) -> set[str]:
-    """Names that are used and bound nowhere in it."""
+    """Names that a tree uses and does not bind."""
     used: set[str] = set()
     bound: set[str] = set()
     for node in ast.walk(tree):

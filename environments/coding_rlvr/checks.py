@@ -1,8 +1,8 @@
-"""Checks of a program: a call with its expected value, a program's output, or statements that assert.
+"""Checks of a program: a call with its expected value, a program's output, or assert statements.
 
-Code that an agent wrote runs in a sandbox and answers with plain data. What compares its answers is never in the same
-process: literals are compared here, and statements run in the tests' process of `Sandbox.run_tests`, which calls the
-agent's functions over a channel.
+The agent's code runs in a sandbox and returns plain data, which is never compared in the same process: literals are
+compared here, and statements run in the tests' process of `Sandbox.run_tests`, which calls the agent's functions over a
+channel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forge_env.concurrency import parse_python
 from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, Limits, Sandbox
 
 TOLERANCE = 1e-6
-"""Absolute or relative error of a real number, as judges of programming contests allow it."""
+"""Tolerated absolute or relative error of real numbers, as usual in programming contests."""
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _FUTURE = re.compile(r"^from __future__ import [^(\n#;]+$", re.MULTILINE)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
@@ -31,21 +31,21 @@ class Check(TypedDict):
     """One check of a program."""
 
     call: str
-    """The call, as Python source that the agent may be shown; statements where `compare` is "asserts"."""
+    """The call, as Python source that may be shown to the agent; statements if `compare` is "asserts"."""
     expected: str
-    """The expected value as a Python literal; JSON where `compare` is "json"; the output where it is "output"."""
+    """The expected value as a Python literal; JSON if `compare` is "json"; the output if it is "output"."""
     compare: NotRequired[Literal["same", "equal", "truth", "json", "output", "asserts"]]
-    """`same` (the default) tells 1, 1.0 and True apart, `equal` is Python's `==`, `truth` its `bool`; `json` takes \
-tuples for lists and real numbers within `TOLERANCE`; `output` compares lines; `asserts` is decided by `test`."""
+    """`same` (the default) distinguishes 1, 1.0 and True, `equal` is Python's `==`, `truth` its `bool`; `json` takes \
+tuples for lists and real numbers within `TOLERANCE`; `output` compares lines; `asserts` runs `test`."""
     run: NotRequired[str]
-    """The expression that is evaluated, where it isn't `call`."""
+    """The expression to evaluate, if it isn't `call`."""
     stdin: NotRequired[str]
-    """What the program reads, where `compare` is "output"."""
+    """The program's input, if `compare` is "output"."""
     test: NotRequired[str]
     """The test file that asserts; it imports the module `solution`."""
     reserved: NotRequired[list[str]]
     """Built-ins that `test` uses and the agent's code must not define: in the data set's own checker, which runs tests
-    in the code's namespace, it would answer its own tests with them."""
+    in the code's namespace, they would replace those of the tests."""
 
 
 class Setup(TypedDict):
@@ -58,14 +58,14 @@ class Setup(TypedDict):
 async def run_checks(
     sandbox: Sandbox, code: str, checks: Sequence[Check], limits: Limits, setup: Setup | None = None
 ) -> CallsResult:
-    """Run a program for every check; outcomes are in order, and fewer where the program ended early.
+    """Run a program for every check; outcomes are in order, and fewer if the program ended early.
 
     Args:
-        sandbox: that no other program has used.
+        sandbox: an unused sandbox.
         code: the program.
-        checks: calls before asserts; programs that read input never stand beside other checks.
-        limits: of each process.
-        setup: source around the program.
+        checks: calls before asserts; checks of output can't be mixed with others.
+        limits: limits of each process.
+        setup: source before and after the program.
     """
     program = code
     if setup is not None:
@@ -89,7 +89,7 @@ async def run_checks(
     outcome = CallOutcome(value=True)
     if not judged.passed:
         line = judged.failures[0] if judged.failures else "AssertionError: no test ran"
-        error, _, message = line.removeprefix("test_row_0.py: ").partition(": ")  # for the report alone
+        error, _, message = line.removeprefix("test_row_0.py: ").partition(": ")  # only for the report
         outcome = CallOutcome(error=error, message=message)
     printed = result.execution.stdout + judged.execution.stdout
     return CallsResult([*result.outcomes, *[outcome] * len(asserts)], replace(judged.execution, stdout=printed))
@@ -114,16 +114,16 @@ def surrounded(code: str, setup: Setup) -> str:
 
 
 def _defined(code: str) -> set[str]:
-    """Names that a program's own statements bind at its top level, imports apart."""
+    """Names that a program binds at its top level, except by imports."""
     try:
         body = parse_python(code).body
     except (SyntaxError, ValueError):
-        return set()  # it fails as it is
+        return set()  # it fails anyway
     return {name for item in body if not isinstance(item, ast.Import | ast.ImportFrom) for name in bound_by(item)}
 
 
 def bound_by(item: ast.stmt) -> Iterator[str]:
-    """Names that a statement binds, functions' own not."""
+    """Names that a statement binds, except those local to functions."""
     if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield item.name
         return
@@ -135,7 +135,7 @@ def bound_by(item: ast.stmt) -> Iterator[str]:
 
 
 def passes(check: Check, outcome: CallOutcome | None) -> bool:
-    """Whether the check was reached, and what came back is what it expects."""
+    """Whether the check was reached and its result is the expected one."""
     if outcome is None or outcome.error is not None:
         return False
     value, compare = outcome.value, check.get("compare", "same")
@@ -150,7 +150,7 @@ def passes(check: Check, outcome: CallOutcome | None) -> bool:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equality that tells True from 1 and 1 from 1.0, also inside containers."""
+    """Equality that distinguishes True from 1 and 1 from 1.0, also inside containers."""
     if type(left) is not type(right):
         return False
     if isinstance(left, list | tuple):
@@ -161,7 +161,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def same_json(expected: Any, value: Any) -> bool:
-    """Whether a value is what JSON says: tuples are lists, and real numbers may differ by `TOLERANCE`."""
+    """Whether a value equals JSON data: tuples are lists, and real numbers may differ by `TOLERANCE`."""
     if isinstance(expected, list):
         return isinstance(value, list | tuple) and len(expected) == len(value) and all(map(same_json, expected, value))
     if isinstance(expected, dict):
@@ -171,7 +171,7 @@ def same_json(expected: Any, value: Any) -> bool:
     if isinstance(expected, float) and isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return math.isclose(expected, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-        except OverflowError:  # an integer that no float is as large as
+        except OverflowError:  # an integer beyond the range of floats
             return False
     return bool(expected == value)
 
@@ -179,15 +179,15 @@ def same_json(expected: Any, value: Any) -> bool:
 def same_output(expected: str, output: str) -> bool:
     """Whether a program's output is the expected one, line by line.
 
-    White space around lines and around the text doesn't matter. A line of numbers may spell them otherwise, and real
-    ones may differ by `TOLERANCE`; expected integers may not.
+    White space around lines and around the text is ignored. Numbers may be written differently, and real numbers may
+    differ by `TOLERANCE`; expected integers must be exact.
     """
     wanted, lines = _lines(expected), _lines(output)
     return len(wanted) == len(lines) and all(map(_same_line, wanted, lines))
 
 
 def _lines(text: str) -> list[str]:
-    """Lines end with a line feed only: other separators of Unicode are text."""
+    """Lines end with a line feed only; other Unicode separators are text."""
     return [line.strip() for line in text.strip().split("\n")]
 
 
@@ -207,11 +207,11 @@ def _same_number(expected: str, word: str) -> bool:
     return abs(wanted - number) <= Decimal(str(TOLERANCE)) * max(Decimal(1), abs(wanted))
 
 
-# --- source that runs beside the agent's code, or in the tests' process
+# --- source that runs in the agent's process, or in the tests' process
 
 PLAIN = '''
 def _forge_plain(value, depth=0):
-    """What compares equal to a plain value becomes one: subclasses, views of keys, exact fractions."""
+    """Convert values that equal plain ones: subclasses, views of keys, exact fractions."""
     import collections.abc, numbers
     if value is None or type(value) in (bool, int, float, str, bytes, complex) or depth > 60:
         return value
@@ -231,17 +231,17 @@ def _forge_plain(value, depth=0):
                 return kind(value)
     return value
 '''
-"""Beside the agent's code: it answers for itself either way, so nothing depends on whether this is as it was."""
+"""In the agent's process. The agent's code may change it, but could return any value anyway."""
 METHOD = '''
 def _forge_method(name):
-    """The method of `Solution`, or the function where there is no such class."""
+    """The method of `Solution`, or the function if there is no such class."""
     return getattr(Solution(), name) if "Solution" in globals() else globals()[name]
 '''
 ONLY_PLAIN = '''
 import solution as _forge_solution
 
 def _forge_checked(value):
-    """The value where all of it is plain data: an object of the judged code could answer comparisons as it likes."""
+    """The value if all of it is plain data: an object of the judged code could equal anything."""
     kind = type(value)
     if kind in (list, tuple, set, frozenset):
         for item in value:
@@ -250,7 +250,7 @@ def _forge_checked(value):
         for pair in value.items():
             _forge_checked(pair)
     elif value is not None and kind not in (bool, int, float, str, bytes, bytearray, complex):
-        raise TypeError("it returned no plain value")
+        raise TypeError(f"the judged code returned a {kind.__name__}, which is not plain data")
     return value
 
 def _forge_function(name):
@@ -261,17 +261,17 @@ def _forge_function(name):
 
 
 def callable_source(names: Sequence[str]) -> str:
-    """Source beside the agent's code: its functions by names that tests import, answering plain values."""
+    """Source for the agent's process: wrappers of its functions that return plain values, for tests to import."""
     return "".join(f"def _forge_call_{name}(*args, **kw): return _forge_plain({name}(*args, **kw))\n" for name in names)
 
 
 def test_source(names: Sequence[str], setup: str, statements: str) -> str:
-    """A test file that runs statements on functions of the agent's, each call of which must return plain data.
+    """A test file with statements that call the agent's functions, which must return plain data.
 
     Args:
-        names: the functions.
-        setup: trusted source that comes first.
-        statements: what asserts.
+        names: names of the functions.
+        setup: trusted source at the beginning.
+        statements: source of the asserts.
     """
     bound = [f"{name} = _forge_function({name!r})" for name in names]
     return "\n".join([ONLY_PLAIN, *bound, setup, statements, ""])

@@ -1,7 +1,7 @@
 """Tasks from rows in the style of MBPP, HumanEval and LiveCodeBench, from a file or the hub.
 
-Each style is judged as its own checker judges it; only the call of the agent's function runs beside the agent's code
-(see `checks` and `asserts`). A row with a test that can't be judged so is left out.
+Each style is judged as its own checker does; only the call of the agent's function runs in the agent's process (see
+`checks` and `asserts`). A row with a test that can't be judged in this way is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 PROMPT_COLUMNS = ("prompt", "text", "question_content")
 STYLES = ("mbpp", "humaneval", "livecodebench")
 PUBLIC = 1
-"""Tests of a row that the agent is shown, where the row doesn't say; the others are hidden."""
+"""Number of tests that the agent is shown, unless the row specifies them; the others are hidden."""
 _STARRED = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
     *("itertools", "functools", "operator", "io", "sys", "json", "builtins", "typing"),
@@ -42,7 +42,7 @@ LIVE_CODE_BENCH_IMPORTS = "\n".join(
         "sys.set_int_max_str_digits(0)",
     ]
 )
-"""What LiveCodeBench's own checker puts before a program: answers use `List` and `deque` without importing them."""
+"""Imports that LiveCodeBench's checker puts before a program: answers use `List` and `deque` without importing them."""
 ROW_SYSTEM_PROMPT = (
     "Solve the task in Python. Call python(code) to try your code on the tests, "
     "then answer with all of the code in one ```python block."
@@ -50,10 +50,10 @@ ROW_SYSTEM_PROMPT = (
 
 
 def load_rows(config: DatasetConfig, split: str) -> Sequence[Task]:
-    """Every usable row of a split as a task, read once a process.
+    """Every usable row of a split as a task, read once per process.
 
     Raises:
-        UsageError: the rows are of no known style, or none can be used.
+        UsageError: the rows have an unknown style, or none can be used.
     """
     return _load(config.model_dump_json(), split)
 
@@ -63,18 +63,18 @@ def _load(config_json: str, split: str) -> Sequence[Task]:
     config = DatasetConfig.model_validate_json(config_json)
     raw = load_raw(config, split)
     if isinstance(raw, StreamedTasks):
-        raise UsageError("rows of programming tasks are read whole", fix="set streaming: false, and a limit")
+        raise UsageError("rows of programming tasks can't be streamed", fix="set streaming: false, and a limit")
     tasks = [task for row in raw if (task := as_task(row)) is not None]
     if not tasks:
-        raise UsageError(f"{config.path} has no usable row", fix=f"rows are in the style of {', '.join(STYLES)}")
+        raise UsageError(f"{config.path} has no usable row", fix=f"rows must have the style of {', '.join(STYLES)}")
     if len(tasks) < len(raw):
-        text = "%s, %s: left out %d of %d rows, which have tests that can't be judged apart from the code"
+        text = "%s, %s: left out %d of %d rows, whose tests can't be judged outside the process of the code"
         log.warning(text, config.path, split, len(raw) - len(tasks), len(raw))
     return tasks
 
 
 def load_raw(config: DatasetConfig, split: str) -> Sequence[Task] | StreamedTasks:
-    """The rows, whose prompt is in the column that their style has for it where the recipe doesn't say."""
+    """The rows, with the prompt from the column of their style unless the recipe names one."""
     if "prompt" in config.columns:
         return load_tasks(config, split)
     missing: MissingColumn | None = None
@@ -89,7 +89,7 @@ def load_raw(config: DatasetConfig, split: str) -> Sequence[Task] | StreamedTask
 
 
 def as_task(row: Task) -> Task | None:
-    """A row as a task; None when a test of it can't be judged outside."""
+    """A row as a task; None if a test can't be judged outside the agent's process."""
     data = row.data
     if "test_list" in data:
         made = _mbpp(row)
@@ -99,7 +99,7 @@ def as_task(row: Task) -> Task | None:
         made = _live_code_bench(row)
     else:
         raise UsageError(
-            f"row {row.id!r} is of no known style: it has {', '.join(data)}",
+            f"row {row.id!r} has an unknown style, with the columns {', '.join(data)}",
             fix="MBPP has test_list, HumanEval entry_point and test, LiveCodeBench public_test_cases",
         )
     if made is None or not (made.public or made.hidden):
@@ -110,7 +110,7 @@ def as_task(row: Task) -> Task | None:
 
 
 def checks_of(task: Task) -> list[Check]:
-    """What decides about a task: all checks of a row, as its own checker runs them; else the hidden ones."""
+    """The checks that decide the reward: all checks of a row, as in its own checker, otherwise the hidden ones."""
     return [*(task.data["public"] if "public_setup" in task.data else []), *task.data["hidden"]]
 
 
@@ -167,7 +167,7 @@ def _human_eval(row: Task) -> _Made | None:
 
 
 def _asserts_of_check(tree: ast.Module, name: str) -> str | None:
-    """The asserts of the function `check`, about the function `name`; None where it does more than assert."""
+    """The asserts of the function `check`, about the function `name`; None if it does more than assert."""
     functions = [item for item in tree.body if isinstance(item, ast.FunctionDef)]
     others = [item for item in tree.body if not isinstance(item, ast.FunctionDef | ast.Assign)]
     if others or [function.name for function in functions] != ["check"] or len(functions[0].args.args) != 1:
@@ -208,7 +208,7 @@ def _live_code_bench(row: Task) -> _Made | None:
 
 
 def _method_of(head: str) -> str | None:
-    """The first public method, or function, of a program's head."""
+    """Name of the first public method or function in the starter code."""
     return next((name for name in re.findall(r"^[ \t]*def (\w+)\(", head, re.MULTILINE) if name[0] != "_"), None)
 
 
@@ -217,7 +217,7 @@ def _cases(value: Any, function: str | None) -> Iterator[Check]:
         given, output = str(case["input"]), str(case["output"])
         if (case.get("testtype") or ("functional" if function else "stdin")) == "functional":
             if function is None:
-                raise ValueError("no method is named")
+                raise ValueError("the name of the method is missing")
             arguments = ", ".join(repr(json.loads(line)) for line in given.split("\n") if line.strip())
             json.loads(output)
             run = f"_forge_plain(_forge_method({function!r})({arguments}))"
@@ -240,11 +240,11 @@ def _decoded(value: Any, default: Any) -> Any:
         packed = zlib.decompress(base64.b64decode(value, validate=True))
         return json.loads(_TextOnly(io.BytesIO(packed)).load())
     except (ValueError, TypeError, EOFError, zlib.error, pickle.UnpicklingError) as error:
-        raise UsageError(f"test cases that can't be read: {value[:40]!r}... ({error})") from error
+        raise UsageError(f"test cases can't be decoded: {value[:40]!r}... ({error})") from error
 
 
 class _TextOnly(pickle.Unpickler):
-    """Reads pickled text and refuses everything that a pickle could run."""
+    """Unpickles text only and rejects everything that could execute code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it wants {module}.{name}")
+        raise pickle.UnpicklingError(f"the pickle refers to {module}.{name}, but only text is allowed")

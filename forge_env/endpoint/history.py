@@ -1,8 +1,8 @@
 """Conversation history for requests to an endpoint, with the model's turns as the model wrote them.
 
 With native tools, messages are OpenAI's. With text tools, for endpoints without tool support, the system message
-describes the tools, calls stay in the text, and a user message has the results between `<tool_response>` tags. Most open
-models are trained on this format (Hermes, Qwen).
+describes the tools, calls stay in the text, and a user message has the results between `<tool_response>` tags. Most
+open models are trained on this format (Hermes, Qwen).
 """
 
 from __future__ import annotations

@@ -36,28 +36,28 @@ class Estimate:
     value: float
     stderr: float
     low: float
-    """Lower end of the interval: bootstrapped over tasks; of a paired difference, see `PairedDifference`."""
+    """Lower end of the interval, bootstrapped over tasks; for paired differences see `PairedDifference`."""
     high: float
     """Upper end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Mean seconds of a sample, and what they were spent on: the parts add up to all of it."""
+    """Mean duration of a sample in seconds and its parts, which add up to it."""
 
     wall: float
-    """From the first reset to the end, further tries included."""
+    """From the first reset to the end, including retries."""
     model: float
     environment: float
     """Tools and scoring."""
     reset: float
     close: float
     waited: float
-    """For the endpoint's limits or a sandbox; part of the others."""
+    """Waiting for the endpoint's limits or for a sandbox; included in the other parts."""
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds by name, the longest first; "other" are turns that a limit cut short and earlier tries."""
+        """Seconds by name, longest first; "other" are earlier attempts and turns that a limit interrupted."""
         parts = {
             "model": self.model,
             "tools and scoring": self.environment,
@@ -109,7 +109,7 @@ def bootstrap(totals: Sequence[tuple[float, int]], *, confidence: float, seed: i
 
     rng = np.random.default_rng(seed)
     tasks = len(totals)
-    sums, counts = np.array(sorted(totals), dtype=float).T  # the same tasks in another order have the same interval
+    sums, counts = np.array(sorted(totals), dtype=float).T  # so that the order of tasks doesn't change the interval
     kinds, sizes = np.unique(np.stack([sums, counts]), axis=1, return_counts=True)
     means = []
     if ALIKE * len(sizes) <= tasks:
@@ -157,7 +157,7 @@ def bounds(scores: Sequence[float], unscored: int, *, highest: float | None = 1.
             it takes its place.
 
     Returns:
-        None where every sample has a score, or the highest isn't known.
+        None if every sample has a score, or the highest score is unknown.
     """
     if unscored <= 0 or highest is None:
         return None
@@ -210,12 +210,12 @@ class PairedDifference:
     mean_a: float
     mean_b: float
     difference: Estimate
-    """Its interval holds every difference that the test does not reject: it leaves out 0 exactly where `verdict` is
-    "better" or "worse". Where too few tasks differ to reject any, it is as wide as the scores are."""
+    """Its interval contains every difference that the test does not reject, so it excludes 0 exactly if `verdict` is
+    "better" or "worse". If too few tasks differ to reject any, it is as wide as the range of scores."""
     p_value: float
     """Chance of a difference at least this large if A and B were interchangeable on every task."""
     verdict: Literal["better", "worse", "noise"]
-    """What B is: by `p_value` alone, at the confidence that was asked for."""
+    """B compared with A, by `p_value` alone, at the chosen confidence."""
     better: int
     """Tasks on which B's mean is higher."""
     worse: int
@@ -260,7 +260,7 @@ class SignFlipTest:
     """
 
     EXACT = 14
-    """Tasks up to which all patterns are tried."""
+    """Maximum number of tasks for which all sign patterns are enumerated."""
 
     def __init__(self, differences: Sequence[float], *, seed: int = 0, flips: int = 20_000) -> None:
         import numpy as np
@@ -279,13 +279,13 @@ class SignFlipTest:
             drawn = rng.integers(0, 2, size=(min(step, flips - start), number)) * 2.0 - 1.0
             sums.append(np.einsum("ij,j->i", drawn, self._moved))  # `@` would wake BLAS' threads
             signs.append(drawn.sum(axis=1))
-        alike = self._tasks - number  # tasks without a difference: only the sum of their signs matters
+        alike = self._tasks - number  # for tasks without a difference, only the sum of signs matters
         self._sums = np.concatenate(sums)
         self._signs = np.concatenate(signs) + 2.0 * rng.binomial(alike, 0.5, size=flips) - alike
         self._extra = 1
 
     def p_value(self, shift: float = 0.0) -> float:
-        """Of the hypothesis that the differences lie symmetrically around `shift`."""
+        """The p-value of the hypothesis that the differences are symmetric around `shift`."""
         import numpy as np
 
         observed = abs(self._total - shift * self._tasks) - 1e-9
@@ -304,7 +304,7 @@ class SignFlipTest:
         if self.p_value(outside) >= level:
             return outside
         for candidate in [0.0] if min(inside, outside) < 0 < max(inside, outside) else []:
-            # the interval agrees with the verdict, also where p is not monotone in between
+            # the interval must agree with the verdict even if p is not monotone in between
             inside, outside = (candidate, outside) if self.p_value(candidate) >= level else (inside, candidate)
         for _ in range(50):
             middle = (inside + outside) / 2

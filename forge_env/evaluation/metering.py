@@ -133,8 +133,7 @@ class MeteredPolicy(Policy):
         return _MeteredSession(self, inner)
 
     def code(self, method: str) -> AbstractContextManager[None]:
-        """A block that calls the policy: an exception of the agent's own code is an `AgentError`, but an endpoint's
-        client is ours."""
+        """A block that calls the policy. Exceptions become `AgentError` unless the policy is forge-env's endpoint client."""
         if isinstance(self.policy, EndpointPolicy):
             return nullcontext()
         return agent_code(f"{type(self.policy).__name__}.{method}", getattr(type(self.policy), method, None))

@@ -53,13 +53,13 @@ class Planned:
 
     split: str
     samples: int
-    """That are to be played."""
+    """Samples to play."""
     asked: int
-    """That were asked for: more where the split has fewer tasks, or fewer with a reference solution."""
+    """Samples requested; more than `samples` if the split has too few tasks, or too few with a reference solution."""
 
 
 def planned(config: EvaluationConfig, possible: Sequence[Sample], samples: Sequence[Sample]) -> dict[str, Planned]:
-    """What is to be played of each environment, by label.
+    """The samples to play of each environment, by label.
 
     Args:
         config: the evaluation.
@@ -113,7 +113,7 @@ class SampleResult:
     score: float
     reward: float
     max_score: float | None
-    """What a perfect episode scores; None: it isn't known."""
+    """Score of a perfect episode; None if unknown."""
     metrics: dict[str, float]
     valid: bool
     truncation: str | None
@@ -145,7 +145,7 @@ class SampleResult:
 
     @property
     def is_bug(self) -> bool:
-        """Whether the environment's own code made it invalid, which is no bad luck."""
+        """Whether the environment's own code made it invalid."""
         return self.error_kind == EnvironmentBugError.__name__
 
     @property

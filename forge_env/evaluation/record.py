@@ -115,7 +115,7 @@ class EvaluationResult:
     """Why the run ended early, where it did; `resume=True` continues it."""
 
     def __str__(self) -> str:
-        """A line an environment: its score, over how many of the samples asked for, and what is wrong with it."""
+        """A line per environment: its score, the number of samples that it covers, and problems."""
         from forge_env.evaluation.tables import headlines
 
         return "\n".join(headlines(self.summary))

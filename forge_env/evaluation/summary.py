@@ -29,21 +29,21 @@ class GroupSummary:
     samples: int
     score: Estimate
     solved: float | None
-    """Share of its samples; None: what a perfect episode scores isn't known."""
+    """Fraction of its samples; None if the score of a perfect episode is unknown."""
     """Share of samples at or above the threshold of success."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSummary:
-    """One environment's figures. Samples lost to infrastructure are counted in `invalid` and enter only `bounds`; those
-    that its own code failed on are counted in `bugs` and enter only `bounds` and `score_with_bugs`."""
+    """One environment's figures. Samples lost to infrastructure are counted in `invalid` and affect only `bounds`; those in
+    which the environment's code failed are counted in `bugs` and affect only `bounds` and `score_with_bugs`."""
 
     label: str
     split: str
     asked: int
     """Samples asked for."""
     planned: int
-    """Those of them that there are tasks for; with `gold`, tasks with a reference solution."""
+    """Requested samples for which there are tasks; with `gold`, tasks with a reference solution."""
     samples: int
     """Valid ones."""
     tasks: int
@@ -59,20 +59,19 @@ class EnvironmentSummary:
     crashed: int
     """Valid samples on which the agent's own code failed; each scores 0."""
     first_crash: str | None
-    """What it said of the first of them, and where."""
+    """The first of these exceptions, with its location."""
     truncated: dict[str, int]
     """Valid samples that a limit ended, by limit; their score is what they had by then."""
     score: Estimate | None
     bounds: tuple[float, float] | None
-    """What the score would be if every planned sample without a score had the lowest or the highest one; None where
-    all have one."""
+    """The score if every planned sample without one had the lowest or the highest score; None if all have one."""
     untruncated: Estimate | None
     """Score of those that no limit ended."""
     score_with_bugs: Estimate | None
     """Score with those counted as 0 on which the environment's own code failed: a scorer that fails on bad answers
     can't raise this one. None where there are none."""
     success_threshold: float | None
-    """Score of a sample that has solved its task; None: it isn't known, and nothing is called solved."""
+    """Score from which a task counts as solved; None if unknown, then nothing counts as solved."""
     pass_at: dict[int, Estimate]
     pass_all: dict[int, Estimate]
     by_difficulty: dict[str, GroupSummary]
@@ -228,7 +227,7 @@ def _environment(
 
 
 def _highest(results: Sequence[SampleResult]) -> float | None:
-    """What a perfect sample scores; None where that isn't known."""
+    """Score of a perfect sample; None if unknown."""
     known = [result.max_score for result in results if result.max_score is not None]
     return max(known, default=1.0) if len(known) == len(results) else None
 

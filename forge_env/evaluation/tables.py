@@ -130,7 +130,7 @@ def _groups(item: EnvironmentSummary, kind: str, groups: Mapping[str, GroupSumma
 
 
 def headlines(summary: Summary) -> list[str]:
-    """The result of each environment in a line that says of how many samples it is, and what is wrong with it."""
+    """A line per environment with its result, the number of samples that it covers, and problems."""
     return [headline(item, summary.score_name) for item in summary.environments.values()]
 
 
@@ -142,7 +142,7 @@ def headline(item: EnvironmentSummary, score_name: str) -> str:
 
 
 def exceptions(item: Mapping[str, Any]) -> list[str]:
-    """What a score leaves out, and which samples count 0 because the agent's code failed; empty: nothing.
+    """Lines on samples that a score excludes or counts as 0 because the agent's code failed; empty if there are none.
 
     Args:
         item: an `EnvironmentSummary` as in summary.json.
@@ -159,7 +159,7 @@ def exceptions(item: Mapping[str, Any]) -> list[str]:
     if crashed := item.get("crashed"):
         parts.append(f"agent crashed on {crashed}, which score 0, first: {one_line(str(item.get('first_crash')), 300)}")
     if doubtful := item.get("metrics", {}).get(NOT_CHEAT_PROOF):
-        parts.append(f"{doubtful:.0%} of the samples passed tests that ran beside the judged code: not cheat-proof")
+        parts.append(f"{doubtful:.0%} of the samples passed tests that shared a process with the judged code: not cheat-proof")
     return parts
 
 
@@ -191,7 +191,7 @@ def footnotes(summary: Summary) -> list[str]:
             )
         if item.samples and item.success_threshold is None:
             notes.append(
-                f"{item.label}: what a perfect episode earns isn't known, so none is called solved: set the "
+                f"{item.label}: the reward of a perfect episode is unknown, so no task counts as solved: set the "
                 "environment's max_reward, or `success` of the evaluation"
             )
         if item.cut_replies:

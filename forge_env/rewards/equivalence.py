@@ -1,8 +1,8 @@
 """Equivalence of mathematical expressions, decided by math-verify.
 
-Algebra on an answer that a model wrote may take any amount of time and memory. So it runs in separate processes (`main`)
-that have a memory limit, get only short texts, and are killed if a comparison takes too long. Texts are parsed by a
-grammar of LaTeX; nothing in them is evaluated as Python.
+Algebra on an answer that a model wrote may take any amount of time and memory. So it runs in separate processes
+(`main`) that have a memory limit, get only short texts, and are killed if a comparison takes too long. Texts are parsed
+by a grammar of LaTeX; nothing in them is evaluated as Python.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _reader() -> Callable[[str], Any]:
 
 
 def _interpreted(expression: Any, has_imaginary: bool) -> Any:
-    """`expression` with `i` as the imaginary unit, and `2 + 3 = 5` as 5: to math-verify all such equations are equal."""
+    """`expression` with `i` as the imaginary unit, and `2 + 3 = 5` as 5: math-verify equates all such equations."""
     from latex2sympy2_extended.sets import FiniteSet
     from sympy import Eq, Expr, I, MatrixBase, Symbol
 

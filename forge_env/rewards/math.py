@@ -30,7 +30,7 @@ _MINUS = re.compile("\u2212")
 _CHOICE = re.compile(r"\(?([A-J])\)?[.:)]?")
 _CHOSEN = re.compile(r"(?:\(([A-J])\)|([A-J])[).:])\s*(?=\S)")
 _LITERAL = re.compile(r"-?\w+_\(?\{?\d+\}?\)?|\d+(?::\d+)+(?: ?[apAP]\.?[mM])?")
-"""Numbers of another base, ratios and times: compared as text."""
+"""Numbers in another base, ratios and times: compared as text."""
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}[\s,.]+[A-Za-z]{2,}")
 _SIGNS = re.compile(r"[0-9A-Za-z]")
@@ -71,9 +71,9 @@ def marked_answer(response: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the `\\boxed{...}` or `\\fbox{...}` that ends last, braces in it included."""
+    """The content of the last closed `\\boxed{...}` or `\\fbox{...}`, which may contain braces."""
     content = None
-    starts: list[int | None] = []  # of the open braces; None for those that are not a box's
+    starts: list[int | None] = []  # of open braces; None if not of a box
     for brace in _BRACE.finditer(text):
         kind = brace.group()
         if kind == "}":
@@ -85,7 +85,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def opened(text: str) -> str:
-    """A marked answer without what is around it: a box, bold, delimiters of formulas, "The answer is"."""
+    """A marked answer without its wrapping: a box, bold, delimiters of formulas, "The answer is"."""
     for _ in range(_MAX_WRAPPERS):
         before = text
         if (boxed := last_boxed(text)) is not None:
@@ -126,7 +126,7 @@ class MathReward:
     """
 
     tolerance: float = 1e-6
-    """Largest difference of numbers that counts as right; below 0.01 it is a hundred times this, relative."""
+    """Tolerated absolute difference of numbers; for targets below 0.01, a hundred times this, relative."""
     partial_credit: float = 0.1
     """For a response that holds the number but doesn't mark it."""
 
@@ -147,7 +147,7 @@ class MathReward:
         return 1.0 if same else self._unmarked(wanted, response)
 
     def check_target(self, target: object) -> str | None:
-        """Why no answer can be compared with `target`; None if it can. Asked when tasks are loaded.
+        """Why no answer can equal `target`; None if one can. Called when tasks are loaded.
 
         Args:
             target: the true answer of a task.
@@ -161,7 +161,7 @@ class MathReward:
             return "the target is empty"
         if len(wanted) > MAX_CHARS:
             return f"the target {shown(wanted)} has more than {MAX_CHARS} characters"
-        return None if _balanced(wanted) else f"the target {shown(wanted)} is cut off: its brackets don't match"
+        return None if _balanced(wanted) else f"the target {shown(wanted)} is truncated: its brackets don't match"
 
     async def _compared(self, wanted: str, given: str, response: str) -> float:
         (one, unit), (two, other) = split_unit(plain(wanted)), split_unit(plain(given))
@@ -201,7 +201,7 @@ def _numbers(text: str) -> Iterator[Fraction]:
 
 
 def _same(target: str, given: str, tolerance: float) -> bool | None:
-    """Whether two answers are the same, as far as numbers and text tell; None: algebra must."""
+    """Whether two answers are the same, by comparing numbers and text; None if algebra must decide."""
     one, two = spelled(target), spelled(given)
     wanted, offered = quantity(target), quantity(given)
     if wanted and offered:
@@ -231,7 +231,7 @@ def _chosen(text: str) -> str | None:
 
 
 def _balanced(text: str) -> bool:
-    """Whether brackets close; `(0, 1]` and `]0, 1[` do."""
+    """Whether brackets match; those of `(0, 1]` and `]0, 1[` do."""
     braces = re.sub(r"\\[{}]", "", text)
     if text.startswith("]") or text.endswith("["):
         text = f"[{text[1:-1]}]"
@@ -240,7 +240,7 @@ def _balanced(text: str) -> bool:
 
 
 def _is_words(text: str) -> bool:
-    """Whether a text is language, not mathematics, whose letters would be taken for variables."""
+    """Whether a text is natural language; in mathematics its letters would be variables."""
     text = spelled(text)
     words = [word for word in _WORD.findall(text) if word.lower() not in _FUNCTIONS]
     return bool(words) and (_FORMULA.search(text) is None or _PROSE.search(text) is not None)

@@ -1,6 +1,6 @@
 """Checks of an environment without a model: what `forge-env validate` runs.
 
-A check that could exercise nothing is "open": an environment with one is never called sound.
+A check that exercised nothing is "open"; an environment with an open check is never called sound.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ GROUP_SIZE = 4
 NUM_GROUPS = 3
 NUM_CHEATED = 2
 """Tasks on which cheats are tried."""
-_UNKNOWN = "what a perfect episode earns isn't known: set max_reward"
+_UNKNOWN = "the reward of a perfect episode is unknown: set max_reward"
 _MOVES = {"turns", "invalid_actions"}
-"""Metrics of a game that counts what it could not take."""
+"""Metrics of games that count invalid actions."""
 MOST_LUCK = 1e-3
-"""Probability of as many chance hits as were counted, below which they are no chance."""
+"""Significance level: hits that are less probable by chance are a failure."""
 MOST_SEARCHES = 16
 """Episodes in which one task's hidden data is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. "open": there was something to check, and nothing exercised it; "note": there was nothing."""
+    """One finding. "open": the check applies, but nothing exercised it; "note": it doesn't apply."""
 
     status: Literal["ok", "note", "open", "failed"]
     name: str
@@ -301,13 +301,13 @@ class Validator:
         return Check("ok", name, f"{calls} calls that look through files, variables and processes")
 
     def _apart(self) -> Check:
-        """Whether the code that hidden tests judge had a say in their verdicts."""
+        """Whether judged code could influence the verdicts of hidden tests."""
         name = "hidden tests are cheat-proof"
         doubted = [result for result in self._results if not result.cheat_proof]
         if doubted:
             text = f"{len(doubted)} of {len(self._results)} verdicts are not"
             return Check("open", name, f"{text}: {one_line(doubted[0].doubts[0], 200)}")
-        return Check("ok", name, f"{len(self._results)} verdicts rest on nothing that the judged code could forge")
+        return Check("ok", name, f"{len(self._results)} verdicts could not be influenced by the judged code")
 
     async def _cheats(self, tasks: Sequence[Task]) -> Check:
         """Hand in cheats where gold solutions hand in code: none may earn more than code that does nothing."""
@@ -370,7 +370,7 @@ class Validator:
 
 
 def _moves(counted: Sequence[Mapping[str, float]]) -> Check:
-    """Whether a game that counts the actions it could not take took any."""
+    """Whether a game that counts invalid actions accepted any action."""
     name = "valid actions are taken"
     turns = int(sum(metrics["turns"] for metrics in counted))
     taken = turns - int(sum(metrics["invalid_actions"] for metrics in counted))

@@ -111,11 +111,11 @@ class TurnReturns(AdvantageEstimator):
     """A_{i,t} = G_{i,t} - mean of G_{j,t} over others j, G_t = r_t + gamma G_{t+1}: credit by turn, without a critic.
 
     `Turn.reward` is the reward of each step of the environment; the rest of the episode's reward (a rubric's score,
-    what `score_group` added) counts for its last turn. The mean is over the other episodes that have a turn t; if none
-    has, it is their mean return from the first turn on. A group of one has no others: 0.
+    what `score_group` added) counts for its last turn. The mean is over the other episodes that have a turn t; if there
+    are none, it is the mean of the others' whole returns. In a group of one, advantages are 0.
 
-    An episode's own return is not in its baseline: at a late turn that few episodes reach it would be a large part of
-    the mean, and would shrink the gradient there, by 31 % in groups of 4 (docs/algorithms.md). With gamma 1 the
+    An episode's own return is excluded from its baseline: at a late turn that few episodes reach, it would be a large
+    part of the mean and shrink the gradient, by 31 % in groups of 4 (docs/algorithms.md). With gamma 1 the
     gradient is unbiased.
     """
 
@@ -140,7 +140,7 @@ class TurnReturns(AdvantageEstimator):
         return float(np.mean(at_turn or [episode[0] for episode in others]))
 
     def _returns(self, episode: Trajectory) -> list[float]:
-        rewards = [turn.reward for turn in episode.turns] or [0.0]  # too late for a first turn: it counts as 0
+        rewards = [turn.reward for turn in episode.turns] or [0.0]  # late in the first turn: reward 0
         rewards[-1] += episode.reward - sum(rewards)
         total, result = 0.0, []
         for reward in reversed(rewards):

@@ -66,8 +66,8 @@ class PackedGroup:
         columns: names of the table's columns, `FIXED` first.
         data: header, table, segments, tokens; `pack` writes it.
         members: as in `GroupRecord`.
-        receipts: `Segment.receipt` of each segment; empty in what an older version packed.
-        episodes: `Segment.episode` of each segment; empty in what an older version packed.
+        receipts: `Segment.receipt` of each segment; empty in groups packed by an older version.
+        episodes: `Segment.episode` of each segment; empty in groups packed by an older version.
     """
 
     task_id: str

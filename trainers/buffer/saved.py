@@ -16,7 +16,7 @@ from forge_env.errors import UsageError
 from trainers.buffer.packed import PackedGroup
 
 LATER = ("members", "receipts", "episodes")
-"""Fields of a group that files of earlier versions lack."""
+"""Fields of a group that are missing in files of earlier versions."""
 
 
 def save_buffer(state: dict[str, Any], file: Path) -> None:

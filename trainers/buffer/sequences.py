@@ -1,4 +1,4 @@
-"""The segments of a batch as the trainer's processes see them: the sizes of all, then those that one computes."""
+"""The segments of a batch in the trainer's processes: the sizes of all segments, and the segments of one process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def at_targets(segment: Segment, values: NDArray[np.float32]) -> NDArray[np.floa
 
 
 Computed = Literal["all", "sequences", "segments"]
-"""Which segments of a batch a trainer computes: `all`; those of `sequences` in which a token has an advantage; only the
-`segments` in which one has."""
+"""Segments of a batch that a trainer computes: `all`; those of `sequences` with an advantage at some token; only
+`segments` with an advantage at some token."""
 
 
 def in_batch(groups: Iterable[list[Segment]]) -> list[Segment]:
-    """The segments of all groups of a batch, their episodes numbered through the batch."""
+    """The segments of all groups of a batch, with episodes renumbered to be unique in the batch."""
     batch: list[Segment] = []
     for segments in groups:
         first = len(batch)  # a group has no more episodes than segments
@@ -46,19 +46,19 @@ def in_batch(groups: Iterable[list[Segment]]) -> list[Segment]:
 class BatchSizes:
     """Sizes of the segments of a batch: all that ranks need to agree on who computes what.
 
-    A segment is one row of tokens. A sequence, as losses count it, is an episode: one segment, or several where the
-    episode forked or has several conversations.
+    A segment is one row of tokens. A sequence, for losses, is an episode: one segment, or several if the episode forked
+    or has several conversations.
 
     Attributes:
         numbers: positions in the batch of the N segments that are computed, [N].
         lengths: their tokens, [N].
         targets: their tokens to be learned, [N].
-        sequences: the sequence of each, numbered from 0 through the batch, [N].
-        sequence_targets: tokens to be learned of each one's whole sequence, [N].
-        total_tokens: tokens to be learned of the batch as admitted, those of segments that aren't computed included.
+        sequences: number of each segment's sequence, from 0, unique in the batch, [N].
+        sequence_targets: tokens to be learned in each segment's whole sequence, [N].
+        total_tokens: tokens to be learned in the admitted batch, including segments that aren't computed.
         total_sequences: sequences likewise.
-        total_segments: segments of the batch, those that are not finite included.
-        not_finite: segments that are left out of the totals, since one of their log-probabilities is not finite.
+        total_segments: segments of the batch, including those that are not finite.
+        not_finite: segments with a log-probability that is not finite, which are left out of the totals.
     """
 
     numbers: NDArray[np.int64]
@@ -73,7 +73,7 @@ class BatchSizes:
 
     @classmethod
     def of(cls, segments: Sequence[Segment], computed: Computed = "all") -> Self:
-        """The sizes of a batch of which `computed` is computed."""
+        """Sizes of a batch, with the segments that `computed` selects."""
         finite = np.array([bool(np.isfinite(segment.logprobs).all()) for segment in segments], np.bool_)
         learned = np.array([len(targets(segment)) for segment in segments], np.int64)
         lengths = np.array([len(segment.token_ids) for segment in segments], np.int64)
@@ -99,7 +99,7 @@ class BatchSizes:
 
     @classmethod
     def with_signal(cls, segments: Sequence[Segment]) -> Self:
-        """The sizes of a batch of which only segments with an advantage are computed."""
+        """Sizes of a batch, with only the segments that have an advantage."""
         return cls.of(segments, "segments")
 
     def pick(self, segments: Sequence[Segment]) -> list[Segment]:
@@ -112,9 +112,12 @@ def _has_advantage(segment: Segment) -> bool:
 
 
 def _sequences(segments: Sequence[Segment], finite: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The sequence of each segment; those of the finite ones are numbered from 0."""
+    """Number of each segment's sequence; sequences with finite segments come first."""
     numbers: dict[tuple[str, int], int] = {}
-    keys = [("alone", at) if own.episode is None else ("episode", own.episode) for at, own in enumerate(segments)]
+    keys = [
+        ("alone", at) if segment.episode is None else ("episode", segment.episode)
+        for at, segment in enumerate(segments)
+    ]
     for at in [*np.flatnonzero(finite).tolist(), *np.flatnonzero(~finite).tolist()]:
         numbers.setdefault(keys[at], len(numbers))
     return np.array([numbers[key] for key in keys], np.int64)

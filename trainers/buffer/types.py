@@ -220,7 +220,7 @@ class GroupBuffer(Protocol[G]):
         """The groups handed out for `step`, any number of times until they are released."""
 
     async def batch_sizes(self, step: int, computed: Computed = "all") -> BatchSizes:
-        """Sizes of the segments of `step`, numbered through its groups, of which `computed` is computed."""
+        """Sizes of the segments of `step`, with those that `computed` selects."""
 
     async def sequences(self, step: int, numbers: Sequence[int]) -> list[Segment]:
         """Token sequences of `step`, as often as they are asked for until they are released."""

@@ -1,9 +1,9 @@
-"""Adapters (LoRA) beside the weights of vLLM's layers, for arithmetic in bfloat16: y = W x + B (A x).
+"""Adapters (LoRA) separate from the weights of vLLM's layers, for arithmetic in bfloat16: y = W x + B (A x).
 
-bfloat16(W + B A) would lose most of a small B A: an element of W changes only if its change is above half of its last
-place (docs/lora.md has figures). Here B (A x) is computed in float32 and added before the one rounding. vLLM makes each
-layer by its quantization config, so a config is registered with it that quantizes nothing, and gives layers A and B.
-Importing this module registers it; every process of an engine must.
+bfloat16(W + B A) would lose most of a small B A: an element of W changes only by more than half of its last bit
+(docs/lora.md has measurements). Here B (A x) is computed in float32, and only the sum is rounded. vLLM creates each
+layer through its quantization config, so this module registers one that quantizes nothing and gives layers A and B.
+Every process of an engine must import this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from trainers.model.adapter import DOWN, PREFIX, UP
 
 @register_quantization_config(ADAPTERS)
 class AdapterConfig(QuantizationConfig):  # type: ignore[misc]
-    """Linear layers of the blocks with adapters of this rank."""
+    """Quantization config that adds adapters to linear layers.
+
+    Args:
+        rank: of the adapters.
+    """
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -36,39 +40,39 @@ class AdapterConfig(QuantizationConfig):  # type: ignore[misc]
 
     @classmethod
     def get_name(cls) -> str:
-        """In `quantization_config`."""
+        """The name in `quantization_config`."""
         return ADAPTERS
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        """Any that models have."""
+        """All dtypes of models."""
         return [torch.bfloat16, torch.float16, torch.float32]
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Of a GPU: any."""
+        """0: any GPU is supported."""
         return 0
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """No file has the config: `engine_arguments` does."""
+        """No files: the config comes from `engine_arguments`."""
         return []
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> AdapterConfig:
-        """From `quantization_config`."""
+        """Create the config from `quantization_config`."""
         return cls(config["rank"])
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> AdapterMethod | None:
-        """How a layer computes; None: as ever."""
+        """The method of a linear layer; None for other layers, which don't change."""
         return AdapterMethod(self.rank) if isinstance(layer, LinearBase) else None
 
 
 class AdapterMethod(UnquantizedLinearMethod):  # type: ignore[misc]
-    """A linear layer with an adapter, of zeros until `load_adapters`.
+    """A linear layer with an adapter, which is zero until `load_adapters`.
 
-    A layer may be several that vLLM has joined (queries, keys and values; gate and up): `lora_a` is all their A, one
-    below the other, [parts * rank, in], and `lora_b` all their B, [out, rank]; both float32, and this process's shards.
+    vLLM fuses some layers (queries, keys and values; gate and up). `lora_a` is their A matrices stacked,
+    [parts * rank, in], and `lora_b` their B matrices, [out, rank]; both are float32, and this process's shards.
     """
 
     def __init__(self, rank: int) -> None:
@@ -83,13 +87,13 @@ class AdapterMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         *sizes: Any,
         **attributes: Any,
     ) -> None:
-        """W as ever, A and B."""
+        """Create W as usual, and A and B."""
         super().create_weights(layer, input_size_per_partition, output_partition_sizes, *sizes, **attributes)
         self.parts = output_partition_sizes
         shapes = {"a": (len(self.parts) * self.rank, input_size_per_partition), "b": (sum(self.parts), self.rank)}
         for name, shape in shapes.items():
             factor = nn.Parameter(torch.zeros(shape, dtype=torch.float32), requires_grad=False)
-            factor.output_dim = 0  # type: ignore[attr-defined]  # what vLLM's loaders shard B by
+            factor.output_dim = 0  # type: ignore[attr-defined]  # the dimension by which vLLM's loaders shard B
             layer.register_parameter(f"lora_{name}", factor)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -97,12 +101,12 @@ class AdapterMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         base: torch.Tensor = super().apply(layer, x, bias)
         down = torch.split(nn.functional.linear(x.float(), layer.lora_a), self.rank, dim=-1)
         ups = torch.split(layer.lora_b, self.parts)
-        delta = torch.cat([nn.functional.linear(own, up) for own, up in zip(down, ups, strict=True)], dim=-1)
+        delta = torch.cat([nn.functional.linear(part, up) for part, up in zip(down, ups, strict=True)], dim=-1)
         return (base.float() + delta).to(base.dtype)
 
 
 def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> None:
-    """Make a model's adapters those of a version that was published (`trainers.weights.adapter.scaled`)."""
+    """Load the adapters of a published version (`trainers.weights.adapter.scaled`) into a model."""
     joined: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     for name, layer in model.named_modules():
         method = getattr(layer, "quant_method", None)
@@ -111,7 +115,7 @@ def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> No
         parent, _, last = name.rpartition(".")
         for number, part in enumerate(joined.get(last, [last])):
             key = f"{PREFIX}{parent}.{part}"
-            if key + UP not in published:  # `lora.targets` leaves it out
+            if key + UP not in published:  # not in `lora.targets`
                 continue
             down, up = published[key + DOWN], published[key + UP].to(layer.lora_b)
             columns = layer.lora_a.shape[1]

@@ -23,7 +23,7 @@ from forge_env.machine import GIB, versions
 MARKS_TOKENS = "0.32.0"
 """The first vLLM whose outputs say which version of the weights sampled each token."""
 ADAPTERS = "forge_env_adapters"
-"""Name that `trainers.generator.adapters` has among vLLM's quantization configs."""
+"""Name of the quantization config that `trainers.generator.adapters` registers with vLLM."""
 LEAST = 0.01
 """Share of a GPU that vLLM looks for at its start where it is told the size of its cache."""
 _KEYS = {
@@ -95,7 +95,7 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 def _adapters(config: RunConfig) -> dict[str, Any]:
-    """Adapters beside the weights, in a precision in which their sum would lose them; else they are added."""
+    """Arguments for separate adapters; none in float32, in which adding them to the weights loses nothing."""
     if config.lora is None or config.model.dtype == "float32":
         return {}
     return {"hf_overrides": {"quantization_config": {"quant_method": ADAPTERS, "rank": config.lora.rank}}}

@@ -234,7 +234,7 @@ class InProcessEngine(Engine):
 
         super().__init__()
         with refusals():
-            self._beside = register_adapters(engine_args)
+            self._has_adapters = register_adapters(engine_args)
             arguments = EngineArgs(**{**ALWAYS, **engine_args})
             self.engine = LLMEngine.from_engine_args(arguments)
         self._reorders = reorders(self.engine)
@@ -433,7 +433,7 @@ class InProcessEngine(Engine):
         from trainers.weights.adapter import whole_weights
 
         device, base = self.engine.vllm_config.device_config.device, Path(self.engine.model_config.model)
-        if self._beside:
+        if self._has_adapters:
             from trainers.generator.adapters import load_adapters
 
             published = dict(weights())
@@ -464,7 +464,7 @@ class InProcessEngine(Engine):
 
 
 def register_adapters(engine_args: Mapping[str, Any]) -> bool:
-    """Let vLLM know layers with adapters, if an engine's arguments ask for them; whether they do."""
+    """Register layers with adapters with vLLM if an engine's arguments request them. Returns whether they do."""
     if "hf_overrides" not in engine_args:
         return False
     from trainers.generator import adapters  # noqa: F401 - registers itself with vLLM

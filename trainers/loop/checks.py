@@ -31,7 +31,7 @@ from trainers.model.folder import (
 from trainers.model.tiny import hf_config
 
 GSPO_CLIP = 0.01
-"""Narrowest clip of GSPO's ratio that rounding in bfloat16 stays within (docs/losses.md has the measurement)."""
+"""Narrowest clip of GSPO's ratio that exceeds rounding errors in bfloat16 (measured in docs/losses.md)."""
 
 
 def check(config: RunConfig) -> None:
@@ -86,8 +86,8 @@ def check_loss(config: RunConfig) -> None:
         and min(loss.clip_low, loss.clip_high) < GSPO_CLIP
     ):
         raise UsageError(
-            f"grpo.loss {config.grpo.loss.name!r} without a correction clips what rounds differently in trainer and "
-            f"generator: in model.dtype=bfloat16 the ratio of unchanged weights leaves {1 - loss.clip_low:g} to "
+            f"grpo.loss {config.grpo.loss.name!r} without a correction clips rounding errors: in model.dtype=bfloat16 "
+            f"trainer and generator differ so much that the ratio of unchanged weights leaves {1 - loss.clip_low:g} to "
             f"{1 + loss.clip_high:g}, and a third of the sequences or more lose their gradient (docs/losses.md)",
             fix="use grpo.loss.options.correction={name: tis, level: geometric}, "
             f"or clip_low and clip_high of {GSPO_CLIP:g} or more",
@@ -278,7 +278,7 @@ def check_environment(config: RunConfig) -> None:
         )
     if undivided := _undivided(environment):
         raise UsageError(
-            f"{section.name}: evaluation.split={evaluation.split} is read from {undivided}, which is trained on",
+            f"{section.name}: evaluation.split={evaluation.split} has the training data, {undivided}",
             fix="hold some of it out: environment.options.dataset.eval_fraction=0.1, or name `splits`",
         )
     if config.tasks.order not in ORDERS:
@@ -292,9 +292,9 @@ def check_environment(config: RunConfig) -> None:
 
 
 def _undivided(environment: Environment) -> str | None:
-    """A source of an environment's options that is the same for all splits."""
+    """The path of a dataset in an environment's options that is the same for all splits."""
     options = (value for _, value in environment.config)
-    return next((own.path for own in options if isinstance(own, DatasetConfig) and not own.is_divided), None)
+    return next((value.path for value in options if isinstance(value, DatasetConfig) and not value.is_divided), None)
 
 
 def _has_no_demonstrations(environment: Environment) -> bool:

@@ -39,12 +39,11 @@ if TYPE_CHECKING:
     from trainers.weights.store import Published
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}
-"""Mean size of the difference of log-probabilities, in nats, by `model.dtype`."""
+"""Maximum mean absolute difference of log-probabilities, in nats, by `model.dtype`."""
 ONE_SIDED = 5e-3
-"""Mean difference, in nats, of tokens that the generator finds likelier than the trainer does, or less likely, on the
-whole: rounding goes both ways."""
+"""Maximum absolute value of the mean signed difference, in nats: rounding errors go in both directions."""
 STANDARD_ERRORS = 4
-"""By how many a one-sided difference has to differ from 0."""
+"""Standard errors by which the mean signed difference must exceed 0 to count as one-sided."""
 TOLERANCE_TF32 = 1e-2
 """The same in float32 on GPUs, whose kernels may multiply with 10 bits of mantissa."""
 SEQUENCES = 16
@@ -74,14 +73,14 @@ class Serving(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between the generator's and the trainer's log-probabilities of the same tokens, in nats.
+    """Difference of the generator's and the trainer's log-probabilities of the same tokens, in nats.
 
     Attributes:
-        tokens: that were compared.
-        mean: mean size of the difference.
-        largest: largest size.
-        shift: mean difference with its sign, generator minus trainer.
-        shift_error: its standard error.
+        tokens: number of tokens compared.
+        mean: mean absolute difference.
+        largest: largest absolute difference.
+        shift: mean signed difference, generator minus trainer.
+        shift_error: standard error of `shift`.
     """
 
     tokens: int
@@ -92,7 +91,7 @@ class Difference:
 
     @property
     def one_sided(self) -> bool:
-        """Whether it goes more one way than rounding does."""
+        """Whether the difference is biased more than rounding explains."""
         return abs(self.shift) > max(ONE_SIDED, STANDARD_ERRORS * self.shift_error)
 
     @classmethod
@@ -273,7 +272,7 @@ class Contract:
         )
         if found.one_sided:
             which = "likelier" if found.shift > 0 else "less likely"
-            text += f", and the generator finds them {which} by {abs(found.shift):.1e} on the whole"
+            text += f", and the generator finds them {which} by {abs(found.shift):.1e} on average"
         if found.mean > bound or found.one_sided or not np.isfinite(found.mean):
             raise self._break(
                 "log-probs",
@@ -381,7 +380,7 @@ class Contract:
                 self._say("rewards", "doubtful", f"{text}: {fix}")
 
     def _judge_scores(self, groups: Sequence[GroupRecord]) -> None:
-        """Warn at the first step that has a doubtful score, also after steps without."""
+        """Warn at the first step with a doubtful score, even after steps without any."""
         if self._scores_doubtful:
             return
         flagged = [group.metrics[NOT_CHEAT_PROOF] for group in groups if NOT_CHEAT_PROOF in group.columns]
@@ -389,8 +388,8 @@ class Contract:
         episodes = sum(len(group.table) for group in groups)
         if doubtful:
             self._scores_doubtful = True
-            fix = "judge apart (docs/sandboxes.md), or refuse them: environment.options.require_cheat_proof=true"
-            text = f"{doubtful:,} of {episodes:,} episodes were scored by tests that run beside the judged code: {fix}"
+            fix = "write tests that run apart (docs/sandboxes.md), or set environment.options.require_cheat_proof=true"
+            text = f"{doubtful:,} of {episodes:,} episodes were scored by tests in the judged code's process: {fix}"
             self._say("scores", "doubtful", text)
         elif self._is_open("scores"):
             text = f"none of {episodes:,} episodes was scored by tests that the judged code could have changed"

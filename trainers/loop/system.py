@@ -185,8 +185,8 @@ class System:
         self._unsettled = False
         """The trainer or the buffer isn't at `step`: the one trains, or both are being set back."""
         self._discarded_in_a_row = self._dropped_in_a_row = 0
-        self._said_late = False
-        """Whether the run was warned of episodes that were left out because they were too late."""
+        self._warned_late = False
+        """Whether a warning about dropped late episodes was logged."""
         self._said_lost: dict[str, str] = {}
         """What was said of lost groups by the kind of reason: a run says it once of each, and counts."""
         self._results: dict[int, float] = {}
@@ -219,8 +219,8 @@ class System:
             ContractError: the model was not shown the task.
         """
         self.contract.opened(report.opening)
-        if report.totals.episodes_late and self.config.grpo.on_timeout == "leave_out" and not self._said_late:
-            self._said_late = True
+        if report.totals.episodes_late and self.config.grpo.on_timeout == "leave_out" and not self._warned_late:
+            self._warned_late = True
             self.run.warn(
                 f"{report.totals.episodes_late} episodes of a group missed grpo.group_timeout_s="
                 f"{self.config.grpo.group_timeout_s:g} and are left out, so its baseline is that of faster episodes "

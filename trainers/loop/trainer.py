@@ -72,7 +72,7 @@ class TrainerHandle:
         await result(self.actor.release_memory.call())
 
     async def score_base(self, buffer: GroupBuffer[Any], step: int) -> None:
-        """Give the segments of `step` that will be computed the `ref_logprobs` of the model without adapters."""
+        """Set `ref_logprobs` of the segments of `step` that will be computed, from the model without adapters."""
         await result(self.actor.score_base.call(buffer, step))
 
     async def push_weights(self, version: int) -> Published:
@@ -148,7 +148,7 @@ class BaseReference:
         self._trainer = trainer
 
     async def score(self, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> dict[str, float]:
-        """As `Reference.score`, of what the trainer's own loss needs computed."""
+        """Like `Reference.score`, for the segments that the trainer's loss needs."""
         started = time.perf_counter()
         await self._trainer.score_base(buffer, step)
         return {"reference_s": time.perf_counter() - started}

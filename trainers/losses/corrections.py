@@ -91,7 +91,7 @@ class Decoupled:
     cap: Positive | None = 5.0
     """Tokens of a larger weight have no gradient; null: all have."""
     level: ClassVar[Level] = "token"
-    """The ratio is that of a token."""
+    """The ratio is per token."""
     name: Literal["decoupled"] = Field("decoupled", kw_only=True)
     """Which correction."""
 

@@ -38,7 +38,7 @@ class GRPOLoss(PolicyLoss):
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
-    """Tokens stand alone, and have no gradient without an advantage."""
+    """Tokens are independent, and have no gradient without an advantage."""
     clip_low: LowerClip = 0.2
     """The ratio's lower bound is 1 - clip_low."""
     clip_high: NonNegative = 0.28
@@ -90,7 +90,7 @@ class SimpleGRPOLoss(PolicyLoss):
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
-    """Tokens stand alone, and have no gradient without an advantage."""
+    """Tokens are independent, and have no gradient without an advantage."""
     beta: NonNegative = 0.1
     """Weight of the KL divergence to the reference model; above 0 needs one (`grpo.reference`)."""
 
@@ -112,7 +112,7 @@ class GSPOLoss(PolicyLoss):
     """
 
     surrogate_needs: ClassVar[Needs] = Needs(zero_advantage=False, whole_sequences=True)
-    """The ratio is the whole sequence's."""
+    """The ratio is that of the whole sequence."""
     clip_low: LowerClip = 3e-4
     """The ratio's lower bound is 1 - clip_low."""
     clip_high: NonNegative = 4e-4

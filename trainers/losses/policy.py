@@ -46,7 +46,7 @@ class Surrogate:
 
 
 BY_TOKEN = Needs(zero_advantage=False, whole_sequences=False)
-"""Of a surrogate in which each token stands alone, with a gradient in proportion to its advantage."""
+"""Needs of a surrogate with independent tokens, whose gradients are proportional to their advantages."""
 
 
 @dataclass(config=OPTIONS, kw_only=True)
@@ -59,7 +59,7 @@ class PolicyLoss:
     """
 
     surrogate_needs: ClassVar[Needs] = Needs()
-    """What `surrogate` alone needs; a class that defines `surrogate` declares it too, or the costly default holds."""
+    """Needs of `surrogate` alone. A class that defines `surrogate` without them gets the default, which costs most."""
 
     beta: NonNegative = 0.0
     """Weight of the KL divergence to the reference model; above 0 needs one (`grpo.reference`)."""

@@ -41,7 +41,7 @@ def sequence_mean(values: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
 
 
 def sequence_targets(batch: TokenBatch) -> torch.Tensor:
-    """The target tokens of a token's whole sequence, also of those in other microbatches, at each token, [N]."""
+    """For each token, the number of target tokens in its whole sequence, including other microbatches, [N]."""
     if batch.sequence_targets is not None:
         return batch.sequence_targets
     return sequence_sum(torch.ones_like(batch.logprobs.detach()), batch)

@@ -15,22 +15,22 @@ from trainers.buffer.sequences import Computed
 class TokenBatch:
     """The target tokens of one microbatch, flat, N tokens. There is no padding.
 
-    A sequence is an episode: the tokens that the policy sampled in it, over all its segments (forks, conversations).
-    All tokens of a sequence are in one batch if the loss needs that (`Needs.whole_sequences`).
+    A sequence is an episode: the tokens that the policy sampled in all its segments (forks, conversations). All tokens
+    of a sequence are in one batch if the loss needs this (`Needs.whole_sequences`).
 
     Attributes:
         logprobs: log-probabilities under the policy being trained, [N], with gradient.
         entropy: entropy of its distribution at each token, [N], with gradient.
         behavior_logprobs: log-probabilities when the token was sampled, [N].
         advantages: [N].
-        sequence_ids: sequence of each token, [N] int64, not negative.
+        sequence_ids: sequence of each token, [N] int64, non-negative.
         total_tokens: target tokens of the whole minibatch over all microbatches and ranks, as it was admitted: with its
             share of those that are not computed (`Needs.zero_advantage`). What a mean over tokens divides by.
         total_sequences: sequences of the whole minibatch likewise.
         ref_logprobs: log-probabilities under the reference model, [N]; None where the run has none.
         proximal_logprobs: log-probabilities under the policy at the start of the training step, [N]. None: it is the
             policy being trained, as in a step's first update.
-        sequence_targets: target tokens of each token's whole sequence, [N]; None: all of them are in this batch.
+        sequence_targets: target tokens of each token's whole sequence, [N]; None if all are in this batch.
     """
 
     logprobs: torch.Tensor
@@ -46,7 +46,7 @@ class TokenBatch:
 
     @classmethod
     def of(cls, parts: Sequence[TokenBatch]) -> TokenBatch:
-        """The tokens of several microbatches of one minibatch as one batch."""
+        """Concatenate several microbatches of one minibatch."""
         named: dict[str, torch.Tensor] = {}
         for item in fields(cls):
             values = [value for part in parts if isinstance(value := getattr(part, item.name), torch.Tensor)]
@@ -55,7 +55,7 @@ class TokenBatch:
         return replace(parts[0], **named)  # type: ignore[arg-type]
 
     def to(self, device: torch.device | str) -> TokenBatch:
-        """A copy on a device."""
+        """Copy to a device."""
         moved = {
             item.name: value.to(device)
             for item in fields(self)
@@ -84,15 +84,15 @@ class LossOutput:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a loss needs. Of a loss that declares nothing, the costly answers to the last two are assumed.
+    """Inputs that a loss needs. The defaults are safe for any loss; those of the last two are the costly ones.
 
     Attributes:
         reference: `ref_logprobs`; a recipe without a reference model is refused.
         proximal: `proximal_logprobs` in every update but a step's first; costs a forward pass.
         zero_advantage: tokens without an advantage, at which a term of the loss (KL, entropy) has a gradient. If false,
-            segments without any advantage are not computed; they count in the totals all the same.
-        whole_sequences: all tokens of a sequence in one batch, since it combines their log-probabilities. If false, the
-            segments of a sequence may be in different batches; `TokenBatch.sequence_targets` has its length.
+            segments without any advantage are not computed, but still count in the totals.
+        whole_sequences: all tokens of a sequence in one batch, because the loss combines their log-probabilities. If
+            false, the segments of a sequence may be in different batches; `TokenBatch.sequence_targets` has its length.
     """
 
     reference: bool = False
@@ -102,7 +102,7 @@ class Needs:
 
     @property
     def computed(self) -> Computed:
-        """Which segments of a batch have to be computed."""
+        """Segments of a batch that must be computed."""
         if self.zero_advantage:
             return "all"
         return "sequences" if self.whole_sequences else "segments"
@@ -125,5 +125,5 @@ class Demanding(Protocol):
 
 
 def needs(loss: object) -> Needs:
-    """What `loss` declares, by default `Needs()`."""
+    """The needs that `loss` declares; `Needs()` by default."""
     return loss.needs if isinstance(loss, Demanding) else Needs()

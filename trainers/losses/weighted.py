@@ -35,7 +35,7 @@ class ReinforceLoss(PolicyLoss):
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
-    """Tokens stand alone, and have no gradient without an advantage."""
+    """Tokens are independent, and have no gradient without an advantage."""
     clip_ratio: NonNegative = 0.2
     """The weight is within 1 - clip_ratio, at least 0, and 1 + clip_ratio; 0: always 1."""
 
@@ -55,7 +55,7 @@ class CISPOLoss(PolicyLoss):
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
-    """Tokens stand alone, and have no gradient without an advantage."""
+    """Tokens are independent, and have no gradient without an advantage."""
     clip_low: LowerClip = 1.0
     """The weight's lower bound is 1 - clip_low."""
     clip_high: NonNegative = 4.0
@@ -78,7 +78,7 @@ class SAPOLoss(PolicyLoss):
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
-    """Tokens stand alone, and have no gradient without an advantage."""
+    """Tokens are independent, and have no gradient without an advantage."""
     tau_pos: Positive = 1.0
     """Temperature for positive advantages; larger fades faster."""
     tau_neg: Annotated[float, Field(gt=0)] = 1.05

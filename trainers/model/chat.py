@@ -60,9 +60,9 @@ SHORT, MOST_SHORT = 32, 4096
 MOST_TOOLSETS = 64
 """Sets of tools whose rendering is remembered."""
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What the library's parsers raise at unexpected JSON: deep brackets, long numbers, names that are no text."""
+"""Exceptions of the library's parsers for unexpected JSON: deep nesting, long numbers, names of other types."""
 OPENING = 8
-"""Tokens at the end of a prompt in which a format opens the thoughts."""
+"""Tokens at the end of a prompt that are searched for an opening thought tag."""
 TAG = re.compile(r"<[^\s<>]+>")
 """A token of this form is taken for a control token, whatever its vocabulary calls it."""
 
@@ -248,12 +248,12 @@ class Chat:
         return None if bridged is None else list(bridged.token_ids)
 
     def parse(self, token_ids: list[int], tools: list[ToolSpec], prompt_ids: list[int]) -> Message:
-        """The assistant message that `token_ids` spell; any tokens spell one (see `forge_env.turns`).
+        """Parse sampled tokens into an assistant message; never fails (see `forge_env.turns`).
 
         Args:
-            token_ids: sampled.
-            tools: that were offered.
-            prompt_ids: after which they were sampled: it may have opened the thoughts.
+            token_ids: sampled tokens.
+            tools: tools that were offered.
+            prompt_ids: tokens of the prompt, which may have opened the thoughts.
         """
         stops = set(self.stop_token_ids)
         sampled = list(itertools.takewhile(lambda token: token not in stops, token_ids))
@@ -297,7 +297,7 @@ class Chat:
 
 
 def token_reader(folder: Path, renderer: str) -> Callable[[list[int], list[ToolSpec], list[int]], Message] | None:
-    """`Chat.parse` for a checkpoint that a server of its own samples; None: its tokenizer doesn't have the format."""
+    """`Chat.parse` for a checkpoint that a vLLM server samples; None if its tokenizer doesn't support the format."""
     try:
         return Chat(FolderTokenizer(folder), renderer).parse
     except (UsageError, AssertionError, ValueError) as error:

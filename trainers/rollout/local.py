@@ -356,7 +356,7 @@ def engine_options(config: RunConfig, number: int) -> dict[str, Any]:
 
 
 async def check_prompts(config: RunConfig, environment: Environment, chat: Chat) -> None:
-    """Refuse training tasks that can't be scored, and a `model.max_length` that the first prompts already fill."""
+    """Reject training tasks that can't be scored, and a `model.max_length` that the first prompts exceed."""
     first = environment.splits[0]
     count = environment.num_tasks(first) or PROMPTS_TRIED
     indices = ({"split": first, "index": index} for index in range(count))
@@ -425,7 +425,7 @@ class Player:
 
     @property
     def max_reward(self) -> float | None:
-        """The environment's highest reward; None: it isn't known."""
+        """The environment's highest reward; None if unknown."""
         return self._tasks.max_reward
 
     @property
@@ -469,7 +469,7 @@ class Player:
             if deadline.when() is None:
                 deadline.reschedule(asyncio.get_running_loop().time() + grpo.group_timeout_s)
 
-        unfinished: dict[int, Trajectory] = {}  # what each member's current try has so far
+        unfinished: dict[int, Trajectory] = {}  # by member: progress of the current attempt
 
         def episode(member: int) -> Coroutine[Any, Any, Trajectory]:
             name, at = f"train-{position}-{member}", (position, member)
@@ -490,7 +490,7 @@ class Player:
         finally:
             await _cancel([task for task in running if task not in done])
         if late and grpo.on_timeout == "zero":
-            # One whose try had failed is the infrastructure's fault, which never counts as 0.
+            # An episode whose infrastructure failed before never counts as 0.
             zeros = {member: own for member, own in unfinished.items() if own.error is None}
             played = [
                 task.result() if task in done else _counts_as_zero(zeros[member], time.perf_counter() - started)
@@ -582,7 +582,7 @@ def episode_seed(run_seed: int, name: str) -> int:
 
 
 def _counts_as_zero(episode: Trajectory, wall_s: float) -> Trajectory:
-    """An episode that was cancelled after so long, at its group's deadline: what it sampled, with reward 0."""
+    """The episode, cancelled at its group's deadline, with the turns it has and reward 0."""
     return replace(
         episode,
         turns=[replace(turn, reward=0.0) for turn in episode.turns],

@@ -24,7 +24,7 @@ BUG = "EnvironmentBugError: "
 """How the error of an episode begins that the environment's own code has ended, as in an evaluation's record."""
 
 LATE = "group_time"
-"""`Trajectory.truncation` of an episode that missed `grpo.group_timeout_s` and counts as 0."""
+"""`Trajectory.truncation` of an episode that missed `grpo.group_timeout_s` and has reward 0."""
 VERSIONS = "versions"
 """In `Trajectory.info` of a held-out episode as the controller gets it: sampled tokens by policy version."""
 
@@ -43,7 +43,7 @@ class Group:
 
     @property
     def valid(self) -> list[Trajectory]:
-        """Episodes that count: nothing but the agent decided how they went, and it sampled something.
+        """Episodes whose outcome was up to the agent, and in which it sampled something.
 
         An episode that was too late and counts as 0 (`grpo.on_timeout=zero`) may have sampled nothing, and have no
         turns.

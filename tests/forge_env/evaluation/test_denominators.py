@@ -203,7 +203,7 @@ def test_training_on_a_source_that_is_also_held_out_is_refused(tmp_path: Path) -
             )
         )
 
-    with pytest.raises(UsageError, match=r"which is trained on.*eval_fraction=0\.1"):
+    with pytest.raises(UsageError, match=r"has the training data, .*eval_fraction=0\.1"):
         check()
     check(eval_fraction=0.2)
 
