@@ -148,8 +148,8 @@ class AgentError(ForgeError):
 class ProgramCrashError(EnvironmentBugError):
     """The program of a `ProgramEnvironment` failed before its first request to the model.
 
-    In training, where nothing was sampled, it is a bug of the environment; in an evaluation, a crash of the agent, which
-    scores 0.
+    In training, where nothing was sampled, it is a bug of the environment; in an evaluation, it is a crash of the
+    agent, which scores 0.
     """
 
 

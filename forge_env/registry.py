@@ -118,7 +118,7 @@ def given_in(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def environment_class(name: str | type[Environment]) -> type[Environment]:
-    """The class registered as `name`; a class is checked in the same way.
+    """The class registered as `name`, or `name` itself if it is an environment's class.
 
     Raises:
         UsageError: it is neither a name nor a class.
@@ -128,8 +128,8 @@ def environment_class(name: str | type[Environment]) -> type[Environment]:
     if isinstance(name, type):
         return _checked(name.__name__, name)
     if not isinstance(name, str):
-        what = f"{shown(name)} is neither the name of an environment nor its class"
-        fix = f"give its class: {type(name).__name__}" if isinstance(name, Environment) else "`forge-env list`"
+        what = f"{shown(name)} is neither the name nor the class of an environment"
+        fix = f"pass its class: {type(name).__name__}" if isinstance(name, Environment) else "`forge-env list`"
         raise UsageError(what, fix=fix)
     name, _ = given_in(name)
     target = _REGISTERED.get(name, name)
@@ -163,7 +163,7 @@ def make(name: str | type[Environment], /, *, sandboxes: SandboxEngine | None = 
 def maker(
     environment: str | type[Environment], /, *, sandboxes: SandboxEngine | None = None, **options: Any
 ) -> Callable[[], Environment]:
-    """A function that makes environments as `make` does, all with one `config`, which is read and checked once."""
+    """A function that creates environments like `make`, with one `config` that is parsed and validated once."""
     if sandboxes is not None:
         from forge_env.sandbox.protocol import SandboxEngine
 

@@ -30,7 +30,7 @@ class BlackjackConfig(GymnasiumConfig):
     env_id: str = "Blackjack-v1"
     """Gymnasium's name of the game."""
     max_reward: float = 1.0
-    """What a perfect episode earns."""
+    """Reward of a perfect episode."""
     actions: list[str] = ["stick", "hit"]
     """What the agent may do."""
     instructions: str = (

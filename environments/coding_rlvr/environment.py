@@ -78,7 +78,7 @@ class CodingRLVR(fe.ToolEnvironment):
         super().__init__(config, **context)
         self._tried: str | None = None
         self._tried_well = False
-        """Whether it passed the public tests."""
+        """Whether the code passed the public tests."""
         select_families(tuple(self.config.levels), tuple(self.config.families))  # an empty choice fails here
 
     def task(self, split: str, index: int) -> Task:

@@ -31,7 +31,7 @@ class FrozenLakeConfig(GymnasiumConfig):
     env_id: str = "FrozenLake-v1"
     """Gymnasium's name of the game."""
     max_reward: float = 1.0
-    """What a perfect episode earns."""
+    """Reward of a perfect episode."""
     actions: list[str] = list(MOVES)
     """What the agent may do."""
     instructions: str = (

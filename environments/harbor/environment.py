@@ -102,7 +102,7 @@ class Harbor(fe.SandboxEnvironment):
         return len(self._tasks)
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th, in order of names.
+        """The task with this index, in order of names.
 
         Raises:
             UsageError: no task of the folder can be played.
@@ -226,7 +226,7 @@ class Harbor(fe.SandboxEnvironment):
             left = await self.sandbox.pack(folders, leave_out=[VERDICT])
         except SandboxFileError:  # more than can be moved
             self.left_unmoved = True
-            explain("left more than can be moved to the tests")
+            explain("left too many files to copy to the tests")
             return 0.0
         with limited_elsewhere():
             async with self.fresh_sandbox() as fresh:

@@ -67,7 +67,7 @@ class NotPlayableError(Exception):
 
 
 def _mebibytes(size: Any) -> Any:
-    """`8G` of schema 1.0 in MiB."""
+    """Convert a size of schema 1.0, such as `8G`, to MiB."""
     found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     return float(found[1]) * _MEBIBYTES[(found[2] or "").upper()] if found else size
 
@@ -76,7 +76,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Settings(BaseModel):
-    """A section of `task.toml`: what is read of it. Numbers may be written as text, as Harbor takes them."""
+    """The fields used of a section of `task.toml`. Numbers may be texts, as Harbor accepts them."""
 
     env: dict[str, Text] = {}
 
@@ -249,12 +249,12 @@ def _require(path: Path) -> None:
 
 
 def _text(path: Path) -> str:
-    """A file's text, with line feeds at the ends of lines and without a byte order mark."""
+    """A file's text, with line feeds as line ends and without a byte order mark."""
     return path.read_text(encoding="utf-8-sig")
 
 
 def _check_scripts(*scripts: Path) -> None:
-    """Refuse scripts as Windows writes them, which the shell of a sandbox can't run."""
+    """Reject scripts in Windows' format, which the shell of a sandbox can't run."""
     for script in scripts:
         content = script.read_bytes() if script.is_file() else b""
         if b"\r\n" in content or content.startswith(b"\xef\xbb\xbf"):

@@ -513,6 +513,6 @@ def _text_field(schema: Mapping[str, Any]) -> str | None:
 
 
 def _unfenced(text: str) -> str:
-    lines = text.strip().split("\n")  # JSON may hold other separators of lines
+    lines = text.strip().split("\n")  # JSON may contain other line separators
     fenced = len(lines) > 2 and lines[0].startswith("```") and lines[-1].startswith("```")
     return "\n".join(lines[1:-1]) if fenced else text

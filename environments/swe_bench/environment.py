@@ -89,7 +89,7 @@ class SWEBench(fe.SandboxEnvironment):
         )
 
     def files(self, task: Task) -> Mapping[str, str | bytes]:
-        """The repository at its base commit, without its history, which may hold the solution.
+        """The repository at its base commit, without its history, which may contain the solution.
 
         Raises:
             UsageError: the instance can't be judged, since the data set cut ids of its tests.
@@ -130,7 +130,7 @@ class SWEBench(fe.SandboxEnvironment):
         result = await self._judged(task, self._at(task, instance.patch))
         after = passing(result, instance.tests)
         if result.outcomes and (missing := [name for name in instance.tests if not _reported(result, name)]):
-            return f"there is no test {missing[0]}: correct its lists of tests"
+            return f"the test {missing[0]} does not exist: correct the instance's lists of tests"
         if too_early := [name for name in instance.fail_to_pass if name in before]:
             return f"{too_early[0]} passes before the patch already"
         if broken := [name for name in instance.pass_to_pass if name not in before]:
@@ -192,22 +192,22 @@ class SWEBench(fe.SandboxEnvironment):
 
 
 def passing(result: TestsResult, names: Sequence[str]) -> set[str]:
-    """Which of the tests were reported to have passed."""
+    """The tests that were reported as passed."""
     return {name for name in names if (found := _reported(result, name)) and set(found) == {"passed"}}
 
 
 def _reported(result: TestsResult, name: str) -> list[Outcome]:
-    """The outcome of a test; an id without parameters stands for all of the test's."""
+    """The outcomes of a test; an id without parameters covers all parameter sets."""
     if name in result.outcomes:
         return [result.outcomes[name]]
     return [] if "[" in name else [outcome for test, outcome in result.outcomes.items() if test.startswith(f"{name}[")]
 
 
 def _cut(instance: Instance) -> str:
-    """What is wrong with the ids of its tests, or an empty string."""
+    """Describe mistakes in the test ids of an instance; empty if there are none."""
     if not (cut := instance.cut_ids):
         return ""
-    return f"the data set cut {len(cut)} of its {len(instance.tests)} tests' ids, so it can't be judged: {cut[0]}"
+    return f"{len(cut)} of {len(instance.tests)} test ids are truncated, so it can't be judged: {cut[0]}"
 
 
 def _is_test(path: str) -> bool:

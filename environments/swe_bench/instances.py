@@ -32,7 +32,7 @@ def _names(value: Any) -> Any:
 
 
 def parts_of(test_id: str) -> list[str]:
-    """Path, classes and function of a test's id; what follows the first bracket are parameters, and may hold `::`."""
+    """Path, classes and function of a test's id, without the parameters in brackets, which may contain `::`."""
     return test_id.partition("[")[0].split("::")
 
 
@@ -60,9 +60,9 @@ class Instance(BaseModel):
 
     @property
     def cut_ids(self) -> list[str]:
-        """Ids of tests that the data set cut: at a blank among a test's parameters (`test_a[two` of `test_a[two b]`).
+        """Test ids that are truncated at a space in the parameters (`test_a[two` of `test_a[two b]`).
 
-        Several tests may begin so: which of them is meant, nothing says.
+        Several tests may have the same beginning, so the id is ambiguous.
         """
         return [name for name in self.tests if "[" in name and not name.endswith("]")]
 

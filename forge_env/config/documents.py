@@ -148,7 +148,7 @@ class _Translation:
             self._put(key, interval - 1)
 
     def _environment(self) -> None:
-        """A dataset alone is one of word problems, or of conversations where those are what is learned.
+        """A dataset without `environment` has word problems, or conversations with `method: sft`.
 
         These documents name one source; a tenth of it is held out for the evaluations unless they say otherwise.
         """

@@ -34,9 +34,9 @@ M = TypeVar("M", bound=BaseModel)
 KeyPath: TypeAlias = tuple[str, ...]
 
 # ---
-# YAML, where `1e-3` and `0o17` are numbers, and 12:30, 007 and 2024-01-01 are text, as in YAML 1.2. A key is text,
-# and one that is given twice is a mistake. `yes`, `no`, `on` and `off` stay true and false, as in YAML 1.1: read as
-# texts, they would all be true to code that doesn't check.
+# YAML, where `1e-3` and `0o17` are numbers, and 12:30, 007 and 2024-01-01 are text, as in YAML 1.2. Keys are text,
+# and duplicates are errors. `yes`, `no`, `on` and `off` stay true and false, as in YAML 1.1: as texts, all would be
+# truthy.
 
 TAG = "tag:yaml.org,2002:"
 INTEGER = re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+|0o[0-7_]+)$")
@@ -478,7 +478,7 @@ def problems(error: ValidationError, model: Any, data: Any, at: KeyPath = ()) ->
             examples = [example for each in _at(model, inner) for example in each.examples or ()]
             yield _missing(path, *examples[:1])
         elif isinstance(item["input"], bool | int | float) and (item["type"] == "string_type" or "'" in text):
-            yield Problem(path, f"{text}: put it in quotes")
+            yield Problem(path, f"{text}: quote it")
         else:
             yield Problem(path, text)
 

@@ -102,7 +102,7 @@ class OptimizerSection(Section):
     beta2: Fraction = 0.95
     """AdamW's second-moment decay."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled weight decay of matrices; norms, biases and embeddings have none."""
+    """Decoupled weight decay of matrices; norms, biases and embeddings are not decayed."""
     warmup_steps: NonNegative = 5
     """Steps of linear warm-up."""
     schedule: Literal["linear", "cosine", "sqrt", "constant"] = "linear"

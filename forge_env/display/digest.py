@@ -60,12 +60,12 @@ class Digest:
     rows: Sequence[Mapping[str, Any]]
     """Of metrics.jsonl, one a step."""
     episodes: int
-    """How many `failures` are of."""
+    """Number of episodes that `failures` covers."""
     looked_at: str
-    """Which these are: samples, or held-out or training episodes."""
+    """Kind of these episodes: samples, held-out or training episodes."""
     failures: list[Failure] = field(default_factory=list)
     unsolved: int = 0
-    """Episodes of training, or samples, that earned all the reward and did not solve their task."""
+    """Training episodes, or samples, with the full reward for an unsolved task."""
     scores: list[str] = field(default_factory=list)
     """Of an evaluation: the score of each environment in words."""
     learned: Learned = field(default_factory=Learned)
@@ -97,7 +97,7 @@ class Digest:
     @property
     def unsolved_words(self) -> str:
         """How many episodes earned what they did not deserve, in a sentence; empty: none."""
-        said = f"{self.unsolved:,} earned all the reward and did not solve their task: is the reward what is wanted?"
+        said = f"{self.unsolved:,} got the full reward without solving their task: does the reward measure the goal?"
         return said if self.unsolved else ""
 
     @property

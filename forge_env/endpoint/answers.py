@@ -70,9 +70,9 @@ CUT = (
     *("length", "max_length", "model_length", "token_limit", "model_context_window_exceeded"),
     *("max_tokens", "max_new_tokens", "max_output_tokens", "max_completion_tokens"),
 )
-"""Reasons to finish that say that the reply was cut: OpenAI's, and those of Mistral, Anthropic, Google, Cohere, TGI."""
+"""Finish reasons of truncated replies: of OpenAI, Mistral, Anthropic, Google, Cohere and TGI."""
 FILTERED = ("content_filter", "content_filtered", "safety", "recitation", "prohibited_content", "blocklist", "refusal")
-"""Reasons to finish that say that a filter stopped the reply."""
+"""Finish reasons of replies that a filter stopped."""
 
 
 def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:

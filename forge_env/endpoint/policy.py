@@ -98,7 +98,7 @@ def with_bound(body: dict[str, Any], tokens: int) -> dict[str, Any]:
 # Conversations with an endpoint.
 
 Answer = tuple[Reply, dict[str, Any]]
-"""A reply, and the fields in which the endpoint gave its thoughts."""
+"""A reply, and the endpoint's fields with its thoughts."""
 
 
 class EndpointSession(PolicySession):
@@ -127,7 +127,7 @@ class EndpointSession(PolicySession):
         given, text = reply.message, reply.message.content
         reply.message = self._read(reply)
         if given.tool_calls and len(given.tool_calls) != len(reply.message.tool_calls):
-            text = reply.message.content  # the server cut its calls out of the text, and we read others
+            text = reply.message.content  # the server removed its own calls from the text
         self._history.add_turn(text, reply.message, thoughts)
         self._tokens = reply.follow(self._tokens)
         self._turn += 1
@@ -160,7 +160,7 @@ class EndpointSession(PolicySession):
                 raise
             refusal = error.message
         self._failure = None
-        answer = await policy.ask(without_bound(body), self._failed)  # raises again where the conversation is full
+        answer = await policy.ask(without_bound(body), self._failed)  # raises again if the conversation is full
         if (told := largest(refusal)) is not None:
             policy.largest = told
         if most == own and (own >= told if told is not None else not says_full(refusal)):
@@ -221,9 +221,9 @@ class EndpointPolicy(Policy):
         self.largest: int | None = None
         """Tokens that the endpoint named as the most there can be, when it refused a bound beyond them."""
         self.read_tokens: TokenReader | None = None
-        """How training reads the tokens of this model, where that is known: the server's parsers may differ."""
+        """Training's parser of this model's tokens, if known; the server's parsers may differ."""
         self.refuses_reasoning = False
-        """Whether the endpoint refused a request for the thoughts in it, and took it without."""
+        """Whether the endpoint rejected a request with thoughts and accepted it without them."""
         self._renamed = False
         self._sleep = sleep
         self._rng = rng or random.Random()
@@ -330,13 +330,13 @@ class EndpointPolicy(Policy):
             return await self._exchange(sent)
         except RequestRefusedError as error:
             if FIELDS[0] in sent and FIELDS[1] in error.message:
-                self._renamed = True  # some models know the bound of a reply by its newer name alone
+                self._renamed = True  # some models accept only the newer name of the token limit
                 sent = self._named(body)
             elif _THOUGHTS.search(error.message) and (plain := _without_thoughts(sent)) != sent:
                 try:
                     answer = await self._exchange(plain)
                 except RequestRefusedError:
-                    raise error from None  # it was not the thoughts
+                    raise error from None  # the thoughts were not the cause
                 self.refuses_reasoning = True
                 return answer
             else:
@@ -396,7 +396,7 @@ def _api_key(variable: str) -> str:
 
 
 _THOUGHTS = re.compile(r"reasoning|thinking|thoughts|extra|unexpected|unknown|unsupported|not permitted", re.I)
-"""Words of a refusal that may be due to a field with thoughts."""
+"""Words in an error that may be caused by a field with thoughts."""
 
 
 def _without_thoughts(body: dict[str, Any]) -> dict[str, Any]:

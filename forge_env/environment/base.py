@@ -100,11 +100,11 @@ class Environment(ABC):
 there are several, `info["seat"]` says who acts next and is shown the messages, `reward` is for the seat that has \
 acted, and `info["rewards"]` holds what the step earned others. Of the class, or set in `__init__`."""
     max_reward: float | None = 1.0
-    """What a perfect episode earns, at one seat at least; validation holds gold solutions to it. None: it isn't known,
-    and no evaluation says what share was solved. Of the class, or set in `__init__`."""
+    """Reward of a perfect episode, for at least one seat; `validate` requires it of gold solutions. None if unknown;
+    evaluations then report no solved share. Set in the class or in `__init__`."""
     luck: float = 0.0
-    """Share of tasks, 0 to 1, that an answer which knows nothing solves by chance: 0.1 for a guess among ten.
-    Validation lets blind answers score as often as that. Of the class, or set in `__init__`."""
+    """Fraction of tasks, 0 to 1, that a blind answer solves by chance: 0.1 for a guess among ten. `validate` accepts
+    this rate for blind answers. Set in the class or in `__init__`."""
     rubric: Rubric | None = None
     """How episodes are scored, where a rubric does it; `forge-env info` and `validate` show it."""
 
@@ -242,7 +242,7 @@ acted, and `info["rewards"]` holds what the step earned others. Of the class, or
         raise EnvironmentBugError(f"{name} has gold_files, and no hand_in", fix="say how files are handed in")
 
     def random_action(self, rng: random.Random) -> Action | None:
-        """A legal action, drawn evenly, at this point of the episode: what the policy `random` plays.
+        """Draw a legal action for the current state, uniformly; the policy `random` plays it.
 
         None: it says random messages and calls tools at random.
 

@@ -124,7 +124,7 @@ class ProgramEnvironment(SandboxEnvironment):
         self._conversations = Conversations()
         self._overdue = False
         self._crash: AgentError | None = None
-        """How `run` failed, where it is a Python function of the author's."""
+        """The exception of `run`, if it is a Python function."""
 
     # What an author may override.
 

@@ -46,7 +46,7 @@ class _Where(TypedDict, total=False):
 
 
 TESTS_RESULTS: ContextVar[list[TestsResult] | None] = ContextVar("tests_results", default=None)
-"""Collects the results of hidden tests for a caller that wants to know how they judged."""
+"""Collects the results of hidden tests for `validate`."""
 
 
 class SandboxEnvironmentConfig(ToolEnvironmentConfig):
@@ -65,8 +65,8 @@ class SandboxEnvironmentConfig(ToolEnvironmentConfig):
     memory_mb: int = Field(256, ge=32)
     """Memory of one command or program, MiB."""
     require_cheat_proof: bool = False
-    """Refuse scores that the judged code could have forged: tests that must run beside it are an error, and a verdict
-    with doubts is a failed one."""
+    """Reject scores that the judged code could have forged: tests that must share its process are an error, and a
+    verdict with doubts counts as failed."""
 
 
 class SandboxEnvironment(ToolEnvironment):
@@ -118,7 +118,7 @@ class SandboxEnvironment(ToolEnvironment):
         self._not_moved = False
         """What it left is more than can be moved to another sandbox."""
         self._doubtful = False
-        """Hidden tests passed in a way that a cheat could have passed as well."""
+        """Whether hidden tests passed that a cheat could have passed too."""
         self._holding = AsyncExitStack()
         self._sessions: dict[str, Session] = {}
         self._session_turn = asyncio.Lock()
@@ -244,12 +244,12 @@ class SandboxEnvironment(ToolEnvironment):
         return result
 
     def _doubted(self, result: TestsResult) -> TestsResult:
-        """A passed result that a cheat could have got as well: counted, or refused if the option says so."""
+        """Count a passed result that is not cheat-proof, or reject it if the option requires that."""
         if not self.config.require_cheat_proof:
             self._doubtful = True
             return result
         if result.how == "counted":
-            fix = "write tests that can be judged apart (docs/sandboxes.md), or set require_cheat_proof: false"
+            fix = "write tests that can run apart (docs/sandboxes.md), or set require_cheat_proof: false"
             raise UsageError(f"hidden tests of {type(self).__name__} are not cheat-proof: {result.doubts[0]}", fix=fix)
         return replace(result, passed=False, failed=result.total, failures=result.doubts)
 

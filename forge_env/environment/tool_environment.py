@@ -153,7 +153,7 @@ class ToolEnvironment(Environment):
     def prompt(self, task: Task) -> Observation:
         """The first messages: `system_prompt` if there is one, the task's history and its prompt.
 
-        A system message in the history takes the place of `system_prompt`.
+        A system message in the history replaces `system_prompt`.
 
         Args:
             task: of this episode.

@@ -133,7 +133,7 @@ class MeteredPolicy(Policy):
         return _MeteredSession(self, inner)
 
     def code(self, method: str) -> AbstractContextManager[None]:
-        """A block that calls the policy. Exceptions become `AgentError` unless the policy is forge-env's endpoint client."""
+        """A block that calls the policy. Exceptions become `AgentError`, except those of `EndpointPolicy`."""
         if isinstance(self.policy, EndpointPolicy):
             return nullcontext()
         return agent_code(f"{type(self.policy).__name__}.{method}", getattr(type(self.policy), method, None))

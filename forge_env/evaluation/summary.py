@@ -35,8 +35,8 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSummary:
-    """One environment's figures. Samples lost to infrastructure are counted in `invalid` and affect only `bounds`; those in
-    which the environment's code failed are counted in `bugs` and affect only `bounds` and `score_with_bugs`."""
+    """One environment's figures. Samples lost to infrastructure are counted in `invalid` and affect only `bounds`;
+    samples in which the environment's code failed are counted in `bugs` and affect `bounds` and `score_with_bugs`."""
 
     label: str
     split: str

@@ -159,7 +159,7 @@ def exceptions(item: Mapping[str, Any]) -> list[str]:
     if crashed := item.get("crashed"):
         parts.append(f"agent crashed on {crashed}, which score 0, first: {one_line(str(item.get('first_crash')), 300)}")
     if doubtful := item.get("metrics", {}).get(NOT_CHEAT_PROOF):
-        parts.append(f"{doubtful:.0%} of the samples passed tests that shared a process with the judged code: not cheat-proof")
+        parts.append(f"{doubtful:.0%} of the samples passed tests in the judged code's process: not cheat-proof")
     return parts
 
 

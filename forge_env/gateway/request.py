@@ -142,7 +142,7 @@ def read(kind: type[T], data: object) -> T:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        # of the alternatives of a union, the one that fits furthest says what was meant
+        # of a union, report the alternative that matched furthest
         deepest = max(error.errors(include_url=False), key=lambda each: len(_fields(each["loc"])))
         where = ".".join(_fields(deepest["loc"])) or "the request"
         raise RefusedRequestError(f"{where}: {deepest['msg']}") from error
@@ -188,7 +188,7 @@ class Part(Wire):
 
 
 Arguments = Annotated[str, BeforeValidator(lambda value: arguments_text(shallow(value, "the arguments of a call")))]
-"""Of a call: the text of a JSON object, or the object."""
+"""Arguments of a call: a JSON object, or its text."""
 Content = str | Annotated[list[Part], Field(max_length=MOST_MESSAGES)] | None
 """Of a message."""
 
@@ -199,7 +199,7 @@ def said(role: Role, content: str | Sequence[Part] | None, **more: Any) -> Messa
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; a text that is none is wrapped, for the program to refuse."""
+    """A call's arguments as an object; other text is wrapped, for the program to reject."""
     text = arguments_text(arguments)
     try:
         value = parse_json(text)

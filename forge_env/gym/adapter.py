@@ -42,9 +42,9 @@ ACTIONS = {
 }
 """Names of the actions of gymnasium's own environments, in order, from their documentation."""
 HIGHEST = {"Blackjack": 1.0, "CliffWalking": -13.0, "FrozenLake": 1.0}
-"""Highest rewards of gymnasium's own environments, from their documentation, with its options for rewards unset."""
+"""Highest rewards of gymnasium's own environments with default reward options, from their documentation."""
 _OF_REWARDS = {"natural", "sab", "reward_schedule", "sutton_barto_reward", "desc", "map_name"}
-"""Options of theirs that change it."""
+"""Options that change the highest reward."""
 COLOURS = dict(enumerate(("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"), start=30))
 PAINT = re.compile(r"\x1b\[([0-9;]*)m")
 """What tells terminals a colour of the text that follows, or of what it stands on."""
@@ -64,10 +64,10 @@ the numbers themselves."""
     """What the agent sees: `text`, what the environment draws for a terminal; `values`, its observation; `auto`: text \
 where the environment can draw it."""
     max_reward: float | None = None
-    """What a perfect episode earns, all its rewards together. Unset: what gymnasium's registry and documentation say; \
-if they don't, evaluations don't say what was solved."""
+    """Sum of the rewards of a perfect episode. By default from gymnasium's registry and documentation; if unknown, \
+evaluations don't report solved tasks."""
     luck: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of games that the same action all the time wins by chance; `validate` fails if it wins more often."""
+    """Fraction of games that repeating one action wins by chance; `validate` fails if it wins more often."""
     instructions: str = ""
     """What the game is about, shown first."""
     max_turns: int = Field(100, ge=1)
@@ -164,7 +164,7 @@ class GymnasiumEnvironment(Environment):
         return [Message(role="user", content=said)], reward, terminated, truncated, info
 
     def random_action(self, rng: Random) -> Action | None:
-        """One of the game's actions, as the agent gives it."""
+        """A random action of the game, as an answer of the agent."""
         return (
             f"<action>{as_answer(sampled(self.game.action_space, rng), self.game.action_space, self.actions)}</action>"
         )
@@ -216,7 +216,7 @@ def read_action(text: str, space: gymnasium.Space[Any], actions: Sequence[str]) 
 
 
 def highest_reward(env_id: str, options: Mapping[str, Any]) -> float | None:
-    """What a perfect episode of one of gymnasium's own environments earns; None: that isn't known.
+    """Reward of a perfect episode of one of gymnasium's own environments; None if unknown.
 
     The `reward_threshold` of the registry isn't it: it is a mean from which gymnasium calls an environment solved.
     """
@@ -231,14 +231,14 @@ def highest_reward(env_id: str, options: Mapping[str, Any]) -> float | None:
 
 
 def sampled(space: gymnasium.Space[Any], rng: Random) -> Any:
-    """An action of a space; the game's own generator is left as it is."""
+    """Sample an action of a space without using the game's own generator."""
     drawn = copy.copy(space)
     drawn.seed(rng.randrange(LARGEST_SEED))  # a generator of its own
     return drawn.sample()
 
 
 def as_answer(action: Any, space: gymnasium.Space[Any], actions: Sequence[str]) -> str:
-    """What `read_action` reads as this action."""
+    """The text that `read_action` parses as this action."""
     if isinstance(space, spaces.Text):
         return str(action)
     if isinstance(space, spaces.Discrete):

@@ -123,7 +123,7 @@ class PettingZooEnvironment(Environment):
         return self._after([], reward, rewards, not cut)
 
     def random_action(self, rng: Random) -> Action | None:
-        """One of the actions that the game allows the seat that moves next."""
+        """A random legal action of the seat that moves next."""
         seat, names = self.game.agent_selection, self.config.actions
         space, mask = self.game.action_space(seat), self._mask(seat)
         action = sampled(space, rng) if mask is None else self._start(seat) + int(rng.choice(np.flatnonzero(mask)))

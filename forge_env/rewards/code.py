@@ -66,7 +66,7 @@ class CodeTests:
 
 
 def _what_failed(outcome: CallOutcome | None, test: dict[str, Any]) -> str | None:
-    """`f(2): expected 4, got 5`; None where the test passed."""
+    """`f(2): expected 4, got 5`; None if the test passed."""
     if outcome is None:
         return f"{test['call']}: not reached"
     if outcome.error is not None:

@@ -48,8 +48,8 @@ LONGEST_SOURCE = 4_000
 INJECTED = ("task", "answer", "messages", "env", "self", "info", "prompt", "response", "target")
 
 SHOWN_TASKS = 5
-"""Tasks that one error names."""
-TARGET_FIX = "correct these rows or leave them out; the target is data['answer'], or else gold"
+"""Maximum number of tasks that an error names."""
+TARGET_FIX = "correct or remove these rows; the target is data['answer'], otherwise gold"
 INJECTED_GROUP = ("task", "trajectories", "answers", "rewards")
 
 RewardFunction = Callable[..., Any]
@@ -88,7 +88,7 @@ class _Scorer:
         with environment_code(f"reward function {self.name!r}", task_id):
             try:
                 return await settled(self.function(**{name: values[name] for name in self.wanted}))
-            except AgentError as error:  # of a policy that judges: the agent is not to blame
+            except AgentError as error:  # raised by a policy that judges, not by the agent
                 raise EnvironmentBugError(f"reward function {self.name!r}: {error}") from error
 
     def numbers(self, value: Any, count: int, task_id: str) -> list[float]:
@@ -171,7 +171,7 @@ class Rubric:
         return any(hasattr(scorer.function, "check_target") for scorer in self._scorers)
 
     def unscorable(self, task: Task) -> str | None:
-        """Why a function can't score any answer to `task`, as its `check_target(target)` says; None if all can.
+        """Why a function can't score any answer to `task`, from its `check_target(target)`; None if all can.
 
         Args:
             task: with its hidden data.
@@ -257,12 +257,12 @@ class Rubric:
 
 
 def target_of(task: Task) -> Any:
-    """What functions are given as `target`."""
+    """The `target` argument of reward functions."""
     return task.data.get("answer", task.gold)
 
 
 def check_targets(environment: Environment, tasks: Iterable[Task]) -> None:
-    """`UsageError` if the rubric can't score some of the tasks, whatever the answer; it names them."""
+    """Raise `UsageError`, which names the tasks, if the rubric can't score some of them for any answer."""
     rubric = environment.rubric
     if rubric is None or not rubric.checks_targets:
         return
@@ -325,7 +325,7 @@ def _scorer(function: RewardFunction, weight: float, injected: tuple[str, ...] =
     if {"response", "answer"} <= parameters.keys() and "answer" in injected:
         raise UsageError(
             f"reward function {name!r} takes `response` and `answer`, which are both the agent's reply",
-            fix="the task's answer (a column `answer` too) is `target`: take that in place of `answer`",
+            fix="take `target`, the task's answer (also of a column `answer`), instead of `answer`",
         )
     wanted: list[str] = []
     for parameter in parameters.values():

@@ -171,7 +171,7 @@ class ThinkingReward:
     """For one block."""
 
     def __call__(self, prompt: str, response: str, target: object = None, messages: Sequence[Message] = ()) -> float:
-        """Score one response; prompt and target don't matter.
+        """Score one response; prompt and target are ignored.
 
         Args:
             prompt: of the task.

@@ -413,7 +413,7 @@ class _Opponent(PolicySession):
 
 @contextmanager
 def _opponents_code(seat: str) -> Iterator[None]:
-    """Code of an opponent: the agent is not to blame for what it raises, nor can its episode be scored."""
+    """Run an opponent's code. Its exceptions are bugs of the environment, not crashes of the agent."""
     try:
         with agent_code("it"):
             yield

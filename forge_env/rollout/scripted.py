@@ -106,7 +106,7 @@ class _FunctionSession(PolicySession):
 
 
 class RandomPolicy(Policy):
-    """Legal actions at random (`Environment.random_action`); the same seed says the same.
+    """Random legal actions (`Environment.random_action`), reproducible by seed.
 
     Args:
         legal: False, or an environment that doesn't know its actions: random messages and tool calls, right and wrong
@@ -117,7 +117,7 @@ class RandomPolicy(Policy):
         self.legal = legal
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
-        """A session that asks the environment for its actions."""
+        """A session with actions of the environment's `random_action`."""
         return _RandomSession(env.tools, random.Random(seed), env if self.legal else None)
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:

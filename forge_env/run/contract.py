@@ -21,7 +21,7 @@ CLAUSES: Mapping[str, str] = {
     "tokens": "what is trained on is what was sampled",
     "rewards": "rewards differ",
     "answers": "the model answers different tasks differently",
-    "scores": "no cheat could have earned the scores",
+    "scores": "scores are cheat-proof",
 }
 """Names, and what each says, in the order in which they are shown."""
 

@@ -1,4 +1,4 @@
-"""The instructions of a Dockerfile, as BuildKit reads them: joined lines, comments, here-documents, quotes.
+"""Parsing of Dockerfiles as BuildKit does it: joined lines, comments, here-documents, quotes.
 
 Reference: https://docs.docker.com/reference/dockerfile/
 """
@@ -17,12 +17,12 @@ _WITH_HEREDOC = ("RUN", "COPY", "ADD")
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction, on the lines `start` to `end` of the file, the last one excluded."""
+    """One instruction, in the lines `start` to `end` (exclusive) of the file."""
 
     name: str
-    """In capitals: `FROM`."""
+    """In upper case: `FROM`."""
     text: str
-    """What follows the name, in one line; without here-documents."""
+    """The arguments in one line, without here-documents."""
     start: int
     end: int
 
@@ -31,27 +31,27 @@ def instructions(dockerfile: str) -> list[Instruction]:
     """The instructions of a Dockerfile's text, in order."""
     lines = [line.removesuffix("\r") for line in dockerfile.removeprefix("\ufeff").split("\n")]
     escape = _escape(lines)
-    found: list[Instruction] = []
-    place = 0
-    while place < len(lines):
-        start, text, goes_on = place, "", True
-        while goes_on and place < len(lines):
-            line = lines[place].strip()
-            place += 1
+    parsed: list[Instruction] = []
+    position = 0
+    while position < len(lines):
+        start, text, continues = position, "", True
+        while continues and position < len(lines):
+            line = lines[position].strip()
+            position += 1
             if line.startswith("#") or (not line and text):
-                continue  # also in the middle of an instruction
-            goes_on = line.endswith(escape)
-            text += line.removesuffix(escape) if goes_on else line
+                continue  # skipped also within an instruction
+            continues = line.endswith(escape)
+            text += line.removesuffix(escape) if continues else line
         name, *rest = text.split(maxsplit=1) or [""]
         if name.upper() in _WITH_HEREDOC:
-            place = _after_heredocs(rest, lines, place)
+            position = _after_heredocs(rest, lines, position)
         if name:
-            found.append(Instruction(name.upper(), rest[0].strip() if rest else "", start, place))
-    return found
+            parsed.append(Instruction(name.upper(), rest[0].strip() if rest else "", start, position))
+    return parsed
 
 
 def _escape(lines: list[str]) -> str:
-    """The character that joins lines: a backslash, unless a directive at the top says otherwise."""
+    """The line continuation character: a backslash, unless a directive at the top changes it."""
     for line in lines:
         if not (directive := _DIRECTIVE.fullmatch(line.strip())):
             break
@@ -60,8 +60,8 @@ def _escape(lines: list[str]) -> str:
     return "\\"
 
 
-def _after_heredocs(rest: list[str], lines: list[str], place: int) -> int:
-    """The line behind the here-documents of an instruction; one that has no end is none."""
+def _after_heredocs(rest: list[str], lines: list[str], position: int) -> int:
+    """The line after the here-documents of an instruction; unterminated ones don't count."""
     try:
         words = shlex.split("".join(rest), posix=False)
     except ValueError:  # quotes that are not closed
@@ -69,24 +69,24 @@ def _after_heredocs(rest: list[str], lines: list[str], place: int) -> int:
     for word in words:
         if heredoc := _HEREDOC.fullmatch(word):
             end = heredoc[2].strip("\"'")
-            texts = [line.lstrip("\t") if heredoc[1] else line for line in lines[place:]]
-            place += texts.index(end) + 1 if end in texts else 0
-    return place
+            texts = [line.lstrip("\t") if heredoc[1] else line for line in lines[position:]]
+            position += texts.index(end) + 1 if end in texts else 0
+    return position
 
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """What a FROM says."""
+    """The parts of a `FROM` instruction."""
 
     flags: tuple[str, ...]
     """`--platform=...`"""
     image: str
     stage: str
-    """The name after AS in small letters, or empty."""
+    """The name after AS in lower case, or empty."""
 
 
 def base_of(instruction: Instruction) -> From | None:
-    """What a FROM says; None for another instruction, and for one that is not complete."""
+    """Parse a `FROM` instruction; None for other instructions, or if it is incomplete."""
     words = instruction.text.split() if instruction.name == "FROM" else []
     flags = tuple(word for word in words if word.startswith("--"))
     image, *rest = words[len(flags) :] or [""]
@@ -95,36 +95,36 @@ def base_of(instruction: Instruction) -> From | None:
 
 
 def with_base(dockerfile: str, base: str) -> str:
-    """A Dockerfile's text with every image that it is `FROM`, but `scratch` and its own stages, replaced by `base`."""
+    """Replace every base image of a Dockerfile, except `scratch` and its own stages, with `base`."""
     lines = dockerfile.split("\n")
     stages = {"scratch"}
     for instruction in instructions(dockerfile):
-        if (said := base_of(instruction)) is None:
+        if (base_image := base_of(instruction)) is None:
             continue
-        if said.image.lower() not in stages:
-            image = re.compile(rf"(?<=\s){re.escape(said.image)}(?=\s|$)")
+        if base_image.image.lower() not in stages:
+            image = re.compile(rf"(?<=\s){re.escape(base_image.image)}(?=\s|$)")
             text = "\n".join(lines[instruction.start : instruction.end])
             lines[instruction.start : instruction.end] = image.sub(lambda _: base, text, count=1).split("\n")
-        stages.add(said.stage)
+        stages.add(base_image.stage)
     return "\n".join(lines)
 
 
 def last_workdir(dockerfile: str) -> str | None:
-    """The folder of the last stage, which begins in that of the stage it is FROM; None: in another image's."""
+    """Working folder of the last stage, which inherits its base stage's; None if the base image determines it."""
     folder: str | None = None
     stages: dict[str, str | None] = {}
     stage = ""
     for instruction in instructions(dockerfile):
         if instruction.name == "WORKDIR" and instruction.text:
             folder = posixpath.join(folder or "/", _unquoted(instruction.text))
-        elif (said := base_of(instruction)) is not None:
-            folder, stage = stages.get(said.image.lower()), said.stage
+        elif (base_image := base_of(instruction)) is not None:
+            folder, stage = stages.get(base_image.image.lower()), base_image.stage
         stages[stage] = folder
     return folder
 
 
 def _unquoted(text: str) -> str:
-    """A word as the shell reads it, which may have blanks without quotes."""
+    """Remove the quotes of a word, which may contain spaces without them."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace, lexer.commenters, lexer.whitespace_split = "", "", True
     try:

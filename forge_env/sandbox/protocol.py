@@ -255,13 +255,13 @@ class TestsResult:
     failed: int = 0
     """Tests that failed; all of them if there is no verdict, such as after a cheat."""
     doubts: list[str] = field(default_factory=list)
-    """What the judged code had a say in, so that a cheat could have passed; empty if there is nothing."""
+    """Reasons why a cheat could have passed; empty if there are none."""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     """Outcome of each test that was reported, by its id with parameters; empty if there is no verdict."""
 
     @property
     def cheat_proof(self) -> bool:
-        """Whether the verdict rests on nothing that the judged code could have forged."""
+        """Whether the judged code could not have forged the verdict."""
         return not self.doubts
 
     @property
@@ -489,7 +489,7 @@ class Sandbox(ABC):
         """Judge code by tests: unittest cases, `test_*` functions, plain asserts, or whatever needs pytest.
 
         `apart`: tests and code run in processes of their own. Tests reach objects of the judged code through mirrors,
-        results come back as plain values, and the verdict leaves over a channel that the code does not have.
+        results come back as plain values, and the verdict leaves over a channel that the code can't reach.
         `counted`: tests that patch, derive from judged classes or read files run in one process with the code, several
         times, each time with some tests replaced by twins that honest code fails. docs/sandboxes.md describes both.
 

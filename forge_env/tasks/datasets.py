@@ -144,8 +144,8 @@ class DatasetConfig(BaseModel):
     splits: dict[str, str] = Field(default_factory=dict)
     """Split of the environment -> split of the dataset, or file. Empty: one source for all splits."""
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    """Share of prompts held out as `eval` where `splits` is empty; equal prompts always fall on the same side. Unset:
-    nothing is held out, each split that is asked for is the whole source."""
+    """Fraction of prompts held out as `eval` if `splits` is empty; equal prompts are always in the same split. If
+    unset, nothing is held out, and every split is the whole source."""
     columns: dict[str, str | None] = Field(default_factory=dict)
     """Field of the task (id, prompt, gold, difficulty, tags; any other name goes to its hidden data) -> column, or a
     value in it (`reward_model.ground_truth`); null: no column, also where one of that name is there (a column of a
@@ -173,7 +173,7 @@ class DatasetConfig(BaseModel):
 
     @property
     def is_divided(self) -> bool:
-        """Whether `eval` holds other tasks than `train`."""
+        """Whether `eval` and `train` have different tasks."""
         return bool(self.splits) or self.eval_fraction is not None
 
 
@@ -329,7 +329,7 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
 
 
 def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
-    """The value of a column, or of a key below one: `reward_model.ground_truth`."""
+    """The value of a column, or of a key nested in one: `reward_model.ground_truth`."""
     if column in row:
         return row[column]
     value: Any = row
@@ -342,7 +342,7 @@ def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
 
 
 def _is_nan(value: Any) -> bool:
-    """Whether a value is NaN: what pandas writes where there is none."""
+    """Whether a value is NaN, which pandas writes for missing values."""
     return isinstance(value, float) and math.isnan(value)
 
 
@@ -350,7 +350,7 @@ def _is_nan(value: Any) -> bool:
 # Conversations in rows: OpenAI's `role` and `content`, or ShareGPT's `from` and `value`.
 
 ROLES = {"human": "user", "gpt": "assistant"}
-"""Roles of ShareGPT that have other names."""
+"""Names of roles in ShareGPT -> in OpenAI's format."""
 
 
 def read_messages(rows: Sequence[Any], place: str) -> list[Message]:
@@ -379,18 +379,18 @@ def _message(row: Any, place: str) -> Message:
 
 
 def _as_prompt(messages: list[Message], place: str) -> tuple[list[Message], str]:
-    """The history and the prompt of a conversation that the agent is to continue."""
+    """History and prompt of a conversation that the agent continues."""
     if not messages or messages[-1].role != "user" or messages[-1].images:
         last = messages[-1].role if messages else "nothing"
         raise UsageError(
-            f"{place}: prompt: it ends with {last}, where a text of the user is expected",
-            fix="columns: {prompt: null, messages: COLUMN} takes its system message and what the user says first",
+            f"{place}: prompt: it must end with a text of the user, but ends with {last}",
+            fix="columns: {prompt: null, messages: COLUMN} takes its system message and the user's first message",
         )
     return messages[:-1], messages[-1].content
 
 
 def _opening(rows: list[Any], place: str) -> tuple[list[Message], str | None]:
-    """The system message and what the user says first; None: a user says nothing. What follows may be the answer."""
+    """The system message and the user's first message; None if there is none. Later messages may hold the answer."""
     history: list[Message] = []
     for row in rows:
         role = row.get("role", row.get("from")) if isinstance(row, Mapping) else None
@@ -402,7 +402,7 @@ def _opening(rows: list[Any], place: str) -> tuple[list[Message], str | None]:
 
 
 def _spoken(gold: Any) -> Any:
-    """What an assistant says whose one message is the answer, as TRL writes a completion."""
+    """The content of a single assistant message, which is how TRL writes a completion."""
     if (
         isinstance(gold, list)
         and len(gold) == 1
@@ -473,7 +473,7 @@ def _file_rows(path: Path) -> Iterable[Mapping[str, Any]]:
 
 
 def jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object of each line. A line ends with a line feed alone: texts may hold other separators.
+    """Line number and object of each line. Only a line feed ends a line: texts may contain other separators.
 
     Raises:
         UsageError: a line is not UTF-8, no JSON, or no object.
@@ -513,7 +513,7 @@ def _from_json(content: bytes, place: str, fix: str | None = None) -> Any:
 
 
 def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    csv.field_size_limit(sys.maxsize)  # a prompt may have more than the 131,072 characters that Python expects
+    csv.field_size_limit(sys.maxsize)  # prompts may exceed Python's default limit of 131,072 characters
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:

@@ -105,7 +105,7 @@ class Connection:
         self._closing = asyncio.Event()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tools: dict[str, ToolSpec] = {}
-        """By the names that the server knows them by."""
+        """Tools by their name on the server."""
         self.gone = False
         self.stderr = StderrLog(_name_of(target))
         self.keeper = asyncio.create_task(self._keep())
@@ -256,10 +256,10 @@ def _name_of(target: Any) -> str:
 
 
 def shown(result: Any) -> str:
-    """A tool's result (`mcp.types.CallToolResult`) as the model reads it: text as it is, the rest named."""
+    """A tool's result (`mcp.types.CallToolResult`) as text for the model; content that isn't text is named."""
     blocks = [_block(block) for block in result.content]
     if result.structured_content is not None and not any(block.type == "text" for block in result.content):
-        blocks.append(json.dumps(result.structured_content, ensure_ascii=False))  # else the text says the same
+        blocks.append(json.dumps(result.structured_content, ensure_ascii=False))  # otherwise the text has it
     return "\n".join(blocks)
 
 

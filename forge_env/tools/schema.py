@@ -59,7 +59,7 @@ from forge_env.visible import shown
 
 log = logging.getLogger(__name__)
 LONGEST_NAME = 64
-"""Characters of a tool's name that endpoints accept."""
+"""Maximum length of a tool's name that endpoints accept."""
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 """A character that they don't."""
 
@@ -239,13 +239,13 @@ def telling(tell: Callable[[str], object]) -> Iterator[None]:
 
 
 _REPORTED: set[tuple[str, object]] = set()
-"""Name and code of the tools whose timeouts were reported: one line for each is enough."""
+"""Name and code of tools whose timeouts were already reported."""
 
 
 def _report_timeout(
     name: str, function: Callable[..., Any], limit_s: float, error: TimeoutError, scope: CallScope | None
 ) -> None:
-    """Log, once for each tool, the function and line that it had not left when its time was over."""
+    """Log, once per tool, the function and line in which it timed out."""
     function = inspect.unwrap(function)
     tool = (name, getattr(function, "__code__", function))
     if tool in _REPORTED:
@@ -369,7 +369,7 @@ def _tool_of(cls: type, name: str, attribute: Any, options: ToolOptions) -> Tool
 
 
 def unknown_tool(call: ToolCall, tools: Collection[str]) -> ToolResult:
-    """The answer to a call of a tool that isn't there, or to one that could not be read (`turns.is_malformed`)."""
+    """The answer to a call of an unknown tool, or to a malformed call (`turns.is_malformed`)."""
     name = call.function.name
     available = f"available tools: {', '.join(tools)}" if tools else "there are no tools: answer in plain text"
     if is_malformed(call):
@@ -382,7 +382,7 @@ def unknown_tool(call: ToolCall, tools: Collection[str]) -> ToolResult:
 
 
 MOST_SHOWN = 100_000
-"""Characters of a tool's answer that JSON can't write."""
+"""Maximum length of a tool's answer that JSON can't represent."""
 
 
 def as_text(value: Any, name: str) -> str:

@@ -273,7 +273,7 @@ def _say(found: Reasons) -> None:
         ]
         found.warnings += [
             f"{item.name} went the other way: {item.before:.2f} → {item.after:.2f}. Read the episodes: "
-            "is the reward what is wanted?"
+            "does the reward measure the goal?"
             for item in against[:2]
         ]
 

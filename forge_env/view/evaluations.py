@@ -79,7 +79,7 @@ class EvaluationView:
     played: int
     confidence: float = CONFIDENCE
     exceptions: dict[str, list[str]] = field(default_factory=dict)
-    """What is wrong with a part's score, by its name: how many of the samples asked for it is of, crashes."""
+    """Caveats of a part's score, by its name: missing samples, crashes."""
     notes: list[str] = field(default_factory=list)
 
 

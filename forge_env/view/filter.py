@@ -52,8 +52,7 @@ ENDING = (
     f"{HOW_ENDED} || case when {VALID} and outcome != 'crashed' and not {UNSOLVED} and read != '' "
     "and read in (select value from json_each(:often)) then ', after reading \"' || read || '\"' else '' end"
 )
-"""How an episode fell short: how it ended, else what its judge says, and the last tool result that it read where many
-read the same."""
+"""Name of an episode's failure: how it ended or the judge's reason, and the last tool result if many read the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ PLACE = re.compile(r"(?:(-?[\d.e+-]{1,30}),)?(\d{1,18})", re.ASCII)
 NEWEST = 5_000
 """Episodes among which a typical failure is looked for, before all are."""
 OFTEN = 0.05
-"""Share of the failed episodes that read the same last, from which on it is named."""
+"""Fraction of failed episodes with the same last tool result from which it is named."""
 TYPICAL = 101
 """Failures of a class of which the one of median length is typical."""
 
@@ -101,13 +101,13 @@ class Queries:
         return kept[key]
 
     def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
-        """Any question; `:best`, `:tools` and `:often` are known in it."""
+        """Run a query, which may use `:best`, `:tools` and `:often`."""
         return self.index.connection().execute(sql, {**self.constants, **(values or {})}).fetchall()
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What rewards are measured by: the highest there is, whether the agents have tools, and what failed episodes
-        often read last."""
+        """Parameters of queries: the highest reward, whether agents have tools, and frequent last tool results of
+        failed episodes."""
         found: dict[str, Any] = self.kept("constants", self._constants)
         return found
 

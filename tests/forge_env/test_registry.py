@@ -230,7 +230,7 @@ def test_an_environment_is_made_of_its_class() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (5, "5 is neither the name of an environment nor its class"),
+        (5, "5 is neither the name nor the class of an environment"),
         (None, "None is neither the name"),
         (lambda: None, "is neither the name"),
         (int, "environment 'int': <class 'int'> is not a subclass of fe.Environment"),
@@ -241,5 +241,5 @@ def test_what_is_no_environment_is_refused(given: Any, said: str) -> None:
     with pytest.raises(ForgeError, match=said):
         fe.make(given)
     env = fe.make("calculator")
-    with pytest.raises(UsageError, match="give its class: Calculator"):
+    with pytest.raises(UsageError, match="pass its class: Calculator"):
         fe.make(env)  # type: ignore[arg-type]

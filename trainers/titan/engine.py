@@ -34,7 +34,7 @@ from trainers.titan.score import Scorer, Segments
 Value = tuple[torch.Tensor, dict[str, float]]
 """A microbatch's share of the loss and of the metrics."""
 ValueOf = Callable[[int, Microbatch, torch.Tensor, torch.Tensor], Value]
-"""From a microbatch, by its number, its targets' log-probabilities and entropies, [N] each."""
+"""Maps a microbatch and its number to its targets' log-probabilities and entropies, [N] each."""
 TokensOf = Callable[[int, Microbatch, torch.Tensor, torch.Tensor], TokenBatch]
 """Likewise."""
 MAX_SKIPPED_UPDATES = 5
@@ -113,9 +113,9 @@ class TitanEngine(Scorer):
         return self.train_share(self.share(sizes, minibatches), sizes.pick(segments), loss)
 
     def share(self, sizes: BatchSizes, minibatches: int = 1) -> Share:
-        """A random partition of the sequences into `minibatches`, and what this rank computes of each.
+        """A random partition of the sequences into `minibatches`, with this rank's part of each.
 
-        Segments that are not computed are part of every mean: the minibatches share them evenly.
+        Segments that are not computed still count in every mean: the minibatches share them evenly.
         """
         members: dict[int, list[int]] = {}
         for place, sequence in enumerate(sizes.sequences.tolist()):
@@ -133,7 +133,7 @@ class TitanEngine(Scorer):
         return Share(sizes, found)
 
     def _minibatch(self, sizes: BatchSizes, places: Sequence[int]) -> Minibatch:
-        """Of these segments of a batch, as if there were no others."""
+        """The minibatch of these segments of a batch, as if there were no others."""
         planned = self.plan(sizes.lengths[places].tolist())
         runs = [[[places[number] for number in run] for run in rank] for rank in planned]
         pieces = sum(len(np.unique(sizes.sequences[run])) for rank in runs for run in rank)
@@ -238,7 +238,7 @@ class TitanEngine(Scorer):
     def _value_of_whole_sequences(
         self, minibatch: Minibatch, segments: Segments, loss: Loss, tokens: TokensOf
     ) -> ValueOf:
-        """For `_passes`: a loss that combines tokens of sequences whose segments are in several microbatches.
+        """Implements `_passes` for a loss that combines tokens of sequences in several microbatches.
 
         The chain rule in two steps: dL/dl, of the loss of all ranks' tokens with respect to their log-probabilities and
         entropies, which are computed here without gradients; then sum_t dL/dl_t l_t, whose gradient in the weights is
@@ -258,7 +258,7 @@ class TitanEngine(Scorer):
         output = loss(whole)
         slopes = torch.autograd.grad(output.loss, scores, allow_unused=True, materialize_grads=True)
         counts = [len(part.logprobs) for part in parts]
-        first = ranks.data_rank * len(own)  # all ranks make as many passes
+        first = ranks.data_rank * len(own)  # all ranks make the same number of passes
         mine = list(zip(*(torch.split(slope, counts) for slope in slopes), strict=True))[first : first + len(own)]
         metrics = figures.share_of(_metrics(output, whole.entropy, 1.0), 1 / len(filled))
 
@@ -345,7 +345,7 @@ def _token_batch(
     entropy: torch.Tensor,
     proximal: torch.Tensor | None,
 ) -> TokenBatch:
-    """What a loss is given of one microbatch."""
+    """The input of a loss for one microbatch."""
     sizes = minibatch.sizes
 
     def at_tokens(of_segments: NDArray[np.int64]) -> torch.Tensor:
@@ -366,6 +366,6 @@ def _token_batch(
 
 
 def _metrics(output: LossOutput, entropy: torch.Tensor, share: float) -> dict[str, float]:
-    """A loss and its metrics, as a part that is `share` of the minibatch contributes to them."""
+    """A loss and its metrics, weighted by `share`, the microbatch's fraction of the minibatch."""
     means = {"entropy": mean(entropy), **{f"loss/{name}": value for name, value in output.metrics.items()}}
     return {"loss": output.loss.item(), **figures.share_of(figures.to_floats(means), share)}

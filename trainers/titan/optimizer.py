@@ -21,7 +21,7 @@ HIDDEN_MATRICES = r"\..*\.(wq|wk|wv|wo|w1|w2|w3)\.weight$"
 LAYERS = (r"layers\.\d*[02468]", r"layers\.\d*[13579]")
 """Even and odd ones."""
 WITHOUT_DECAY = r"(norm|embeddings)\.weight$|\.bias$"
-"""Norms, embeddings (also as a tied head) and biases."""
+"""Patterns of norms, embeddings (also as a tied head) and biases."""
 
 
 class Optimizers(OptimizersContainer):  # type: ignore[misc]
@@ -130,7 +130,7 @@ def _group(pattern: str, name: str, options: dict[str, Any]) -> ParamGroupConfig
 
 
 def _used(groups: list[ParamGroupConfig], module: Any) -> list[ParamGroupConfig]:
-    """Those that are the first to match some trained parameter; TorchTitan refuses others."""
+    """Groups that are the first to match some trained parameter; TorchTitan rejects others."""
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     first = {next(at for at, group in enumerate(groups) if re.search(group.pattern, name)) for name in names}
     return [groups[at] for at in sorted(first)]

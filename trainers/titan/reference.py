@@ -127,7 +127,7 @@ class ReferenceModel(LedActor):
 
     @concurrent_endpoint
     async def score(self, buffer: Any, step: int, computed: Computed = "all") -> None:
-        """Give the segments of `step` that are `computed` their `ref_logprobs`."""
+        """Set `ref_logprobs` of the `computed` segments of `step`."""
         await self._in_turn(self._score, "score", buffer, step, computed)
 
     async def _score(self, buffer: Any, step: int, computed: Computed) -> None:

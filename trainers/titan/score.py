@@ -55,9 +55,9 @@ class Scorer:
         return self.threads > 1 and self.device.side_by_side and self.model.ranks.alone
 
     def plan(self, lengths: Sequence[int]) -> list[list[Run]]:
-        """Each rank's microbatches of segments of these lengths, the same every time; some for each thread.
+        """Each rank's microbatches of segments of these lengths, deterministic, with several for each thread.
 
-        If a rank has fewer segments than others have microbatches, empty ones keep up the count.
+        A rank with fewer segments than others have microbatches gets empty ones, so that the counts are equal.
         """
         at_least = self.threads if self.side_by_side else 1
         quadratic = self.model.quadratic_cost
@@ -118,7 +118,7 @@ async def fetch(buffer: GroupBuffer[Any], step: int, sizes: BatchSizes, runs: Se
 
 
 async def score(scorer: Scorer, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> None:
-    """Give the segments of `step` that are `computed` their `ref_logprobs`, under this model; all ranks call it."""
+    """Set `ref_logprobs` of the `computed` segments of `step`, from this model; all ranks must call it."""
     sizes = await buffer.batch_sizes(step, computed)
     runs = scorer.microbatches(sizes.lengths.tolist())
     segments = await fetch(buffer, step, sizes, runs)

@@ -185,7 +185,7 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def score_base(self, buffer: Any, step: int) -> None:
-        """Give the segments of `step` that will be computed their `ref_logprobs`: those without adapters."""
+        """Set `ref_logprobs` of the segments of `step` that will be computed, from the model without adapters."""
         from trainers.losses.types import needs
         from trainers.titan.score import score
 

@@ -70,7 +70,7 @@ async def test_instances_that_do_not_do_what_they_say(small: Path, engine: Sandb
         ({"FAIL_TO_PASS": passes, "PASS_TO_PASS": "[]"}, "test_one passes before the patch already"),
         ({"FAIL_TO_PASS": fails, "PASS_TO_PASS": fails}, "test_run doesn't pass before the patch"),
         ({"patch": ""}, "test_run doesn't pass after the patch"),
-        ({"FAIL_TO_PASS": gone}, "there is no test tests/test_packaging_one.py::Tests::test_none"),
+        ({"FAIL_TO_PASS": gone}, "the test tests/test_packaging_one.py::Tests::test_none does not exist"),
         ({"base_commit": "0" * 40}, "has no commit 0000"),
         ({"patch": "--- a/none.py\n+++ b/none.py\n@@ -1 +1 @@\n-x\n+y\n"}, "a patch does not apply"),
     ):
@@ -164,9 +164,9 @@ async def test_ids_with_colons_and_brackets(tmp_path: Path, engine: SandboxEngin
 async def test_ids_that_the_data_set_cut_are_named_and_not_played(tmp_path: Path, test_id: str) -> None:
     env = fe.make("swe_bench", file=parametrised(tmp_path, "x: y", test_id), sandboxes=FakeEngine())
     task = env.task("train", 0)
-    why = f"the data set cut 1 of its 2 tests' ids, so it can't be judged: tests/test_kinds.py::test_kind{test_id}"
+    why = f"1 of 2 test ids are truncated, so it can't be judged: tests/test_kinds.py::test_kind{test_id}"
     assert await env.unplayable([task]) == {"one": why}
-    with pytest.raises(UsageError, match="instance one: the data set cut 1 of its 2"):
+    with pytest.raises(UsageError, match="instance one: 1 of 2 test ids are truncated"):
         await env.reset(options={"task": task})
     await env.close()
 

@@ -75,13 +75,13 @@ def test_what_is_paid_and_not_solved_is_said_first(folder: RunFolder, capsys: py
             writer.write(played(500, member, STEPS, 1.0, "Fooled.", metrics={"solved": 0.0}))
     assert main(["show", str(folder.root)]) == 0
     shown = capsys.readouterr().out
-    assert "3 earned all the reward and did not solve their task: is the reward what is wanted?" in shown
+    assert "3 got the full reward without solving their task: does the reward measure the goal?" in shown
     classes = re.findall(r"\d+  (full reward, not solved|out of tool calls)", shown)
     assert classes[:2] == ["full reward, not solved", "out of tool calls"]
     assert f"read one: forge-env trajectory {shlex.quote(str(folder.root))} train-500-" in shown
     assert main(["report", str(folder.root), "--out", str(folder.root / "r.html")]) == 0
     text = (folder.root / "r.html").read_text()
-    assert "is the reward what is wanted?" in text
+    assert "does the reward measure the goal?" in text
     assert re.search(r"<summary>full reward, not solved: train-500-\d", text)
     assert not re.search(r"<summary>earned 1 of 1: train-500-", text), "it is no success"
 

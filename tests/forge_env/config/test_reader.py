@@ -159,10 +159,10 @@ def test_a_field_reads_what_stands_there(text: str, values: dict[str, object]) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("opens: NO", "opens: should be a valid string, not False: put it in quotes"),
-        ("opens: 1.10", "opens: should be a valid string, not 1.1: put it in quotes"),
-        ("days: [5]", "days.0: should be a valid string, not 5: put it in quotes"),
-        ("mode: off", "mode: should be 'on' or 'off', not False: put it in quotes"),
+        ("opens: NO", "opens: should be a valid string, not False: quote it"),
+        ("opens: 1.10", "opens: should be a valid string, not 1.1: quote it"),
+        ("days: [5]", "days.0: should be a valid string, not 5: quote it"),
+        ("mode: off", "mode: should be 'on' or 'off', not False: quote it"),
         ("number: 1:30", "number: should be a valid integer, not '1:30'"),
     ],
 )

@@ -280,9 +280,9 @@ UNSCORABLE = [
     (None, "no target"),
     ("", "empty"),
     ("  $ $ ", "empty"),
-    (r"\frac{1}{", "cut off"),
-    ("(((", "cut off"),
-    (r"\sin(2", "cut off"),
+    (r"\frac{1}{", "truncated"),
+    ("(((", "truncated"),
+    (r"\sin(2", "truncated"),
     ("9" * 1_001, "more than 1000 characters"),
     (["4", "9"], "a list"),
 ]
@@ -317,7 +317,7 @@ def test_an_evaluation_names_them_before_anything_is_played(tmp_path: Any) -> No
         played.append("once")
         return "7"
 
-    with pytest.raises(UsageError, match=r"1 task of Sums can't be scored: eval-1: .* is cut off"):
+    with pytest.raises(UsageError, match=r"1 task of Sums can't be scored: eval-1: .* is truncated"):
         fe.evaluate(Sums, agent, out=str(tmp_path / "out"))
     assert not played
 
@@ -326,7 +326,9 @@ async def test_validation_names_them() -> None:
     from forge_env.validation.checks import Validator
 
     checks = [check async for check in Validator(Sums, num_tasks=2).run()]
-    assert any(check.status == "failed" and "eval-1" in check.detail and "cut off" in check.detail for check in checks)
+    assert any(
+        check.status == "failed" and "eval-1" in check.detail and "truncated" in check.detail for check in checks
+    )
 
 
 # --- Marks

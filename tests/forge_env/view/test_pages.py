@@ -168,10 +168,10 @@ async def test_a_run_says_how_its_reward_is_made_and_on_what_it_ran(folder: Path
 async def test_what_is_paid_and_not_solved_is_a_failure(folder: Path, cache: Path) -> None:
     async with opened(folder, cache) as client:
         page = (await client.get("/run/hacked")).text
-        found = re.search(r"(\d+) training episodes earned all the reward there is", page)
+        found = re.search(r"(\d+) training episodes got the full reward", page)
         assert found is not None
         assert 'ending=full%20reward%2C%20not%20solved">full reward, not solved</a>' in page
-        assert "is the reward what is wanted?" in page
+        assert "does the reward measure the goal?" in page
         assert "No, it got worse: held-out solved" in page
         example = re.search(r'class="unsolved">.*?class="eg" href="([^"]+)"', page)
         assert example is not None
@@ -422,7 +422,7 @@ async def test_time_evaluations_and_comparisons(folder: Path, cache: Path) -> No
         assert shares is not None
         spent = [float(part) for part in re.findall(r"([\d.]+)\ss \(", shares[2])]
         assert sum(spent) == pytest.approx(float(shares[1]), abs=0.05), "the parts are all of it"
-        assert re.search(r"\d+ of 40 samples earned less than all", page)
+        assert re.search(r"\d+ of 40 samples got less than the full reward", page)
         examples = re.findall(r'href="([^"]+)" title="an example', page)
         assert len(examples) > 2
         for example in examples:
