@@ -240,7 +240,7 @@ def _decoded(value: Any, default: Any) -> Any:
         packed = zlib.decompress(base64.b64decode(value, validate=True))
         return json.loads(_TextOnly(io.BytesIO(packed)).load())
     except (ValueError, TypeError, EOFError, zlib.error, pickle.UnpicklingError) as error:
-        raise UsageError(f"test cases can't be decoded: {value[:40]!r}... ({error})") from error
+        raise UsageError(f"test cases can't be read: {value[:40]!r}... ({error})") from error
 
 
 class _TextOnly(pickle.Unpickler):

@@ -325,7 +325,7 @@ def _scorer(function: RewardFunction, weight: float, injected: tuple[str, ...] =
     if {"response", "answer"} <= parameters.keys() and "answer" in injected:
         raise UsageError(
             f"reward function {name!r} takes `response` and `answer`, which are both the agent's reply",
-            fix="take `target`, the task's answer (also of a column `answer`), instead of `answer`",
+            fix="the task's answer, also of a column `answer`, is `target`: take it instead of `answer`",
         )
     wanted: list[str] = []
     for parameter in parameters.values():

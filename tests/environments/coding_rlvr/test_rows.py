@@ -389,7 +389,7 @@ def test_what_is_compared_outside() -> None:
 
 
 def test_rows_that_are_no_tasks(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no known style"):
+    with pytest.raises(UsageError, match="unknown style"):
         fe.make("coding_rlvr", **options(tmp_path, [{"prompt": "x", "answer": "y"}])).task("train", 0)
     unusable = {**MBPP, "test_list": ["assert add(1, 2"]}
     other = tmp_path / "other"
