@@ -175,7 +175,7 @@ async def test_what_is_paid_and_not_solved_is_a_failure(folder: Path, cache: Pat
         assert "No, it got worse: held-out solved" in page
         example = re.search(r'class="unsolved">.*?class="eg" href="([^"]+)"', page)
         assert example is not None
-        assert "all the reward there is, and solved is 0" in (await client.get(unescape(example[1]))).text
+        assert "the full reward, and solved is 0" in (await client.get(unescape(example[1]))).text
         page = (await client.get("/run/hacked/trajectories?kind=train&outcome=unsolved")).text
         assert f'data-live="total">{found[1]}<' in page
         assert len(re.findall(r'class="said warn">full reward, not solved<', page)) == 50
