@@ -675,11 +675,11 @@ UNITTEST = "import unittest\nfrom own import f\nclass T(unittest.TestCase):\n"
         ),
         (
             {"test_own.py": f"{UNITTEST}    def test_f(self): self.assertEqual(f(), 3)\n"},
-            "scores 0 of 1; hidden tests say: test_own.py::T::test_f: AssertionError: 2 != 3",
+            "scores 0 of 1; failed hidden tests: test_own.py::T::test_f: AssertionError: 2 != 3",
         ),
         (
             {"test_own.py": f"{UNITTEST}    def test_f(self): pass\n".replace("own", "won")},
-            "scores 0 of 1; hidden tests say: test_own.py: ModuleNotFoundError: No module named 'won'",
+            "scores 0 of 1; failed hidden tests: test_own.py: ModuleNotFoundError: No module named 'won'",
         ),
     ],
 )
