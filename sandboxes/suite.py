@@ -209,7 +209,7 @@ def verdict_beside(executions: Sequence[tuple[ExecResult, bytes]], suite: Suite)
     execution = executions[-1][0]
     problem = problem or _passing_twin(suite, all_outcomes)
     if problem is not None:
-        why = "timed out" if execution.timed_out else execution.stderr.strip()[-500:]
+        why = "timed out" if execution.timed_out else execution.stderr.strip()[-500:] or "".join(failures[:1])
         line = f"no verdict: {problem}{why and f' ({why})'}"
         return TestsResult(False, total, [line, *failures[:MAX_FAILURES]], execution, "counted", total, [_BESIDE])
     doubts = [_BESIDE]

@@ -679,7 +679,7 @@ UNITTEST = "import unittest\nfrom own import f\nclass T(unittest.TestCase):\n"
         ),
         (
             {"test_own.py": f"{UNITTEST}    def test_f(self): pass\n".replace("own", "won")},
-            "scores 0 of 1; failed hidden tests: test_own.py: ModuleNotFoundError: No module named 'won'",
+            "test_own.py::T::test_f was not run (test_own.py: ModuleNotFoundError: No module named 'won')",
         ),
     ],
 )
@@ -890,7 +890,7 @@ CLASS = "import forge_env as fe\nclass Env(fe.SingleTurnEnvironment):\n    api_v
         (
             f"{CLASS}    def reward(self, response, answer): return float(answer in response)\n",
             "reward function 'reward' takes `response` and `answer`, which are both the agent's reply",
-            "is `target`: take that in place of `answer`",
+            "is `target`: take it instead of `answer`",
         ),
         (
             f"{CLASS}    reward = fe.rewards.ExactMatch\n",
