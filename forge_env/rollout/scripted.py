@@ -100,7 +100,11 @@ class _FunctionSession(PolicySession):
         self._messages.extend(observation)
         name = getattr(self._function, "__qualname__", type(self._function).__name__)
         with agent_code(name, self._function):
-            message = as_message(await settled(self._function(list(self._messages), self._tools)))
+            action = await settled(self._function(list(self._messages), self._tools))
+            try:
+                message = as_message(action)
+            except UsageError as error:  # the function's mistake, as if it had raised
+                raise TypeError(error.message) from error
         self._messages.append(message)
         return Reply(message=message)
 

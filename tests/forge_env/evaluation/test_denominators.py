@@ -70,7 +70,14 @@ def wants_an_environment(env: Any) -> str:
     return "x"
 
 
-@pytest.mark.parametrize("agent", [Class(), Unopened(), leaves, later, wants_an_environment, raises_from(0)])
+def returns_nothing(messages: Any, tools: Any) -> None:
+    """Forgets its answer."""
+
+
+AGENTS = [Class(), Unopened(), leaves, later, wants_an_environment, raises_from(0), returns_nothing]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
 def test_whatever_an_agents_own_code_raises_scores_0_with_its_place(agent: Any, tmp_path: Path) -> None:
     result = fe.evaluate(Sums, agent, n=3, out=tmp_path / "out")
     item = result.summary.environments["Sums"]
