@@ -224,6 +224,8 @@ _INDEXED = re.compile(r"\\(?:sum|prod|bigcup|bigcap)(?![a-z])")
 """Operators whose index may be `i`, which is otherwise the imaginary unit."""
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
 _TENS = re.compile(r"(?<=\d)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])")
+_BASE = re.compile(r"\\log_\s*(\d+)\s+(?=[\d\\(])")
+"""A base without braces: `\\log_2 3`."""
 _PRIMES = re.compile(r"(?<=[A-Za-z])'+")
 _OPENING, _CLOSING = "([{", ")]}"
 
@@ -231,7 +233,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 def as_latex(text: str) -> str:
     """A formula in the parser's syntax: `sqrt(2)`, `pi` and `x**2` become LaTeX, commas become separators."""
     text = re.sub(r"\\?\$", "", text).replace("**", "^")
-    text = _TENS.sub(r" \\cdot 10^{\1}", text)
+    text = _TENS.sub(r" \\cdot 10^{\1}", _BASE.sub(r"\\log_{\1} ", text))
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     text = _PRIMES.sub(lambda primes: "^{" + r"\prime " * len(primes.group()) + "}", text)
     text = _WORDS.sub(r"\\\1 ", _OR.sub(", ", text))
