@@ -34,7 +34,7 @@ _SHARED_FIXTURES = {
 }  # fmt: skip
 _SHARED_NAMES = {
     "mock", "patch", "Mock", "MagicMock", "AsyncMock", "subprocess", "tempfile", "open", "Path", "sys", "os", "shutil",
-    "inspect", "gc", "weakref", "threading", "Thread", "ThreadPoolExecutor", "multiprocessing", "dataclasses",
+    "inspect", "gc", "pickle", "weakref", "threading", "Thread", "ThreadPoolExecutor", "multiprocessing", "dataclasses",
     "dataclass", "asdict", "astuple", "fields", "vars", "dir", "id", "signal", "given", "asyncio", "codecs",
     "contextvars", "locale", "logging", "socket", "warnings", "__file__", "BaseExceptionGroup", "ExceptionGroup",
     "KeyboardInterrupt",
@@ -55,8 +55,11 @@ _HARMLESS = {
 }  # fmt: skip
 """Attributes of these modules that are the same in every process."""
 _PLAIN_MODULES = {*sys.stdlib_module_names, "pytest", "numpy", "solution"}
-_STARTS = {"sys.path.append", "sys.path.extend", "sys.path.insert", "unittest.main", "pytest.main"}
-"""Calls that let a test file run as a program."""
+_STARTS = {
+    "sys.path.append", "sys.path.extend", "sys.path.insert", "unittest.main", "pytest.main", "os.environ.get",
+    "os.getenv",
+}  # fmt: skip
+"""Calls that let a test file run as a program, or that choose tests."""
 _MOST_RUNS = 6
 _WANTED_BITS = 6
 """Runs are added, up to `_MOST_RUNS`, until guessing passes with a probability of at most 2 to the minus this power."""
@@ -140,7 +143,7 @@ def suite_of(
     modules, around = _modules(judged, tests)
     pytest = PYTEST_INI in tests or _needs_pytest(trees)
     if how is None:
-        how = "counted" if _are_deep(trees, modules) else "apart"
+        how = "counted" if _are_deep(trees, paths, modules) else "apart"
     if PYTEST_INI in tests:
         paths = [PYTEST_INI, *paths]
     sync = any(map(_looks_again, trees.values()))
@@ -398,10 +401,28 @@ def _is_case(item: ast.ClassDef) -> bool:
     return any(ast.unparse(base).endswith("TestCase") for base in item.bases)
 
 
-def _are_deep(trees: Mapping[str, ast.Module], modules: Sequence[str]) -> bool:
+def _are_deep(trees: Mapping[str, ast.Module], paths: Iterable[str], modules: Sequence[str]) -> bool:
     """Whether tests need the judged code in their own process, judging by their source."""
     helpers = {part.removesuffix(".py") for path in trees for part in path.split("/")}
-    return any(_Reader(path, tree, set(modules), helpers).is_deep() for path, tree in trees.items())
+    return any(_Reader(path, trees[path], set(modules), helpers).is_deep() for path in _reached(trees, paths))
+
+
+def _reached(trees: Mapping[str, ast.Module], paths: Iterable[str]) -> set[str]:
+    """The test files that are run, conftest.py, and the helpers that these import, judging by names."""
+    reached: set[str] = set()
+    pending = {*(path for path in paths if path in trees), *(p for p in trees if posixpath.basename(p) == _CONFTEST)}
+    while pending:
+        reached.add(path := pending.pop())
+        names: set[str] = set()
+        for node in ast.walk(trees[path]):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                modules = [getattr(node, "module", None) or "", *(item.name for item in node.names)]
+                names |= {part for module in modules for part in module.split(".")}
+        for other in trees.keys() - reached:
+            folder, name = posixpath.split(other.removesuffix(".py"))
+            if (posixpath.basename(folder) if name == "__init__" else name) in names:
+                pending.add(other)
+    return reached
 
 
 class _Reader:
@@ -431,6 +452,7 @@ class _Reader:
         arguments = (node.arg for node in self._nodes if isinstance(node, ast.arg))
         self._bound = {*judged, *stored, *arguments}
         self._classes = {node.name for node in self._nodes if isinstance(node, ast.ClassDef)}
+        self._simple = {id(name) for node in self._nodes for name in _simple_uses(node)}
 
     def is_deep(self) -> bool:
         """Whether the file needs the judged code in its process."""
@@ -442,15 +464,13 @@ class _Reader:
             return not {_top(module) for module, _ in self._imported(node)} <= self._known
         if isinstance(node, ast.ClassDef):
             return self._is_of_both(node)
-        if isinstance(node, ast.Call):
-            is_check = _is_assertion(node) or _dotted(node.func).rpartition(".")[2] in ("isinstance", "raises")
-            named = {argument.id for argument in node.args if isinstance(argument, ast.Name)}
-            return not is_check and not self._classes.isdisjoint(named)  # classes can be used for more than calls
         if isinstance(node, ast.Attribute):
             is_theirs = node.attr[0] != "_" and _root(node) in self._judged
             return node.attr in _SHARED_ATTRIBUTES and not is_theirs
         if isinstance(node, ast.arg):
             return node.arg in _SHARED_FIXTURES
+        if isinstance(node, ast.Name) and node.id in self._classes:
+            return id(node) not in self._simple
         return isinstance(node, ast.Name) and node.id in _SHARED_NAMES - self._bound
 
     def _imported(self, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
@@ -470,6 +490,24 @@ class _Reader:
         return bool(node.keywords) or any(_root(decorator) in self._judged for decorator in node.decorator_list)
 
 
+def _simple_uses(node: ast.AST) -> Sequence[ast.AST | None]:
+    """Parts of a node that may be a class of the tests without the judged code getting to see more than its objects."""
+    if isinstance(node, ast.Call):
+        is_check = _is_assertion(node) or _dotted(node.func) == "pytest.raises"
+        return [node.func, *(node.args if is_check or _name_of(node.func) in ("isinstance", "super") else ())]
+    if isinstance(node, ast.ClassDef):
+        return node.bases
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    if isinstance(node, ast.Attribute):
+        return [node.value]
+    return [getattr(node, name, None) for name in ("exc", "type", "annotation", "returns")]
+
+
+def _name_of(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 _PLAIN_BASES = {"object", "unittest", "TestCase", "IsolatedAsyncioTestCase"}
 
 
@@ -483,6 +521,10 @@ def _without_harmless(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Attribute) and _dotted(node) in _HARMLESS:
         return
     if isinstance(node, ast.Call) and _dotted(node.func) in _STARTS:
+        return
+    if isinstance(node, ast.Subscript) and _dotted(node.value) and ast.unparse(node) == "sys.modules[__name__]":
+        return
+    if isinstance(node, ast.If) and ast.unparse(node.test) in ("__name__ == '__main__'", "'__main__' == __name__"):
         return
     yield node
     for child in ast.iter_child_nodes(node):

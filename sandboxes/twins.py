@@ -197,7 +197,9 @@ class _Finder:
         """Whether skipping a statement affects nothing outside the test, judging by its source."""
         if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            return all(isinstance(target, ast.Tuple) or _name(target) in self._variables for target in targets)
+            return all(
+                isinstance(target, ast.Tuple) or getattr(target, "id", "") in self._variables for target in targets
+            )
         if isinstance(statement, ast.With) and _contexts(statement) & _RAISES:
             return True
         if isinstance(statement, ast.With | ast.AsyncWith | ast.For | ast.AsyncFor | ast.While | ast.If):

@@ -301,9 +301,7 @@ class Doubts:
             except Exception:  # noqa: BLE001  the judged code rejects these arguments
                 continue
         scale = max(abs(right), 1) * (-1 if name in ("__lt__", "__le__") else 1)
-        if not variants and any(
-            self._holds(name, left, right + scale * 10**power) is False for power in (0, 1, 3, 6, 12)
-        ):
+        if any(self._holds(name, left, right + scale * 10**power) is False for power in (0, 1, 3, 6, 12)):
             return None
         raise AssertionError(f"the {type(left).__name__} object claims to be less than every number, or greater")
 

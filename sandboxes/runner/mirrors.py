@@ -81,7 +81,6 @@ class Solution:
         self._failed_inside: BaseException | None = None
         self._raised: list[Exception] = []
         self.doubts = decoys.Doubts(self)
-        _solutions[:] = [self]
 
     # --- modules
 
@@ -286,10 +285,12 @@ class Solution:
     def _serve_one(self, request: Mapping[str, Any]) -> Any:
         local = self._locals[request["l"]]
         name = str(request["name"])
-        if request["op"] == "get":
-            if name.startswith("_") or isinstance(local, type) or type(local).__module__ == "builtins":
+        if request["op"] in ("get", "set"):
+            if name.startswith("__") or not _is_open(local):
                 raise AttributeError(name)  # a function must not expose other data of the tests
-            return getattr(local, name)
+            if request["op"] == "get":
+                return getattr(local, name)
+            return setattr(local, name, self._decode(request["args"][0]))
         if request["op"] != "special" or name not in SPECIAL_METHODS:
             raise SolutionGoneError("the judged code sent an invalid message")
         arguments = [self._decode(item) for item in request["args"]]
@@ -319,12 +320,20 @@ class Solution:
         self._mirrors, self._classes = self._before
 
 
+def _is_open(value: Any) -> bool:
+    """Whether the judged code may see and set attributes of an object of the tests."""
+    kind = type(value)
+    is_test = isinstance(value, unittest.TestCase) or kind.__name__.startswith("Test")
+    return not (isinstance(value, type) or kind.__module__ == "builtins" or is_test)
+
+
 def _special_methods(value: Any) -> list[str]:
     """Names of the special methods that an object's class defines."""
     if isinstance(value, type):
         return ["__call__"]
     kind = type(value)
-    return sorted(name for name in SPECIAL_METHODS if getattr(kind, name, None) is not getattr(object, name, None))
+    methods = ((name, getattr(kind, name, None)) for name in SPECIAL_METHODS)
+    return sorted(name for name, method in methods if method not in (None, getattr(object, name, None)))
 
 
 def _may_cross(kind: type[BaseException] | None) -> bool:
@@ -438,26 +447,25 @@ class Mirror:
     def __deepcopy__(self, memo: Any) -> Any:
         return _solution_of(type(self)).ask("copied", number_of(self), "deepcopy")
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _unpickled, (_solution_of(type(self)).ask("pickled", number_of(self), "", protocol),)
-
     def __repr__(self) -> str:
         if isinstance(self, BaseException):
             return BaseException.__repr__(self)
         return f"<{type(self).__name__} of the judged code>"
 
 
-def _unpickled(data: bytes) -> Any:
-    """The object in a pickle of the judged code's process."""
-    (solution,) = _solutions
-    return solution.ask("unpickled", 0, "", data)
-
-
-_solutions: list[Solution] = []
-"""The only one of this process."""
 _OF_CLASSES = {"__members__", "__match_args__"}
 """Dunder attributes of classes that are looked up in the judged code's process."""
-_READABLE = {"__name__", "__qualname__", "__wrapped__", "__annotations__", "__cause__", "__notes__"}
+_READABLE = {
+    "__cmp__",
+    "__html__",
+    "__json__",
+    "__name__",
+    "__qualname__",
+    "__wrapped__",
+    "__annotations__",
+    "__cause__",
+    "__notes__",
+}
 
 
 def number_of(value: Any) -> int:

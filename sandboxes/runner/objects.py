@@ -35,6 +35,7 @@ _MUTABLE: dict[str, type] = {
     "q": collections.deque,
 }
 """Containers that are synchronized, by tag."""
+_AS_THEY_ARE = {str, bool, type(None)}
 _TAGS = {kind: tag for tag, kind in _MUTABLE.items()}
 _ANONYMOUS = -1
 """Number of a container that crosses as a copy."""
@@ -115,6 +116,7 @@ class Encoder:
         self._next = self._first = first
         self._replicas: dict[int, _Replica] = {}
         self._numbers: dict[int, int] = {}  # by id; the replica keeps the container alive
+        self._filling = 0
         self.by_copy = False
         """Containers cross as copies that share nothing, while set."""
         self._apart: set[int] = set()
@@ -132,7 +134,7 @@ class Encoder:
         if kind in _TAGS:
             return self._container(value, depth)
         if kind is tuple or kind is frozenset:
-            return {"t" if kind is tuple else "z": [self.encode(item, depth + 1) for item in value]}
+            return {"t" if kind is tuple else "z": self._encode_each(value, depth)}
         known = _encode_library(value, self.encode, depth)
         return self._refer(value) if known is None else {"x": known}
 
@@ -172,11 +174,22 @@ class Encoder:
         if tag == "a":
             return {tag: container.hex()}
         if not isinstance(container, dict):
-            items = [self.encode(item, depth + 1) for item in container]
+            items = self._encode_each(container, depth)
             return {tag: [container.maxlen, items] if tag == "q" else items}
         pairs = [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in container.items()]
         factory = getattr(container, "default_factory", None)
         return {tag: [self.encode(factory), pairs] if tag == "e" else pairs}
+
+    def _encode_each(self, items: Iterable[Any], depth: int) -> list[Any]:
+        kinds = set(map(type, items))
+        if kinds <= _AS_THEY_ARE or (kinds <= {int, *_AS_THEY_ARE} and all(map(values.is_small, items))):
+            return list(items)  # 20 times as fast
+        return [self.encode(item, depth + 1) for item in items]
+
+    def _decode_each(self, items: list[Any], depth: int) -> list[Any]:
+        if set(map(type, items)) <= {int, *_AS_THEY_ARE}:
+            return items
+        return [self.decode(item, depth + 1) for item in items]
 
     def decode(self, data: Any, depth: int = 0) -> Any:
         """The value that `data` stands for. Raises `MalformedValueError`."""
@@ -191,9 +204,9 @@ class Encoder:
             if tag == "m":
                 return self._decode_container(body, depth)
             if tag == "t":
-                return tuple([self.decode(item, depth + 1) for item in body])
+                return tuple(self._decode_each(body, depth))
             if tag == "z":
-                return frozenset(values.watched([self.decode(item, depth + 1) for item in body]))
+                return frozenset(values.watched(self._decode_each(body, depth)))
             if tag == "x":
                 return _decode_library(body, functools.partial(self.decode, depth=depth + 1))
             if tag in ("i", "f", "c", "b"):
@@ -248,6 +261,14 @@ class Encoder:
         self._kept, self._copies = {}, {}
 
     def _fill(self, container: Any, content: Any, depth: int) -> None:
+        """Give a container its items. Requests that this makes, for a class or a hash, carry no changes."""
+        self._filling += 1
+        try:
+            self._fill_now(container, content, depth)
+        finally:
+            self._filling -= 1
+
+    def _fill_now(self, container: Any, content: Any, depth: int) -> None:
         ((tag, body),) = content.items()
         if _TAGS[type(container)] != tag:
             raise values.MalformedValueError("the type of a container changed")
@@ -262,7 +283,7 @@ class Encoder:
             for key, item in values.watched(pairs):
                 container[key] = item
         else:
-            items = [self.decode(item, depth + 1) for item in (body[1] if tag == "q" else body)]
+            items = self._decode_each(body[1] if tag == "q" else body, depth)
             container.clear()
             (container.update if tag == "s" else container.extend)(values.watched(items) if tag == "s" else items)
 
@@ -271,7 +292,7 @@ class Encoder:
 
         Containers that only the encoder references are forgotten at both ends.
         """
-        if self.by_copy or not self._replicas:
+        if self.by_copy or self._filling or not self._replicas:
             return {}
         message: dict[str, Any] = {"forget": sorted(self._apart & self._replicas.keys())} if self._apart else {}
         for number in message.get("forget", ()):

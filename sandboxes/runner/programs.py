@@ -152,9 +152,9 @@ def _run_cell(source: str, namespace: dict[str, Any]) -> int:
     try:
         tree = ast.parse(source, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, name, "exec"), namespace)
+        exec(compile(tree, name, "exec", dont_inherit=True), namespace)
         if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), name, "eval"), namespace)
+            value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), namespace)
             if value is not None:
                 print(repr(value))
     except SystemExit as error:
@@ -272,7 +272,7 @@ def _execute(code: str, name: str, namespace: dict[str, Any]) -> int | None:
     """Run source text; None when it ran to its end, else the exit status that a real interpreter would give."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     try:
-        exec(compile(code, name, "exec"), namespace)
+        exec(compile(code, name, "exec", dont_inherit=True), namespace)
     except SystemExit as error:
         return _exit_status(error)
     except BaseException:  # noqa: BLE001  shown as the interpreter would show it

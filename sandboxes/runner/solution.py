@@ -9,7 +9,6 @@ import copy
 import importlib
 import operator
 import os
-import pickle
 import sys
 import types
 from collections.abc import Callable
@@ -104,8 +103,6 @@ class _Server:
             "await": lambda request: self._run(self._target(request)),
             "operate": lambda request: self._call(_OPERATORS[request["name"]], request, self._target(request)),
             "value": lambda request: _base(self._target(request))[1],
-            "pickled": lambda request: pickle.dumps(self._target(request), self._decode(request["args"][0])),
-            "unpickled": lambda request: pickle.loads(self._decode(request["args"][0])),
             "copied": lambda request: getattr(copy, request["name"])(self._target(request)),
         }
 
@@ -196,7 +193,7 @@ class _Server:
         if name == SOLUTION and self._code:
             module = types.ModuleType(SOLUTION)
             sys.modules[SOLUTION] = module
-            exec(compile(self._code, f"{SOLUTION}.py", "exec"), module.__dict__)
+            exec(compile(self._code, f"{SOLUTION}.py", "exec", dont_inherit=True), module.__dict__)
         else:
             module = importlib.import_module(name)
         names = [name for name in list(vars(module)) if isinstance(name, str) and name not in _OF_EVERY_MODULE]
@@ -342,6 +339,7 @@ def _local(server: _Server, number: int, name: str, special: list[str], abstract
         kind = _local_classes[key] = type(name, (_Local,), {method: _asking(method) for method in special})
         kind.__getattr__ = _ask_attribute  # type: ignore[attr-defined]
         register(kind, abstract)
+        kind.__setattr__ = _ask_to_set  # type: ignore[method-assign, assignment]
     local: Any = object.__new__(kind)
     local.__dict__.update(_number=number, _server=server, __name__=name, __qualname__=name)
     return local
@@ -359,6 +357,13 @@ def _asking(method: str) -> Callable[..., Any]:
 
 
 def _ask_attribute(self: Any, name: str) -> Any:
-    if name.startswith("_"):
+    if name.startswith("__"):
         raise AttributeError(name)
     return self._server.ask({"op": "get", "l": self._number, "name": name})
+
+
+def _ask_to_set(self: Any, name: str, value: Any) -> None:
+    if name.startswith("__"):  # as `functools.wraps` does to a function
+        self.__dict__[name] = value
+    else:
+        self._server.ask({"op": "set", "l": self._number, "name": name, "args": self._server.encode(value)})

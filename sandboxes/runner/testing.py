@@ -64,7 +64,7 @@ def run_files(sources: Mapping[str, bytes], recorder: Recorder) -> None:
 def run_source(path: str, source: str | bytes, namespace: dict[str, Any], recorder: Recorder) -> None:
     """Execute one file of tests in `namespace` and run what it defines; plain asserts count as one test."""
     try:
-        exec(compile(source, path, "exec"), namespace)
+        exec(compile(source, path, "exec", dont_inherit=True), namespace)
     except BaseException as error:  # noqa: BLE001  a broken solution or test file is a verdict too
         recorder.finish(path, "failed", f"{type(error).__name__}: {text_of(error)}")
         return

@@ -31,6 +31,11 @@ class MalformedValueError(ValueError):
     """The bytes are not what `encode` makes."""
 
 
+def is_small(value: Any) -> bool:
+    """Whether an integer crosses as it is; true for values that are not integers."""
+    return type(value) is not int or -_SAFE_INT < value < _SAFE_INT
+
+
 def encode(value: Any, depth: int = 0) -> Any:
     """`value` as JSON-compatible data that `decode` turns back into the same types."""
     kind = type(value)

@@ -92,6 +92,11 @@ class Table(collections.abc.Mapping):
 class Span:
     def __init__(self, days): self.days = days
     def __eq__(self, o): return self.days == (o.days if isinstance(o, (Span, datetime.timedelta)) else o)
+class Price:
+    def __init__(self, n): self.n = n
+    def __cmp__(self, o): return self.n - o
+    def __lt__(self, o): return self.n < o
+    def __gt__(self, o): return self.n > o
 class Items:
     def __init__(self, items): self.items = items
     def __eq__(self, o): return list(self.items) == list(o)
@@ -123,6 +128,13 @@ class Registry:
 def sort_in_place(xs): xs.sort()
 def fill(grid): grid[0][0] = 9
 def ident(x): return x
+def named(**names): return names
+class Named:
+    def __init__(self, name, **others): self.name, self.others = name, others
+    def __call__(self, **others): return others
+    def given(self, **others): return others
+def visit(thing): thing.seen = thing.name; return thing._secret
+def give(f): return f(name=1, self=2, operation=3)
 def gen(n): yield from range(n)
 def each(f, xs): return [f(x) for x in xs]
 def tally(words, counts):
@@ -156,6 +168,14 @@ def retry(times):
             raise RuntimeError("gave up")
         return inner
     return deco
+class Mark:
+    def __init__(self, n): self.n = n
+class Key:
+    def __init__(self, n): self.n = n
+    def __hash__(self): return hash(self.n)
+    def __eq__(self, o): return self.n == o.n
+MARKS = {1: Mark(1), 2: Mark(2)}
+KEYS = {Key(1): "a", Key(2): "b"}
 COUNT = 0
 def bump():
     global COUNT
@@ -185,7 +205,7 @@ class Observer:
 ''',
 }
 TESTS = """
-import asyncio, collections, collections.abc, copy, datetime, decimal, fractions, json, pickle
+import asyncio, collections, collections.abc, copy, datetime, decimal, fractions, json
 import pytest
 import shop
 from shop import *
@@ -204,7 +224,7 @@ def test_objects():
     assert s.items == [5, 2, 3, 7] and s.top == 7 and Stack.limit == 3 and Stack.of(1, 2) == Stack([1, 2])
     assert Stack([1]) != Stack([2]) and Stack([1]) in [Stack([2]), Stack([1])] and Stack([1]) != [1]
     assert hasattr(s, "push") and not hasattr(s, "nothing") and Stack.__doc__ == "A stack."
-    assert copy.deepcopy(s) == s and pickle.loads(pickle.dumps(s)) == s
+    assert copy.deepcopy(s) == s
 def test_truth():
     job = Job("a")
     assert job and bool(job) is True and [*filter(None, [job, None])] == [job] and (None or job) is job
@@ -218,6 +238,7 @@ def test_classes():
     assert isinstance(s, Stack) and issubclass(Sub, Stack) and type(s) is Sub and not isinstance(Stack(), Sub)
     assert type(s).__name__ == "Sub" and S is Stack and core.Stack is Stack and Square(3).area() == 9
     with pytest.raises(TypeError): Shape()
+    assert Shape and Color.RED and Square(1) and (Color.BLUE or None) is Color.BLUE
     with pytest.raises(AttributeError): s.nothing
     assert Point(1, 2) + Point(3, 4) == Point(4, 6) and 2 * Point(1, 2) == Point(2, 4) and Point(1) < Point(2)
     assert len({Point(1), Point(1)}) == 1 and repr(Point(1, 2)) == "Point(x=1, y=2)"
@@ -252,6 +273,7 @@ def test_containers_of_the_library():
     assert groups == {"a": [1, 3], "b": [2]} and groups["new"] == [] and type(groups) is collections.defaultdict
     assert next(count(5)) == 5 and keys_of(collections.defaultdict(int, b=1)) == ["b"] and keys_of(Table({1: 2})) == [1]
 def test_values_of_the_library():
+    assert Price(100) > 5 and Price(3) < 1000 and not Price(3) > 5 and Price(3).__cmp__(3) == 0
     assert Span(1) == datetime.timedelta(1) and Span(1) != datetime.timedelta(2)
     assert Items([1, 2]) == {1: 2, 2: 3}.keys()
     assert Interned("a ") == Interned("a") is Interned("a") and Interned("a") != Interned("b")
@@ -274,6 +296,9 @@ def test_changes():
     core.COUNT += 5
     bump()
     assert core.COUNT == 7 and shop.__version__ == "1.2"
+    for _ in range(2):
+        assert sorted(core.MARKS) == [1, 2] and core.MARKS[2].n == 2 and len(core.KEYS) == 2
+        assert core.KEYS[Key(1)] == "a"
 def test_changed_arguments_that_are_returned():
     xs = [3, 1, 2]
     assert in_order(xs) == sorted(xs) and in_order([2, 1]) == [1, 2] and marked([[0, 0]]) == [[7, 0]]
@@ -296,6 +321,14 @@ def test_functions_of_the_tests():
         if len(calls) < 3: raise ValueError("no")
         return "ok"
     assert flaky(1) == "ok" and calls == [1, 1, 1] and flaky.__name__ == "flaky"
+    odd = {"operation": 2, "target": 3, "cls": 4, "request": 5, "function": 6, "arguments": 7}
+    assert named(**odd, name=1, self=7) == {**odd, "name": 1, "self": 7} and Named(name="n", **odd).others == odd
+    assert Named("n")(**odd) == odd == Named("n").given(**odd) and give(lambda **k: k)["self"] == 2
+    class Thing:
+        name, _secret = "n", 5
+        def __eq__(self, o): return self is o
+    thing = Thing()
+    assert visit(thing) == 5 and thing.seen == "n" and ident(thing) is thing and [ident(thing)] == [thing]
     registry = Registry()
     registry.add(twice, "two")
     assert registry.name(twice) == "two"
@@ -374,10 +407,12 @@ LAYOUTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             ),
         },
     ),
-    "unittest modules have a spec": (
+    "modules of unittest are as Python makes them": (
         {"pkg.py": "def f(): return 1\n"},
         {"test_it.py": "import sys, unittest, pkg\nclass T(unittest.TestCase):\n"
-                       "    def test_spec(self): self.assertEqual(__spec__.name, 'test_it')\n"},
+                       "    def test_spec(self): self.assertEqual(__spec__.name, 'test_it')\n"
+               "    def test_flags(self):\n        def f(x: int): pass\n"
+               "        self.assertEqual(f.__annotations__, {'x': int})\n"},
     ),
     "names that are not those of their functions": (
         {"pkg.py": "def f(x): return x\n"},
@@ -432,6 +467,15 @@ async def test_no_folder_of_the_system_hides_a_judged_module(sandbox: Sandbox, n
     assert result.how == "apart"
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_programs_run_as_an_interpreter_runs_them(sandbox: Sandbox) -> None:
+    code = (
+        "import signal, subprocess, sys\ndef f(x: int): pass\nprint(f.__annotations__)\n"
+        "print(subprocess.check_output([sys.executable, '-c', 'print(3)']), signal.getsignal(signal.SIGPIPE).name)"
+    )
+    assert (await sandbox.run_python(code)).stdout == "{'x': <class 'int'>}\nb'3\\n' SIG_IGN\n"
+
+
 # --- the choice
 
 
@@ -441,6 +485,7 @@ async def test_no_folder_of_the_system_hides_a_judged_module(sandbox: Sandbox, n
         ("apart", "import pkg\ndef test(): assert pkg.f(1) == 1\n"),
         ("apart", "import os, sys, pkg\nsys.path.append(os.path.dirname(__file__))\ndef test(): assert pkg.f\n"),
         ("apart", "import sys, unittest, pkg\nif sys.version_info > (3,):\n    def test(): assert pkg.f()\n"),
+        ("apart", "import sys, pkg\ndef test(): assert pkg.f()\nif __name__ == '__main__':\n    sys.exit(test())\n"),
         ("apart", "from pkg import fields, patch\ndef test(): assert fields(patch) == 1\n"),
         ("apart", "import pkg\ndef test():\n    fields = pkg.form.fields\n    assert fields.open() == 1\n"),
         ("apart", "import pkg\nclass Item:\n    pass\ndef test(): assert pkg.f(Item()) == 1\n"),
@@ -458,12 +503,23 @@ async def test_no_folder_of_the_system_hides_a_judged_module(sandbox: Sandbox, n
         ("counted", "import pkg\nclass Mine(dict):\n    pass\ndef test(): assert pkg.f(Mine()) == 1\n"),
         ("counted", "import enum, pkg\nclass E(enum.Enum):\n    A = 1\ndef test(): assert pkg.f(E.A) == 1\n"),
         ("counted", "import pkg\nclass Item:\n    pass\ndef test(): assert pkg.register(Item) == 1\n"),
+        ("counted", "import pkg\nclass Item:\n    pass\ndef test(): assert pkg.f({Item: 1}) == 1\n"),
         ("counted", "import pkg\n@pkg.define\nclass Item:\n    pass\ndef test(): assert Item(1) == 1\n"),
     ],
 )  # fmt: skip
 def test_the_way_follows_from_what_the_tests_use(how: str, text: str) -> None:
     files = {"pkg.py": b"", "test_it.py": b""}
     assert suite_of(None, {"test_it.py": text.encode()}, files, None).how == how
+
+
+def test_only_files_that_are_imported_count() -> None:
+    files = {"pkg.py": b""}
+    tests = {"tests/test_it.py": b"import pkg\nfrom tests import one\ndef test(): assert pkg.f() == 1\n"}
+    tests |= {"tests/__init__.py": b"", "tests/one.py": b"from .two import X\n", "tests/two.py": b"X = 1\n"}
+    deep = b"import os\nX = os.listdir()\n"
+    assert suite_of(None, {**tests, "tests/three.py": deep}, files, None).how == "apart"
+    assert suite_of(None, {**tests, "tests/two.py": deep}, files, None).how == "counted"
+    assert suite_of(None, {**tests, "conftest.py": deep}, files, None).how == "counted"
 
 
 def test_relative_imports_are_judged_or_of_the_tests() -> None:
