@@ -262,7 +262,8 @@ def _passing_twin(suite: Suite, all_outcomes: Sequence[_Outcomes]) -> str | None
             if kind == "opposite":  # comparing a value with another constant may raise
                 holds = name not in outcomes.refuted
             else:
-                holds = "passed" in outcomes.by_test[name] and not (kind is None and "failed" in outcomes.by_test[name])
+                fails = kind in (None, "inner", "unsure") and "failed" in outcomes.by_test[name]  # with some parameters
+                holds = "passed" in outcomes.by_test[name] and not fails
             by_kind.setdefault(kind, []).append(holds)
         passed, opposite = by_kind.pop(None, []), by_kind.pop("opposite", [])
         unsure = [reports for kind in ("inner", "unsure") if (reports := by_kind.pop(kind, []))]

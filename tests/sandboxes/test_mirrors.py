@@ -10,6 +10,7 @@ import fractions
 import pathlib
 import subprocess
 import sys
+import unittest.mock
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -444,6 +445,7 @@ LAYOUTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "def test_net(net): assert pkg.f(1) == 1\n"
             "@old\ndef test_old(): assert pkg.f(1) == 2\n"
             "@pytest.mark.parametrize('x', [1, pytest.param(2, marks=old)])\ndef test_some(x): assert pkg.f(x) == 1\n"
+            "@pytest.mark.parametrize('n', [0, 1])\ndef test_loop(n):\n    for x in range(n): assert pkg.f(x) == x\n"
             "@pytest.mark.skipif(os.sep != '/', reason='posix')\ndef test_sep(): assert pkg.f('/') == os.sep == '/'\n"
         )},
     ),
@@ -572,6 +574,7 @@ RIGHT = [
     "def test(self):\n    self.assertAlmostEqual(f(0), 0.001, 2)\n    self.assertRaises(ValueError, int, 'x')",
     "def test(self):\n    with self.subTest(x=1):\n        self.assertEqual(f(0), 0)",
     "def test(): assert f((1, 0, 1)) == (1, 0, 1)",
+    "def test(): assert f(call('a')) == (('a',), {})",
 ]
 
 
@@ -581,9 +584,8 @@ class Point(collections.namedtuple("Point", "x y")):
 
 @pytest.mark.parametrize("text", RIGHT)
 def test_honest_code_fails_twins_and_passes_opposites(text: str) -> None:
-    import unittest
-
     names: dict[str, Any] = {"f": lambda value: value, "approx": pytest.approx, "raises": pytest.raises, "Point": Point}
+    names["call"] = unittest.mock.call
     if "self" in text:
         names["case"] = unittest.TestCase()
     elif "case" in text:
