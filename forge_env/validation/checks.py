@@ -303,7 +303,7 @@ class Validator:
     def _apart(self) -> Check:
         """Whether judged code could influence the verdicts of hidden tests."""
         name = "hidden tests are cheat-proof"
-        doubted = [result for result in self._results if not result.cheat_proof]
+        doubted = [result for result in self._results if result.share and not result.cheat_proof]
         if doubted:
             text = f"{len(doubted)} of {len(self._results)} verdicts are not"
             return Check("open", name, f"{text}: {one_line(doubted[0].doubts[0], 200)}")
