@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -223,6 +224,15 @@ def unclaimed_gpus() -> list[GPU]:
             held.close()
             found.append(gpu)
     return found
+
+
+def has_pip() -> bool:
+    """Whether pip can be run.
+
+    `importlib.util.find_spec("pip")` must not be used: setuptools then stops providing `distutils` in this process
+    (`_distutils_hack.DistutilsMetaFinder.spec_for_pip`), after which neither setuptools nor vLLM can be imported.
+    """
+    return PathFinder.find_spec("pip") is not None
 
 
 def missing_training_packages() -> list[str]:

@@ -13,6 +13,7 @@ from string import Template
 
 from forge_env.cli.command import Parser
 from forge_env.errors import UsageError
+from forge_env.machine import has_pip
 from forge_env.plugins import SIBLINGS
 from forge_env.registry import names
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     print(f"wrote {folder}: edit {folder / 'src' / name / 'environment.py'}, then")
-    pip = "pip" if find_spec("pip") else "uv pip"  # environments that uv makes have none
+    pip = "pip" if has_pip() else "uv pip"  # environments that uv makes have none
     print(f"  {pip} install -e {folder}")
     print(f"  forge-env validate {name}")
     print(f"  forge-env play {name}")

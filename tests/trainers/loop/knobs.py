@@ -85,7 +85,7 @@ TWO = {"trainer.procs": 2}
 SHORT = "tests.trainers.loop.dry_run:ShortAnswers"
 BUGGY = {"environment.options": {"buggy": True}, "grpo.steps": 20}
 NIM = {"environment.name": "nim", "environment.options": {}}
-CURRICULUM = {**LONG_RUN, "tasks.order": "curriculum"}
+CURRICULUM = {**LONG_RUN, "grpo.steps": 40, "tasks.order": "curriculum"}
 REUSE = {**LONG_RUN, "grpo.replay.max_uses": 2}
 FULL = {**LONG_RUN, "grpo.replay": {"max_uses": 3, "capacity": 1}, "grpo.groups_per_step": 3, "grpo.steps": 10}
 
@@ -228,7 +228,7 @@ KNOBS: dict[str, Change] = {
             "temperature": Change(0.7),
             "max_tokens_per_turn": Change(7),
             "group_timeout_s": Change(20.0),
-            "on_timeout": Change("zero"),
+            "on_timeout": Change("zero", {"grpo.group_timeout_s": 20.0}),
             "sync_interval": Change(2),
             "advantage.name": Change("leave_one_out"),
             "advantage.options": Change({"epsilon": 1.0}, {"grpo.advantage.name": "group_normalized"}),
