@@ -139,13 +139,13 @@ def _comparison() -> Callable[[str, str, float], bool]:
     read = lru_cache(maxsize=512)(_reader())
 
     def compare(target: str, given: str, tolerance: float) -> bool:
-        if brackets(target) != brackets(given):
+        if brackets(target) != brackets(given) and not (_INEQUALITY.search(target) or _INEQUALITY.search(given)):
             return False
         wanted = read(target)
         offered = None if wanted is None else read(given)
         if wanted is None or offered is None or _repeats(wanted) != _repeats(offered):
             return False
-        if not verify(wanted, offered, timeout_seconds=None):
+        if not verify(wanted, offered, timeout_seconds=None, allow_set_relation_comp=True):
             return False
         return not _far_apart(wanted, offered, tolerance)
 
@@ -220,6 +220,8 @@ _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _MEMBER = re.compile(r"^\s*(?:[A-Za-z]|\([A-Za-z](?:\s*,\s*[A-Za-z])*\))\s*(?:=|\\in\b|\u2208)\s*")
 _MISREAD = re.compile(r"\d\s*_|(?<!\\):|\d\s+\d|\\dots|\.\.\.")
 """Text that the parser misreads: `204_5` as 204, `2:1` as 2, `1 2` as 3, `1, \\ldots` as 1."""
+_INEQUALITY = re.compile(r"[<>\u2264\u2265]|\\(?:le|ge|lt|gt)q?(?![a-z])")
+"""An inequality equals an interval: `x > 1` is `(1, \\infty)`."""
 _INDEXED = re.compile(r"\\(?:sum|prod|bigcup|bigcap)(?![a-z])")
 """Operators whose index may be `i`, which is otherwise the imaginary unit."""
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")

@@ -15,6 +15,7 @@ from forge_env.rewards.quantities import decimal, plain, quantity, spelled, spli
 from forge_env.rewards.reasons import explain
 from forge_env.rewards.spans import last_between, without
 from forge_env.rewards.text import NO_TARGET
+from forge_env.turns import split_thoughts
 from forge_env.visible import shown
 
 _TAG = ("<answer>", "</answer>")
@@ -116,7 +117,8 @@ class MathReward:
 
     Numbers are compared exactly, up to `tolerance`; words and letters of choices as text; everything else (fractions
     of roots, formulas, sets, intervals, matrices; LaTeX or plain) by math-verify, in processes beside this one
-    (`forge_env.rewards.equivalence`): the call returns an awaitable then. Nothing that a response holds raises.
+    (`forge_env.rewards.equivalence`): the call returns an awaitable then. No response raises. Thoughts
+    (`<think>...</think>` at the beginning) are not part of the answer.
 
     Examples:
         >>> import forge_env as fe
@@ -137,6 +139,7 @@ class MathReward:
             ValueError: there is no target.
         """
         wanted = _target(target)
+        _, response = split_thoughts(response)
         marked = marked_answer(response)
         given = None if marked is None else opened(marked)
         if given is None or len(given) > MAX_CHARS:

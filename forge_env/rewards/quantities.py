@@ -6,6 +6,7 @@ A text is a number only as a whole: "4,9", "4n" and "18 or 19" are not numbers.
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -14,6 +15,9 @@ from fractions import Fraction
 _SYMBOLS = str.maketrans(
     {
         "\u2212": "-",
+        "\ufe63": "-",
+        "\uff0d": "-",
+        "\u2205": r"\emptyset ",
         "\u00d7": r"\times ",
         "\u00b7": r"\cdot ",
         "\u22c5": r"\cdot ",
@@ -43,17 +47,25 @@ _REWRITES = [
         (r"\\([dtc])frac(?![a-z])", r"\\frac"),
         (r"\\frac\s*(\w)\s*(?=[\w{])", r"\\frac{\1}"),
         (r"(\\frac\s*\{[^{}]*\}\s*)(\w)", r"\1{\2}"),
-        (r"\\sqrt\s*(\w)", r"\\sqrt{\1}"),
+        (r"\\sqrt\s*(\[\s*\w+\s*\])?\s*(\w)", r"\\sqrt\1{\2}"),
         (r"\\(leq|geq|neq)(?![a-z])(?:slant)?", lambda match: rf"\{match.group(1)[:2]}"),
         (r"\\(le|ge)qslant(?![a-z])", r"\\\1"),
         (r"\^\s*\{?\s*\\(?:circ|degree)(?![a-z])\s*\}?", r"^\\circ "),
         (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{", r"\\text{"),
         (r"\\%", "%"),
+        (r"(^|[=(\[{,])\s*[\u2010-\u2013]\s*(?=[\d.\\A-Za-z])", r"\1-"),  # between two numbers it is a range
+        (r"\\varnothing(?![a-z])|\\\{\s*\\\}", r"\\emptyset "),
     )
 ]
+_FRACTIONS = {
+    code: re.sub("(.+)\u2044(.+)", r"\\frac{\1}{\2}", unicodedata.normalize("NFKD", chr(code)))
+    for code in (*range(0xBC, 0xBF), *range(0x2150, 0x215F))
+}
+"""Fractions that are one character, as LaTeX."""
 _RAISED_RUN = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _SCRIPT = re.compile(r"([\^_])\s*\{\s*(\w)\s*\}")
+_DASH = re.compile("[\u2010-\u2013]")
 _SPACE = re.compile(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])")
 
 
@@ -61,6 +73,7 @@ def plain(text: str) -> str:
     """`text` with equivalent spellings of LaTeX and Unicode unified: `\\dfrac12` is `\\frac{1}{2}`."""
     text = re.sub(r"\s+", " ", text)
     text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", text).translate(_SYMBOLS)
+    text = text.translate(_FRACTIONS)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     return text.strip()
@@ -68,9 +81,15 @@ def plain(text: str) -> str:
 
 def spelled(text: str) -> str:
     """`plain(text)` without parts that comparisons of text ignore: spaces, `$`, `\\text`, a full stop."""
-    text = _TEXT.sub(r" \1 ", plain(text)).replace(r"\$", "").replace("$", "").strip().rstrip(".")
+    text = _TEXT.sub(r" \1 ", plain(text)).replace(r"\$", "").replace("$", "").strip()
+    text = _DASH.sub("-", without_full_stop(text))
     text = _SPACE.sub("", _SCRIPT.sub(r"\1\2", text))
     return re.sub(r"\s+", " ", text).strip()
+
+
+def without_full_stop(text: str) -> str:
+    """`text` without one full stop at its end; an ellipsis stays."""
+    return text[:-1].rstrip() if text.endswith(".") and not text.endswith("..") else text
 
 
 # --- Numbers with units
@@ -117,9 +136,20 @@ _TEXT_UNITS = {"m": "m", "g": "g", "s": "second", "h": "hour", "L": "l", "l": "l
 """Units inside `\\text` only: elsewhere these letters are variables."""
 _ATTACHED = ("%", r"^\circ", "mm", "cm", "km", "kg", "mph")
 """Units that may follow a number without a space."""
+_SCALES = {
+    "hundred": 100,
+    "thousand": 10**3,
+    "lakh": 10**5,
+    "million": 10**6,
+    "crore": 10**7,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
+_SCALE = re.compile(rf"(?:\s*\\text\s*\{{\s*|\s+)({'|'.join(_SCALES)})s?(?![A-Za-z])(?:\s*\}})?", re.IGNORECASE)
 _COUNTS = re.compile(
-    r"(?:[mb]illion|trillion|thousand|hundreds?|dozen|hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|tenths?|squared"
-    r"|cubed|factorial|times|plus|minus|or|and|mod|to|if|for|infinity|pi)"
+    rf"(?:(?:{'|'.join(_SCALES)})s?|hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|tenths?|squared|cubed"
+    r"|gross|score|mil|mln|bn|factorial|times|plus|minus|or|and|mod|to|if|for|infinity|pi)"
 )
 """Words after a number that change its value, and so are not units."""
 _MONEY = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound", "\u00a5": "yen", "\u20b9": "rupee"}
@@ -134,11 +164,13 @@ _NUMBERS = [
         rf"(?P<sign>[-+]?)\s*(?P<whole>\d*)\s*\\frac\s*\{{\s*(?P<value>{_DECIMAL})\s*\}}\s*\{{\s*(?P<below>{_DECIMAL})\s*\}}",
         r"(?P<sign>[-+]?)\s*(?P<whole>\d+)\s+(?P<value>\d+)\s*/\s*(?P<below>\d+)",
         rf"(?P<value>{_DECIMAL})\s*/\s*(?P<below>{_DECIMAL})",
+        r"(?P<value>[-+]?\s?\d*\.\d*)\\(?:overline|bar)\s*\{?(?P<repeated>\d{1,30})\}?",
         rf"(?P<value>{_DECIMAL}){_EXPONENT}?",
     )
 ]
 _LABEL = re.compile(r"(?:\\text\s*\{\s*\([A-J]\)\s*\}|\([A-J]\))\s*(?=\S)")
-_CURRENCY = re.compile(r"([-+]?)\s*\\?([$\u20ac\u00a3\u00a5\u20b9])\s*(?=[-\d.\\])")
+_CURRENCY = re.compile(r"([-+]?)\s*\\?(?P<sign>[$\u20ac\u00a3\u00a5\u20b9])\s*(?=[-\d.\\])")
+_MONEY_AFTER = re.compile(r"\s*\\?(?P<sign>[$\u20ac\u00a3\u00a5\u20b9])$")
 _LATEX_UNIT = re.compile(r" ?\\text ?\{([^{}]*)\} ?(?:\^\s*\{?\s*([23])\s*\}?)?")
 _PLAIN_UNIT = re.compile(r"(\s*)\(?\s*([A-Za-z][A-Za-z/ .-]*?|%|\^\\circ)\s*\)?\s*(?:\^\s*\{?\s*([23])\s*\}?)?")
 _LAST_UNIT = re.compile(rf"(?<=[\w}})]){_LATEX_UNIT.pattern}$")
@@ -155,7 +187,7 @@ class Quantity:
 
 def quantity(text: str) -> Quantity | None:
     """Parse `text` as one number; None if it is anything else."""
-    text = plain(text).rstrip(".")
+    text = without_full_stop(plain(text))
     if whole := _TEXT.fullmatch(text):
         text = whole.group(1).strip()
     if text.count("$") == 2 and r"\$" not in text:
@@ -164,13 +196,20 @@ def quantity(text: str) -> Quantity | None:
     money = _CURRENCY.match(text)
     if money:
         text = money.group(1) + text[money.end() :]
+    elif money := _MONEY_AFTER.search(text):
+        text = text[: money.start()]
     for pattern in _NUMBERS:
         match = pattern.match(text)
         value = None if match is None else _value(match)
-        unit = None if match is None else _unit(text[match.end() :])
-        if value is None or unit is None:
+        if match is None or value is None:
             continue
-        return Quantity(value / 100 if unit == "%" else value, _MONEY[money.group(2)] if money and not unit else unit)
+        rest = text[match.end() :]
+        while scale := _SCALE.match(rest):
+            value, rest = value * _SCALES[scale.group(1).lower()], rest[scale.end() :]
+        unit = _unit(rest)
+        if unit is not None:
+            name = _MONEY[money.group("sign")] if money and not unit else unit
+            return Quantity(value / 100 if unit == "%" else value, name)
     return None
 
 
@@ -197,6 +236,10 @@ def _value(match: re.Match[str]) -> Fraction | None:
     if value is None or not below:
         return None
     value /= below
+    if repeated := groups.get("repeated"):
+        places = len(groups["value"].partition(".")[2])
+        part = Fraction(int(repeated), 10**places * (10 ** len(repeated) - 1))
+        value += -part if groups["value"].lstrip().startswith("-") else part
     if exponent := groups.get("e") or groups.get("ten"):
         value *= Fraction(10) ** int(exponent.strip("{} ").replace(" ", ""))
     if groups.get("whole"):

@@ -46,6 +46,14 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
     ("2500", [r"2.5 \times 10^{3}", r"2.5 \cdot 10^3", "50^2"], ["2.5", "10^3"]),
     ("9", ["3^2", r"\sqrt{81}", "x = 9", "10 - 1"], ["3", "32", "9x"]),
     ("033", ["33"], ["330"]),
+    ("5", ["5.", "5\u20ac", r"\$5"], ["5...", "5 lakh", "5 dozen", "5 mil"]),
+    ("-5", ["\u20135", "\u22125"], ["5", "3\u20135"]),
+    ("1000000", ["1 million", r"1\text{ million}", "10 lakh"], ["1", "1 billion", "1 millionth"]),
+    (r"2\frac12", ["2\u00bd", "5/2"], ["\u00bd", "2"]),
+    (r"\frac{41}{333}", [r"0.\overline{123}", r"0.\bar{123}"], ["0.123", r"0.\overline{12}", r"-0.\overline{123}"]),
+    (r"\sqrt[3]{2}", [r"\sqrt[3] 2", "2^{1/3}"], [r"\sqrt 2", r"3\sqrt 2"]),
+    (r"\emptyset", [r"\varnothing", r"\{\}", "\u2205"], ["0", r"\{0\}"]),
+    (r"(1,\infty)", ["x > 1", "1 < x"], [r"x \ge 1", "x < 1", "1"]),
     # units
     (r"30^\circ", ["30", "30\u00b0", "30 degrees", r"30^{\circ}"], ["60", r"30 \text{ radians}"]),
     (r"864 \mbox{ inches}^2", ["864", r"864\text{ in}^2", "864 square inches"], ["862", r"864 \text{ cm}^2"]),
@@ -163,6 +171,12 @@ async def test_no_target_is_the_answer_to_another() -> None:
 )
 def test_what_is_around_a_marked_answer_is_taken_away(response: str) -> None:
     assert r.MathReward()("", response, "42") == 1.0
+
+
+def test_thoughts_are_not_the_answer() -> None:
+    reward = r.MathReward()
+    assert reward("", r"<think>\boxed{7}</think> I don't know.", "7") == 0.0
+    assert reward("", r"<think>\boxed{8}</think> It is \boxed{7}.", "7") == 1.0
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ from forge_env.sandbox.protocol import CallOutcome, CallsResult, ExecResult
         ("2 1/3", 7 / 3),
         ("2\\frac13", 7 / 3),
         ("2.5 \\times 10^{3}", 2500),
-        ("5 million", None),
+        ("5 million", 5_000_000),
         ("18\\text{ apples}", 18),
         ("\\text{18}", 18),
         ("\\text{(B) }18", 18),
