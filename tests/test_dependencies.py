@@ -36,7 +36,7 @@ PLATFORM = declared(PROJECT["dependencies"])
 ANYWHERE = PLATFORM | {name for extra in PROJECT["optional-dependencies"].values() for name in declared(extra)}
 
 
-PROGRAM = {path.stem for path in (ROOT / "sandboxes" / "runner").glob("*.py")} | {"runner"}
+PROGRAM = {path.stem for path in (ROOT / "sandboxes" / "runner").glob("*.py")} | {"_forge_env_runner"}
 """What runs inside a sandbox: a program of its own, whose modules import each other by these names."""
 ON_DEMAND = (
     *("forge_env/serve/", "forge_env/sandbox_audit/conformance.py", "forge_env/gym/aec_twin.py"),

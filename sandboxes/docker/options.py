@@ -8,6 +8,7 @@ from typing import Any
 from forge_env.sandbox import SandboxSpec
 from forge_env.sandbox.protocol import PROXY_PORT
 from sandboxes.engine import CPU_PERIOD_US, PIDS, RUNNER_MB, SCRATCH_MB
+from sandboxes.images.cache import RUNNER_PACKAGE
 from sandboxes.images.packages import has_pytest
 from sandboxes.runner.config import RunnerConfig
 
@@ -56,7 +57,7 @@ def container_options(
         ulimits += [{"Name": name, "Soft": MOST_FILES, "Hard": MOST_FILES} for name in ("nofile", "nproc")]
     return {
         "Image": image,
-        "Cmd": ["python3", "-s", "-m", "runner", runner.dumps()],
+        "Cmd": ["python3", "-s", "-m", RUNNER_PACKAGE, runner.dumps()],
         "Entrypoint": [],
         "User": "0:0",
         "WorkingDir": "/",

@@ -107,7 +107,7 @@ def _exists(client: Any, tag: str) -> bool:
 
 def ensure_seeds(client: Any, image: str, writable: Sequence[str]) -> str:
     """The tag of `image` (as `ensure_image` made it) with what is in its writable folders kept, made when missing."""
-    program = f"from runner import archives; archives.seed({list(writable)!r})"
+    program = f"from {cache.RUNNER_PACKAGE} import archives; archives.seed({list(writable)!r})"
     lines = f"FROM {image}\nUSER 0\nRUN {json.dumps(['python3', '-s', '-c', program])}\n".encode()
     tag = f"{REPOSITORY}/writable:{hashlib.sha256(lines).hexdigest()[:16]}"
     if not _exists(client, tag):
@@ -229,7 +229,7 @@ def _context() -> bytes:
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.add(_HERE / "Dockerfile", arcname="Dockerfile", filter=_owned_by_root)
         for path in cache.runner_files():
-            archive.add(path, arcname=f"forge_env/runner/{path.name}", filter=_owned_by_root)
+            archive.add(path, arcname=f"forge_env/{cache.RUNNER_PACKAGE}/{path.name}", filter=_owned_by_root)
         for folder, mode in _FOLDERS.items():
             entry = tarfile.TarInfo(f"folders/{folder}")
             entry.type, entry.mode = tarfile.DIRTYPE, mode

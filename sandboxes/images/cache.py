@@ -28,9 +28,13 @@ def ensure_rootfs() -> Path:
     return ensure(f"rootfs-{rootfs.fingerprint()}", rootfs.build)
 
 
+RUNNER_PACKAGE = "_forge_env_runner"
+"""Name of `sandboxes.runner` inside a sandbox, where it must not shadow a module of a program."""
+
+
 def ensure_runner() -> Path:
     """A folder with the runner package alone, byte-compiled, built once and cached."""
-    digest = hashlib.sha256(sys.version.encode())
+    digest = hashlib.sha256(f"{sys.version} {RUNNER_PACKAGE}".encode())
     for path in runner_files():
         digest.update(path.name.encode() + path.read_bytes())
     return ensure(f"runner-{digest.hexdigest()[:16]}", _build_runner)
@@ -42,9 +46,9 @@ def runner_files() -> list[Path]:
 
 
 def _build_runner(folder: Path) -> None:
-    (folder / "runner").mkdir()
+    (folder / RUNNER_PACKAGE).mkdir()
     for path in runner_files():
-        rootfs.copy(str(path), str(folder / "runner" / path.name))
+        rootfs.copy(str(path), str(folder / RUNNER_PACKAGE / path.name))
     compileall.compile_dir(str(folder), ddir="/opt/forge_env", quiet=2)
 
 

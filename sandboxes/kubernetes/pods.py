@@ -52,7 +52,7 @@ BOOT = textwrap.dedent(f"""
         file.write(read(struct.unpack("{LENGTH.format}", read({LENGTH.size}))[0]))
     sys.path[0] = file.name
     del sys.argv[2]
-    runpy.run_module("runner", run_name="__main__", alter_sys=True)
+    runpy.run_module("{cache.RUNNER_PACKAGE}", run_name="__main__", alter_sys=True)
     """)
 """What a pod starts with. Its image need only have Python: the runner comes over standard input."""
 
@@ -63,7 +63,7 @@ def runner_archive() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in cache.runner_files():
-            archive.write(path, f"runner/{path.name}")
+            archive.write(path, f"{cache.RUNNER_PACKAGE}/{path.name}")
     return LENGTH.pack(buffer.tell()) + buffer.getvalue()
 
 

@@ -23,7 +23,7 @@ else:
     import _signal
 
     sys.path.insert(0, os.path.abspath(next(word[7:] for word in sys.argv if word.startswith("runner="))))
-    from runner import kernel
+    from _forge_env_runner import kernel
 
 NEW_ROOT = "/tmp"
 INNER_ID = 1000
@@ -98,7 +98,7 @@ def _become_sandbox(options: dict[str, Any]) -> None:
         environment = {"PYTHONPATH": "/opt/forge_env", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
         os.set_inheritable(options["control_fd"], True)
         # By its path: Python would search PATH, which is not set, for a bare name, and use / as its prefix.
-        os.execve(PYTHON, [PYTHON, "-s", "-m", "runner", options["config"]], environment)
+        os.execve(PYTHON, [PYTHON, "-s", "-m", "_forge_env_runner", options["config"]], environment)
     except OSError as error:
         os.write(2, f"{error}\n".encode())
     finally:

@@ -1,4 +1,4 @@
-"""`python -m runner CONFIG`, inside a container or under the embedded engine's launcher."""
+"""`python -m _forge_env_runner CONFIG`, inside a container or under the embedded engine's launcher."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import testing
@@ -39,6 +40,7 @@ def run_tests(request: Request) -> None:
             testing.run_source("tests.py", request.code, {**module.namespace(), "__name__": "tests"}, verdict)
         else:
             _find_around_tests(solution, header["around"])
+            sys.meta_path.insert(0, _Only(solution, [*header["around"], *_hidden_by_folders(header["judged"])]))
             sys.meta_path.append(solution)  # the last: it can't hide any other module
             run_suite(request, verdict, [folder])
     except BaseException as error:  # noqa: BLE001  broken code or a broken test file is a verdict too
@@ -56,7 +58,12 @@ def _find_around_tests(solution: Solution, packages: Sequence[str]) -> None:
             if os.path.isdir(folder) and not os.path.exists(path := os.path.join(folder, "__init__.py")):
                 with open(path, "x"):
                     pass
-    sys.meta_path.insert(0, _Only(solution, packages))
+
+
+def _hidden_by_folders(names: Sequence[str]) -> list[str]:
+    """Judged modules that a folder without `__init__.py` would hide: site-packages often contains a `bin`."""
+    specs = {name: PathFinder.find_spec(name) for name in names if "." not in name}
+    return [name for name, spec in specs.items() if spec is not None and spec.loader is None]
 
 
 class _Only:

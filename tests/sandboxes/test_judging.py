@@ -459,6 +459,13 @@ async def test_tests_import_each_other_and_settings_are_theirs(sandbox: Sandbox)
         assert (result.passed, result.failures) == (True, []), how
 
 
+async def test_modules_may_have_the_names_of_the_runners(sandbox: Sandbox) -> None:
+    for name in ("runner", "judge", "values", "wire", "zygote", "bin", "solution"):
+        tests = {f"test_{name}.py": f"from {name} import f\ndef test_f(): assert f(41) == 42\n"}
+        result = await sandbox.run_tests(files={f"{name}.py": "def f(x): return x + 1\n"}, tests=tests)
+        assert (result.passed, result.how) == (True, "apart"), (name, result.failures)
+
+
 async def test_broken_code_and_time(sandbox: Sandbox) -> None:
     for how in ("apart", "counted"):
         broken = await sandbox.run_tests(files={"bank.py": "def f(:"}, tests=CALLS["pytest"], how=how, limits=LIMITS)

@@ -89,9 +89,9 @@ for top in ('/sys/fs/cgroup', '/sys/kernel', '/sys/module', '/sys/power', '/sys/
 """, unguarded="root"),
     Attack("system folders", "escape", "Write to programs, libraries, accounts and the runner.", """\
 import glob, os, sys
-folders = ['/', '/bin', '/usr', '/usr/bin', '/usr/lib', '/etc', '/opt', '/opt/forge_env', '/opt/forge_env/runner',
-           '/root', '/run', '/var', '/sys', '/proc', '/dev', os.path.dirname(os.__file__),
-           os.path.dirname(sys.executable)]
+folders = ['/', '/bin', '/usr', '/usr/bin', '/usr/lib', '/etc', '/opt', '/opt/forge_env',
+           '/opt/forge_env/_forge_env_runner', '/root', '/run', '/var', '/sys', '/proc', '/dev',
+           os.path.dirname(os.__file__), os.path.dirname(sys.executable)]
 for folder in folders:
     try:
         os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY)); print('LEAK', folder)

@@ -171,7 +171,7 @@ for path in '''/etc/cron.d/x /etc/crontab /var/spool/cron/crontabs/root /var/spo
 """),
     Attack("poisoned library", "leftovers", "Replace compiled modules of the library and of the runner.", """\
 import glob, json, os, sys
-for folder in (os.path.dirname(json.__file__), '/opt/forge_env/runner', os.path.dirname(os.__file__)):
+for folder in (os.path.dirname(json.__file__), '/opt/forge_env/_forge_env_runner', os.path.dirname(os.__file__)):
     for path in glob.glob(folder + '/__pycache__/*.pyc')[:20]:
         try: os.close(os.open(path, os.O_WRONLY)); print('LEAK', path)
         except OSError: pass
