@@ -158,7 +158,8 @@ def main():
     memory = shared_memory.SharedMemory(create=True, size=4096); memory.close(); memory.unlink()
     async def talk():
         server = await asyncio.start_server(lambda r, w: w.close(), '127.0.0.1', 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()); assert await reader.read() == b''
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert await reader.read() == b''
         process = await asyncio.create_subprocess_exec('cat', stdin=-1, stdout=-1)
         assert (await process.communicate(b'x'))[0] == b'x'
     asyncio.run(talk())
@@ -184,8 +185,12 @@ new Worker('require("worker_threads").parentPort.postMessage(1)', {eval: true}).
     http.get({port: server.address().port}, a => { a.resume(); a.on('end', () => { server.close(); }); }));
 });
 """
-_C = "#include <stdio.h>\\n#include <pthread.h>\\nvoid *f(void *p) { return p; }\\n"
-_MAIN = 'int main(void) { pthread_t t; pthread_create(&t, 0, f, 0); pthread_join(t, 0); return puts(\\"ok\\") < 0; }\\n'
+_C = """\
+#include <pthread.h>
+#include <stdio.h>
+void *f(void *p) { return p; }
+int main(void) { pthread_t t; pthread_create(&t, 0, f, 0); pthread_join(t, 0); return puts("ok") < 0; }
+"""
 PROGRAMS: dict[str, tuple[str, str]] = {
     "python": ("python3", f"cat > p.py <<'END'\n{_PYTHON}END\n{sys.executable} p.py"),
     "shell tools": (
@@ -193,7 +198,7 @@ PROGRAMS: dict[str, tuple[str, str]] = {
         "seq 1000 | sort -R | sort -n | gzip | gunzip | tail -1; tar c . | tar t > /dev/null; mkfifo p; "
         "(echo x > p &); cat p; find . | xargs ls -l > /dev/null; timeout 5 sleep 0.01; nice true; date",
     ),
-    "gcc": ("gcc", f"printf '{_C}{_MAIN}' > c.c && gcc -O2 -pipe -pthread c.c -o c && ./c"),
+    "gcc": ("gcc", f"cat > c.c <<'END'\n{_C}END\ngcc -O2 -pipe -pthread c.c -o c && ./c"),
     "g++ with a sanitizer": (
         "g++",
         "printf '#include <iostream>\\nint main() { std::cout << 1; }' > c.cc && "
@@ -204,22 +209,37 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     "git": (
         "git",
         "git init -q r && cd r && git config user.email a@b && git config user.name a && echo x > x && git add x && "
-        "git commit -qm x && git gc -q && git clone -q . ../s && git -C ../s log --oneline && git fsck -q",
+        "git commit -qm x && git gc -q && git clone -q . ../s && git -C ../s log --oneline && git fsck",
     ),
-    "sqlite3": ("sqlite3", "sqlite3 d.db 'pragma journal_mode=wal; create table t(x); insert into t values (1); vacuum'"),
-    "openssl": ("openssl", "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=x -keyout k -out c && openssl verify -CAfile c c"),
+    "sqlite3": (
+        "sqlite3",
+        "sqlite3 d.db 'pragma journal_mode=wal; create table t(x); insert into t values (1); vacuum'",
+    ),
+    "openssl": (
+        "openssl",
+        "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=x -keyout k -out c && openssl verify -CAfile c c",
+    ),
     "curl": (
         "curl",
         f"{sys.executable} -m http.server -b 127.0.0.1 18999 > /dev/null 2>&1 & server=$!; "
         "curl -s --retry 20 --retry-connrefused --retry-delay 1 http://127.0.0.1:18999/ > /dev/null; code=$?; "
         "kill $server; exit $code",
     ),
-    "perl": ("perl", "perl -MIO::Socket -MPOSIX -e 'pipe(R, W); if (!fork) { print W 1; exit } wait; print sysconf(_SC_NPROCESSORS_ONLN)'"),
-    "java": ("java", "printf 'class A { public static void main(String[] a) { System.out.println(1); } }' > A.java && java A.java"),
-    "rustc": ("rustc", "printf 'fn main() { std::thread::spawn(|| println!(\"1\")).join().unwrap() }' > r.rs && rustc r.rs && ./r"),
+    "perl": (
+        "perl",
+        "perl -MIO::Socket -e 'pipe(R, W); if (!fork) { print W 1; exit } wait; print getpwuid($<)'",
+    ),
+    "java": (
+        "java",
+        "printf 'class A { public static void main(String[] a) { System.out.println(1); } }' > A.java && java A.java",
+    ),
+    "rustc": (
+        "rustc",
+        "printf 'fn main() { std::thread::spawn(|| println!(\"1\")).join().unwrap() }' > r.rs && rustc r.rs && ./r",
+    ),
     "numpy": (
         "python3",
-        f"{sys.executable} -c 'import numpy as n; a = n.random.rand(600, 600); print((a @ a).sum() > 0, n.linalg.svd(a)[1][0])'",
+        f"{sys.executable} -c 'import numpy as n; a = n.random.rand(600, 600); print((a @ a).sum(), n.linalg.svd(a)[1])'",
     ),
 }
 """Name: the program that must be installed, and a shell script that runs it in an empty folder."""
@@ -231,7 +251,11 @@ def run_program(name: str) -> Outcome | None:
     if not shutil.which(needed):
         return None
     with tempfile.TemporaryDirectory() as folder:
-        return run(["sh", "-c", script], cwd=folder, env={**os.environ, "HOME": folder})
+        return run(
+            ["sh", "-c", script],
+            cwd=folder,
+            env={"RUSTUP_HOME": os.path.expanduser("~/.rustup"), **os.environ, "HOME": folder},
+        )
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ import h11
 from forge_env.errors import SandboxError, UsageError
 from forge_env.sandbox import SandboxSpec
 from forge_env.sandbox.protocol import PROXY_PORT
+from sandboxes.addresses import is_public
 
 DEFAULT_PORTS = (80, 443)
 _MAX_HEAD = 16 * 1024
@@ -74,10 +75,10 @@ class AllowList:
 
     def permits_address(self, address: str, port: int) -> bool:
         """Whether a permitted name may lead to this address: a public one, or one that is listed itself."""
-        found = ipaddress.ip_address(address.partition("%")[0])
-        if isinstance(found, ipaddress.IPv6Address):
-            found = found.ipv4_mapped or found.sixtofour or found
-        return (found.is_global and not found.is_multicast) or self.permits(str(found), port)
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+        if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
+            parsed = parsed.ipv4_mapped  # the same destination
+        return is_public(parsed) or self.permits(str(parsed), port)
 
 
 def _parse(entry: str) -> tuple[str, tuple[int, ...]]:
