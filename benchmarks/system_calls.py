@@ -144,7 +144,7 @@ def _serve(listener: int, reading: int) -> tuple[str, Counter[str]]:
                 fcntl.ioctl(listener, _ANSWER, _REPLY.pack(_QUESTION.unpack(question)[0], 0, -error, 0))
 
 
-_PYTHON = """\
+PYTHON = """\
 import asyncio, ctypes, mmap, multiprocessing, os, selectors, signal, socket, sqlite3, ssl, subprocess, sys, tempfile
 import threading, time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -171,7 +171,7 @@ def main():
     os.sched_setaffinity(0, os.sched_getaffinity(0)); os.nice(1); os.posix_spawn('/bin/true', ['true'], {})
     assert ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 7)() == 7
     os.sendfile; os.pidfd_open(os.getpid()); os.mkfifo('f'); os.eventfd(0)
-    socket.getaddrinfo('localhost', 80); os.openpty()
+    socket.getaddrinfo('127.0.0.1', 80)
 if __name__ == '__main__': main()
 """
 _NODE = """\
@@ -192,7 +192,7 @@ void *f(void *p) { return p; }
 int main(void) { pthread_t t; pthread_create(&t, 0, f, 0); pthread_join(t, 0); return puts("ok") < 0; }
 """
 PROGRAMS: dict[str, tuple[str, str]] = {
-    "python": ("python3", f"cat > p.py <<'END'\n{_PYTHON}END\n{sys.executable} p.py"),
+    "python": ("python3", f"cat > p.py <<'END'\n{PYTHON}END\n{sys.executable} p.py"),
     "shell tools": (
         "sh",
         "seq 1000 | sort -R | sort -n | gzip | gunzip | tail -1; tar c . | tar t > /dev/null; mkfifo p; "
@@ -239,7 +239,7 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     ),
     "numpy": (
         "python3",
-        f"{sys.executable} -c 'import numpy as n; a = n.random.rand(600, 600); print((a @ a).sum(), n.linalg.svd(a)[1])'",
+        f"{sys.executable} -c 'import numpy as n; a = n.ones((600, 600)); print((a @ a).sum(), n.linalg.svd(a)[1])'",
     ),
 }
 """Name: the program that must be installed, and a shell script that runs it in an empty folder."""
