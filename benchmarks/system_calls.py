@@ -1,10 +1,9 @@
 """Which system calls real programs make that sandboxes refuse, and whether the programs work all the same.
 
-    python -m benchmarks.system_calls [--record] [-- PROGRAM ARGUMENT ...]
+    python -m benchmarks.system_calls [-- PROGRAM ARGUMENT ...]
 
 Runs programs of this machine under the filter that programs in sandboxes get, without the sandbox around them. What
 the filter refuses is answered by this process, which counts it and gives the error that the filter would give.
-`--record` writes the section of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.report import record, table
+from benchmarks.report import table
 from sandboxes.runner import kernel, seccomp
 from sandboxes.runner.syscalls import ALLOWED, ARCHITECTURES, MISSING, REFUSED
 
@@ -72,7 +71,7 @@ def names(machine: str) -> dict[int, str]:
     return {numbers[column]: name for group in (ALLOWED, REFUSED, MISSING) for name, numbers in group.items()}
 
 
-def run(argv: Sequence[str], *, cwd: str, env: dict[str, str] | None = None) -> Outcome:
+def run(argv: list[str], *, cwd: str, env: dict[str, str] | None = None) -> Outcome:
     """Run a program under the filter and wait for it and all it started."""
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
@@ -261,22 +260,20 @@ def run_program(name: str) -> Outcome | None:
 def main() -> None:
     """Run the table, or one program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", action="store_true")
     parser.add_argument("argv", nargs="*")
     options = parser.parse_args()
     if options.argv:
-        outcome = run(options.argv, cwd=os.getcwd())
-        print(outcome.output, end="")
-        print(f"exit code {outcome.code}; refused: {dict(outcome.refused)}", file=sys.stderr)
-        sys.exit(outcome.code)
+        result = run(options.argv, cwd=os.getcwd())
+        print(result.output, end="")
+        print(f"exit code {result.code}; refused: {dict(result.refused)}", file=sys.stderr)
+        sys.exit(result.code)
     rows = []
     for name in PROGRAMS:
         if (outcome := run_program(name)) is not None:
             rows.append((name, outcome.code, ", ".join(f"{call} {n}" for call, n in sorted(outcome.refused.items()))))
-            print(*rows[-1], outcome.output[-800:] if outcome.code else "", sep="  ", flush=True)
-    if options.record:
-        lines = table(("program", "exit code", "refused calls"), rows)
-        record("system calls", "System calls of real programs", "make bench ARGS='system_calls --record'", lines)
+            if outcome.code:
+                print(f"{name}: {outcome.output[-800:]}", file=sys.stderr)
+    print("\n".join(table(("program", "exit code", "refused calls"), rows)))
 
 
 if __name__ == "__main__":
