@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from forge_env.redaction import redact
 from forge_env.visible import shown
 
 if TYPE_CHECKING:
@@ -174,6 +175,9 @@ class InfrastructureError(ForgeError):
         True
     """
 
+    def __init__(self, message: str, *, fix: str | None = None) -> None:
+        super().__init__(redact(message), fix=fix)  # servers repeat the keys that they refuse
+
 
 class SandboxError(InfrastructureError):
     """A sandbox or its engine was lost, could not start, or answered out of protocol.
@@ -219,7 +223,7 @@ def suggestion(name: str, choices: Iterable[str], otherwise: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """What an error of another library says, in one line."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+    return next(iter(redact(str(error)).strip().splitlines()), type(error).__name__)[:300]
 
 
 def root_cause(error: BaseException) -> BaseException:

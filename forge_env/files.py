@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from forge_env.errors import ForgeError, UsageError
+from forge_env.redaction import redact, redact_json
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No room on the disk, in the quota, or under the limit of a file's size."""
@@ -68,13 +69,20 @@ def _remove(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that it has its old content or the new one, whatever happens meanwhile."""
+    """Write a file so that it has its old content or the new one, whatever happens meanwhile.
+
+    A text is written without secrets (`forge_env.redaction`).
+    """
+    if isinstance(content, str):
+        is_json = path.suffix == ".json"
+        content = redact_json(content.encode(), indent=2) if is_json else redact(content).encode()
     with written_whole(path) as staging:
-        staging.write_bytes(content.encode() if isinstance(content, str) else content)
+        staging.write_bytes(content)
 
 
 class LineWriter:
-    """Appends whole lines. Each is with the operating system when `append` returns, so a kill loses none.
+    """Appends whole lines of JSON, without secrets (`forge_env.redaction`). Each is with the operating system when
+    `append` returns, so a kill loses none.
 
     Several processes may append to one file. An incomplete last line, which a killed process or a full disk left, is
     cut off by whoever writes next. On a full disk lines are held in memory, and written with the next ones as soon as
@@ -89,6 +97,9 @@ class LineWriter:
         on_full: called whenever something could not be written.
         write: of the operating system.
     """
+
+    exact: ClassVar[tuple[str, ...]] = ()
+    """Keys of a line's object whose values are not text, and are never changed."""
 
     def __init__(
         self,
@@ -124,6 +135,7 @@ class LineWriter:
 
     def append(self, line: bytes) -> None:
         """Write a line (its line feed is added), or hold it while the disk is full."""
+        line = redact_json(line, self.exact)
         if self._held and not self.flush() and sum(map(len, self._held)) + len(line) > self._most_held:
             self.dropped += 1
             return

@@ -15,9 +15,18 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import TextIO
 
+from forge_env.redaction import learn_environment, redact, redacting
+
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 OWN = ("forge_env", "environments", "sandboxes", "trainers", "apps")
 """Packages that `level` is for; of others only warnings are kept."""
+
+
+class _Formatter(logging.Formatter):
+    """Formats a record without secrets, its traceback included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
 
 
 @contextmanager
@@ -29,6 +38,7 @@ def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Ite
         level: of this platform's own lines.
         debug: to stderr too, and everything.
     """
+    learn_environment()
     handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8", delay=True)]
     if debug:
         level = logging.DEBUG
@@ -36,7 +46,7 @@ def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Ite
     root = logging.getLogger()
     levels = {name: logging.getLogger(name).level for name in (*OWN, "")}
     for handler in handlers:
-        handler.setFormatter(logging.Formatter(FORMAT))
+        handler.setFormatter(_Formatter(FORMAT))
         handler.setLevel(level)
         root.addHandler(handler)
     for name, wanted in (("", logging.INFO if debug else logging.WARNING), *((name, level) for name in OWN)):
@@ -53,11 +63,11 @@ def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Ite
 
 
 class _Lenient(io.TextIOWrapper):
-    """A stream that drops text it can't write."""
+    """A stream that drops text it can't write, and writes no secret."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
-            super().write(text)
+            super().write(redact(text))
         return len(text)
 
     def flush(self) -> None:
@@ -82,7 +92,7 @@ def captured_output(path: Path) -> Iterator[TextIO]:
             os.dup2(target, number)
         faulthandler.enable(target)
         with redirect_stdout(log), redirect_stderr(log):
-            yield terminal
+            yield redacting(terminal)
     finally:
         faulthandler.disable()
         for stream in (sys.stdout, sys.stderr):

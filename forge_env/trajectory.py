@@ -564,6 +564,8 @@ class TrajectoryWriter(LineWriter):
     Used from one thread at a time. An event loop leaves it to a thread: a long episode takes milliseconds.
     """
 
+    exact = ("tokens",)
+
     def __init__(self, path: Path, **options: Any) -> None:
         super().__init__(path, **options)
         self._rows: deque[IndexRow | None] = deque()

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from forge_env.redaction import redact
+
 HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
     "\u2060-\u206f\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]|\r(?!\n)"
@@ -26,15 +28,15 @@ PILED = re.compile(
 
 
 def visible(text: str) -> str:
-    """The text for a terminal: hidden characters as Python writes them (`\\x1b`, `\\u202e`), marks piled on a character
-    left out. Its lines stay lines, each ended by a line feed alone."""
-    text = HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n")).replace("\r", "\\r")
+    """The text for a terminal: without secrets, hidden characters as Python writes them (`\\x1b`, `\\u202e`), marks piled
+    on a character left out. Its lines stay lines, each ended by a line feed alone."""
+    text = HIDDEN.sub(lambda found: ascii(found[0])[1:-1], redact(text).replace("\r\n", "\n")).replace("\r", "\\r")
     return text if text.isascii() else PILED.sub("", text)
 
 
 def one_line(text: str, most: int = 200) -> str:
     """The beginning of a text in one line of at most `most` characters, as `visible` gives it."""
-    line = visible(" ".join(text[: 4 * most].split()))
+    line = visible(" ".join(redact(text)[: 4 * most].split()))
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
@@ -65,7 +67,9 @@ def _pieces(value: Any, most: int) -> Iterator[str]:
     """`repr(value)` in pieces of at most about `most` characters."""
     if type(value) is int and value.bit_length() > SAFE_BITS:
         yield f"<an integer of about {int(value.bit_length() * 0.30103) + 1} digits>"
-    elif type(value) in (str, bytes, bytearray) and len(value) > most:
+    elif type(value) is str and len(value) > most:
+        yield repr(redact(value)[: most + 1])
+    elif type(value) in (bytes, bytearray) and len(value) > most:
         yield repr(value[: most + 1])
     elif type(value) is list:
         yield from _enclosed("[", value, "]", most)

@@ -19,6 +19,7 @@ from importlib import import_module
 from forge_env import __version__
 from forge_env.cli.command import Parser, report_error, tidy
 from forge_env.errors import ForgeError, UsageError, root_cause, suggestion
+from forge_env.redaction import console
 
 LEAVE_S = 60
 """Seconds that the interpreter has to end when a command has."""
@@ -81,6 +82,12 @@ def build_parser(command: str | None = None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    with console(arguments):
+        return _main(arguments, last=argv is None)
+
+
+def _main(arguments: list[str], *, last: bool) -> int:
+    """As `main`; `last`: the process ends with it."""
     debug = "--debug" in arguments or os.environ.get("FORGE_ENV_DEBUG", "") not in ("", "0")
     try:
         with signals_interrupt():
@@ -101,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_error(cause)
         return cause.exit_code if isinstance(cause, ForgeError) else 1
     finally:
-        if argv is None:  # all is closed; a thread that a library left, or its own end, must not keep the process
+        if last:  # all is closed; a thread that a library left, or its own end, must not keep the process
             signal.alarm(LEAVE_S)
 
 

@@ -6,6 +6,7 @@ A field's docstring is its documentation, and a class's is the title of its flag
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path, PurePath
 from typing import Any, Literal, Self
 
@@ -14,8 +15,10 @@ from pydantic import Field, field_validator, model_validator
 from forge_env.config.recipe import Section
 from forge_env.errors import UsageError
 from forge_env.machine import user_path
+from forge_env.redaction import KEYLIKE
 from forge_env.types import Text
 
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 LOCAL = "http://localhost:8000/v1"
 CONFIDENCE = 0.95
 """Default confidence level of intervals."""
@@ -41,7 +44,7 @@ reference solutions), `random`, `empty`, `module:function`."""
     uds: str | None = None
     """Unix socket to connect to, instead of the host of `base_url`."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the API key; if it is not set, no key is sent."""
+    """Name of the environment variable that holds the API key; if it is not set, no key is sent."""
     tools: Literal["native", "text"] = "native"
     """`native`: the endpoint's own tool calls; `text`: tools are described in the prompt, calls read from the reply."""
     stream: bool = False
@@ -70,6 +73,13 @@ reference solutions), `random`, `empty`, `module:function`."""
     """Maximum requests in flight; the actual number adapts to the endpoint."""
     start_concurrency: int = Field(16, ge=1)
     """Requests in flight at the start, before anything is known about the endpoint."""
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _variable(cls, value: str) -> str:
+        if value and (not _VARIABLE.fullmatch(value) or (KEYLIKE.fullmatch(value) and value not in os.environ)):
+            raise ValueError("should be the name of an environment variable; its value is the key")
+        return value
 
     @field_validator("base_url")
     @classmethod
@@ -178,6 +188,14 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
     vllm_args: list[str] = Field(default_factory=list)
     """Further arguments of `vllm serve`, for `model: vllm:PATH`."""
 
+    @field_validator("vllm_args")
+    @classmethod
+    def _no_keys(cls, value: list[str]) -> list[str]:
+        for argument in value:  # every user of the machine can read the arguments of its processes
+            if (flag := argument.partition("=")[0]) in ("--api-key", "--hf-token"):
+                raise ValueError(f"{flag} is not accepted: the server needs no key, and reads HF_TOKEN for the hub")
+        return value
+
     @field_validator("environments", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
@@ -236,11 +254,18 @@ def environment_entries(value: Any) -> list[Any]:
 
 def changes(before: EvaluationConfig, now: EvaluationConfig) -> list[str]:
     """Keys whose change would make samples of one folder incomparable."""
+    from forge_env.config.reader import same_settings
+
     found = [
         name
         for name in EvaluationConfig.model_fields
-        if name not in FREE_TO_CHANGE | {"environments"} and getattr(before, name) != getattr(now, name)
+        if name not in FREE_TO_CHANGE | {"environments"}
+        and getattr(before, name) != getattr(now, name)
+        and not same_settings(getattr(before, name), getattr(now, name))
     ]
-    earlier = {choice.label: choice.model_copy(update={"n": None}) for choice in before.environments}
-    later = {choice.label: choice.model_copy(update={"n": None}) for choice in now.environments}
-    return found + [f"environment {label!r}" for label in earlier if later.get(label) != earlier[label]]
+    earlier, later = (
+        {choice.label: choice.model_dump(exclude={"n"}) for choice in config.environments} for config in (before, now)
+    )
+    return found + [
+        f"environment {label!r}" for label in earlier if not same_settings(earlier[label], later.get(label))
+    ]

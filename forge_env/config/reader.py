@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 
 from forge_env.errors import ConfigError, ForgeError, UsageError, did_you_mean, in_words, with_place
 from forge_env.machine import user_path
+from forge_env.redaction import MARK, learn, redact_settings
 from forge_env.schema import KEY as SCHEMA
 from forge_env.schema import VERSION, with_schema, without_schema
 
@@ -135,8 +136,8 @@ def _bounded(root: yaml.Node) -> None:
 
 
 def dump(value: Any) -> str:
-    """YAML text in the order of `value`, in ASCII: PyYAML breaks some Unicode line ends otherwise."""
-    text: str = yaml.dump(value, Dumper=Dumper, sort_keys=False, width=WIDTH)
+    """YAML text in the order of `value`, without secrets; in ASCII: PyYAML breaks some Unicode line ends otherwise."""
+    text: str = yaml.dump(redact_settings(value), Dumper=Dumper, sort_keys=False, width=WIDTH)
     return text
 
 
@@ -172,6 +173,9 @@ class Source:
     """Keys from the command line, as they were written there."""
     spelled: Mapping[KeyPath, str] = field(default_factory=dict)
     """Keys of the file that it has in other words: those."""
+
+    def __post_init__(self) -> None:
+        learn(self.data)
 
     @property
     def stem(self) -> str:
@@ -505,6 +509,42 @@ def _written(loc: Sequence[int | str], data: Any) -> KeyPath:
         data = inner.get(part)
         path.append(str(part))
     return tuple(path)
+
+
+# ---
+# Settings that were recorded: their secrets were left out.
+
+
+def refuse_redacted(settings: Any) -> None:
+    """Refuse settings that were recorded without their secrets, if these were not given again.
+
+    Raises:
+        UsageError: it names the keys.
+    """
+    keys = list(_redacted(settings))
+    if keys:
+        raise UsageError(
+            f"{', '.join(keys)}: secrets are not recorded, so this has to be given again",
+            fix=f"add {keys[0]}=VALUE; code can also read its secrets from environment variables",
+        )
+
+
+def _redacted(value: Any, key: str = "") -> Iterator[str]:
+    """Dotted keys of values that were redacted."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _redacted(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _redacted(item, f"{key}.{number}")
+    elif isinstance(value, str) and MARK.search(value):
+        yield key
+
+
+def same_settings(recorded: Any, given: Any) -> bool:
+    """Whether recorded settings are the given ones, secrets aside: recorded ones are not known."""
+    one, other = (MARK.sub("", json.dumps(redact_settings(value), default=repr)) for value in (recorded, given))
+    return one == other
 
 
 # ---

@@ -11,6 +11,7 @@ from forge_env.endpoint.errors import (
     EndpointFailureError,
     MalformedAnswerError,
     TruncatedAnswerError,
+    beginning,
 )
 from forge_env.endpoint.history import REASONING
 from forge_env.endpoint.http import parse_json
@@ -85,15 +86,15 @@ def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
     """
     data = _mapping(data, "the answer")
     if data.get("error"):
-        raise EndpointFailureError(f"the endpoint reports: {str(data['error'])[:500]}")
+        raise EndpointFailureError(f"the endpoint reports: {beginning(data['error'], 500)}")
     choices = data.get("choices")
     if not isinstance(choices, list) or not choices:
-        raise MalformedAnswerError(f"the answer has no choices: {str(data)[:200]}")
+        raise MalformedAnswerError(f"the answer has no choices: {beginning(data, 200)}")
     choice = _mapping(choices[0], "choice 0")
     finish = choice.get("finish_reason")
     word = finish.lower() if isinstance(finish, str) else None
     if choice.get("error") or word in FAILED:
-        raise EndpointFailureError(f"the endpoint reports: {str(choice.get('error') or finish)[:500]}")
+        raise EndpointFailureError(f"the endpoint reports: {beginning(choice.get('error') or finish, 500)}")
     raw = _mapping(choice.get("message"), "the message")
     message = Message(
         role="assistant",
@@ -102,7 +103,7 @@ def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
         reasoning_content=_reasoning(raw) or None,
     )
     if not raw or (finish is None and message == Message(role="assistant")):
-        raise MalformedAnswerError(f"the answer has neither content nor a finish reason: {str(data)[:200]}")
+        raise MalformedAnswerError(f"the answer has neither content nor a finish reason: {beginning(data, 200)}")
     stop_reason = "length" if word in CUT else "content_filter" if word in FILTERED else "stop"
     if stop_reason == "content_filter" and not message.content and not message.tool_calls:
         raise ContentFilterError("the endpoint's content filter withheld the whole answer")
@@ -114,7 +115,7 @@ def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise MalformedAnswerError(f"{what} is {str(value)[:100]!r} where an object is expected")
+        raise MalformedAnswerError(f"{what} is {beginning(value, 100)!r} where an object is expected")
     return value
 
 
@@ -125,7 +126,7 @@ def _text(value: Any, what: str) -> str:
     if isinstance(value, list):
         return "".join(_text(part.get("text"), what) for part in value if isinstance(part, dict))
     if not isinstance(value, str):
-        raise MalformedAnswerError(f"{what} is {str(value)[:100]!r} where text is expected")
+        raise MalformedAnswerError(f"{what} is {beginning(value, 100)!r} where text is expected")
     return clean_unicode(value)
 
 
@@ -140,7 +141,7 @@ def _reasoning(raw: dict[str, Any]) -> str:
 def _tool_calls(raw: dict[str, Any]) -> list[ToolCall]:
     given = raw.get("tool_calls") or []
     if not isinstance(given, list):
-        raise MalformedAnswerError(f"tool_calls is {str(given)[:100]!r} where a list is expected")
+        raise MalformedAnswerError(f"tool_calls is {beginning(given, 100)!r} where a list is expected")
     calls: list[ToolCall] = []
     seen: set[str] = set()
     for index, item in enumerate(given):
@@ -208,14 +209,16 @@ def assemble(content: bytes) -> dict[str, Any]:
             break
         event = parse_json(payload)
         if not isinstance(event, dict):
-            raise MalformedAnswerError(f"an event is {str(event)[:100]!r} where an object is expected")
+            raise MalformedAnswerError(f"an event is {beginning(event, 100)!r} where an object is expected")
         if event.get("error"):
-            raise EndpointFailureError(f"the endpoint reports: {str(event['error'])[:500]}")
+            raise EndpointFailureError(f"the endpoint reports: {beginning(event['error'], 500)}")
         for key in ("usage", "prompt_token_ids"):
             whole[key] = event.get(key) or whole.get(key)
         pieces = event.get("choices") or []
         if not isinstance(pieces, list):
-            raise MalformedAnswerError(f"the choices of an event are {str(pieces)[:100]!r} where a list is expected")
+            raise MalformedAnswerError(
+                f"the choices of an event are {beginning(pieces, 100)!r} where a list is expected"
+            )
         for piece in pieces:
             if not isinstance(piece, dict) or not piece.get("index"):  # one choice is asked for, and answers count
                 _add(choice, texts, calls, details, piece)
@@ -234,7 +237,7 @@ def _joined(pieces: list[str]) -> str:
     try:
         return "".join(pieces)
     except TypeError as error:
-        raise MalformedAnswerError(f"a piece of an event is not text: {str(pieces)[:200]}") from error
+        raise MalformedAnswerError(f"a piece of an event is not text: {beginning(pieces, 200)}") from error
 
 
 @dataclass(slots=True)
@@ -265,7 +268,7 @@ def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], details: lis
         if logprobs := piece.get("logprobs"):
             choice.setdefault("logprobs", {"content": []})["content"].extend(logprobs.get("content") or [])
     except (AttributeError, TypeError, KeyError) as error:
-        raise MalformedAnswerError(f"an event has a wrong shape: {str(piece)[:200]}") from error
+        raise MalformedAnswerError(f"an event has a wrong shape: {beginning(piece, 200)}") from error
 
 
 def _add_detail(details: list[dict[str, Any]], part: dict[str, Any]) -> None:

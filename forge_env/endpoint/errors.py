@@ -16,6 +16,7 @@ from typing import ClassVar
 import httpx
 
 from forge_env.errors import GeneratorError
+from forge_env.redaction import redact
 
 
 class EndpointError(GeneratorError):
@@ -163,7 +164,7 @@ def redirected(status: int, headers: Mapping[str, str], url: httpx.URL, path: st
 
 
 def error_text(content: bytes) -> str:
-    """The message in an error report of the shapes in use, or how it begins."""
+    """The message in an error report of the shapes in use, or how it begins; without secrets, which some repeat."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
@@ -171,12 +172,17 @@ def error_text(content: bytes) -> str:
     for key in ("error", "message", "detail"):
         if isinstance(data, dict) and key in data:
             data = data[key]
-    return str(data)[:500]
+    return beginning(data, 500)
+
+
+def beginning(value: object, most: int) -> str:
+    """The first `most` characters of a value as text; without secrets, half of which could be left of them."""
+    return redact(str(value))[:most]
 
 
 def excerpt(content: bytes) -> str:
-    """The beginning of `content`, printable."""
-    text = content[:120].decode("utf-8", "backslashreplace")
+    """The beginning of `content`, printable and without secrets."""
+    text = redact(content[:4096].decode("utf-8", "backslashreplace"))[:120]
     return repr(text) + (f" ... ({len(content)} bytes)" if len(content) > 120 else "")
 
 

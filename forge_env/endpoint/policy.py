@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Self
 
+from forge_env import redaction
 from forge_env.config.evaluation import EndpointOptions
 from forge_env.endpoint.answers import assemble, fill_in, read_answer
 from forge_env.endpoint.errors import (
@@ -392,6 +393,7 @@ def _api_key(variable: str) -> str:
             f"the API key in {variable} has characters that are not printable ASCII",
             fix="copy the key again: a line break, a quote of a word processor or a hidden character is in it",
         )
+    redaction.add(key, variable)
     return key
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from forge_env.config.evaluation import EndpointOptions, EnvironmentChoice, EvaluationConfig, changes
-from forge_env.config.reader import changed_yaml, read_as
+from forge_env.config.reader import changed_yaml, read_as, refuse_redacted
 from forge_env.display.terminal import Display, kept_up_to_date, open_display
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.policy import EndpointPolicy
@@ -32,6 +32,7 @@ from forge_env.evaluation.runner import Runner, TaskSource, WatchedEngine, colle
 from forge_env.files import DiskFullError, unused, write_whole
 from forge_env.logs import log_to
 from forge_env.policy import Policy
+from forge_env.redaction import learn
 from forge_env.registry import environment_class, make, make_config
 from forge_env.rewards.rubric import check_targets
 from forge_env.rollout.opponents import Named, check_named, open_opponents
@@ -68,6 +69,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         config = self.config
+        learn(config.model_dump(mode="json"))
         self.folder = ResultsFolder(config.out or _new_folder(config))
         if self.folder.exists() and not self.resume:
             raise UsageError(
@@ -88,6 +90,7 @@ class Evaluation:
                 )
             if "base_url" not in config.model_fields_set:  # as recorded, whatever this shell's default is
                 config = self.config = config.model_copy(update={"base_url": before.base_url})
+        refuse_redacted(config.model_dump(include=None if self.policy is None else {"environments", "opponents"}))
         self._meter = Meter(read_price(config.prices, config.model) if config.prices else None, config.budget)
         self._engine = WatchedEngine(
             config.sandbox, self.sandboxes, **{"docker_host": config.docker_host, **config.sandbox_options}

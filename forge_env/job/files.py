@@ -8,7 +8,6 @@ own. No secret is in any of them: they name where the platform keeps it.
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 import sys
@@ -26,13 +25,13 @@ from forge_env.errors import UsageError
 from forge_env.job.addresses import Address
 from forge_env.job.card import Card
 from forge_env.job.plan import make_plan, units
+from forge_env.redaction import learn_environment, redact_settings
 from forge_env.run.needs import CONTROLLER_GB, SANDBOXES_GB
 
 RECIPE = "recipe.yaml"
 SPARE_GB = 2.0
 """Of each host, besides the estimate of what a run needs."""
 SHARED_MEMORY_GB = 8
-_SECRET = re.compile(r"(^|[._])(api_?key|password|passwd|secret|token|credentials?)$", re.IGNORECASE)
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 
 
@@ -87,7 +86,8 @@ class Request:
         """The command that lets Kubernetes keep the secrets, new or changed; empty where there are none."""
         if not self.secrets:
             return ""
-        values = " ".join(f'--from-literal={secret}="${secret}"' for secret in self.secrets)
+        # printf is bash's own: no process has a value among its arguments, which all users can read
+        values = " ".join(f'--from-file={secret}=<(printf %s "${secret}")' for secret in self.secrets)
         create = f"kubectl create secret generic {self.name} {values} --dry-run=client -o yaml"
         return f"{create} | kubectl apply -f -"
 
@@ -143,9 +143,9 @@ def needed_hosts(config: RunConfig, count: int = 2, cpus: int = 4) -> Hosts:
 
 def check_secrets(config: RunConfig) -> None:
     """Raises `UsageError` where a recipe holds what looks like a secret: its text would be in the job's files."""
-    values = {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) > 7}
+    learn_environment()
     for key, value in _texts(config.model_dump(mode="json"), ""):
-        if any(secret in value for secret in values) or (_SECRET.search(key) and value):
+        if redact_settings(value, key) != value:
             raise UsageError(
                 f"{key} looks like a secret, which would be written in plain text",
                 fix="let the code that needs it read an environment variable, and name that with --secret",

@@ -26,6 +26,7 @@ from forge_env.errors import ForgeError
 from forge_env.files import write_whole
 from forge_env.interrupts import INTERRUPTED, run_until_interrupted
 from forge_env.logs import captured_output, log_to
+from forge_env.redaction import learn
 from forge_env.run.folder import RunFolder
 from forge_env.run.held_up import LoopGuard
 from forge_env.run.metrics import open_loggers, read_metrics
@@ -54,6 +55,7 @@ def launch(
         debug: leave stdout and stderr alone and log everything to them.
     """
 
+    learn(config.model_dump(mode="json"))
     folder.create()
     try:
         with ExitStack() as stack:

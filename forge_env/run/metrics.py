@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import netrc
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -19,6 +21,7 @@ from forge_env.config.recipe import RunConfig
 from forge_env.errors import PluginError, UsageError
 from forge_env.files import LineWriter
 from forge_env.plugins import load_plugin
+from forge_env.redaction import add, redact_settings
 from forge_env.run.folder import RunFolder
 from forge_env.schema import with_schema, without_schema
 
@@ -146,7 +149,7 @@ class WandbMetrics:
             resume="allow",
             name=folder.name,
             dir=str(folder.root),
-            config=config.model_dump(mode="json"),
+            config=redact_settings(config.model_dump(mode="json")),
             settings=wandb.Settings(silent=True),
         )
 
@@ -161,6 +164,9 @@ class WandbMetrics:
 
 def _netrc_knows_wandb() -> bool:
     path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    with suppress(OSError, netrc.NetrcParseError):
+        for host, (_, _, password) in netrc.netrc(path).hosts.items():
+            add(password, f"netrc-{host}")
     return path.is_file() and "wandb" in path.read_text(errors="replace")
 
 
@@ -182,7 +188,8 @@ def check_loggers(config: RunConfig) -> None:
         return
     if find_spec("wandb") is None:
         raise UsageError("logging.wandb is on, but wandb isn't installed", fix="pip install 'forge-env[wandb]'")
-    if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or _netrc_knows_wandb()):
+    logged_in = _netrc_knows_wandb()
+    if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or logged_in):
         raise UsageError(
             "logging.wandb is on, but nobody is logged in to Weights & Biases",
             fix="run `wandb login`, or set WANDB_MODE=offline",

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forge_env import machine, registry
-from forge_env.config.reader import read_as
+from forge_env.config.reader import read_as, refuse_redacted
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import ForgeError, UsageError
 from forge_env.job.survey import survey
 from forge_env.plugins import check_registered, installed
+from forge_env.redaction import redact_settings
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import check_loggers
 from forge_env.run.needs import (
@@ -45,6 +46,7 @@ def check(config: RunConfig, folder: RunFolder) -> Ready:
     Raises:
         ForgeError: with the fix.
     """
+    refuse_redacted(config.model_dump(mode="json"))
     check_plugins(config)
     check_packages(config)
     check_loggers(config)
@@ -212,7 +214,7 @@ def changed_keys(config: RunConfig, saved: Path) -> list[str]:
         old = read_as(RunConfig, saved)
     except UsageError:  # written by another version: nothing to compare with
         return []
-    before, after = _flat(old.model_dump(mode="json")), _flat(config.model_dump(mode="json"))
+    before, after = (_flat(redact_settings(each.model_dump(mode="json"))) for each in (old, config))
     keys = [key for key in after if key != "name" and before.get(key) != after[key]]
     return [f"{key}: {json.dumps(before.get(key))} -> {json.dumps(after[key])}" for key in keys]
 

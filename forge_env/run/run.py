@@ -27,6 +27,7 @@ from forge_env.display.curves import REWARD
 from forge_env.display.state import HeldOutScore, RunState, Stage
 from forge_env.display.terminal import Display
 from forge_env.files import NO_SPACE, DiskFullError, LineWriter
+from forge_env.redaction import redact_json
 from forge_env.run.account import Account
 from forge_env.run.contract import Clause
 from forge_env.run.folder import RunFolder
@@ -236,10 +237,10 @@ class Run:
         Args:
             clause: what was looked at, and what came of it.
         """
-        line = json.dumps(with_schema(clause.row())) + "\n"
+        line = redact_json(json.dumps(with_schema(clause.row())).encode())
         try:
-            with self.folder.contract.open("a", encoding="utf-8") as file:
-                file.write(line)
+            with self.folder.contract.open("ab") as file:
+                file.write(line + b"\n")
         except OSError as error:
             self.forgive(error)
         self.summary.setdefault("contract", {})[clause.clause] = clause.verdict

@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from forge_env import redaction
 from forge_env.errors import ForgeError, InfrastructureError, UsageError, first_line, mistakes, suggestion
 from forge_env.types import Message, Task, Text
 
@@ -87,9 +88,10 @@ def check_hub(dataset: str) -> None:
         ForgeError: it can't be reached.
     """
     try:
-        from huggingface_hub import constants
+        from huggingface_hub import constants, get_token
     except ImportError:
         return  # the caller says what is missing
+    redaction.add(get_token() or "", "HF_TOKEN")
     if constants.HF_HUB_OFFLINE:
         return  # the person says so: what was downloaded before is used
     session, failure = _session()

@@ -28,6 +28,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+from forge_env import redaction
 from forge_env.errors import InfrastructureError, ToolError, UsageError, root_cause
 from forge_env.sharing import Shared
 from forge_env.tools.schema import LONGEST_NAME, UNSAFE, Tool
@@ -64,6 +65,9 @@ class McpServer:
         Raises:
             InfrastructureError: the server can't be reached.
         """
+        redaction.learn(getattr(target, "env", None), "env")
+        redaction.learn_arguments(getattr(target, "args", []))
+        redaction.learn(target, "url")
         key = _Target(repr(target), timeout_s, target)
         holding = AsyncExitStack()
         connection = await holding.enter_async_context(_SHARED.use(key) if shared else _connected(key))
@@ -244,7 +248,7 @@ class StderrLog(asyncio.Protocol):
 
     def _log(self, line: bytes) -> None:
         if text := line.decode(errors="replace").strip():
-            self._last = text[:300]
+            self._last = redaction.redact(text)[:300]
             log.info("MCP server %s: %s", self.name, text[:LONGEST_LINE])
 
 
@@ -252,7 +256,8 @@ def _name_of(target: Any) -> str:
     """How the log names a server."""
     if isinstance(target, str):
         return target
-    return " ".join([str(getattr(target, "command", type(target).__name__)), *getattr(target, "args", [])])[:80]
+    words = [str(getattr(target, "command", type(target).__name__)), *getattr(target, "args", [])]
+    return redaction.redact(" ".join(words))[:80]
 
 
 def shown(result: Any) -> str:

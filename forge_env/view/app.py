@@ -23,6 +23,7 @@ from forge_env.display.report import facts
 from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import mean
 from forge_env.machine import cache_dir
+from forge_env.redaction import redact
 from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.trajectory import NOT_CHEAT_PROOF
 from forge_env.view import answers, charts, episode, evaluations, records, text, timeline
@@ -114,7 +115,7 @@ class Pages:
         nav = () if run is None else EVALUATION_NAV if run.is_evaluation else NAV
         base: dict[str, Any] = {"run": None, "nav": nav, "events": "", "page": name, "title": name}
         body = self.jinja.get_template(f"{name}.html.jinja").render({**base, **values})
-        return HTMLResponse(body, status, {"cache-control": "no-store"})
+        return HTMLResponse(redact(body), status, {"cache-control": "no-store"})
 
     def _run(self, request: Request) -> RunView:
         run = self.runs.get(request.path_params["run"])

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from forge_env import redaction
 from forge_env.errors import SandboxUnavailableError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -48,6 +49,7 @@ class Cluster:
     def headers(self) -> dict[str, str]:
         """What says who asks."""
         token = self.token()
+        redaction.add(token, "kubernetes-token")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
 
@@ -165,6 +167,7 @@ class _Plugin:
         version = self._spec.get("apiVersion", "client.authentication.k8s.io/v1")
         info = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
         variables = {entry["name"]: entry["value"] for entry in self._spec.get("env") or []}
+        redaction.learn(variables)
         command = [self._spec["command"], *(self._spec.get("args") or [])]
         try:
             done = subprocess.run(
@@ -177,9 +180,10 @@ class _Plugin:
             )
             status = json.loads(done.stdout)["status"]
             self._found = status["token"]
+            redaction.add(self._found, "kubernetes-token")
         except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
             said = getattr(error, "stderr", None) or str(error).encode()
-            last = said.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no reason given"]
+            last = redaction.redact(said.decode("utf-8", "replace")).strip().splitlines()[-1:] or ["no reason given"]
             raise SandboxUnavailableError(f"{command[0]} did not give a token for the cluster: {last[0]}") from error
         ends = status.get("expirationTimestamp")
         self._until = datetime.datetime.fromisoformat(ends) if ends else None

@@ -23,6 +23,7 @@ from monarch.actor import HostMesh, ProcMesh, this_host
 from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address
 from forge_env.machine import SELDOM, showing
+from forge_env.redaction import learn_environment, redacting
 from trainers.actors.lease import Lease
 from trainers.actors.stacks import offer_stack
 
@@ -83,6 +84,8 @@ def _prepare(variables: Mapping[str, str], settings: Mapping[str, Setting]) -> N
     if (setting := settings.get(os.environ.get(WORKER, ""))) is not None:
         _settle(setting)
     os.environ.update(variables)
+    learn_environment()
+    sys.stdout, sys.stderr = redacting(sys.stdout), redacting(sys.stderr)
     offer_stack()
     gc.set_threshold(*SELDOM)  # an eighth of the time of all imports went there
 

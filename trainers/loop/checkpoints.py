@@ -35,6 +35,7 @@ from forge_env import machine
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
+from forge_env.redaction import redact_settings
 from forge_env.run import Run
 from forge_env.schema import with_schema, without_schema
 from trainers.buffer.saved import load_buffer, save_buffer
@@ -315,7 +316,7 @@ class Checkpoints:
         manifest = {
             "step": saved.step,
             "forge_env": forge_env.__version__,
-            "recipe": self._run.config.model_dump(mode="json"),
+            "recipe": redact_settings(self._run.config.model_dump(mode="json")),
             "files": {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sums.items()},
         }
         (staging / MANIFEST).write_text(json.dumps(with_schema(manifest)), encoding="utf-8")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forge_env import redaction
 from forge_env.config.finding import checkpoint_folder
 from forge_env.errors import ForgeError, UsageError
 from forge_env.machine import user_path
@@ -68,6 +69,7 @@ def from_hub(name: str) -> Path:
     from huggingface_hub import get_token, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    redaction.add(get_token() or "", "HF_TOKEN")
     try:
         # some repositories have the same weights a second time, in their authors' own format
         skipped = ["consolidated*", "original/*"]

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from forge_env.logs import log_to
+from forge_env.redaction import learn
 from forge_env.run.folder import RunFolder
 from forge_env.run.held_up import LoopGuard
 from trainers.actors.actor import ForgeActor, concurrent_endpoint
@@ -31,6 +32,7 @@ class RolloutWorker(ForgeActor):
     @concurrent_endpoint
     async def setup(self) -> None:
         """Open the sandbox engine; make environment, chat format and the algorithm's part."""
+        learn(self._settings.config.model_dump(mode="json"))
         self._logging.enter_context(log_to(own_log(RunFolder(self._settings.folder).log)))
         self._worker = LocalWorker(self._settings, own_host())
         await self._worker.setup()

@@ -92,7 +92,7 @@ def test_on_kubernetes(
     assert said == [
         "kubectl apply -f storage.yaml",
         "kubectl apply -f -",
-        "kubectl create secret generic coding-rlvr --from-literal=HF_TOKEN=hunter2 --dry-run=client -o yaml",
+        "kubectl create secret generic coding-rlvr --from-file=HF_TOKEN=/dev/fd/63 --dry-run=client -o yaml",
         "a secret with hunter2",
         "kubectl apply -f job.yaml",
         "kubectl logs -f --pod-running-timeout=24h job/coding-rlvr",
