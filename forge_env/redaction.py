@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
-from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
+from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
 
 LEAST = 8
 """Characters of the shortest secret that is replaced anywhere; of shorter ones, only `Bearer SECRET` is: a placeholder
@@ -40,6 +40,7 @@ KEYLIKE = re.compile(
 """Keys by the form that their issuers give them."""
 _IN_QUERY = ("key", "sig", "signature", "code", "auth")
 _RANDOM = re.compile(r"(?=[^\W_]*\d)(?=[^\W_]*[A-Za-z])[^\W_]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_PAIR = re.compile(r"""([\w.-]+)["']?\s*[:=]\s*["']?([^\s,"'{}\[\]]+)""")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 _names: dict[str, str] = {}
@@ -76,6 +77,7 @@ def _spelled(value: str) -> set[str]:
     lines = [line for line in value.splitlines() if len(line) >= LEAST_LINE and "-----" not in line]
     forms = {form for text in (value, *lines) for form in (text, json.dumps(text)[1:-1], html.escape(text))}
     forms |= {json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], quote(value, safe=""), quote_plus(value)}
+    forms |= {json.dumps(form)[1:-1] for form in forms}  # a tool call's arguments are JSON in JSON
     content = value.encode("utf-8", "surrogatepass")
     forms |= {content.hex(), content.hex().upper()}
     for encoded in (base64.b64encode, base64.urlsafe_b64encode):
@@ -133,6 +135,8 @@ def learn_arguments(arguments: Sequence[str]) -> None:
             learn(argument, before.lstrip("-").replace("-", "_"))
         elif not argument.startswith("-"):
             learn(argument, "argument")
+        for pair in _PAIR.finditer(argument):  # YAML, which may turn out to be none
+            learn(pair[2], pair[1])
         before = argument
 
 
@@ -159,7 +163,9 @@ def learn_address(address: str, name: str, *, path: bool = False) -> None:
     except ValueError:  # not an address, which is said elsewhere
         return
     secrets = [password] if password else []
-    secrets += [text for key, text in parse_qsl(parts.query) if names_secret(key) or key.lower() in _IN_QUERY]
+    for key, _, text in (pair.partition("=") for pair in parts.query.split("&")):
+        if names_secret(key) or key.lower() in _IN_QUERY:
+            secrets.append(text)
     before = ""
     for segment in parts.path.split("/"):
         key, _, text = segment.rpartition("=")
@@ -169,6 +175,7 @@ def learn_address(address: str, name: str, *, path: bool = False) -> None:
         before = segment
     for secret in secrets:
         add(secret, name)
+        add(unquote_plus(secret), name)
         add(unquote(secret), name)
 
 

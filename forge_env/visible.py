@@ -28,8 +28,8 @@ PILED = re.compile(
 
 
 def visible(text: str) -> str:
-    """The text for a terminal: without secrets, hidden characters as Python writes them (`\\x1b`, `\\u202e`), marks piled
-    on a character left out. Its lines stay lines, each ended by a line feed alone."""
+    """The text for a terminal: without secrets, hidden characters as Python writes them (`\\x1b`, `\\u202e`), marks
+    piled on a character left out. Its lines stay lines, each ended by a line feed alone."""
     text = HIDDEN.sub(lambda found: ascii(found[0])[1:-1], redact(text).replace("\r\n", "\n")).replace("\r", "\\r")
     return text if text.isascii() else PILED.sub("", text)
 

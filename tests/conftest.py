@@ -23,7 +23,7 @@ import pytest
 from _pytest.mark.expression import Expression
 from hypothesis import settings
 
-from forge_env import machine
+from forge_env import machine, redaction
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: tests of Ctrl-C would wait for ever
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -215,6 +215,13 @@ def one_tls_context() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", lambda *args, **options: context)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_secrets_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test made a secret is none for the next."""
+    monkeypatch.setattr(redaction, "_names", {})
+    monkeypatch.setattr(redaction, "_forms", [])
 
 
 @pytest.fixture

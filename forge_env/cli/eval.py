@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate; 0 when every sample was played and none was lost."""
+    """Evaluate; 0 when every sample was played, none was lost, and the agent's own code didn't crash on all of them."""
     from forge_env.evaluation.evaluation import Evaluation
     from forge_env.evaluation.tables import counted
 
@@ -88,6 +88,11 @@ def run(args: argparse.Namespace) -> int:
             say(f"forge-env: the environment's own code failed on {counted(bugs, 'sample')}, {where}")
             say(f"  -> when it is fixed: forge-env score {evaluation.folder.root}, without asking the model again")
         say(f"  -> {_resume_hint(evaluation)} plays them again")
+        return 1
+    crashed = [label for label, item in result.summary.environments.items() if item.crashed == item.samples > 0]
+    if crashed:
+        say(f"forge-env: the agent's own code crashed on every sample of {', '.join(crashed)}: nothing was measured")
+        say(f"  -> see {evaluation.folder.log}; when it is fixed, evaluate with another --out")
         return 1
     return 0
 

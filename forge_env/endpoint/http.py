@@ -32,7 +32,7 @@ from forge_env.endpoint.errors import (
     refusal,
 )
 from forge_env.errors import UsageError
-from forge_env.redaction import MARK, learn_address, redact
+from forge_env.redaction import learn_address, redact
 
 CONNECT_S = 15.0
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -151,26 +151,26 @@ def address(base_url: str) -> httpx.URL:
         UsageError: it isn't an address, or has parts that would not be sent. They may be secret, so no value is shown.
     """
     learn_address(base_url, "base_url", path=True)
-    if MARK.search(base_url):
-        raise UsageError("the address was recorded without the key in it", fix="give the whole address: --base-url URL")
-    if "@" in base_url:
-        raise _secret_in("a name or password")
     try:
         url = httpx.URL(base_url.strip().rstrip("/") + "/")
     except httpx.InvalidURL as error:
+        if "@" in base_url:  # the error would show a part of a password
+            raise _unsent("the address", "a name or password") from None
         raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint: {redact(str(error))}") from error
+    if "@" in base_url:
+        raise _unsent(f"the address of {url.host}" if url.userinfo else "the address", "a name or password")
     if url.scheme not in ("http", "https") or not url.host:
         bare = re.fullmatch(r"([\w.-]+(?::\d+)?)(/[^?#]*)?(?:[?#].*)?", base_url.strip())
         meant = f"did you mean http://{bare[1]}{bare[2] or '/v1'}?" if bare else "for example http://localhost:8000/v1"
         raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint", fix=redact(meant))
     if url.query or url.fragment:
-        raise _secret_in("a query" if url.query else "a fragment")
+        raise _unsent(f"the address of {url.host}", "a query" if url.query else "a fragment")
     return url
 
 
-def _secret_in(part: str) -> UsageError:
+def _unsent(address: str, part: str) -> UsageError:
     return UsageError(
-        f"the address of the endpoint has {part}, which would not be sent",
+        f"{address} holds {part}, which would not be sent",
         fix="leave it out of the address; an API key goes into the environment variable named by api_key_env",
     )
 

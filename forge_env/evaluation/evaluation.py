@@ -9,10 +9,11 @@ import asyncio
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -20,10 +21,11 @@ from forge_env.config.evaluation import EndpointOptions, EnvironmentChoice, Eval
 from forge_env.config.reader import changed_yaml, read_as, refuse_redacted
 from forge_env.display.terminal import Display, kept_up_to_date, open_display
 from forge_env.endpoint.errors import EndpointError
+from forge_env.endpoint.http import address
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.endpoint.vllm_server import VLLMServer, check_checkpoint
 from forge_env.environment.base import Environment
-from forge_env.errors import ForgeError, UsageError
+from forge_env.errors import EnvironmentBugError, ForgeError, UsageError
 from forge_env.evaluation.metering import Meter, TokenUsage, read_price
 from forge_env.evaluation.plan import Planned, Sample, SampleResult, check_score, plan, planned
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
@@ -38,6 +40,7 @@ from forge_env.rewards.rubric import check_targets
 from forge_env.rollout.opponents import Named, check_named, open_opponents
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
 from forge_env.run.held_up import LoopGuard
+from forge_env.tasks.ids import check_unique
 from forge_env.trajectory import TrajectoryWriter
 from forge_env.types import Task
 
@@ -50,6 +53,9 @@ VLLM = "vllm:"
 """Begins the name of a model that is a checkpoint folder, for a vLLM server of our own."""
 HELD_UP_S = 20.0
 """Seconds until code that holds everything up is named."""
+CHECKED_TASKS = 4096
+"""Tasks of an environment whose ids are compared before anything is played: results are counted by them."""
+UNIQUE_FIX = "give each task an id of its own; --epochs plays tasks several times"
 RESERVE_BYTES = 4 * 2**20
 """Set aside on the disk for the samples under way when it runs full."""
 
@@ -103,10 +109,13 @@ class Evaluation:
             check_score(config.score, label, source.environment)
             mine = (sample for sample in self.samples if sample.label == label and sample.epoch == 0)
             check_targets(source.environment, map(self.task, mine))
+            check_unique(self._ids(label), label, "task", UNIQUE_FIX)
         if self.policy is None:
             self.policy = scripted(config)
         if self.policy is None and config.model.startswith(VLLM):
             check_checkpoint(config.model.removeprefix(VLLM))
+        elif self.policy is None:
+            address(config.base_url)  # it may be OPENAI_BASE_URL
         self.opponents: dict[str, dict[str, Policy]] = {}
         """Open, by label and seat; given ones are used instead of those of the configuration."""
         for choice in config.environments:
@@ -137,6 +146,13 @@ class Evaluation:
         if cls is None:
             return partial(make, choice.name, sandboxes=self._engine, **choice.options)
         return partial(cls, options, sandboxes=self._engine)
+
+    def _ids(self, label: str) -> Iterator[tuple[str, int]]:
+        """Id and index of the first `CHECKED_TASKS` tasks of an environment."""
+        mine = (sample for sample in self.samples if sample.label == label and sample.epoch == 0)
+        for sample in islice(mine, CHECKED_TASKS):
+            with suppress(EnvironmentBugError):  # a bug of that sample, which is counted
+                yield self.task(sample).id, sample.index
 
     def _check_opponents(self, choice: EnvironmentChoice) -> None:
         named = self._opponents_of(choice)

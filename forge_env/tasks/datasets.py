@@ -10,9 +10,10 @@ import json
 import math
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -23,6 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from forge_env import redaction
 from forge_env.errors import ForgeError, InfrastructureError, UsageError, first_line, mistakes, suggestion
+from forge_env.tasks.ids import check_unique
 from forge_env.types import Message, Task, Text
 
 T = TypeVar("T")
@@ -276,14 +278,16 @@ def _config(given: Mapping[str, Any] | str | Path) -> DatasetConfig:
 def _load(config_json: str, split: str) -> Sequence[Task] | StreamedTasks:
     config = DatasetConfig.model_validate_json(config_json)
     if config.streaming:
-        return StreamedTasks(lambda: _tasks(config, split))
+        return StreamedTasks(lambda: (task for _, task in _tasks(config, split)))
     tasks = list(_tasks(config, split))
     if not tasks:
         raise UsageError(f"{config.path} has no tasks for split {split!r}", fix="check `splits` and `eval_fraction`")
-    return tasks
+    check_unique(((task.id, row) for row, task in tasks), config.path, "row", "columns: {id: null} numbers the rows")
+    return [task for _, task in tasks]
 
 
-def _tasks(config: DatasetConfig, split: str) -> Iterator[Task]:
+def _tasks(config: DatasetConfig, split: str) -> Iterator[tuple[int, Task]]:
+    """Tasks with the numbers of their rows."""
     if config.splits and split not in config.splits:
         raise UsageError(f"{config.path}: `splits` has no {split!r}", fix=f"it has {', '.join(config.splits)}")
     rows = _rows(config, config.splits.get(split) if config.splits else config.split)
@@ -295,7 +299,7 @@ def _tasks(config: DatasetConfig, split: str) -> Iterator[Task]:
         fraction = None if config.splits else config.eval_fraction
         if fraction is None or _is_held_out(task, fraction) == (split == "eval"):
             given += 1
-            yield task
+            yield number, task
 
 
 def _is_held_out(task: Task, fraction: float) -> bool:
@@ -505,7 +509,9 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _from_json(content: bytes, place: str, fix: str | None = None) -> Any:
     try:
-        return json.loads(content.decode("utf-8"))
+        return json.loads(content.decode("utf-8"), object_pairs_hook=partial(_object, place))
+    except UsageError:
+        raise
     except UnicodeDecodeError as error:
         raise UsageError(f"{place}: not UTF-8: {error.reason}", fix=UTF_8) from error
     except RecursionError as error:
@@ -514,11 +520,26 @@ def _from_json(content: bytes, place: str, fix: str | None = None) -> Any:
         raise UsageError(f"{place}: not valid JSON: {error}", fix=fix) from error
 
 
+def _check_names(names: Iterable[str], place: str) -> None:
+    """Refuse columns of one name, of which only the last would be read."""
+    counts = Counter(names)
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        raise UsageError(f"{place}: several columns are called {', '.join(map(repr, repeated))}", fix="rename them")
+
+
+def _object(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        _check_names((name for name, _ in pairs), place)
+    return found
+
+
 def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     csv.field_size_limit(sys.maxsize)  # prompts may exceed Python's default limit of 131,072 characters
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
+            _check_names(filter(None, reader.fieldnames or []), f"{path}, line 1")
             for row in reader:
                 if None in row or None in row.values():
                     names = reader.fieldnames or []
@@ -537,7 +558,9 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     except ImportError as error:
         raise UsageError("reading Parquet needs pyarrow", fix='pip install "forge-env[data]"') from error
     try:
-        for batch in parquet.ParquetFile(path).iter_batches():
+        file = parquet.ParquetFile(path)
+        _check_names(file.schema_arrow.names, str(path))
+        for batch in file.iter_batches():
             yield from batch.to_pylist()
     except ArrowException as error:
         raise UsageError(f"{path}: {first_line(error)}") from error

@@ -447,7 +447,7 @@ def test_scoring_again_names_what_can_no_longer_be_scored(
     assert reason in again.unscored["Moving/eval/3/0"]
     assert (len(again.unscored), again.result.summary.environments["Moving"].samples) == (4 - left, left)
     assert json.loads((out.with_name("again") / "rescored.json").read_text())["unscored"] == again.unscored
-    monkeypatch.setattr(Moving, "task", lambda self, split, index: fe.Task(id="x", prompt="1 + 1 = ?"))
+    monkeypatch.setattr(Moving, "task", lambda self, split, index: fe.Task(id=f"x{index}", prompt="1 + 1 = ?"))
     with pytest.raises(UsageError, match=r"none of the 4 valid samples .* can be scored again"):
         asyncio.run(rescore(out, out.with_name("nothing")))
 
