@@ -33,7 +33,7 @@ from sandboxes.images import cache
 from tests.sandboxes.remote import certificates
 
 IMAGE = "python:3.12-slim"
-TOKEN = "secret"
+TOKEN = "secret-0123456789"
 PODS = "/api/v1/namespaces/{namespace}/pods"
 SANDBOXES = "/apis/agents.x-k8s.io/v1beta1/namespaces/{namespace}/sandboxes"
 STAGE = Path(__file__).with_name("pod_stage.py")

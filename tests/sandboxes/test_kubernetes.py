@@ -17,6 +17,7 @@ import pytest_asyncio
 import forge_env as fe
 from forge_env.cli.main import main
 from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
+from forge_env.redaction import redact
 from forge_env.sandbox import SandboxEngine, SandboxSpec, open_engine
 from forge_env.sandbox.engines import LazyEngine, available_engines
 from forge_env.sandbox_audit.conformance import LifeTests, SandboxConformance
@@ -172,10 +173,11 @@ def test_packages_are_refused_before_anything_is_started(capsys: pytest.CaptureF
 
 async def test_a_plug_in_gives_the_token(tmp_path: Path) -> None:
     """As on managed clusters."""
-    answer = '{"status": {"token": "secret", "expirationTimestamp": "2000-01-01T00:00:00Z"}}'
+    answer = '{"status": {"token": "secret-0123456789", "expirationTimestamp": "2000-01-01T00:00:00Z"}}'
     async with served(FakeCluster(), tmp_path) as cluster:
         cluster.write_config(tmp_path, exec={"command": "echo", "args": [answer]})
         assert await asyncio.to_thread(lambda: KubernetesEngine().unusable_reason()) is None
+        assert redact("secret-0123456789") == "(redacted kubernetes-token)"
         cluster.write_config(tmp_path, exec={"command": "sh", "args": ["-c", "echo log in first >&2; exit 1"]})
         reason = await asyncio.to_thread(lambda: KubernetesEngine().unusable_reason())
         assert reason == "sh did not give a token for the cluster: log in first"

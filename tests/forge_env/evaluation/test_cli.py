@@ -257,6 +257,24 @@ def test_json_and_resume_from_the_folder_alone(out: str, capsys: Any) -> None:
     assert json.loads(capsys.readouterr().out)["environments"]["Sums"]["samples"] == 3
 
 
+@pytest.mark.parametrize(("agent", "code"), [("crash", 1), ("crash_on_odd", 0)])
+def test_an_agent_that_always_crashes_is_exit_code_1(agent: str, code: int, out: str, capsys: Any) -> None:
+    command = ["eval", TOY, "--model", f"tests.forge_env.evaluation.toys:{agent}", "--out", out, "-n", "4"]
+    assert main(command) == code
+    said = "forge-env: the agent's own code crashed on every sample of Sums: nothing was measured\n"
+    assert (said in capsys.readouterr().err) == bool(code)
+    assert main(["eval", "--out", out, "--resume"]) == code, "also if it had all been played before"
+
+
+def test_tasks_that_share_an_id_are_refused(out: str, capsys: Any) -> None:
+    command = ["eval", "tests.forge_env.evaluation.toys:Twins", "--model", "m", "--out", out]
+    assert main(command) == 2
+    err = capsys.readouterr().err
+    assert "Twins: several tasks have one id: 'same' (tasks 0, 3, 6, 9)\n" in err
+    assert "-> give each task an id of its own; --epochs plays tasks several times" in err
+    assert not Path(out).exists()
+
+
 def test_lost_samples_are_exit_code_1(out: str, capsys: Any) -> None:
     assert (
         main(

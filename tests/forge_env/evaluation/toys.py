@@ -54,6 +54,17 @@ class Broken(Sums):
         return super().prompt(task)
 
 
+class Twins(Sums):
+    """Every third task has the id of the first, and one can't be made."""
+
+    def task(self, split: str, index: int) -> fe.Task:
+        """Task `index`."""
+        if index == 4:
+            raise KeyError("no such row")
+        task = super().task(split, index)
+        return task.model_copy(update={"id": "same"}) if index % 3 == 0 else task
+
+
 class Unlucky(Sums):
     """Its sandbox is always lost on odd tasks."""
 
@@ -74,6 +85,17 @@ def answer_even(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:
     """Solves the even tasks."""
     number = int(messages[-1].content.split()[0])
     return str(number + 1) if number % 2 == 0 else "no"
+
+
+def crash(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:
+    """Fails on every task."""
+    raise ValueError("no weights")
+
+
+def crash_on_odd(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:
+    """Fails on the odd tasks."""
+    answer = answer_even(messages, tools)
+    return crash(messages, tools) if answer == "no" else answer
 
 
 class Counted(Policy):

@@ -255,6 +255,15 @@ def test_mistakes_are_named(changes: dict[str, Any], expected: str | None, tmp_p
         ("cut.parquet", b"PAR1", "cut.parquet: "),
         ("short.csv", b"prompt,gold\na,b\nc\n", "short.csv, line 3: a row needs 2 values: prompt, gold"),
         ("open.csv", b'prompt,gold\n"a,b\n', "open.csv, line 2: not valid CSV: unexpected end of data"),
+        ("two.csv", b"prompt,gold,gold\na,b,c\n", r"two.csv, line 1: several columns are called 'gold' .*rename"),
+        ("two.jsonl", b'{"prompt": "a", "prompt": "b"}', "two.jsonl, line 1: several columns are called 'prompt'"),
+        ("two.json", b'[{"prompt": "a", "x": {"k": 1, "k": 2}}]', "two.json: several columns are called 'k'"),
+        (
+            "ids.csv",
+            b"prompt,id\na,x\nb,y\nc,x\nd,x\n",
+            r"ids.csv: several rows have one id: 'x' \(rows 0, 2, 3\) .*id: null",
+        ),
+        ("ids.jsonl", b'{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}', r"one id: '1' \(rows 0, 1\)"),
     ],
 )
 def test_a_file_that_cant_be_read_is_named(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
@@ -471,3 +480,19 @@ def test_a_dictionary_says_where_tasks_come_from(tmp_path: Path) -> None:
     assert (task.prompt, task.gold) == ("1 + 1?", "2")
     with pytest.raises(UsageError, match="colums: unknown key"):
         load_tasks({"path": str(path), "colums": {}})
+
+
+def test_a_parquet_file_with_two_columns_of_one_name(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table([["a"], ["b"], ["c"]], names=["prompt", "gold", "gold"])
+    parquet.write_table(table, tmp_path / "two.parquet")
+    with pytest.raises(UsageError, match=r"two.parquet: several columns are called 'gold'"):
+        load_tasks(tmp_path / "two.parquet")
+
+
+def test_columns_without_a_name_and_ids_that_are_not_taken_may_repeat(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,id,,\na,x,,\nb,x,,\n")
+    tasks = load_tasks({"path": str(tmp_path / "a.csv"), "columns": {"id": None}})
+    assert [tasks[index].id for index in range(2)] == ["train-0", "train-1"]
