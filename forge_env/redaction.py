@@ -76,7 +76,8 @@ def _spelled(value: str) -> set[str]:
     """The secret in all spellings that are replaced."""
     lines = [line for line in value.splitlines() if len(line) >= LEAST_LINE and "-----" not in line]
     forms = {form for text in (value, *lines) for form in (text, json.dumps(text)[1:-1], html.escape(text))}
-    forms |= {json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], quote(value, safe=""), quote_plus(value)}
+    forms |= {json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], quote_plus(value)}
+    forms |= {quote(value, safe=safe) for safe in ("", "/", "/!$&'()*+,;=:@?")}  # in a query, in paths
     forms |= {json.dumps(form)[1:-1] for form in forms}  # a tool call's arguments are JSON in JSON
     content = value.encode("utf-8", "surrogatepass")
     forms |= {content.hex(), content.hex().upper()}

@@ -35,6 +35,7 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
     "JSON in JSON": lambda key: json.dumps(json.dumps({"a": key})),
     "repr": repr,
     "URL": lambda key: quote(key, safe=""),
+    "path": quote,
     "form": quote_plus,
     "HTML": html.escape,
     "hex": lambda key: key.encode().hex(),
