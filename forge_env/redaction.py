@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
 
@@ -65,7 +65,7 @@ def add(value: str, name: str) -> None:
     if not value or value in _names or MARK.search(value):
         return
     _names[value] = name
-    mark = f"(redacted {re.sub(r'[^A-Za-z0-9_.-]+', '-', name)})"
+    mark = f"(redacted {re.sub(r'[^A-Za-z0-9_.-]+', '-', name) or 'secret'})"
     known = {text for text, _, _ in _forms}
     made = [(f"Bearer {value}", f"Bearer {mark}")] if len(value) < LEAST else [(form, mark) for form in _spelled(value)]
     added = [(form, form.encode("utf-8", "surrogatepass"), mark) for form, mark in made if form not in known]
@@ -112,6 +112,9 @@ def learn(value: Any, name: str = "") -> None:
         scheme, _, credentials = value.strip().partition(" ")
         if scheme.lower() in ("bearer", "basic", "token") and credentials:
             add(credentials, name)
+        if scheme.lower() == "basic":
+            with suppress(ValueError):  # of base64 and UTF-8
+                add(base64.b64decode(credentials, validate=True).decode().partition(":")[2], name)
         if names_secret(name) and _is_key(value):
             add(value, name)
         for key in KEYLIKE.finditer(value):
@@ -121,8 +124,8 @@ def learn(value: Any, name: str = "") -> None:
 
 
 def _is_key(value: str) -> bool:
-    """Whether the value of a setting that is called like one may be a secret: `stop_token: "<|end|>"` is none."""
-    return not re.search(r"[<>|]|^\[.*\]$", value) and not os.path.exists(value)
+    """Whether the value of a setting that is called like one may be a secret; `<|end|>` and a path are none."""
+    return not re.fullmatch(r"<.*>|\[.*\]", value) and not os.path.exists(value)
 
 
 def learn_arguments(arguments: Sequence[str]) -> None:
