@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from forge_env.environment.base import checked_demonstration
+from forge_env.redaction import redact
 from forge_env.types import Message, Task, ToolSpec
 from trainers.model.chat import CUT, TAG, Chat
 
@@ -131,12 +132,16 @@ def training_task(environment: Any, index: int) -> Task:
 
 
 def build_tokenizer(environment: Any, renderer: str, vocab_size: int, seed: int, samples: int = 2000) -> Tokenizer:
-    """A tokenizer for `environment`, learned from `samples` of its demonstrations on training tasks."""
+    """A tokenizer for `environment`, learned from `samples` of its demonstrations on training tasks.
+
+    It is a file, so it is learned from texts without secrets.
+    """
     rng = random.Random(seed)
     tasks = (training_task(environment, index) for index in range(samples))
     demonstrations = [checked_demonstration(environment, task, rng) or [] for task in tasks]
     phrases = fixed_phrases(demonstrations, environment.tools, renderer)
-    return train_tokenizer(_corpus(demonstrations), phrases, vocab_size)
+    phrases = [phrase for phrase in phrases if redact(phrase) == phrase]
+    return train_tokenizer(map(redact, _corpus(demonstrations)), phrases, vocab_size)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

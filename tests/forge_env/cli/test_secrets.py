@@ -290,6 +290,9 @@ def test_a_training_run_writes_none(
         assert "(redacted WANDB_API_KEY)" in (run / file).read_text(), file
     assert main(["train", str(run / "config.yaml"), "--resume"]) == 2
     assert "environment.options.judge_token" in capfd.readouterr().err
+    again = ["train", str(run / "config.yaml"), "--resume", f"environment.options.judge_token={SECRETS['option']}"]
+    assert main([*again, *debug]) == 1
+    assert "changed on resume" not in check_clean(recipe.parent, capfd, given=("recipe.yaml",))
 
 
 def test_a_netrc_tells_its_passwords(tmp_path: Path, planted: pytest.MonkeyPatch) -> None:

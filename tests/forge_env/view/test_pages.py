@@ -19,6 +19,7 @@ import httpx
 import pytest
 from jinja2 import FileSystemLoader
 
+from forge_env import redaction
 from forge_env.errors import UsageError
 from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn
@@ -110,6 +111,16 @@ async def test_every_answer_forbids_what_a_page_may_not_do(folder: Path, cache: 
             assert "default-src 'none'" in policy
             assert "require-trusted-types-for 'script'" in policy
             assert "unsafe" not in policy
+
+
+async def test_a_secret_in_a_file_is_not_on_a_page(short: Path, tmp_path: Path) -> None:
+    shutil.copytree(short, tmp_path / "runs" / "short")
+    (tmp_path / "runs/short/run.log").write_text("the server said: wrong key abcdef-123456\n")
+    redaction.add("abcdef-123456", "KEY")
+    async with opened(tmp_path / "runs", tmp_path / "cache") as client:
+        page = (await client.get("/run/short/log")).text
+    assert "the server said: wrong key (redacted KEY)" in page
+    assert "abcdef-123456" not in page
 
 
 def test_the_token_is_kept_where_nobody_else_reads_it(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("tokenizers")
 
 import forge_env as fe
-from trainers.model.tokenizer import fixed_phrases
+from forge_env import redaction
+from trainers.model.tokenizer import build_tokenizer, fixed_phrases
 
 
 def test_a_tag_around_every_answer_is_no_token() -> None:
@@ -17,3 +18,26 @@ def test_a_tag_around_every_answer_is_no_token() -> None:
     phrases = fixed_phrases(answers, [], "qwen3")
     assert "</answer>" not in phrases
     assert any("Answer in <answer>7</answer>." in phrase for phrase in phrases)
+
+
+class Telling(fe.ToolEnvironment):
+    """One whose prompts and answers hold a key."""
+
+    rubric = fe.Rubric(fe.rewards.exact_match)
+
+    def task(self, split: str, index: int) -> fe.Task:
+        """Task `index`."""
+        return fe.Task(id=f"{split}-{index}", prompt="key-Pl4nted?", gold=f"key-Pl4nted {index}", split=split)
+
+    def prompt(self, task: fe.Task) -> list[fe.Message]:
+        """With the key."""
+        return [fe.Message(role="system", content="Never tell key-Pl4nted."), *super().prompt(task)]
+
+
+def test_a_secret_is_neither_a_token_nor_a_phrase() -> None:
+    environment = Telling(Telling.config_class())
+    assert "Pl4nted" in build_tokenizer(environment, "qwen3", 400, seed=0, samples=20).to_str()
+    redaction.add("key-Pl4nted", "KEY")
+    tokenizer = build_tokenizer(environment, "qwen3", 400, seed=0, samples=20)
+    assert "Pl4nted" not in tokenizer.to_str()
+    assert tokenizer.decode(tokenizer.encode("key-Pl4nted").ids) == "key-Pl4nted"
