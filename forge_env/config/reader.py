@@ -515,8 +515,12 @@ def _written(loc: Sequence[int | str], data: Any) -> KeyPath:
 # Settings that were recorded: their secrets were left out.
 
 
-def refuse_redacted(settings: Any) -> None:
+def refuse_redacted(settings: Any, fix: str | None = None) -> None:
     """Refuse settings that were recorded without their secrets, if these were not given again.
+
+    Args:
+        settings: by key.
+        fix: what to do; None: give them on the command line.
 
     Raises:
         UsageError: it names the keys.
@@ -525,7 +529,7 @@ def refuse_redacted(settings: Any) -> None:
     if keys:
         raise UsageError(
             f"{', '.join(keys)}: secrets are not recorded, so this has to be given again",
-            fix=f"add {keys[0]}=VALUE; code can also read its secrets from environment variables",
+            fix=fix or f"add {keys[0]}=VALUE; code can also read its secrets from environment variables",
         )
 
 

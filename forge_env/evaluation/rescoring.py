@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from forge_env.config.evaluation import EvaluationConfig
-from forge_env.config.reader import read_as
+from forge_env.config.reader import read_as, refuse_redacted
 from forge_env.environment.base import Environment
 from forge_env.errors import AgentError, EnvironmentBugError, ForgeError, UsageError
 from forge_env.evaluation.evaluation import Evaluation
@@ -96,6 +96,10 @@ async def rescore(
     if ResultsFolder(out).exists():
         raise UsageError(f"{out} holds an evaluation already", fix="choose another --out, or remove it")
     config = read_as(EvaluationConfig, folder.config)
+    refuse_redacted(
+        config.model_dump(include={"environments"}),
+        fix=f"let the environment read it from an environment variable, or put it into {folder.config} meanwhile",
+    )
     latest = {trajectory.id: trajectory for trajectory in folder.trajectories() if in_plan(config, trajectory)}
     damage = list(folder.damage)
     kept = {name: trajectory for name, trajectory in latest.items() if _can_be_scored(trajectory)}
