@@ -9,13 +9,14 @@ import ctypes
 import inspect
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from forge_env.errors import HeldUpError
 
+S = TypeVar("S")
 T = TypeVar("T")
 PARSE_TRIES = 20
 """Each is a moment of some microseconds; two in a row are rare."""
@@ -34,6 +35,34 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures.exceptions[0].__cause__
     return [task.result() for task in tasks]
+
+
+async def for_each(items: Iterable[S], work: Callable[[S], Coroutine[Any, Any, object]], *, limit: int) -> None:
+    """Run `work` on every item, at most `limit` at once; the first failure cancels the others and is raised as it is.
+
+    Items are taken as there is room for them, so memory depends on `limit` and not on the number of items, which may be
+    endless. Each call has a task, and so a context, of its own.
+    """
+    room = asyncio.Semaphore(limit)
+
+    async def one(item: S) -> None:
+        try:
+            await work(item)
+        finally:
+            room.release()
+
+    remaining = iter(items)
+    try:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await room.acquire()
+                try:
+                    item = next(remaining)
+                except StopIteration:
+                    break
+                group.create_task(one(item))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
 
 
 async def to_its_end(work: asyncio.Future[T]) -> T:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import FrameType
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ HINT_AFTER_S = 1.0
 CLEAN_UP_S = 10.0
 """What is left of a grace when work is cancelled, so that everything is closed before the platform kills; half of it
 where it is short."""
+TERM_GRACE_S = 10.0
+"""Seconds from a SIGTERM to an evaluation's end, as long as `docker stop` waits; half of it finishes samples."""
 LAST_S = 1.0
 """What is left of it when the process ends itself, whatever holds it up."""
 
@@ -99,6 +102,8 @@ class _Interruption:
         try:
             return await work
         finally:
+            if self._received:  # else `asyncio.run` waits for every thread, also one that waits for a download or lock
+                self._loop.set_default_executor(ThreadPoolExecutor(1))
             global _requested
             _requested = 0
             for timer in (self._hint, *self._graces):

@@ -13,7 +13,7 @@ from forge_env.cli.command import Parser, report_error
 from forge_env.config.evaluation import EvaluationConfig, environment_entries, short_name
 from forge_env.config.reader import KeyPath, Override, Problem, Source, build, read_file, replaced, values
 from forge_env.errors import ConfigError, UsageError, did_you_mean
-from forge_env.interrupts import INTERRUPTED, run_until_interrupted, say
+from forge_env.interrupts import INTERRUPTED, TERM_GRACE_S, run_until_interrupted, say
 from forge_env.registry import environment_class
 from forge_env.visible import one_line, visible
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         if own.asked > own.samples:
             say(f"forge-env: {own.asked} samples of {label} ({own.split}) were asked for, {own.samples} can be played")
     try:
-        result = run_until_interrupted(evaluation.run(), finish=lambda: finish([evaluation]))
+        result = run_until_interrupted(evaluation.run(), finish=lambda: finish([evaluation]), grace_s=TERM_GRACE_S)
     except KeyboardInterrupt:
         return _interrupted(evaluation)
     if args.json:

@@ -23,6 +23,8 @@ from forge_env.redaction import console
 
 LEAVE_S = 60
 """Seconds that the interpreter has to end when a command has."""
+LEAVE_INTERRUPTED_S = 5
+"""The same after a signal: threads that wait for a download or a lock are not waited for."""
 COMMANDS = {
     "train": "train a model on a recipe",
     "config": "print a recipe with every key explained",
@@ -88,16 +90,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str], *, last: bool) -> int:
     """As `main`; `last`: the process ends with it."""
+    from forge_env.interrupts import INTERRUPTED
+
+    code = 1
     debug = "--debug" in arguments or os.environ.get("FORGE_ENV_DEBUG", "") not in ("", "0")
     try:
         with signals_interrupt():
             _find_own_modules()
-            return _run(arguments, debug)
+            code = _run(arguments, debug)
+            return code
     except KeyboardInterrupt:
-        from forge_env.interrupts import INTERRUPTED
-
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        code = INTERRUPTED
+        return code
     except BrokenPipeError:  # the reader of our output went away, e.g. `forge-env list | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
@@ -109,7 +114,9 @@ def _main(arguments: list[str], *, last: bool) -> int:
         return cause.exit_code if isinstance(cause, ForgeError) else 1
     finally:
         if last:  # all is closed; a thread that a library left, or its own end, must not keep the process
-            signal.alarm(LEAVE_S)
+            if code == INTERRUPTED:
+                signal.signal(signal.SIGALRM, lambda number, frame: os._exit(INTERRUPTED))
+            signal.alarm(LEAVE_INTERRUPTED_S if code == INTERRUPTED else LEAVE_S)
 
 
 @contextmanager

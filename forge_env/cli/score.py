@@ -10,7 +10,7 @@ from forge_env.cli.eval import finish, show
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.rescoring import rescore
 from forge_env.evaluation.tables import counted
-from forge_env.interrupts import INTERRUPTED, run_until_interrupted, say
+from forge_env.interrupts import INTERRUPTED, TERM_GRACE_S, run_until_interrupted, say
 from forge_env.visible import visible
 
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     running: list[Evaluation] = []
     work = rescore(args.folder, out, stream=sys.stderr, on_start=running.append)
     try:
-        rescored = run_until_interrupted(work, finish=lambda: finish(running))
+        rescored = run_until_interrupted(work, finish=lambda: finish(running), grace_s=TERM_GRACE_S)
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED

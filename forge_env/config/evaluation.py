@@ -68,7 +68,7 @@ reference solutions), `random`, `empty`, `module:function`."""
     first_delay_s: float = Field(0.5, ge=0)
     """Seconds before the first retry; doubled each time, and varied randomly by up to half."""
     longest_delay_s: float = Field(60.0, ge=0)
-    """Longest delay between retries in seconds, before it is varied."""
+    """Longest delay between retries in seconds, before it is varied; an endpoint's `Retry-After` is obeyed up to it."""
     concurrency: int = Field(256, ge=1)
     """Maximum requests in flight; the actual number adapts to the endpoint."""
     start_concurrency: int = Field(16, ge=1)

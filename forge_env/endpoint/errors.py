@@ -6,6 +6,7 @@ The name of the class is the kind that displays and summaries count.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -187,10 +188,11 @@ def excerpt(content: bytes) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that `Retry-After` asks for (a number or a date), or None; never more than ten minutes."""
+    """Seconds that `Retry-After` asks for (a number or a date), however many; None without a usable value."""
     value = headers.get("retry-after", "")
     with suppress(ValueError):
-        return min(max(float(value), 0.0), 600.0)
-    with suppress(ValueError, TypeError):
-        return min(max(parsedate_to_datetime(value).timestamp() - time(), 0.0), 600.0)
+        seconds = float(value)
+        return None if math.isnan(seconds) else max(seconds, 0.0)
+    with suppress(ValueError, TypeError, OverflowError):
+        return max(parsedate_to_datetime(value).timestamp() - time(), 0.0)
     return None

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from forge_env import redaction
 from forge_env.config.evaluation import EndpointOptions
+from forge_env.display.terminal import duration
 from forge_env.endpoint.answers import assemble, fill_in, read_answer
 from forge_env.endpoint.errors import (
     AccessDeniedError,
@@ -225,7 +226,11 @@ class EndpointPolicy(Policy):
         """Training's parser of this model's tokens, if known; the server's parsers may differ."""
         self.refuses_reasoning = False
         """Whether the endpoint rejected a request with thoughts and accepted it without them."""
+        self.tell: Callable[[str], object] = lambda text: None
+        """Called with what a person should know."""
         self._renamed = False
+        self._stopped = asyncio.Event()
+        self._told_of_wait = False
         self._sleep = sleep
         self._rng = rng or random.Random()
 
@@ -238,6 +243,10 @@ class EndpointPolicy(Policy):
     async def close(self) -> None:
         """Close the connections."""
         await self._connections.close()
+
+    def stop_waiting(self) -> None:
+        """End every pause before a retry now; from here on each request is tried once more at most."""
+        self._stopped.set()
 
     async def check(self) -> None:
         """Ask for the list of models, so that a wrong address, key or name shows before anything is started.
@@ -316,14 +325,31 @@ class EndpointPolicy(Policy):
                 on_failure(error)
                 if error.fatal and not (error.excusable and self.answered):
                     self.fatal = error
-                if not error.transient or attempt == options.retries:
+                if not error.transient or attempt == options.retries or self._stopped.is_set():
                     raise
                 with waiting():
-                    await self._sleep(max(retry.delay(attempt, self._rng), error.retry_after_s or 0.0))
+                    await self._pause(retry.delay(attempt, self._rng), error.retry_after_s or 0.0)
             else:
                 reply.metadata["attempts"] = attempt + 1
                 return reply, thoughts
         raise AssertionError("unreachable")
+
+    async def _pause(self, delay_s: float, asked_s: float) -> None:
+        """Wait before a retry, as long as the endpoint asks (`Retry-After`) up to the configured bound."""
+        longest = self.options.longest_delay_s
+        if asked_s > longest and not self._told_of_wait:
+            self._told_of_wait = True
+            self.tell(
+                f"the endpoint asks to wait {duration(asked_s)} (Retry-After); "
+                f"retrying after {duration(longest)} (longest_delay_s)"
+            )
+        pause = asyncio.ensure_future(self._sleep(max(delay_s, min(asked_s, longest))))
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        try:
+            await asyncio.wait([pause, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+            stopped.cancel()
 
     async def _ask_once(self, body: dict[str, Any]) -> Answer:
         sent = self._named(body)

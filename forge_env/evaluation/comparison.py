@@ -14,6 +14,7 @@ from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.evaluation.estimates import PairedDifference, compare
 from forge_env.evaluation.plan import SampleResult, in_plan, split_of
 from forge_env.evaluation.record import open_folder
+from forge_env.evaluation.results import Results, ResultTable
 from forge_env.evaluation.tables import Table
 from forge_env.registry import environment_class, make, make_config
 
@@ -23,7 +24,7 @@ class Stored:
     """What a folder holds."""
 
     config: EvaluationConfig
-    results: list[SampleResult]
+    results: Results
     """The latest of every sample that was last asked for."""
     splits: dict[str, str]
     """Which split was played, by label."""
@@ -112,13 +113,14 @@ def load(path: Path | str, *, score: str | None = None) -> Stored:
     """The evaluation in a folder; `score` replaces the configured one."""
     folder = open_folder(path)
     config = read_as(EvaluationConfig, folder.config)
-    latest: dict[str, SampleResult] = {}
+    table = ResultTable()
     splits: dict[str, str] = {}
     for trajectory, result in folder.results(score or config.score):
         if in_plan(config, trajectory):
-            latest[trajectory.id] = result
+            table.add(result)
             splits[trajectory.environment] = split_of(trajectory)
-    return Stored(config, list(latest.values()), splits, list(folder.damage))
+    labels = [choice.label for choice in config.environments]
+    return Stored(config, Results(table, table.latest(labels.index)), splits, list(folder.damage))
 
 
 def compare_folders(

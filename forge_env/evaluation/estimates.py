@@ -8,12 +8,13 @@ treats the task as the unit: A. C. Cameron and D. L. Miller, "A Practitioner's G
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from forge_env.config.evaluation import CONFIDENCE
-from forge_env.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,9 +23,14 @@ if TYPE_CHECKING:
 Scores = Sequence[Sequence[float]]
 """Scores of each task, [tasks][epochs of it]; tasks without any are left out."""
 
+Totals: TypeAlias = "NDArray[Any] | Sequence[tuple[float, int]]"
+"""Sum and number of each task's scores, [tasks, 2]."""
+
 RESAMPLES = 2000
 ALIKE = 8
 """Tasks of each kind, on average, from which on kinds are drawn instead of tasks."""
+NORMAL_TASKS = 50_000
+"""Tasks of different scores from which on the interval is the normal one: a bootstrap would take seconds to agree."""
 CHUNK = 2_000_000
 """Random numbers drawn at once, which bounds the memory of a bootstrap."""
 
@@ -86,35 +92,93 @@ def by_task(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
     return tasks
 
 
-def clustered(totals: Sequence[tuple[float, int]]) -> tuple[float, float]:
+def clustered(totals: Totals) -> tuple[float, float]:
     """Mean of all samples and its standard error, from sum and number of each task's scores.
 
     With task sums S_g over n_g samples, N samples, G tasks and mean m:
     sqrt(G / (G - 1) * sum_g (S_g - n_g m)^2) / N. With one sample a task it is the usual s / sqrt(N).
     """
-    tasks, samples = len(totals), sum(number for _, number in totals)
-    middle = math.fsum(total for total, _ in totals) / samples
+    sums, counts = _columns(totals)
+    tasks, samples = len(sums), int(counts.sum())
+    middle = math.fsum(sums) / samples
     if tasks < 2:
         return middle, 0.0
-    squares = math.fsum((total - number * middle) ** 2 for total, number in totals)
+    squares = math.fsum((sums - counts * middle) ** 2)
     return middle, math.sqrt(tasks / (tasks - 1) * squares) / samples
 
 
-def bootstrap(totals: Sequence[tuple[float, int]], *, confidence: float, seed: int = 0) -> tuple[float, float]:
+class TaskScores:
+    """Scores of samples, added one at a time: the sum and the number of each task's.
+
+    Takes about 200 bytes a task, however many samples it has. Mean and error so far take constant time.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._sums, self._counts = array("d"), array("q")
+        self.samples = 0
+        """Scores added."""
+        self._total = 0.0
+        # over tasks, with the sum S and the number n of each: S * S, S * n, n * n
+        self._squares, self._products, self._sizes = 0.0, 0.0, 0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, task: str, score: float) -> None:
+        """Add the score of one sample of a task."""
+        number = self._numbers.setdefault(task, len(self._numbers))
+        if number == len(self._sums):
+            self._sums.append(0.0)
+            self._counts.append(0)
+        total, count = self._sums[number], self._counts[number]
+        self._sums[number], self._counts[number] = total + score, count + 1
+        self.samples += 1
+        self._total += score
+        self._squares += score * (2 * total + score)
+        self._products += total + score * (count + 1)
+        self._sizes += 2 * count + 1
+
+    def totals(self) -> NDArray[np.float64]:
+        """Sum and number of each task's scores, [tasks, 2]."""
+        import numpy as np
+
+        return np.column_stack([np.array(self._sums), np.array(self._counts)])
+
+    def so_far(self) -> tuple[float, float]:
+        """Mean and standard error as `clustered` gives them, but for rounding."""
+        middle, tasks = self._total / self.samples, len(self)
+        if tasks < 2:
+            return middle, 0.0
+        squares = self._squares - 2 * middle * self._products + middle * middle * self._sizes
+        return middle, math.sqrt(tasks / (tasks - 1) * max(squares, 0.0)) / self.samples
+
+    def estimate(self, *, confidence: float = CONFIDENCE) -> Estimate | None:
+        """Mean over all samples; None when there is none."""
+        return mean_of(self.totals(), confidence=confidence)
+
+
+def bootstrap(totals: Totals, *, confidence: float, seed: int = 0) -> tuple[float, float]:
     """Percentile interval of the mean of all samples, tasks drawn with replacement (B. Efron, 1979).
 
-    Where many tasks are alike (solved or not), how often each kind is drawn is drawn at once: it is multinomial.
+    Where many tasks are alike (solved or not), how often each kind is drawn is drawn at once: it is multinomial. Above
+    `NORMAL_TASKS` tasks of different scores, the interval is that of the normal distribution.
     """
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    tasks = len(totals)
-    sums, counts = np.array(sorted(totals), dtype=float).T  # so that the order of tasks doesn't change the interval
+    sums, counts = _columns(totals)
+    order = np.lexsort((counts, sums))  # so that the order of tasks doesn't change the interval
+    sums, counts, tasks = sums[order], counts[order], len(sums)
     kinds, sizes = np.unique(np.stack([sums, counts]), axis=1, return_counts=True)
     means = []
     if ALIKE * len(sizes) <= tasks:
         drawn = rng.multinomial(tasks, sizes / tasks, size=RESAMPLES)
         means.append((drawn @ kinds[0]) / (drawn @ kinds[1]))
+    elif tasks >= NORMAL_TASKS:
+        middle, error = clustered(totals)
+        reach = error * NormalDist().inv_cdf((1 + confidence) / 2)
+        return middle - reach, middle + reach
     step = max(1, CHUNK // tasks)
     for start in range(0, 0 if means else RESAMPLES, step):
         drawn = rng.integers(0, tasks, size=(min(step, RESAMPLES - start), tasks))
@@ -124,27 +188,23 @@ def bootstrap(totals: Sequence[tuple[float, int]], *, confidence: float, seed: i
     return float(low), float(high)
 
 
+def _columns(totals: Totals) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    import numpy as np
+
+    columns = np.asarray(totals, dtype=float)
+    return columns[:, 0], columns[:, 1]
+
+
 def mean(scores: Scores, *, confidence: float = CONFIDENCE) -> Estimate | None:
     """Mean over all samples; None when there is none."""
-    totals = [(math.fsum(values), len(values)) for values in scores if values]
-    if not totals:
+    return mean_of([(math.fsum(values), len(values)) for values in scores if values], confidence=confidence)
+
+
+def mean_of(totals: Totals, *, confidence: float = CONFIDENCE) -> Estimate | None:
+    """Mean over all samples, from sum and number of each task's scores; None when there is none."""
+    if not len(totals):
         return None
     return Estimate(*clustered(totals), *bootstrap(totals, confidence=confidence))
-
-
-def score(
-    trajectories: Iterable[Trajectory], metric: str = "reward", *, confidence: float = CONFIDENCE
-) -> Estimate | None:
-    """Mean score of the valid episodes; None when there is none.
-
-    Args:
-        trajectories: of any tasks; those that are not valid are left out.
-        metric: what is scored; an episode without it counts with its reward.
-        confidence: of the interval.
-    """
-    valid = [trajectory for trajectory in trajectories if trajectory.valid]
-    scored = ((trajectory.task_id, trajectory.metrics.get(metric, trajectory.reward)) for trajectory in valid)
-    return mean([*by_task(scored).values()], confidence=confidence)
 
 
 def bounds(scores: Sequence[float], unscored: int, *, highest: float | None = 1.0) -> tuple[float, float] | None:
@@ -182,21 +242,29 @@ def pass_all(samples: int, solved: int, k: int) -> float:
     return math.comb(solved, k) / math.comb(samples, k)
 
 
-def passes(scores: Scores, threshold: float, *, confidence: float = CONFIDENCE) -> dict[int, tuple[Estimate, Estimate]]:
+def passes(counts: Totals, *, confidence: float = CONFIDENCE) -> dict[int, tuple[Estimate, Estimate]]:
     """pass@k and pass^k for k = 1, 2, 4, ... and the number of epochs; over tasks with at least k valid samples.
 
     Args:
-        scores: see `Scores`.
-        threshold: a sample with at least this score has solved its task.
+        counts: how many valid samples of each task have solved it, and how many there are.
         confidence: of the intervals.
     """
-    counted = [(len(values), sum(value >= threshold - 1e-9 for value in values)) for values in scores if values]
-    most = max((samples for samples, _ in counted), default=0)
+    import numpy as np
+
+    if not len(counts):
+        return {}
+    kinds, sizes = np.unique(np.asarray(counts, dtype=int), axis=0, return_counts=True)  # many tasks are alike
+    most = int(kinds[:, 1].max())
+
+    def estimate(chance: Callable[[int, int, int], float], k: int) -> Estimate | None:
+        enough = kinds[:, 1] >= k
+        values = [chance(samples, solved, k) for solved, samples in kinds[enough].tolist()]
+        totals = np.repeat(np.column_stack([values, np.ones(len(values))]), sizes[enough], axis=0)
+        return mean_of(totals, confidence=confidence)
+
     result: dict[int, tuple[Estimate, Estimate]] = {}
     for k in sorted({*(2**i for i in range(most.bit_length())), most} - {0}):
-        enough = [(samples, solved) for samples, solved in counted if samples >= k]
-        at = mean([[pass_at(samples, solved, k)] for samples, solved in enough], confidence=confidence)
-        all_of = mean([[pass_all(samples, solved, k)] for samples, solved in enough], confidence=confidence)
+        at, all_of = estimate(pass_at, k), estimate(pass_all, k)
         if at is not None and all_of is not None:
             result[k] = (at, all_of)
     return result

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -27,9 +26,10 @@ from forge_env.endpoint.vllm_server import VLLMServer, check_checkpoint
 from forge_env.environment.base import Environment
 from forge_env.errors import EnvironmentBugError, ForgeError, UsageError
 from forge_env.evaluation.metering import Meter, TokenUsage, read_price
-from forge_env.evaluation.plan import Planned, Sample, SampleResult, check_score, plan, planned
+from forge_env.evaluation.plan import Plan, Planned, Sample, SampleResult, check_score, plan, planned
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder
+from forge_env.evaluation.results import Results, ResultTable
 from forge_env.evaluation.runner import Runner, TaskSource, WatchedEngine, collecting_seldom
 from forge_env.files import DiskFullError, unused, write_whole
 from forge_env.logs import log_to
@@ -56,6 +56,8 @@ HELD_UP_S = 20.0
 CHECKED_TASKS = 4096
 """Tasks of an environment whose ids are compared before anything is played: results are counted by them."""
 UNIQUE_FIX = "give each task an id of its own; --epochs plays tasks several times"
+MANY_SAMPLES = 100_000
+"""Samples whose reference solutions take so long to find that it is said."""
 RESERVE_BYTES = 4 * 2**20
 """Set aside on the disk for the samples under way when it runs full."""
 
@@ -107,8 +109,8 @@ class Evaluation:
         possible = self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
         for label, source in self._sources.items():
             check_score(config.score, label, source.environment)
-            mine = (sample for sample in self.samples if sample.label == label and sample.epoch == 0)
-            check_targets(source.environment, map(self.task, mine))
+            share = self.samples.shares[label]
+            check_targets(source.environment, (self.task(share[index]) for index in range(share.tasks)))
             check_unique(self._ids(label), label, "task", UNIQUE_FIX)
         if self.policy is None:
             self.policy = scripted(config)
@@ -132,7 +134,7 @@ class Evaluation:
 
     def keep(self, wanted: Callable[[Sample], bool]) -> None:
         """Play only these of the planned samples; the others count as missing."""
-        self.samples = [sample for sample in self.samples if wanted(sample)]
+        self.samples = self.samples.only(wanted)
         self.progress = self._new_progress()
 
     def task(self, sample: Sample) -> Task:
@@ -149,10 +151,10 @@ class Evaluation:
 
     def _ids(self, label: str) -> Iterator[tuple[str, int]]:
         """Id and index of the first `CHECKED_TASKS` tasks of an environment."""
-        mine = (sample for sample in self.samples if sample.label == label and sample.epoch == 0)
-        for sample in islice(mine, CHECKED_TASKS):
+        share = self.samples.shares[label]
+        for index in range(min(share.tasks, CHECKED_TASKS)):
             with suppress(EnvironmentBugError):  # a bug of that sample, which is counted
-                yield self.task(sample).id, sample.index
+                yield self.task(share[index]).id, index
 
     def _check_opponents(self, choice: EnvironmentChoice) -> None:
         named = self._opponents_of(choice)
@@ -176,12 +178,15 @@ class Evaluation:
         with source.code("gold_actions", task.id):
             return source.environment.gold_actions(task) is not None
 
-    def _with_gold(self, samples: list[Sample]) -> list[Sample]:
+    def _with_gold(self, samples: Plan) -> Plan:
         """Those whose task has a reference solution: not every hand of cards can be won."""
-        kept = [sample for sample in samples if self.has_gold(sample)]
-        if missing := {sample.label for sample in samples} - {sample.label for sample in kept}:
+        if self.stream is not None and len(samples) > MANY_SAMPLES:
+            self.stream.write(f"looking for the reference solutions of {len(samples):,} samples\n")
+            self.stream.flush()
+        kept = samples.only(self.has_gold)
+        if missing := [label for label, share in kept.shares.items() if not share.played]:
             raise UsageError(
-                f"no task of {sorted(missing)[0]} has a gold solution", fix="set Task.gold, or override gold_actions"
+                f"no task of {min(missing)} has a gold solution", fix="set Task.gold, or override gold_actions"
             )
         return kept
 
@@ -193,8 +198,8 @@ class Evaluation:
             budget=self.config.budget,
             priced=self._meter.price is not None,
         )
-        for sample in self.samples:
-            progress.environments.setdefault(sample.label, EnvironmentProgress(0)).total += 1
+        for label, share in self.samples.shares.items():
+            progress.environments[label] = EnvironmentProgress(share.played)
         return progress
 
     @property
@@ -225,11 +230,12 @@ class Evaluation:
     async def _run(self) -> EvaluationResult:
         with self.folder, log_to(self.folder.log), collecting_seldom():
             self._write_config()
-            results = self._earlier()
+            results = ResultTable()
+            pending = await asyncio.to_thread(self._pending, results)  # of a million, it takes minutes
             self.progress.begin()
             writer = TrajectoryWriter(self.folder.samples, what="finished samples", reserve=RESERVE_BYTES)
             try:
-                await self._play(results, writer)
+                await self._play(results, pending, writer)
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from failures.exceptions[0].__cause__
             finally:
@@ -238,9 +244,7 @@ class Evaluation:
                 except DiskFullError as error:
                     error.fix = "free some space; --resume plays them again"
                     raise
-                if self._runner is not None:
-                    results |= self._runner.results
-                result = self._sum_up(results)
+                result = await asyncio.to_thread(self._sum_up, results)  # takes seconds for a million samples
             return result
 
     def _write_config(self) -> None:
@@ -253,10 +257,8 @@ class Evaluation:
                 f"can't write {self.folder.config}: {error.strerror}", fix="free some space, or choose another --out"
             ) from error
 
-    async def _play(self, results: dict[str, SampleResult], writer: TrajectoryWriter) -> None:
-        done = {name for name, result in results.items() if result.valid}
-        pending = [sample for sample in self.samples if sample.id not in done]
-        if not pending:
+    async def _play(self, results: ResultTable, pending: Plan, writer: TrajectoryWriter) -> None:
+        if not len(pending):
             return
         async with AsyncExitStack() as stack:
             display = Display() if self.stream is None else open_display(self.progress, self.stream)
@@ -272,16 +274,26 @@ class Evaluation:
             if self.sandboxes is None:
                 await stack.enter_async_context(self._engine)
             self._runner = Runner(
-                self.config, policy, self._sources, self._engine, writer, self._meter, self.progress, display, opponents
+                self.config,
+                policy,
+                self._sources,
+                self._engine,
+                writer,
+                self._meter,
+                self.progress,
+                display,
+                opponents,
+                results,
             )
             if self.stopped:
                 return
             if isinstance(policy, EndpointPolicy):
                 self.progress.limiter, self.progress.request_errors = policy.limiter, policy.errors
+                policy.tell = display.note
             with LoopGuard(HELD_UP_S, 0.0, display.note):
                 await self._run_samples(self._runner, pending)
 
-    async def _run_samples(self, runner: Runner, pending: list[Sample]) -> None:
+    async def _run_samples(self, runner: Runner, pending: Plan) -> None:
         """Play them; when our own server ends, give up those under way at once: every request would fail."""
         if self._server is None:
             await runner.run(pending)
@@ -323,33 +335,46 @@ class Evaluation:
             raise
         return policy
 
-    def _earlier(self) -> dict[str, SampleResult]:
-        """Results of earlier processes, the later record of a sample counting; their usage goes to the meter."""
-        results: dict[str, SampleResult] = {}
-        wanted = {sample.id for sample in self.samples}
+    def _pending(self, results: ResultTable) -> Plan:
+        """The samples to be played, without those that earlier processes played.
+
+        Their usage goes to the meter, and what they recorded of planned samples to `results`.
+        """
         for trajectory, result in self.folder.results(self.config.score):
             self._meter.total.add(TokenUsage(**trajectory.info.get("usage", {})))
-            if trajectory.id in wanted:
-                results[trajectory.id] = result
+            if self._number(result) is not None:
+                results.add(result)
         for damage in self.folder.damage:
             log.warning("%s", damage)
-        for result in results.values():
-            if result.valid:
+        done: list[tuple[str, int]] = []
+        for result in self._in_order(results):
+            number = self._number(result)
+            if result.valid and number is not None:
                 self.progress.environments[result.environment].add(result)
-        return results
+                done.append((result.environment, number))
+        return self.samples.without(done)
 
-    def _sum_up(self, results: dict[str, SampleResult]) -> EvaluationResult:
+    def _number(self, result: SampleResult) -> int | None:
+        """Of a planned sample in its environment's share of the plan; None if it is not planned."""
+        share = self.samples.shares.get(result.environment)
+        split, index, epoch = result.id.removeprefix(f"{result.environment}/").rsplit("/", 2)
+        return None if share is None else share.number(split, int(index), int(epoch))
+
+    def _in_order(self, results: ResultTable) -> Results:
+        return Results(results, results.latest(list(self.samples.shares).index))
+
+    def _sum_up(self, results: ResultTable) -> EvaluationResult:
         from forge_env.evaluation.summary import summarize
         from forge_env.evaluation.tables import markdown
 
-        summary = summarize(self.config, results.values(), self.planned, self.progress)
+        summary = summarize(self.config, results, self.planned, self.progress)
         try:
             summary.write(self.folder.summary)
             write_whole(self.folder.report, markdown(summary))
         except OSError as error:  # a full disk must not hide the result; --resume writes both again
             log.error("summary and report can't be written: %s", error)
-        samples = [results[sample.id] for sample in self.samples if sample.id in results]
-        return EvaluationResult(self.folder.root, summary, samples, self._runner.error if self._runner else None)
+        reason = self._runner.error if self._runner else None
+        return EvaluationResult(self.folder.root, summary, self._in_order(results), reason)
 
 
 def _new_folder(config: EvaluationConfig) -> Path:

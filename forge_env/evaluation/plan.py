@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from forge_env.config.evaluation import ENDLESS_N, EnvironmentChoice, EvaluationConfig
 from forge_env.environment.base import Environment
@@ -36,15 +36,89 @@ class Sample:
         return f"{self.label}/{self.split}/{self.index}/{self.epoch}"
 
 
-def plan(config: EvaluationConfig, environments: dict[str, Environment]) -> list[Sample]:
-    """Every sample, epoch after epoch, the environments taking turns: early figures then stand for all of it."""
-    shares: list[list[Sample]] = []
-    for choice in config.environments:
-        split, count = tasks_of(choice, config, environments[choice.label])
-        shares.append(
-            [Sample(choice.label, split, index, epoch) for epoch in range(config.epochs) for index in range(count)]
-        )
-    return list(_in_turns(shares))
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The samples of one environment, numbered epoch after epoch."""
+
+    label: str
+    split: str
+    tasks: int
+    epochs: int
+    left_out: bytearray | None = None
+    """One byte for each sample, 1 if it is not played; None: all are."""
+
+    def __len__(self) -> int:
+        return self.tasks * self.epochs
+
+    def __getitem__(self, number: int) -> Sample:
+        epoch, index = divmod(number, self.tasks)
+        return Sample(self.label, self.split, index, epoch)
+
+    @property
+    def played(self) -> int:
+        """Number of samples that are played."""
+        return len(self) - (0 if self.left_out is None else sum(self.left_out))
+
+    def number(self, split: str, index: int, epoch: int) -> int | None:
+        """Of the sample; None if it is not one to be played."""
+        if not (split == self.split and 0 <= index < self.tasks and 0 <= epoch < self.epochs):
+            return None
+        number = epoch * self.tasks + index
+        return None if self.left_out is not None and self.left_out[number] else number
+
+
+class Plan:
+    """Every sample to be played, epoch after epoch, the environments taking turns: early figures then stand for all.
+
+    Samples are made as they are asked for: there may be more than memory has room for.
+    """
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        self.shares = {share.label: share for share in shares}
+
+    def __len__(self) -> int:
+        return sum(share.played for share in self.shares.values())
+
+    def __iter__(self) -> Iterator[Sample]:
+        """In turns: after any part of the whole, every environment has given about that part of its own."""
+
+        def places(order: int, share: Share) -> Iterator[tuple[float, int, int]]:
+            for number in range(len(share)):
+                if share.left_out is None or not share.left_out[number]:
+                    yield (number + 0.5) / len(share), order, number
+
+        shares = list(self.shares.values())
+        for _, order, number in heapq.merge(*(places(order, share) for order, share in enumerate(shares))):
+            yield shares[order][number]
+
+    def only(self, wanted: Callable[[Sample], bool]) -> Plan:
+        """Those that are wanted."""
+        shares = []
+        for share in self.shares.values():
+            left_out = bytearray(len(share)) if share.left_out is None else bytearray(share.left_out)
+            for number in range(len(share)):
+                left_out[number] = left_out[number] or not wanted(share[number])
+            shares.append(replace(share, left_out=left_out))
+        return Plan(shares)
+
+    def without(self, samples: Iterable[tuple[str, int]]) -> Plan:
+        """Those that are not among `samples`: label, and number in its share."""
+        marks = {label: share.left_out and bytearray(share.left_out) for label, share in self.shares.items()}
+        for label, number in samples:
+            if (mark := marks[label]) is None:
+                mark = marks[label] = bytearray(len(self.shares[label]))
+            mark[number] = 1
+        return Plan([replace(share, left_out=marks[label]) for label, share in self.shares.items()])
+
+
+def plan(config: EvaluationConfig, environments: dict[str, Environment]) -> Plan:
+    """Every sample that the configuration asks for and the environments have."""
+    return Plan(
+        [
+            Share(choice.label, *tasks_of(choice, config, environments[choice.label]), config.epochs)
+            for choice in config.environments
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +132,7 @@ class Planned:
     """Samples requested; more than `samples` if the split has too few tasks, or too few with a reference solution."""
 
 
-def planned(config: EvaluationConfig, possible: Sequence[Sample], samples: Sequence[Sample]) -> dict[str, Planned]:
+def planned(config: EvaluationConfig, possible: Plan, samples: Plan) -> dict[str, Planned]:
     """The samples to play of each environment, by label.
 
     Args:
@@ -66,13 +140,11 @@ def planned(config: EvaluationConfig, possible: Sequence[Sample], samples: Seque
         possible: every sample, as `plan` made them.
         samples: those of them that are played.
     """
-    counts, playable = (Counter(sample.label for sample in group) for group in (possible, samples))
-    splits = {sample.label: sample.split for sample in possible}
     return {
         choice.label: Planned(
-            splits[choice.label],
-            playable[choice.label],
-            max(counts[choice.label], (choice.n or config.n or 0) * config.epochs),
+            possible.shares[choice.label].split,
+            samples.shares[choice.label].played,
+            max(possible.shares[choice.label].played, (choice.n or config.n or 0) * config.epochs),
         )
         for choice in config.environments
     }
@@ -90,19 +162,31 @@ def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environme
     return split, count
 
 
-def _in_turns(shares: list[list[Sample]]) -> Iterator[Sample]:
-    """Merge evenly: after any part of the whole, every list has given about that part of its own."""
-    places = [
-        ((number + 0.5) / len(share), order, number)
-        for order, share in enumerate(shares)
-        for number in range(len(share))
-    ]
-    for _, order, number in sorted(places):
-        yield shares[order][number]
+class Outcome:
+    """How a sample ended, in `valid` and `error`."""
+
+    __slots__ = ()
+    valid: bool
+    error: str | None
+
+    @property
+    def error_kind(self) -> str | None:
+        """Class of the error that made it invalid."""
+        return None if self.valid or self.error is None else self.error.partition(":")[0]
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether the environment's own code made it invalid."""
+        return self.error_kind == EnvironmentBugError.__name__
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the agent's own code failed, so that it scores 0."""
+        return self.valid and self.error is not None
 
 
 @dataclass(slots=True)
-class SampleResult:
+class SampleResult(Outcome):
     """What is kept of a sample that was played; its transcript is in the folder under the same id."""
 
     id: str
@@ -137,21 +221,6 @@ class SampleResult:
     """Of these, those whose tokens are estimated."""
     cut_replies: int = 0
     """Replies that ended at the limit of one reply's tokens."""
-
-    @property
-    def error_kind(self) -> str | None:
-        """Class of the error that made it invalid."""
-        return None if self.valid or self.error is None else self.error.partition(":")[0]
-
-    @property
-    def is_bug(self) -> bool:
-        """Whether the environment's own code made it invalid."""
-        return self.error_kind == EnvironmentBugError.__name__
-
-    @property
-    def crashed(self) -> bool:
-        """Whether the agent's own code failed, so that it scores 0."""
-        return self.valid and self.error is not None
 
 
 class NoSuchMetricError(UsageError):
@@ -189,8 +258,11 @@ def check_record(trajectory: Trajectory) -> None:
     if unknown := [*(info.keys() - set(INFO)), *(usage.keys() - set(USAGE))]:
         raise ValueError(f"there is no figure {unknown[0]!r}")
     highest = [] if info["max_reward"] is None else [info["max_reward"]]
-    if not all(isinstance(figure, int | float) for figure in [trajectory.reward, *highest, *usage.values()]):
+    figures = [trajectory.reward, *highest, *usage.values(), *trajectory.metrics.values()]
+    if not all(isinstance(figure, int | float) for figure in figures):
         raise ValueError("a figure is not a number")
+    for figure in figures:
+        float(figure)  # OverflowError: it has hundreds of digits
     index, epoch = info["index"], info["epoch"]
     if not (trajectory.id.startswith(f"{trajectory.environment}/") and trajectory.id.endswith(f"/{index}/{epoch}")):
         raise ValueError(f"{trajectory.id!r} is not sample {epoch} of task {index} of {trajectory.environment!r}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from forge_env.display.terminal import duration
 from forge_env.endpoint.limiter import AdaptiveLimiter
-from forge_env.evaluation.estimates import clustered
+from forge_env.evaluation.estimates import TaskScores
 from forge_env.evaluation.metering import TokenUsage
 from forge_env.evaluation.plan import SampleResult
 from forge_env.evaluation.tables import counted, counts
@@ -34,8 +34,8 @@ class EnvironmentProgress:
     invalid: int = 0
     crashed: int = 0
     bugs: int = 0
-    _totals: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Sum and number of each task's scores."""
+    _scores: TaskScores = field(default_factory=TaskScores)
+    """Of valid samples."""
 
     def add(self, result: SampleResult) -> None:
         """Count a sample that is done."""
@@ -45,14 +45,13 @@ class EnvironmentProgress:
         self.bugs += result.is_bug
         self.crashed += result.crashed
         if result.valid:
-            total, number = self._totals.get(result.task_id, (0.0, 0))
-            self._totals[result.task_id] = total + result.score, number + 1
+            self._scores.add(result.task_id, result.score)
 
     def said(self) -> str:
         """Mean so far and its standard error, `0.812 ± 0.013`; nothing before the first valid sample."""
-        if not self._totals:
+        if not self._scores.samples:
             return ""
-        middle, error = clustered([*self._totals.values()])
+        middle, error = self._scores.so_far()
         return f"{middle:.3f} ± {error:.3f}"
 
 

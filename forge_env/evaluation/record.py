@@ -22,6 +22,7 @@ from forge_env.files import HeldFolder
 from forge_env.trajectory import Trajectory, read_trajectories
 
 if TYPE_CHECKING:
+    from forge_env.evaluation.results import Results
     from forge_env.evaluation.summary import Summary
 
 
@@ -109,8 +110,8 @@ class EvaluationResult:
     """Where everything is."""
     summary: Summary
     """Scores with their errors, by environment; what it cost."""
-    samples: list[SampleResult]
-    """One for each sample that was played, in a fixed order."""
+    samples: Results
+    """One for each sample that was played, in a fixed order: a sequence of `SampleResult`."""
     error: ForgeError | None = None
     """Why the run ended early, where it did; `resume=True` continues it."""
 

@@ -121,7 +121,7 @@ async def rescore(
         for label, own in evaluation.planned.items()
     }
     evaluation.keep(lambda sample: sample.id in kept and sample.id not in unscored)
-    if not evaluation.samples:
+    if not len(evaluation.samples):
         reason = next(reason for name, reason in unscored.items() if name in kept)
         raise UsageError(
             f"none of the {len(kept)} valid samples of {source} can be scored again: {reason}",

@@ -29,6 +29,7 @@ from forge_env.errors import EnvironmentBugError, ForgeError, ProgramCrashError,
 from forge_env.evaluation.metering import BudgetExhaustedError, Meter, MeteredPolicy
 from forge_env.evaluation.plan import Sample, SampleResult, result_of
 from forge_env.evaluation.progress import EvaluationProgress
+from forge_env.evaluation.results import ResultTable
 from forge_env.evaluation.tables import ESTIMATED
 from forge_env.files import DiskFullError
 from forge_env.policy import Policy
@@ -170,8 +171,8 @@ class Runner:
     display: Display
     opponents: dict[str, dict[str, Policy]] = field(default_factory=dict)
     """Who plays seats instead of the policy, by label and seat."""
-    results: dict[str, SampleResult] = field(default_factory=dict)
-    """Of this process's samples, by id."""
+    results: ResultTable = field(default_factory=ResultTable)
+    """Samples are added as they end."""
     error: ForgeError | None = None
     """Why the run ends early, where it does."""
     stopping: bool = False
@@ -195,8 +196,11 @@ class Runner:
         self._retry = Retry(attempts=config.sample_retries)
 
     def stop(self) -> None:
-        """Start no more samples; those under way are played to their end."""
+        """Start no more samples; those under way are played to their end, without pauses before retries."""
         self.stopping = True
+        for policy in (self.policy, *(policy for seats in self.opponents.values() for policy in seats.values())):
+            if isinstance(policy, EndpointPolicy):
+                policy.stop_waiting()
         self._changed.set()
 
     async def run(self, samples: Iterable[Sample]) -> None:
@@ -342,7 +346,7 @@ class Runner:
         if self.writer.full:
             self._changed.set()
         result = result_of(trajectory, self.config.score)
-        self.results[result.id] = result
+        self.results.add(result)
         self.progress.environments[sample.label].add(result)
         if result.error_kind is not None and not result.is_bug:
             self.progress.lost[result.error_kind] += 1

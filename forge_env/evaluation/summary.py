@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_env import machine
 from forge_env.config.evaluation import EvaluationConfig
-from forge_env.evaluation.estimates import Estimate, bounds, by_task, mean, passes
-from forge_env.evaluation.plan import Planned, SampleResult
+from forge_env.evaluation.estimates import Estimate, bounds, mean_of, passes
+from forge_env.evaluation.plan import Planned
+from forge_env.evaluation.results import Kind, ResultTable
 from forge_env.files import write_whole
 from forge_env.schema import with_schema
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from forge_env.evaluation.progress import EvaluationProgress
 
 
@@ -133,7 +138,7 @@ class Summary:
 
 def summarize(
     config: EvaluationConfig,
-    results: Iterable[SampleResult],
+    results: ResultTable,
     planned: dict[str, Planned],
     progress: EvaluationProgress,
 ) -> Summary:
@@ -141,15 +146,17 @@ def summarize(
 
     Args:
         config: the evaluation.
-        results: one for each sample.
+        results: of several of one sample, the last counts.
         planned: samples by label.
         progress: has what was used, and what this process met.
     """
-    by_label: dict[str, list[SampleResult]] = {label: [] for label in planned}
-    for result in results:
-        if result.environment in by_label:
-            by_label[result.environment].append(result)
-    environments = {label: _environment(config, label, own, by_label[label]) for label, own in planned.items()}
+    labels = {label: number for number, label in enumerate(planned)}
+    rows = results.latest(lambda label: labels.get(label, -1))
+    numbers = results.each(lambda kind: labels.get(kind.environment, -1))[rows]
+    environments = {
+        label: _environment(config, label, own, _Rows(results, rows[numbers == labels[label]]))
+        for label, own in planned.items()
+    }
     lost = any(environment.invalid or environment.bugs for environment in environments.values())
     missing = any(environment.missing for environment in environments.values())
     return Summary(
@@ -169,93 +176,159 @@ def summarize(
     )
 
 
-def _environment(
-    config: EvaluationConfig, label: str, planned: Planned, results: list[SampleResult]
-) -> EnvironmentSummary:
-    valid = [result for result in results if result.valid]
-    ordered = sorted(results, key=lambda result: result.id)
-    bugs, crashes = [own for own in ordered if own.is_bug], [own for own in ordered if own.crashed]
+class _Rows:
+    """Some samples of a table, as columns."""
+
+    def __init__(self, table: ResultTable, rows: NDArray[np.intp]) -> None:
+        self.table = table
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def those(self, value: Callable[[Kind], object]) -> _Rows:
+        """Samples of the kinds for which `value` is true."""
+        return _Rows(self.table, self.rows[self.table.each(lambda kind: bool(value(kind)))[self.rows].astype(bool)])
+
+    def column(self, name: str) -> NDArray[Any]:
+        return self.table.column(name)[self.rows]
+
+    def total(self, name: str) -> int:
+        return int(self.column(name).sum())
+
+    def average(self, name: str) -> float:
+        return float(self.column(name).mean()) if len(self) else 0.0
+
+    def counts(self, value: Callable[[Kind], str | None]) -> dict[str, int]:
+        """Number of samples by a text of their kind; None is not counted."""
+        counts: Counter[str] = Counter()
+        for number in self.column("kind").tolist():
+            if text := value(self.table.kinds[number]):
+                counts[text] += 1
+        return dict(counts)
+
+    def first_error(self) -> str | None:
+        return self.table.result(int(self.rows[0])).error if len(self) else None
+
+    def by_task(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Sum of the values of each task's samples, and their number, [tasks, 2]."""
+        import numpy as np
+
+        _, group = np.unique(self.column("task"), return_inverse=True)
+        return np.column_stack([np.bincount(group, weights=values), np.bincount(group)])
+
+    def score(self, config: EvaluationConfig) -> Estimate | None:
+        return mean_of(self.by_task(self.column("score")), confidence=config.confidence)
+
+
+def _environment(config: EvaluationConfig, label: str, planned: Planned, results: _Rows) -> EnvironmentSummary:
+    valid = results.those(lambda kind: kind.valid)
+    bugs, crashes = results.those(lambda kind: kind.is_bug), results.those(lambda kind: kind.crashed)
     best, highest = _highest(valid), _highest(results)
     threshold = best if config.success is None else config.success
-    passed = {} if threshold is None else passes(_by_task(valid), threshold, confidence=config.confidence)
-    names = dict.fromkeys(name for result in valid for name in result.metrics)
-
-    def average(value: Callable[[SampleResult], float]) -> float:
-        return sum(map(value, valid)) / len(valid) if valid else 0.0
-
     return EnvironmentSummary(
         label=label,
         split=planned.split,
         asked=planned.asked,
         planned=planned.samples,
         samples=len(valid),
-        tasks=len({result.task_id for result in valid}),
+        tasks=len(valid.by_task(valid.column("score"))),
         missing=max(0, planned.samples - len(results)),
-        invalid=dict(
-            Counter(result.error_kind or "unknown" for result in results if not (result.valid or result.is_bug))
+        invalid=results.those(lambda kind: not (kind.valid or kind.is_bug)).counts(
+            lambda kind: kind.error_kind or "unknown"
         ),
         bugs=len(bugs),
-        first_bug=bugs[0].error if bugs else None,
+        first_bug=bugs.first_error(),
         crashed=len(crashes),
-        first_crash=crashes[0].error if crashes else None,
-        truncated=dict(Counter(result.truncation for result in valid if result.truncation)),
-        score=mean(_by_task(valid), confidence=config.confidence),
-        bounds=bounds([result.score for result in valid], planned.samples - len(valid), highest=highest),
-        untruncated=mean(_by_task([item for item in valid if not item.truncation]), confidence=config.confidence),
-        score_with_bugs=mean(_by_task([*valid, *bugs], zeros=True), confidence=config.confidence) if bugs else None,
+        first_crash=crashes.first_error(),
+        truncated=valid.counts(lambda kind: kind.truncation),
+        score=valid.score(config),
+        bounds=bounds(valid.column("score").tolist(), planned.samples - len(valid), highest=highest),
+        untruncated=valid.those(lambda kind: not kind.truncation).score(config),
+        score_with_bugs=_with_zeros(config, results) if len(bugs) else None,
         success_threshold=threshold,
-        pass_at={k: at for k, (at, _) in passed.items()},
-        pass_all={k: all_of for k, (_, all_of) in passed.items()},
-        by_difficulty=_groups(config, valid, threshold, lambda result: [str(result.difficulty)]),
-        by_tag=_groups(config, valid, threshold, lambda result: result.tags),
-        metrics={name: average(lambda result, name=name: result.metrics.get(name, 0.0)) for name in names},  # type: ignore[misc]
-        turns=average(lambda result: result.turns),
-        cut_replies=sum(result.cut_replies for result in valid),
-        prompt_tokens=sum(result.prompt_tokens for result in results),
-        completion_tokens=sum(result.completion_tokens for result in results),
-        cached_tokens=sum(result.cached_tokens for result in results),
-        cost=sum(result.cost for result in results),
-        requests=sum(result.requests for result in results),
-        estimated_requests=sum(result.estimated_requests for result in results),
-        wall_s=average(lambda result: result.wall_s),
-        waited_s=average(lambda result: result.waited_s),
-        generate_s=average(lambda result: result.generate_s),
-        step_s=average(lambda result: result.step_s),
-        reset_s=average(lambda result: result.reset_s),
-        close_s=average(lambda result: result.close_s),
+        **_passes(config, valid, threshold),
+        by_difficulty=_groups(config, threshold, _by_difficulty(valid)),
+        by_tag=_groups(config, threshold, _by_tag(valid)),
+        metrics={name: total / len(valid) for name, total in results.table.metric_sums(valid.rows).items()},
+        turns=valid.average("turns"),
+        cut_replies=valid.total("cut_replies"),
+        prompt_tokens=results.total("prompt_tokens"),
+        completion_tokens=results.total("completion_tokens"),
+        cached_tokens=results.total("cached_tokens"),
+        cost=float(results.column("cost").sum()),
+        requests=results.total("requests"),
+        estimated_requests=results.total("estimated_requests"),
+        wall_s=valid.average("wall_s"),
+        waited_s=valid.average("waited_s"),
+        generate_s=valid.average("generate_s"),
+        step_s=valid.average("step_s"),
+        reset_s=valid.average("reset_s"),
+        close_s=valid.average("close_s"),
     )
 
 
-def _highest(results: Sequence[SampleResult]) -> float | None:
+def _highest(results: _Rows) -> float | None:
     """Score of a perfect sample; None if unknown."""
-    known = [result.max_score for result in results if result.max_score is not None]
-    return max(known, default=1.0) if len(known) == len(results) else None
+    highest = results.column("max_score")  # NaN where it is unknown
+    if not len(results):
+        return 1.0
+    return None if math.isnan(highest.max()) else float(highest.max())
 
 
-def _by_task(results: Sequence[SampleResult], *, zeros: bool = False) -> list[list[float]]:
-    """Scores of each task; with `zeros`, invalid samples count as 0."""
-    ordered = sorted(results, key=lambda result: result.id)
-    scores = ((result.task_id, 0.0 if zeros and not result.valid else result.score) for result in ordered)
-    return [*by_task(scores).values()]
+def _with_zeros(config: EvaluationConfig, results: _Rows) -> Estimate | None:
+    """The score if samples on which the environment's own code failed count 0."""
+    scored = results.those(lambda kind: kind.valid or kind.is_bug)
+    values = scored.column("score") * results.table.each(lambda kind: kind.valid)[scored.rows]
+    return mean_of(scored.by_task(values), confidence=config.confidence)
+
+
+def _passes(config: EvaluationConfig, valid: _Rows, threshold: float | None) -> dict[str, dict[int, Estimate]]:
+    if threshold is None:
+        return {"pass_at": {}, "pass_all": {}}
+    passed = passes(valid.by_task(_solves(valid, threshold)), confidence=config.confidence)
+    return {
+        "pass_at": {k: at for k, (at, _) in passed.items()},
+        "pass_all": {k: all_of for k, (_, all_of) in passed.items()},
+    }
+
+
+def _solves(results: _Rows, threshold: float) -> NDArray[Any]:
+    """1 for each sample that has solved its task, else 0."""
+    return (results.column("score") >= threshold - 1e-9).astype(float)
+
+
+def _by_difficulty(valid: _Rows) -> Iterator[tuple[str, _Rows]]:
+    import numpy as np
+
+    difficulties = valid.column("difficulty")
+    for difficulty in np.unique(difficulties):
+        yield str(int(difficulty)), _Rows(valid.table, valid.rows[difficulties == difficulty])
+
+
+def _by_tag(valid: _Rows) -> Iterator[tuple[str, _Rows]]:
+    import numpy as np
+
+    if not len(valid):
+        return
+    kinds = valid.column("kind")
+    order = np.argsort(kinds, kind="stable")
+    numbers, starts = np.unique(kinds[order], return_index=True)
+    members: dict[str, list[NDArray[np.intp]]] = {}
+    for number, rows in zip(numbers.tolist(), np.split(valid.rows[order], starts[1:]), strict=True):
+        for tag in dict.fromkeys(valid.table.kinds[number].tags):
+            members.setdefault(tag, []).append(rows)
+    for tag in sorted(members, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name)):
+        yield tag, _Rows(valid.table, np.concatenate(members[tag]))
 
 
 def _groups(
-    config: EvaluationConfig,
-    results: Sequence[SampleResult],
-    threshold: float | None,
-    names_of: Callable[[SampleResult], Sequence[str]],
+    config: EvaluationConfig, threshold: float | None, groups: Iterable[tuple[str, _Rows]]
 ) -> dict[str, GroupSummary]:
-    groups: dict[str, list[SampleResult]] = {}
-    for result in results:
-        for name in dict.fromkeys(names_of(result)):
-            groups.setdefault(name, []).append(result)
-    found = {}
-    for name in sorted(groups, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name)):
-        members = groups[name]
-        score = mean(_by_task(members), confidence=config.confidence)
+    summaries = {}
+    for name, members in groups:
+        score = members.score(config)
         assert score is not None
-        solved = None
-        if threshold is not None:
-            solved = sum(member.score >= threshold - 1e-9 for member in members) / len(members)
-        found[name] = GroupSummary(len({member.task_id for member in members}), len(members), score, solved)
-    return found
+        solved = None if threshold is None else float(_solves(members, threshold).mean())
+        summaries[name] = GroupSummary(len(members.by_task(members.column("score"))), len(members), score, solved)
+    return summaries

@@ -27,6 +27,7 @@ An exception in a reward function is an `EnvironmentBugError` that names functio
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -261,12 +262,20 @@ def target_of(task: Task) -> Any:
     return task.data.get("answer", task.gold)
 
 
+CHECKED_TASKS = 20_000
+"""Tasks whose targets are checked before any is played, which takes seconds."""
+
+
 def check_targets(environment: Environment, tasks: Iterable[Task]) -> None:
-    """Raise `UsageError`, which names the tasks, if the rubric can't score some of them for any answer."""
+    """Raise `UsageError`, which names the tasks, if the rubric can't score some of them for any answer.
+
+    Of more than `CHECKED_TASKS`, the first ones are looked at.
+    """
     rubric = environment.rubric
     if rubric is None or not rubric.checks_targets:
         return
-    reasons = {task.id: reason for task in tasks if (reason := rubric.unscorable(task)) is not None}
+    checked = itertools.islice(tasks, CHECKED_TASKS)
+    reasons = {task.id: reason for task in checked if (reason := rubric.unscorable(task)) is not None}
     if not reasons:
         return
     shown = "; ".join(f"{task_id}: {reason}" for task_id, reason in list(reasons.items())[:SHOWN_TASKS])

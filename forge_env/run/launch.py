@@ -119,9 +119,10 @@ def _outcome(run: Run, load_trainer: Callable[[], Trainer], *, debug: bool) -> R
             with guard:
                 await trainer(run)
 
-    def finish() -> str:
+    def finish() -> str | None:
         run.request_stop()
-        return "and saving"
+        stage = run.state.stage
+        return None if stage is not None and stage.name == "model" else "and saving"  # it may be fetched for hours
 
     try:
         run_until_interrupted(train(), finish=finish, tell=run.note, grace_s=run.config.checkpoint.grace_s)

@@ -17,6 +17,7 @@ in sight: a level that was too hard is tried again, one that was mastered is not
 from __future__ import annotations
 
 import random
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -34,6 +35,8 @@ PROBED = 256
 """Tasks of an endless generator that are looked at first, to know its levels."""
 MOST_SCANNED = 2_000
 """Tasks looked at for one of a rare level, before another level is taken."""
+MOST_SORTED = 100_000
+"""Tasks up to which all are sorted by level at the start; more are looked at one after the other, as if endless."""
 MOST_WAITING = 1_000
 """Tasks of one level that wait to be drawn; further ones are passed over."""
 
@@ -69,7 +72,11 @@ class Curriculum(Order):
         self._weights = dict(weights or {})
         self._results: dict[int, tuple[float, float]] = {}  # level -> (successes, groups), old ones decayed
         self._assigned: dict[int, tuple[int, int]] = {}  # position -> (index, level)
-        self._deck = _Endless(task) if num_tasks is None else _Finite(task, num_tasks, seed)
+        self._deck: _Endless | _Finite
+        if num_tasks is None or num_tasks > MOST_SORTED:
+            self._deck = _Endless(task, num_tasks)
+        else:
+            self._deck = _Finite(task, num_tasks, seed)
         if not self.shares():
             raise UsageError(
                 f"no task has a difficulty of {sorted(self._weights)}", fix=f"there are {sorted(self._deck.levels)}"
@@ -171,9 +178,9 @@ class _Finite:
     """Every level's tasks in a permutation of their own, each used once before any is used again."""
 
     def __init__(self, task: Callable[[int], Task], num_tasks: int, seed: int) -> None:
-        self.levels: dict[int, list[int]] = {}
+        self.levels: dict[int, array[int]] = {}
         for index in range(num_tasks):
-            self.levels.setdefault(task(index).difficulty, []).append(index)
+            self.levels.setdefault(task(index).difficulty, array("q")).append(index)
         self._orders = {level: TaskOrder(len(own), seed=seed) for level, own in self.levels.items()}
         self._taken = dict.fromkeys(self.levels, 0)
 
@@ -190,20 +197,26 @@ class _Finite:
 
 
 class _Endless:
-    """Tasks as the generator gives them, sorted by level as far as they were looked at."""
+    """Tasks in their order, sorted by level as far as they were looked at.
 
-    def __init__(self, task: Callable[[int], Task]) -> None:
+    Args:
+        task: the task of an index.
+        num_tasks: after so many they come again; None: there is no end.
+    """
+
+    def __init__(self, task: Callable[[int], Task], num_tasks: int | None = None) -> None:
         self._task = task
+        self._num_tasks = num_tasks
         self._scanned = 0
         self.levels: dict[int, deque[int]] = {}
         while self._scanned < PROBED:
             self._scan()
 
     def _scan(self) -> None:
-        level = self._task(self._scanned).difficulty
-        waiting = self.levels.setdefault(level, deque())
+        index = self._scanned if self._num_tasks is None else self._scanned % self._num_tasks
+        waiting = self.levels.setdefault(self._task(index).difficulty, deque())
         if len(waiting) < MOST_WAITING:
-            waiting.append(self._scanned)
+            waiting.append(index)
         self._scanned += 1
 
     def take(self, level: int) -> int | None:
@@ -221,5 +234,7 @@ class _Endless:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "scanned" not in state:  # of a version that sorted all tasks at the start
+            return
         self._scanned = int(state["scanned"])
         self.levels = {int(level): deque(map(int, waiting)) for level, waiting in state["waiting"].items()}

@@ -8,13 +8,20 @@ task = env.task("train", order[position])
 
 from __future__ import annotations
 
+import hashlib
 import random
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from forge_env.errors import UsageError
+
+MOST_SHUFFLED = 1 << 20
+"""Tasks up to which a permutation is stored; of more, each place is computed when it is asked for."""
+ROUNDS = 4
+"""Of the Feistel network."""
 
 
 class Order(ABC):
@@ -59,14 +66,38 @@ class TaskOrder(Order):
         if self.num_tasks is None:
             return position
         epoch, offset = divmod(position, self.num_tasks)
-        return _permutation(self.num_tasks, f"{self.seed}/{epoch}")[offset] if self.shuffle else offset
+        if not self.shuffle:
+            return offset
+        seed = f"{self.seed}/{epoch}"
+        if self.num_tasks > MOST_SHUFFLED:
+            return _permuted(offset, self.num_tasks, seed)
+        return _permutation(self.num_tasks, seed)[offset]
 
 
 @lru_cache(maxsize=4)
-def _permutation(count: int, seed: str) -> list[int]:
-    order = list(range(count))
+def _permutation(count: int, seed: str) -> array[int]:
+    order = array("q", range(count))
     random.Random(seed).shuffle(order)
     return order
+
+
+def _permuted(offset: int, count: int, seed: str) -> int:
+    """The place of `offset` in a permutation of `range(count)` that is not stored.
+
+    A Feistel network over the smallest even number of bits that hold `count`, applied again while the result is beyond
+    it (M. Luby and C. Rackoff, 1988; cycle walking: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains",
+    2002).
+    """
+    half = (max(count - 1, 1).bit_length() + 1) // 2
+    mask = (1 << half) - 1
+    while True:
+        left, right = offset >> half, offset & mask
+        for number in range(ROUNDS):
+            digest = hashlib.blake2b(f"{seed}/{number}/{right}".encode(), digest_size=8).digest()
+            left, right = right, left ^ (int.from_bytes(digest, "big") & mask)
+        offset = left << half | right
+        if offset < count:
+            return offset
 
 
 class MixtureOrder:

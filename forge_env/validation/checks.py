@@ -5,15 +5,18 @@ A check that exercised nothing is "open"; an environment with an open check is n
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import math
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Literal
+from typing import Literal, overload
 
+from forge_env.concurrency import for_each
 from forge_env.environment.base import API_VERSION, Environment
 from forge_env.environment.sandbox_environment import TESTS_RESULTS
 from forge_env.environment.tool_environment import ToolEnvironment
@@ -24,7 +27,7 @@ from forge_env.rollout.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
 from forge_env.sandbox import TestsResult
 from forge_env.tasks.splits import count_tasks, number_of_tasks
 from forge_env.trajectory import Trajectory
-from forge_env.types import Action, Observation, Task
+from forge_env.types import Observation, Task
 from forge_env.validation import cheats
 from forge_env.validation.leaks import (
     SHORTEST_TEXT,
@@ -54,6 +57,8 @@ MOST_LUCK = 1e-3
 """Significance level: hits that are less probable by chance are a failure."""
 MOST_SEARCHES = 16
 """Episodes in which one task's hidden data is looked for."""
+REMEMBERED = 1_000
+"""Tasks kept in memory; of more, each is made again when it is played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,62 @@ class Check:
     status: Literal["ok", "note", "open", "failed"]
     name: str
     detail: str
+
+
+class TaskRange(Sequence[Task]):
+    """The first tasks of some splits, made when they are asked for.
+
+    Args:
+        env: makes them.
+        counts: number of tasks by split.
+        left_out: ids of tasks among them that are passed over.
+    """
+
+    def __init__(self, env: Environment, counts: Mapping[str, int], left_out: Collection[str] = ()) -> None:
+        self._counts = counts
+        self._left_out = left_out
+        self._task = lru_cache(maxsize=REMEMBERED)(
+            lambda split, index: env.resolve_task(None, {"split": split, "index": index})
+        )
+
+    def __len__(self) -> int:
+        return sum(self._counts.values()) - len(self._left_out)
+
+    def __iter__(self) -> Iterator[Task]:
+        for split, count in self._counts.items():
+            for index in range(count):
+                if (task := self._task(split, index)).id not in self._left_out:
+                    yield task
+
+    @overload
+    def __getitem__(self, place: int) -> Task: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Task]: ...
+    def __getitem__(self, place: int | slice) -> Task | list[Task]:
+        if isinstance(place, slice):
+            return list(itertools.islice(self, *place.indices(len(self))))
+        return next(itertools.islice(self, range(len(self))[place], None))
+
+
+class FirstProblem:
+    """The problem of the earliest episode that has one, in whatever order episodes end."""
+
+    def __init__(self) -> None:
+        self.place, self.text = -1, ""
+        self.count = 0
+        """Episodes that have one."""
+
+    def add(self, place: int, text: str | None) -> None:
+        """Count an episode's problem; None: it has none."""
+        if text is None:
+            return
+        self.count += 1
+        if self.place < 0 or place < self.place:
+            self.place, self.text = place, text
+
+
+Look = Callable[[int, Task, Trajectory], object]
+"""Called with an episode as it ends: its place in the order, its task, and what was played."""
 
 
 class Validator:
@@ -75,12 +136,15 @@ class Validator:
         self.num_tasks = num_tasks
         self.num_searched = min(num_tasks, 3)
         self.env = make_env()
-        self.step_times: list[float] = []
+        self.step_times: array[float] = array("d")
         self.highest: tuple[float, str] | None = None
         """The highest reward, and its task."""
         self._results: list[TestsResult] = []
-        """Of hidden tests."""
-        self._random_episodes: list[Trajectory] = []
+        """Of hidden tests, since an episode last ended."""
+        self._verdicts = 0
+        """Of hidden tests, in all episodes."""
+        self._doubts = FirstProblem()
+        """Verdicts that the judged code could have influenced."""
         self._under_way: dict[object, tuple[str, str, float]] = {}
         self._split_of: dict[str, str] = {}
 
@@ -95,27 +159,29 @@ class Validator:
         if nameless := [tool.name for tool in self.env.tools if not tool.description.strip()]:
             text = f"{', '.join(nameless)}: a docstring tells the model what a tool does"
             yield Check("note", "tools without a description", text)
-        tasks: list[Task] = []
+        wanted: dict[str, int] = {}
         counts = count_tasks(self.env)
         for split in self.env.splits:
-            found, check = self._tasks(split) if split in counts else ([], Check("note", f"tasks of {split!r}", "none"))
-            tasks += found
-            yield check
+            if split in counts:
+                wanted[split], check = await self._tasks(split)
+                yield check
+            else:
+                yield Check("note", f"tasks of {split!r}", "none")
+        tasks = TaskRange(self.env, wanted)
         if missing := await self.env.unplayable(tasks):
             told = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
             yield Check("note", f"{len(missing)} can't be played here", told)
-            tasks = [task for task in tasks if task.id not in missing]
+            tasks = TaskRange(self.env, wanted, {task.id for task in tasks if task.id in missing})
         if not tasks:
             yield Check("failed", "tasks", "there are none")
             return
-        for check_function in (self._determinism, self._gold, self._wrong, self._random):
+        for check_function in (self._determinism, self._gold, self._wrong):
             yield await check_function(tasks)
-        if counted := [item.metrics for item in self._random_episodes if item.metrics.keys() >= _MOVES]:
-            yield _moves(counted)
-        yield self._nothing_shown(tasks)
+        for check in await self._random(tasks):
+            yield check
         yield await self._search(tasks)
         yield await self._cheats(tasks)
-        if self._results:
+        if self._verdicts:
             yield self._apart()
         if _has_group_rewards(self.env):
             yield await self._groups(tasks)
@@ -140,76 +206,97 @@ class Validator:
             return Check("note", "API version", text)
         return Check("ok", "API version", str(self.env.api_version))
 
-    def _tasks(self, split: str) -> tuple[list[Task], Check]:
+    async def _tasks(self, split: str) -> tuple[int, Check]:
+        """Number of tasks of a split to be played, and what is wrong with the first one that has a problem."""
         name = f"tasks of {split!r}"
         count = number_of_tasks(self.env, split)
         wanted = self.num_tasks if count is None else min(count, self.num_tasks)
-        with environment_code(f"{type(self.env).__name__}.task", split):
-            tasks = [self.env.resolve_task(None, {"split": split, "index": index}) for index in range(wanted)]
-            if wanted == 1 and count != 1:  # one alone has no equal
-                tasks.append(self.env.resolve_task(None, {"split": split, "index": 1}))
-            twin = self.make_env()
-            again = [twin.resolve_task(None, {"split": split, "index": index}) for index in range(len(tasks))]
-        problems = list(_task_problems(split, tasks, again, self._split_of))
-        if self.env.rubric is not None:
-            reasons = ((task.id, self.env.rubric.unscorable(task)) for task in tasks)
-            problems += [f"task {task_id!r} can't be scored: {reason}" for task_id, reason in reasons if reason]
-        tasks = tasks[:wanted]
-        if problems:
-            return tasks, Check("failed", name, problems[0])
-        if not tasks:
-            return tasks, Check("note", name, "none")
+        looked_at = 2 if wanted == 1 and count != 1 else wanted  # one alone has no equal
+        twin, problems = self.make_env(), FirstProblem()
+
+        async def look(index: int) -> None:
+            options = {"split": split, "index": index}
+            with environment_code(f"{type(self.env).__name__}.task", split):
+                task, again = self.env.resolve_task(None, options), twin.resolve_task(None, options)
+            problems.add(index, next(self._problems_of(split, index, task, again), None))
+
+        await for_each(range(looked_at), look, limit=CONCURRENCY)
+        if problems.count:
+            return wanted, Check("failed", name, problems.text)
+        if not wanted:
+            return 0, Check("note", name, "none")
         total = "endless" if count is None else str(count)
-        return tasks, Check("ok", name, f"{total}; {len(tasks)} looked at: distinct ids, the same every time")
+        return wanted, Check("ok", name, f"{total}; {wanted} looked at: distinct ids, the same every time")
 
-    async def _play(self, policy: Policy, tasks: Sequence[Task], *, seed: int = 0) -> list[Trajectory]:
-        return await self._play_all([(policy, task) for task in tasks], seed=seed)
+    def _problems_of(self, split: str, index: int, task: Task, twin: Task) -> Iterator[str]:
+        if (other := self._split_of.get(task.id)) is None:
+            self._split_of[task.id] = split
+        elif other == split:
+            yield f"two tasks have the id {task.id!r}"
+        else:
+            yield f"task {task.id!r} is also the id of one of {other!r}: put the split into the id"
+        yield from _task_problems(split, index, task, twin)
+        if self.env.rubric is not None and (reason := self.env.rubric.unscorable(task)):
+            yield f"task {task.id!r} can't be scored: {reason}"
 
-    async def _play_each(self, task: Task, scripts: Sequence[Sequence[Action]]) -> list[Trajectory]:
-        return await self._play_all([(ReplayPolicy(actions), task) for actions in scripts])
+    async def _play(self, policy: Policy, tasks: Iterable[Task], look: Look, *, seed: int = 0) -> None:
+        await self._play_all(((policy, task) for task in tasks), look, seed=seed)
 
-    async def _play_all(self, episodes: Sequence[tuple[Policy, Task]], *, seed: int = 0) -> list[Trajectory]:
-        gate = asyncio.Semaphore(CONCURRENCY)
+    async def _played(self, policy: Policy, tasks: Sequence[Task]) -> list[Trajectory]:
+        """Episodes of a few tasks, in order."""
+        return await self._played_all([(policy, task) for task in tasks])
 
-        async def one(policy: Policy, task: Task) -> Trajectory:
-            async with gate:
-                key = object()
+    async def _played_all(self, episodes: Sequence[tuple[Policy, Task]]) -> list[Trajectory]:
+        played: dict[int, Trajectory] = {}
+        await self._play_all(episodes, lambda place, task, trajectory: played.update({place: trajectory}))
+        return [played[place] for place in range(len(episodes))]
 
-                def watch(doing: str) -> None:
-                    self._under_way[key] = (task.id, doing, time.monotonic())
+    async def _play_all(self, episodes: Iterable[tuple[Policy, Task]], look: Look, *, seed: int = 0) -> None:
+        async def one(episode: tuple[int, tuple[Policy, Task]]) -> None:
+            place, (policy, task) = episode
+            key = object()
 
-                try:
-                    return await run_episode(self.make_env, policy, task=task, seed=seed, limits=LIMITS, watch=watch)
-                finally:
-                    self._under_way.pop(key, None)
+            def watch(doing: str) -> None:
+                self._under_way[key] = (task.id, doing, time.monotonic())
+
+            try:
+                played = await run_episode(self.make_env, policy, task=task, seed=seed, limits=LIMITS, watch=watch)
+            finally:
+                self._under_way.pop(key, None)
+            self._note(played)
+            look(place, task, played)
 
         token = TESTS_RESULTS.set(self._results)
         try:
-            async with asyncio.TaskGroup() as group:
-                running = [group.create_task(one(policy, task)) for policy, task in episodes]
+            await for_each(enumerate(episodes), one, limit=CONCURRENCY)
         finally:
             TESTS_RESULTS.reset(token)
-        done = [item.result() for item in running]
-        seen = [(_best(item), item.task_id) for item in done]
-        self.highest = max(seen if self.highest is None else [self.highest, *seen], default=None)
-        self.step_times += [turn.step_s for trajectory in done for turn in trajectory.turns]
-        for trajectory in done:
-            if not trajectory.valid:
-                raise ForgeError(f"task {trajectory.task_id!r} could not be played: {trajectory.error}")
-            if trajectory.truncation == "time":
-                raise ForgeError(f"task {trajectory.task_id!r} has not ended after {LIMITS.wall_s:g} s")
-            if trajectory.truncated and len(trajectory.turns) >= (LIMITS.max_turns or 0):
-                raise ForgeError(
-                    f"task {trajectory.task_id!r} has not ended after {LIMITS.max_turns} turns",
-                    fix="end it: truncate at config.max_turns",
-                )
-        return done
+
+    def _note(self, trajectory: Trajectory) -> None:
+        """Count an episode. `ForgeError`: it could not be played to its end."""
+        seen = _best(trajectory), trajectory.task_id
+        self.highest = seen if self.highest is None else max(seen, self.highest)
+        self.step_times.extend(turn.step_s for turn in trajectory.turns)
+        for result in self._results:
+            self._verdicts += 1
+            if result.share and not result.cheat_proof:
+                self._doubts.add(self._verdicts, result.doubts[0])
+        self._results.clear()
+        if not trajectory.valid:
+            raise ForgeError(f"task {trajectory.task_id!r} could not be played: {trajectory.error}")
+        if trajectory.truncation == "time":
+            raise ForgeError(f"task {trajectory.task_id!r} has not ended after {LIMITS.wall_s:g} s")
+        if trajectory.truncated and len(trajectory.turns) >= (LIMITS.max_turns or 0):
+            raise ForgeError(
+                f"task {trajectory.task_id!r} has not ended after {LIMITS.max_turns} turns",
+                fix="end it: truncate at config.max_turns",
+            )
 
     async def _determinism(self, tasks: Sequence[Task]) -> Check:
-        name = "same seed, same episode"
+        name, first_tasks = "same seed, same episode", tasks[:5]
         for policy in (ReplayPolicy(), RandomPolicy()):
-            first = await self._play(policy, tasks[:5])
-            second = await self._play(policy, tasks[:5])
+            first = await self._played(policy, first_tasks)
+            second = await self._played(policy, first_tasks)
             for one, two in zip(first, second, strict=True):
                 if not one.turns[0].observation and not self.env.seats:
                     return Check("failed", name, f"task {one.task_id!r} shows the agent nothing at the start")
@@ -219,79 +306,98 @@ class Validator:
                     first_time, second_time = one.rewards or one.reward, two.rewards or two.reward
                     text = f"task {one.task_id!r} was scored {first_time} and then {second_time}"
                     return Check("failed", name, text)
-        return Check("ok", name, f"{len(tasks[:5])} tasks played twice")
+        return Check("ok", name, f"{len(first_tasks)} tasks played twice")
 
     async def _gold(self, tasks: Sequence[Task]) -> Check:
-        name = "gold solutions score full marks"
-        known = [task for task in tasks if self.env.gold_actions(task) is not None]
-        if not known:
+        name, full = "gold solutions score full marks", self.env.max_reward
+        number, best, acting = 0, -math.inf, set[str]()
+        low, failing = FirstProblem(), FirstProblem()
+
+        def look(place: int, task: Task, played: Trajectory) -> None:
+            nonlocal number, best
+            number, best = number + 1, max(best, _best(played))
+            acting.update(turn.seat for turn in played.turns)
+            failing.add(place, _failing_call(played))
+            if full is not None and _best(played) < full - 1e-9:
+                said = ": ".join([played.reason, *played.failures[:1]])
+                why = f"; {one_line(said, 300)}" if said else ""
+                low.add(place, f"task {played.task_id!r} scores {_best(played):g} of {full:g}{why}")
+
+        await self._play(GoldPolicy(), (task for task in tasks if self.env.gold_actions(task) is not None), look)
+        if not number:
             return Check("open", name, "no task has one (set Task.gold, or override gold_actions)")
-        played = await self._play(GoldPolicy(), known)
-        if (full := self.env.max_reward) is None:
-            return Check("open", name, f"{_UNKNOWN}; gold solutions score up to {max(map(_best, played)):g}")
-        if low := [trajectory for trajectory in played if _best(trajectory) < full - 1e-9]:
-            said = ": ".join([low[0].reason, *low[0].failures[:1]])
-            why = f"; {one_line(said, 300)}" if said else ""
-            first = f"task {low[0].task_id!r} scores {_best(low[0]):g} of {full:g}"
-            return Check("failed", name, f"{len(low)} of {len(played)} don't: {first}{why}")
-        acting = {turn.seat for trajectory in played for turn in trajectory.turns}
+        if full is None:
+            return Check("open", name, f"{_UNKNOWN}; gold solutions score up to {best:g}")
+        if low.count:
+            return Check("failed", name, f"{low.count} of {number} don't: {low.text}")
         if idle := [seat for seat in self.env.seats if seat not in acting]:
             return Check("failed", name, f"the seat {idle[0]!r} never acts in them: name it in info['seat']")
-        if failing := _failing_call(played):
-            return Check("note", name, f"{len(played)} of {len(played)}, but {failing}")
+        if failing.count:
+            return Check("note", name, f"{number} of {number}, but {failing.text}")
         by_seat = f", each seat's in turn: {', '.join(self.env.seats)}" if self.env.seats else ""
-        return Check("ok", name, f"{len(played)} of {len(played)}{by_seat}")
+        return Check("ok", name, f"{number} of {number}{by_seat}")
 
     async def _wrong(self, tasks: Sequence[Task]) -> Check:
         name = "empty and wrong answers don't"
         if (full := self.env.max_reward) is None:
             return Check("open", name, _UNKNOWN)
-        golds = {task.id: (task.gold or "").strip() for task in tasks if task.gold is not None}
         most, luck = 0, self.env.luck
         for answer in ("", *WRONG_ANSWERS):
-            played = await self._play(ReplayPolicy([answer] * 100), tasks)
-            paid = [item.task_id for item in played if item.reward >= full - 1e-9]
-            paid = [task_id for task_id in paid if golds.get(task_id) != answer.strip()]  # where it is the right answer
-            most = max(most, len(paid))
-            if paid and _chance(len(paid), len(tasks), luck) < MOST_LUCK:
-                text = f"task {paid[0]!r} gives full marks for {answer!r}"
-                if len(paid) < len(tasks):
-                    share = len(paid) / len(tasks)
-                    text += f", as {len(paid)} of {len(tasks)} tasks do; if that is chance, declare it: luck={share:g}"
+            paid = FirstProblem()
+
+            def look(
+                place: int, task: Task, played: Trajectory, answer: str = answer, paid: FirstProblem = paid
+            ) -> None:
+                is_right = task.gold is not None and task.gold.strip() == answer.strip()
+                if played.reward >= full - 1e-9 and not is_right:
+                    paid.add(place, f"task {task.id!r} gives full marks for {answer!r}")
+
+            await self._play(ReplayPolicy([answer] * 100), tasks, look)
+            most = max(most, paid.count)
+            if paid.count and _chance(paid.count, len(tasks), luck) < MOST_LUCK:
+                text = paid.text
+                if paid.count < len(tasks):
+                    share = paid.count / len(tasks)
+                    text += f", as {paid.count} of {len(tasks)} tasks do; if that is chance, declare it: luck={share:g}"
                 return Check("failed", name, text)
         lucky = f", of which one answer solves {most} by chance (luck={luck:g})" if luck else ""
         return Check("ok", name, f"{1 + len(WRONG_ANSWERS)} answers to {len(tasks)} tasks{lucky}")
 
-    async def _random(self, tasks: Sequence[Task]) -> Check:
-        for seed, policy in enumerate((RandomPolicy(), RandomPolicy(legal=False), RandomPolicy(legal=False))):
-            self._random_episodes += await self._play(policy, tasks, seed=seed)
-        detail = f"{len(self._random_episodes)} episodes of random messages and tool calls"
-        return Check("ok", "any output is answered", detail)
+    async def _random(self, tasks: Sequence[Task]) -> list[Check]:
+        """Random messages and tool calls: whether they are answered, taken, and shown no hidden data."""
+        number, moves, invalid, counted = 0, 0, 0, False
+        shown = FirstProblem()
 
-    def _nothing_shown(self, tasks: Sequence[Task]) -> Check:
-        name = "the agent is shown no hidden data"
-        if shown := shown_hidden(self._random_episodes, tasks):
-            return Check("failed", name, shown)
-        if not any(map(hides_text, tasks)):
-            return Check("note", name, "tasks hide no text")
-        looked_for = sum(map(is_looked_for, tasks))
-        if not looked_for:
-            return Check("open", name, f"no hidden text is as long as {SHORTEST_TEXT} characters: it occurs by chance")
-        return Check("ok", name, f"looked for that of {looked_for} of {len(tasks)} tasks")
+        def look(place: int, task: Task, played: Trajectory) -> None:
+            nonlocal number, moves, invalid, counted
+            number += 1
+            shown.add(place, shown_hidden(played, task))
+            if played.metrics.keys() >= _MOVES:
+                counted = True
+                moves += int(played.metrics["turns"])
+                invalid += int(played.metrics["invalid_actions"])
+
+        for seed, policy in enumerate((RandomPolicy(), RandomPolicy(legal=False), RandomPolicy(legal=False))):
+            await self._play(policy, tasks, look, seed=seed)
+        detail = f"{number} episodes of random messages and tool calls"
+        answered = Check("ok", "any output is answered", detail)
+        taken = [_moves(moves, moves - invalid)] if counted else []
+        return [answered, *taken, _nothing_shown(tasks, shown)]
 
     async def _search(self, tasks: Sequence[Task]) -> Check:
         """With every tool, look through files, environment and processes, and try small numbers and every choice."""
         name = "hidden data can't be found with the tools"
-        chosen = [task for task in tasks if hidden_texts(task)][: self.num_searched]
+        chosen = list(itertools.islice((task for task in tasks if hidden_texts(task)), self.num_searched))
         if not chosen:
             if not (self.env.tools and any(map(hides_text, tasks))):
                 return Check("note", name, "there is no tool to search with, or nothing hidden")
             return Check("open", name, f"no hidden text is as long as {SHORTEST_TEXT} characters")
         calls = 0
         for _ in range(MOST_SEARCHES):  # limits end an episode before everything is tried: the next one goes on
-            played = await self._play(SearchPolicy(calls), chosen)
-            if shown := shown_hidden(played, chosen):
-                return Check("failed", name, shown)
+            played = await self._played(SearchPolicy(calls), chosen)
+            for trajectory, task in zip(played, chosen, strict=True):
+                if shown := shown_hidden(trajectory, task):
+                    return Check("failed", name, shown)
             made = min(sum(len(turn.message.tool_calls) for turn in item.turns) for item in played)
             calls += made
             if not made:
@@ -303,11 +409,10 @@ class Validator:
     def _apart(self) -> Check:
         """Whether judged code could influence the verdicts of hidden tests."""
         name = "hidden tests are cheat-proof"
-        doubted = [result for result in self._results if result.share and not result.cheat_proof]
-        if doubted:
-            text = f"{len(doubted)} of {len(self._results)} verdicts are not"
-            return Check("open", name, f"{text}: {one_line(doubted[0].doubts[0], 200)}")
-        return Check("ok", name, f"{len(self._results)} verdicts could not be influenced by the judged code")
+        if self._doubts.count:
+            text = f"{self._doubts.count} of {self._verdicts} verdicts are not"
+            return Check("open", name, f"{text}: {one_line(self._doubts.text, 200)}")
+        return Check("ok", name, f"{self._verdicts} verdicts could not be influenced by the judged code")
 
     async def _cheats(self, tasks: Sequence[Task]) -> Check:
         """Hand in cheats where gold solutions hand in code: none may earn more than code that does nothing."""
@@ -318,7 +423,7 @@ class Validator:
                 found = cheats.submissions(self.env, task)
             if found is None:
                 continue
-            played = await self._play_each(task, [actions for _, actions in found])
+            played = await self._played_all([(ReplayPolicy(actions), task) for _, actions in found])
             stub = played[0].reward
             for (cheat, _), trajectory in zip(found[1:], played[1:], strict=True):
                 if trajectory.reward > stub + 1e-9:
@@ -330,17 +435,17 @@ class Validator:
                 break
         if not tried:
             text = "nothing to try: no gold solution hands in Python code (see gold_files)"
-            return Check("open" if self._results else "note", name, text)
+            return Check("open" if self._verdicts else "note", name, text)
         return Check("ok", name, f"{tried} of them, on {looked_at} tasks")
 
     async def _groups(self, tasks: Sequence[Task]) -> Check:
         """Group functions run on groups of gold episodes; what they raise is raised, like that of other functions."""
         name = "group functions score groups"
-        known = [task for task in tasks if self.env.gold_actions(task) is not None]
-        chosen = (known or tasks)[:NUM_GROUPS]
+        known = list(itertools.islice((task for task in tasks if self.env.gold_actions(task) is not None), NUM_GROUPS))
+        chosen = known or tasks[:NUM_GROUPS]
         policy: Policy = GoldPolicy() if known else ReplayPolicy()
         for task in chosen:
-            group = await self._play(policy, [task] * GROUP_SIZE)
+            group = await self._played(policy, [task] * GROUP_SIZE)
             with environment_code(f"{type(self.env).__name__}.score_group", task.id):
                 await self.env.score_group(task, group)
         return Check("ok", name, f"{len(chosen)} groups of {GROUP_SIZE} episodes")
@@ -369,11 +474,23 @@ class Validator:
         return Check("ok", "cost of a step", detail)
 
 
-def _moves(counted: Sequence[Mapping[str, float]]) -> Check:
+def _nothing_shown(tasks: Iterable[Task], shown: FirstProblem) -> Check:
+    name = "the agent is shown no hidden data"
+    if shown.count:
+        return Check("failed", name, shown.text)
+    number = hiding = looked_for = 0
+    for task in tasks:
+        number, hiding, looked_for = number + 1, hiding + hides_text(task), looked_for + is_looked_for(task)
+    if not hiding:
+        return Check("note", name, "tasks hide no text")
+    if not looked_for:
+        return Check("open", name, f"no hidden text is as long as {SHORTEST_TEXT} characters: it occurs by chance")
+    return Check("ok", name, f"looked for that of {looked_for} of {number} tasks")
+
+
+def _moves(turns: int, taken: int) -> Check:
     """Whether a game that counts invalid actions accepted any action."""
     name = "valid actions are taken"
-    turns = int(sum(metrics["turns"] for metrics in counted))
-    taken = turns - int(sum(metrics["invalid_actions"] for metrics in counted))
     if not taken:
         return Check("open", name, f"none of {turns} random ones was: give legal ones in `random_action`")
     return Check("ok", name, f"{taken} of {turns} random ones")
@@ -381,7 +498,14 @@ def _moves(counted: Sequence[Mapping[str, float]]) -> Check:
 
 def _chance(hits: int, count: int, luck: float) -> float:
     """Probability of at least so many hits among `count` tasks, if each is one with the probability `luck`."""
-    return sum(math.comb(count, k) * luck**k * (1 - luck) ** (count - k) for k in range(hits, count + 1))
+    if not 0 < luck < 1:
+        return float(hits <= count * luck)
+
+    def log_of(k: int) -> float:
+        ways = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+        return ways + k * math.log(luck) + (count - k) * math.log1p(-luck)
+
+    return math.fsum(math.exp(log_of(k)) for k in range(hits, count + 1))
 
 
 def _best(trajectory: Trajectory) -> float:
@@ -394,12 +518,11 @@ def _shown(trajectory: Trajectory) -> list[Observation]:
     return [*(turn.observation for turn in trajectory.turns), trajectory.final_observation]
 
 
-def _failing_call(played: Sequence[Trajectory]) -> str | None:
+def _failing_call(played: Trajectory) -> str | None:
     """The first answer of a tool to a gold solution that says it called it wrongly."""
-    for trajectory in played:
-        for message in (message for shown in _shown(trajectory) for message in shown):
-            if message.role == "tool" and message.content.startswith("Error: "):
-                return f"a tool answers in task {trajectory.task_id!r}: {message.content.splitlines()[0][:160]}"
+    for message in (message for shown in _shown(played) for message in shown):
+        if message.role == "tool" and message.content.startswith("Error: "):
+            return f"a tool answers in task {played.task_id!r}: {message.content.splitlines()[0][:160]}"
     return None
 
 
@@ -431,23 +554,17 @@ def _function_in(value: object) -> str | None:
     return next((place + rest for place, item in items if (rest := _function_in(item)) is not None), None)
 
 
-def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task], split_of: dict[str, str]) -> Iterator[str]:
-    """`split_of`: the splits of the ids that were seen before; those of `tasks` are added."""
-    for index, (task, twin) in enumerate(zip(tasks, again, strict=True)):
-        if (other := split_of.setdefault(task.id, split)) != split:
-            yield f"task {task.id!r} is also the id of one of {other!r}: put the split into the id"
-        elif task.id in [task.id for task in tasks[:index]]:
-            yield f"two tasks have the id {task.id!r}"
-        if (place := _function_in(task.data)) is not None:
-            yield f"task({split!r}, {index}).data{place} is a function, which can't be compared or recorded"
-        elif wrong := _not_json(task):
-            yield f"task {task.id!r} can't be written as JSON: {wrong}"
-        elif task != twin:
-            yield f"task({split!r}, {index}) is different in a second environment of the same seed"
-        if task.split != split:
-            yield f"task {task.id!r} says split={task.split!r}: set Task.split to the split it was asked for"
-        if not task.prompt.strip():
-            yield f"task {task.id!r} has an empty prompt"
+def _task_problems(split: str, index: int, task: Task, twin: Task) -> Iterator[str]:
+    if (place := _function_in(task.data)) is not None:
+        yield f"task({split!r}, {index}).data{place} is a function, which can't be compared or recorded"
+    elif wrong := _not_json(task):
+        yield f"task {task.id!r} can't be written as JSON: {wrong}"
+    elif task != twin:
+        yield f"task({split!r}, {index}) is different in a second environment of the same seed"
+    if task.split != split:
+        yield f"task {task.id!r} says split={task.split!r}: set Task.split to the split it was asked for"
+    if not task.prompt.strip():
+        yield f"task {task.id!r} has an empty prompt"
 
 
 def _not_json(task: Task) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -36,23 +36,16 @@ def is_looked_for(task: Task) -> bool:
     return bool(hidden_texts(task)) or any(True for _ in _numbers(task))
 
 
-def shown_hidden(played: Sequence[Trajectory], tasks: Sequence[Task]) -> str | None:
-    """Which hidden text an agent was shown that had not said it itself, or None.
+def shown_hidden(trajectory: Trajectory, task: Task) -> str | None:
+    """Which hidden text of its task an agent was shown that had not said it itself, or None.
 
     A number that is the answer is looked for in the first messages only: later ones may lead to it.
     """
-    by_id = {task.id: task for task in tasks}
-    for trajectory in played:
-        task = by_id[trajectory.task_id]
-        first = trajectory.turns[0].observation if trajectory.turns else trajectory.final_observation
-        seen = [message for turn in trajectory.turns for message in turn.observation] + trajectory.final_observation
-        shown = [where for where, text in hidden_texts(task) if any(text in message.content for message in seen)]
-        shown += [
-            where for where, number in _numbers(task) if any(_holds(message.content, number) for message in first)
-        ]
-        if shown:
-            return f"task {task.id!r} shows the agent its {shown[0]}"
-    return None
+    first = trajectory.turns[0].observation if trajectory.turns else trajectory.final_observation
+    seen = [message for turn in trajectory.turns for message in turn.observation] + trajectory.final_observation
+    shown = [where for where, text in hidden_texts(task) if any(text in message.content for message in seen)]
+    shown += [where for where, number in _numbers(task) if any(_holds(message.content, number) for message in first)]
+    return f"task {task.id!r} shows the agent its {shown[0]}" if shown else None
 
 
 def _hidden(task: Task) -> Iterator[tuple[str, str]]:

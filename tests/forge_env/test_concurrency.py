@@ -6,15 +6,17 @@ import ast
 import asyncio
 import contextvars
 import gc
+import itertools
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from forge_env import concurrency
-from forge_env.concurrency import gather_or_cancel, parse_python, result_of, start_in_thread, to_its_end
+from forge_env.concurrency import for_each, gather_or_cancel, parse_python, result_of, start_in_thread, to_its_end
 
 
 async def test_results_errors_and_context_come_back() -> None:
@@ -25,6 +27,62 @@ async def test_results_errors_and_context_come_back() -> None:
         await result_of(start_in_thread(lambda: 1 // 0))
     with pytest.raises(SystemExit):
         await result_of(start_in_thread(sys.exit))
+
+
+async def test_items_are_taken_as_there_is_room_for_them() -> None:
+    taken, running, most = 0, 0, 0
+    may_end = asyncio.Event()
+
+    def endless() -> Iterator[int]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield taken
+
+    async def work(item: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await may_end.wait()
+        running -= 1
+        if item == 100:
+            raise KeyError(item)
+
+    playing = asyncio.ensure_future(for_each(endless(), work, limit=7))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (taken, most) == (7, 7)
+    may_end.set()
+    with pytest.raises(KeyError, match="100"):
+        await playing
+    assert most == 7
+    assert taken < 120
+
+
+async def test_work_without_an_await_holds_nobody_up() -> None:
+    """A signal is answered by the event loop, which must turn meanwhile."""
+    done: list[int] = []
+
+    async def work(item: int) -> None:
+        done.append(item)
+
+    playing = asyncio.ensure_future(for_each(itertools.count(), work, limit=4))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert 0 < len(done) < 1000
+    await for_each([], work, limit=4)
+    results: list[int] = []
+
+    async def slow_at_first(item: int) -> None:
+        for _ in range(10 - item):
+            await asyncio.sleep(0)
+        results.append(item)
+
+    await for_each(range(10), slow_at_first, limit=3)
+    assert sorted(results) == list(range(10))
 
 
 async def test_threads_are_used_again_and_never_shared() -> None:

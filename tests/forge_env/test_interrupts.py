@@ -158,3 +158,25 @@ def test_work_that_cancels_itself_was_not_interrupted() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         run_until_interrupted(work())
+
+
+@pytest.mark.parametrize("finish", [None, lambda: "it"])
+def test_a_thread_that_waits_holds_no_interrupted_command_up(finish: Callable[[], str | None] | None) -> None:
+    """It may wait for a download, or for a lock that another process holds: `asyncio.run` waits for every thread."""
+    released = threading.Event()
+
+    async def work() -> None:
+        waiting = asyncio.ensure_future(asyncio.to_thread(released.wait, 60.0))
+        await asyncio.sleep(0)
+        send(signal.SIGTERM)
+        await (asyncio.sleep(0) if finish else waiting)
+
+    try:
+        if finish is None:
+            with pytest.raises(KeyboardInterrupt):
+                run_until_interrupted(work(), finish=finish)
+        else:
+            run_until_interrupted(work(), finish=finish, tell=lambda text: None)
+        assert not released.is_set(), "nobody has waited for the thread"
+    finally:
+        released.set()

@@ -20,6 +20,7 @@ import asyncio
 import logging
 import math
 import random
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,8 @@ from trainers.loop.watchdog import Watchdog
 from trainers.model.chat import Chat
 from trainers.plan.report import plan
 
+HELD_OUT_WINDOW = 1024
+"""Held-out conversations in memory at once."""
 MOST_LEFT_OUT = 1000
 """Conversations in a row that are too long, after which there is nothing to learn from."""
 IDLE = ("grpo", "generator", "rollouts", "sandbox", "warmup")
@@ -224,6 +227,7 @@ class Session:
         self._account = run.account("trainer", "start")
         self._position = self._left_out = 0
         self._held_out: dict[str, list[Segment]] = {}
+        """The first conversations of each held-out split."""
         split, config = environment.splits[0], run.config
         order = make_order(config.tasks, environment, split, seed=config.seed)
         self._conversations = Conversations(
@@ -345,38 +349,59 @@ class Session:
     async def _evaluate(self, splits: list[str]) -> None:
         for split in splits:
             with self._account.during("evaluate"):
-                held_out = await asyncio.to_thread(self._read_held_out, split)
-                logprobs = await self._trainer.logprobs(held_out)
-            sums = np.array([-values.sum(dtype=np.float64) for values in logprobs])
-            counts = np.array([len(values) for values in logprobs])
-            loss = float(sums.sum() / counts.sum())
-            stderr = math.sqrt(float(np.square(sums - loss * counts).sum())) / float(counts.sum())  # of a ratio
+                loss, stderr, number = await self._held_out_loss(split)
+            if self.run.stop.is_set():
+                return  # part of a score is none
             score = math.exp(-loss)
-            self.run.evaluation(self.step, split, score, len(held_out), stderr * score)
+            self.run.evaluation(self.step, split, score, number, stderr * score)
             self.run.log(self.step, {f"eval/{split}/loss": loss})
 
-    def _read_held_out(self, split: str) -> list[Segment]:
-        """The first tasks of a split, those that are too long left out; read once."""
-        if split not in self._held_out:
-            section, config = self.run.config.evaluation, self.run.config
-            wanted = section.num_tasks if split == section.split else section.extra_tasks
-            count = self._environment.num_tasks(split)
-            conversations = Conversations(
-                self._environment,
-                self._chat,
-                split,
-                TaskOrder(count, shuffle=False),
-                max_length=config.model.max_length,
-                seed=config.seed,
+    async def _held_out_loss(self, split: str) -> tuple[float, float, int]:
+        """Loss a token, its standard error and the number of conversations; ends early when the run is stopped."""
+        section = self.run.config.evaluation
+        wanted = section.num_tasks if split == section.split else section.extra_tasks
+        count = self._environment.num_tasks(split)
+        total = wanted if count is None else min(wanted, count)
+        sums, counts = array("d"), array("q")
+        for start in range(0, total, HELD_OUT_WINDOW):
+            if self.run.stop.is_set():
+                break
+            positions = range(start, min(start + HELD_OUT_WINDOW, total))
+            segments = await asyncio.to_thread(self._read_held_out, split, positions)
+            if segments:
+                logprobs = await self._trainer.logprobs(segments)
+                sums.extend(-values.sum(dtype=np.float64) for values in logprobs)
+                counts.extend(len(values) for values in logprobs)
+        if not counts and not self.run.stop.is_set():
+            length = self.run.config.model.max_length
+            raise UsageError(
+                f"no conversation of split {split!r} fits into model.max_length={length} tokens",
+                fix="raise model.max_length",
             )
-            found = (conversations[position] for position in range(wanted if count is None else min(wanted, count)))
-            self._held_out[split] = [segment for segment in found if segment is not None]
-            if not self._held_out[split]:
-                raise UsageError(
-                    f"no conversation of split {split!r} fits into model.max_length={config.model.max_length} tokens",
-                    fix="raise model.max_length",
-                )
-        return self._held_out[split]
+        losses, lengths = np.array(sums), np.array(counts)
+        loss = float(losses.sum() / max(lengths.sum(), 1))
+        error = math.sqrt(float(np.square(losses - loss * lengths).sum())) / max(
+            float(lengths.sum()), 1.0
+        )  # of a ratio
+        return loss, error, len(counts)
+
+    def _read_held_out(self, split: str, positions: range) -> list[Segment]:
+        """Conversations of a split, without those that are too long; the first ones are read once."""
+        if positions.start == 0 and split in self._held_out:
+            return self._held_out[split]
+        config = self.run.config
+        conversations = Conversations(
+            self._environment,
+            self._chat,
+            split,
+            TaskOrder(self._environment.num_tasks(split), shuffle=False),
+            max_length=config.model.max_length,
+            seed=config.seed,
+        )
+        segments = [segment for position in positions if (segment := conversations[position]) is not None]
+        if positions.start == 0:
+            self._held_out[split] = segments
+        return segments
 
 
 train = SFT()

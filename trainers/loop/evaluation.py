@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from forge_env.config.recipe import EvaluationSection
 from forge_env.errors import ForgeError
-from forge_env.evaluation.estimates import Estimate, score
+from forge_env.evaluation.estimates import Estimate, TaskScores
 from forge_env.run import Run
 from forge_env.trajectory import Trajectory
 from trainers.generator.pool import GeneratorPool
@@ -15,6 +16,37 @@ from trainers.rollout.types import VERSIONS, is_bug
 
 TRIES = 3
 """How often an evaluation is begun whose generator dies, until its score is left out."""
+
+
+class Episodes:
+    """What a score is made of, added up as episodes end: an evaluation may have millions.
+
+    Args:
+        metric: what is scored; an episode without it counts with its reward.
+    """
+
+    def __init__(self, metric: str) -> None:
+        self.scores = TaskScores()
+        """Of valid episodes."""
+        self.lost = self.bugs = 0
+        self.first_error: str | None = None
+        self.has_metric = False
+        """Whether any episode has the metric."""
+        self.versions: Counter[int] = Counter()
+        """Sampled tokens of valid episodes by policy version."""
+        self._metric = metric
+
+    def add(self, episode: Trajectory) -> None:
+        """Count an episode."""
+        self.first_error = self.first_error or episode.error
+        self.has_metric = self.has_metric or self._metric in episode.metrics
+        if episode.valid:
+            self.scores.add(episode.task_id, episode.metrics.get(self._metric, episode.reward))
+            self.versions.update(episode.info.get(VERSIONS, {}))
+        elif is_bug(episode):
+            self.bugs += 1
+        else:
+            self.lost += 1
 
 
 class Evaluator:
@@ -40,46 +72,42 @@ class Evaluator:
         Returns:
             The score; None where generator after generator died of it.
         """
-        if not self._run.config.evaluation.pinned:
-            return self._report(step, split, await self._rollouts.evaluate(split, count, f"{split}-{step:05d}"))
+        section = self._run.config.evaluation
+        if not section.pinned:
+            episodes = Episodes(section.metric)
+            await self._rollouts.evaluate(split, count, f"{split}-{step:05d}", episodes.add)
+            return self._report(step, split, episodes)
         for attempt in range(1, TRIES + 1):
+            episodes = Episodes(section.metric)
             try:
                 async with self._generators.held() as weights:
                     kind = f"{split}-{weights.version:05d}"
-                    trajectories = await self._rollouts.evaluate(split, count, kind, weights.key)
+                    await self._rollouts.evaluate(split, count, kind, episodes.add, weights.key)
             except WeightsLostError as error:
                 if attempt < TRIES:
                     self._run.note(f"The evaluation on {split} begins again: {error}")
             else:
-                return self._report(weights.version, split, trajectories)
+                return self._report(weights.version, split, episodes)
         self._run.warn(f"a score on {split} is left out: generators died {TRIES} times while it was evaluated")
         return None
 
-    def _report(self, step: int, split: str, trajectories: list[Trajectory]) -> Estimate:
-        section = self._run.config.evaluation
-        result = score(trajectories, section.metric)
+    def _report(self, step: int, split: str, episodes: Episodes) -> Estimate:
+        metric = self._run.config.evaluation.metric
+        result, valid, bugs = episodes.scores.estimate(), episodes.scores.samples, episodes.bugs
         if result is None:  # a score of nothing would be a made-up zero
-            reason = next((trajectory.error for trajectory in trajectories if trajectory.error), "there are no tasks")
+            reason = episodes.first_error or "there are no tasks"
             raise ForgeError(f"no episode of the evaluation on {split} could be played, the first because: {reason}")
-        if section.metric != type(section).model_fields["metric"].default and not any(
-            section.metric in trajectory.metrics for trajectory in trajectories
-        ):
-            self._run.warn(f"evaluation.metric={section.metric}: no episode has it, so the reward is the score")
-        valid = sum(trajectory.valid for trajectory in trajectories)
-        bugs = sum(map(is_bug, trajectories))
-        if lost := len(trajectories) - valid - bugs:
-            self._run.warn(f"evaluation after step {step}: {lost} episodes were lost and are left out")
+        if metric != EvaluationSection.model_fields["metric"].default and not episodes.has_metric:
+            self._run.warn(f"evaluation.metric={metric}: no episode has it, so the reward is the score")
+        if episodes.lost:
+            self._run.warn(f"evaluation after step {step}: {episodes.lost} episodes were lost and are left out")
         if bugs:
             with_zeros = result.value * valid / (valid + bugs)
             self._run.warn(
                 f"evaluation after step {step}: the environment's own code failed on {bugs} episodes, which are left "
                 f"out; counted as 0, the score is {with_zeros:.3f} instead of {result.value:.3f}"
             )
-        versions: Counter[int] = Counter()
-        for trajectory in trajectories:
-            if trajectory.valid:
-                versions.update(trajectory.info.get(VERSIONS, {}))
-        self._run.evaluation(step, split, result.value, valid, result.stderr, versions)
+        self._run.evaluation(step, split, result.value, valid, result.stderr, episodes.versions)
         return result
 
     async def evaluate_all(self, step: int) -> None:

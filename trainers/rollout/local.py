@@ -360,7 +360,8 @@ async def check_prompts(config: RunConfig, environment: Environment, chat: Chat)
     first = environment.splits[0]
     count = environment.num_tasks(first) or PROMPTS_TRIED
     indices = ({"split": first, "index": index} for index in range(count))
-    check_targets(environment, (environment.resolve_task(None, options) for options in indices))
+    tasks = (environment.resolve_task(None, options) for options in indices)
+    await asyncio.to_thread(check_targets, environment, tasks)
     lengths = []
     for index in range(PROMPTS_TRIED):
         task = environment.resolve_task(None, {"split": environment.splits[0], "index": index})

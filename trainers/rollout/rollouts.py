@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from forge_env.concurrency import for_each
 from forge_env.display.terminal import duration
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError
@@ -51,6 +52,8 @@ RECENT = 100
 """Tasks over which the rate of bugs in the environment is taken."""
 FEWEST = 20
 """Tasks below which there is no rate yet."""
+MANY_HELD_OUT = 100_000
+"""Episodes of one evaluation above which their number is shown when it begins."""
 
 
 class Workers(Protocol):
@@ -219,9 +222,14 @@ class Rollouts:
     # --- held-out episodes
 
     async def evaluate(
-        self, split: str, count: int, kind: str, held: tuple[int, int] | None = None
-    ) -> list[Trajectory]:
-        """One episode of each of the first `count` tasks of a held-out split, of all where it has fewer.
+        self,
+        split: str,
+        count: int,
+        kind: str,
+        add: Callable[[Trajectory], object],
+        held: tuple[int, int] | None = None,
+    ) -> None:
+        """One episode of each of the first `count` tasks of a held-out split, of all if it has fewer.
 
         As many are under way as one generator decodes together: they may be thousands, and each needs memory.
 
@@ -229,47 +237,35 @@ class Rollouts:
             split: which tasks.
             count: how many.
             kind: name of the file that the workers record them in.
+            add: is given every episode as it ends, without messages and tokens.
             held: the `Member.key` of the replica whose weights are held for them; None: any.
-
-        Returns:
-            The episodes in the order of the tasks, without messages and tokens.
 
         Raises:
             WeightsLostError: the replica died before all were played: what is left would be a biased sample.
         """
         count = min(count, self._tasks.num_tasks(split) or count)
+        if count > MANY_HELD_OUT:
+            self._run.note(f"The evaluation on {split} plays {count:,} episodes; evaluation.num_tasks is the number")
         folder, partial = self._run.folder.trajectories, f"{kind}.{os.getpid()}-{next(self._evaluations)}.partial"
         _remove(folder.glob("*.partial*.jsonl"))  # of a session that was killed
+
+        async def play(index: int) -> None:
+            await self.gate.room()
+            request = HeldOut(split, index, partial, held)
+            number = index % self._workers.count
+            report: HeldOutReport = await self._ask(number, "evaluate", request)
+            self._heed(number, report)
+            if report.episode is None:
+                raise WeightsLostError("the weights that were held are gone: their generator died")
+            self._watch_bugs(bug_of([report.episode]))
+            add(report.episode)
+
         try:
-            episodes = await self._play_held_out(split, count, partial, held)
+            await for_each(range(count), play, limit=self._config.generator.max_num_seqs)
         except BaseException:  # cancelled too: part of an evaluation is none
             _remove(recorded(folder, partial))
             raise
         rename(folder, partial, kind)  # in place of what was played before the run was set back
-        for episode in episodes:
-            self._watch_bugs(bug_of([episode]))
-        return episodes
-
-    async def _play_held_out(self, split: str, count: int, kind: str, held: tuple[int, int] | None) -> list[Trajectory]:
-        places, lost = asyncio.Semaphore(self._config.generator.max_num_seqs), asyncio.Event()
-
-        async def play(index: int) -> Trajectory | None:
-            async with places:
-                await self.gate.room()
-                if lost.is_set():
-                    return None
-                number = index % self._workers.count
-                report: HeldOutReport = await self._ask(number, "evaluate", HeldOut(split, index, kind, held))
-                self._heed(number, report)
-                if report.episode is None:
-                    lost.set()
-                return report.episode
-
-        async with asyncio.TaskGroup() as group:
-            playing = [group.create_task(play(index)) for index in range(count)]
-        if lost.is_set():
-            raise WeightsLostError("the weights that were held are gone: their generator died")
-        return [episode for task in playing if (episode := task.result()) is not None]
 
     # --- what workers say
 

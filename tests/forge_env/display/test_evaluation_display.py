@@ -24,6 +24,7 @@ from forge_env.evaluation.estimates import Estimate
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.plan import Planned
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
+from forge_env.evaluation.results import ResultTable
 from forge_env.evaluation.summary import GroupSummary, summarize
 from forge_env.evaluation.tables import Table, print_tables, tables
 from forge_env.rollout.scripted import FunctionPolicy
@@ -161,7 +162,8 @@ def test_the_live_panel_of_an_evaluation_is_calm_at_80_columns() -> None:
     progress = EvaluationProgress("eval-20261124-101500", "a-model-with-quite-a-long-name-that-goes-on-and-on-" * 2)
     for label in ("coding_rlvr/repository", "calculator", "word-problems-of-several-steps"):
         item = progress.environments[label] = EnvironmentProgress(512, 300, 24, 31, 7, 2)
-        item._totals = {str(task): (float(task % 3 > 0), 1) for task in range(300)}
+        for task in range(300):
+            item._scores.add(str(task), float(task % 3 > 0))
     progress.usage.completion, progress.priced, progress.budget = 12_345_678, True, 25.0
     progress.lost.update({"SandboxError": 5, "EndpointOverloadedError": 2, "\x1b[2JError": 14})
     progress.request_errors.update({f"EndpointError{number}": 100 for number in range(9)})
@@ -212,7 +214,7 @@ def test_tags_of_one_task_are_folded() -> None:
 
     tags = {"loops": group(4, 0.5), **{f"only {number}": group(1, float(number % 2)) for number in range(6)}}
     config = EvaluationConfig.model_validate({"environments": "toy", "model": "m"})
-    summary = summarize(config, [], {"toy": Planned("eval", 1, 1)}, EvaluationProgress("name", "m"))
+    summary = summarize(config, ResultTable(), {"toy": Planned("eval", 1, 1)}, EvaluationProgress("name", "m"))
     summary.environments["toy"] = replace(summary.environments["toy"], by_tag=tags)
     (table,) = [table for table in tables(summary) if "by tag" in table.title]
     assert [row[0] for row in table.rows] == ["loops", "6 tags of one task each"]

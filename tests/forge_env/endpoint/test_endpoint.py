@@ -362,6 +362,56 @@ async def test_delays_grow_vary_and_obey_retry_after() -> None:
     assert third == 7.0
 
 
+@pytest.mark.parametrize(
+    ("asked", "waited"),
+    [
+        ("7", 7.0),
+        ("86400", 20.0),
+        ("1e308", 20.0),
+        ("1e999", 20.0),
+        ("99999999999999999999", 20.0),
+        ("Thu, 31 Dec 2099 23:59:59 GMT", 20.0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 20.0),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+        ("-5", 0.0),
+        ("nan", 0.0),
+        ("soon", 0.0),
+        ("", 0.0),
+    ],
+)
+async def test_retry_after_is_obeyed_within_reason_and_named_beyond_it(asked: str, waited: float) -> None:
+    """`nan` was slept for, and a date of 2099 was waited for, ten minutes at a time."""
+    answers = [http({}, 429, {"retry-after": asked})] * 3 + [http(GOOD)]
+    options = {"retries": 5, "first_delay_s": 0.0, "longest_delay_s": 20.0}
+    told: list[str] = []
+    async with Server(lambda request, n: answers[n]) as server, policy_for(server, **options) as policy:
+        policy.tell = told.append
+        await policy.session([]).reply(QUESTION)
+        assert policy._sleep.seconds == [waited] * 3  # type: ignore[attr-defined]
+    assert len(told) == (waited == 20.0), "once, however often it asks"
+    assert all("retrying after 20.0s (longest_delay_s)" in text for text in told)
+
+
+async def test_pauses_before_retries_can_be_ended() -> None:
+    """Each request is then tried once more, and no more."""
+    never = asyncio.Event()
+    paused = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        paused.set()
+        await never.wait()
+
+    async with Server(lambda request, n: http({}, 429, {"retry-after": "30"})) as server:
+        options = EndpointOptions(model="m", base_url=server.url, retries=6)
+        async with EndpointPolicy(options, sleep=sleep) as policy:
+            asking = asyncio.ensure_future(policy.session([]).reply(QUESTION))
+            await paused.wait()
+            policy.stop_waiting()
+            with pytest.raises(GeneratorError, match="429"):
+                await asking
+    assert len(server.requests) == 2
+
+
 async def test_unicode_survives_and_lone_surrogates_do_no_harm() -> None:
     raw = json.dumps(completion("SURROGATE été \U0001f40d 中", calls=[tool_call("add", '{"a": 3}')])).encode()
     raw = raw.replace(b"SURROGATE", b"\\ud83d\\u0000")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.evaluation.estimates import (
+    TaskScores,
     bootstrap,
     clustered,
     compare,
@@ -20,11 +21,11 @@ from forge_env.evaluation.estimates import (
     pass_all,
     pass_at,
     passes,
-    score,
     sign_flip_test,
 )
 from forge_env.evaluation.plan import Planned, result_of
 from forge_env.evaluation.progress import EvaluationProgress
+from forge_env.evaluation.results import ResultTable
 from forge_env.evaluation.summary import summarize
 from forge_env.trajectory import Trajectory
 
@@ -74,7 +75,7 @@ def test_drawing_kinds_of_tasks_is_drawing_tasks(monkeypatch: pytest.MonkeyPatch
 
 
 def test_tasks_with_too_few_valid_samples_are_left_out_of_larger_k() -> None:
-    found = passes([[1.0, 0.0, 1.0], [0.0], []], 1.0)
+    found = passes([(2, 3), (0, 1), (0, 0)])
     assert list(found) == [1, 2, 3]
     assert found[1][0].value == pytest.approx((2 / 3 + 0) / 2)
     assert found[2][0].value == pytest.approx(1.0)
@@ -96,20 +97,45 @@ def test_training_and_evaluation_score_the_same_episodes_alike() -> None:
         for epoch in range(3)
     ]
     config = EvaluationConfig.model_validate({"environments": ["toy"], "model": "gold"})
-    results = [result_of(item, "reward") for item in played]
+    results = ResultTable(result_of(item, "reward") for item in played)
     summary = summarize(config, results, {"toy": Planned("eval", 12, 12)}, EvaluationProgress("first", "gold"))
-    held_out = score(played, "reward")
+    scores = TaskScores()
+    for item in played:
+        if item.valid:
+            scores.add(item.task_id, item.reward)
+    held_out = scores.estimate()
     assert held_out == summary.environments["toy"].score
     assert held_out is not None
     rewards = [item.reward for item in played if item.valid]
     assert held_out.stderr != pytest.approx(statistics.stdev(rewards) / math.sqrt(len(rewards)))  # as if independent
-    assert score([item for item in played if not item.valid]) is None
+    assert TaskScores().estimate() is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.floats(-100, 100)), min_size=1, max_size=60))
+def test_scores_that_are_added_one_at_a_time_give_the_same_figures(scored: list[tuple[int, float]]) -> None:
+    scores, by_task = TaskScores(), dict[int, list[float]]()
+    for task, value in scored:
+        scores.add(str(task), value)
+        by_task.setdefault(task, []).append(value)
+    totals = [(math.fsum(values), len(values)) for values in by_task.values()]
+    assert (len(scores), scores.samples) == (len(by_task), len(scored))
+    assert scores.so_far() == pytest.approx(clustered(totals), rel=1e-6, abs=1e-4)
+    assert scores.totals() == pytest.approx(np.array(totals), abs=1e-9)
+
+
+def test_an_interval_of_very_many_tasks_is_the_bootstrapped_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes minutes for a million."""
+    rng = np.random.default_rng(5)
+    totals = [(value, 1) for value in rng.beta(0.5, 2.0, size=4_000).tolist()]
+    drawn = bootstrap(totals, confidence=0.95)
+    monkeypatch.setattr("forge_env.evaluation.estimates.NORMAL_TASKS", 4_000)
+    assert bootstrap(totals, confidence=0.95) == pytest.approx(drawn, abs=0.001)
 
 
 def test_nothing_gives_nothing() -> None:
     assert mean([]) is None
     assert mean([[], []]) is None
-    assert passes([], 1.0) == {}
+    assert passes([]) == {}
     assert compare({"a": [1.0]}, {"b": [1.0]}) is None
 
 

@@ -204,3 +204,22 @@ async def test_ctrl_c_before_anything_is_played(tmp_path: Path) -> None:
             terminal.press(CTRL_C)
             assert await terminal.end() == 130
             assert "Traceback" not in terminal.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [http({}, 429, {"retry-after": "86400"}), None], ids=["Retry-After", "no answer"])
+async def test_sigterm_ends_an_evaluation_that_waits(tmp_path: Path, answer: bytes | None) -> None:
+    """Within the ten seconds that `docker stop` waits; the pauses alone could take hours."""
+    async with Server(lambda request, n: answer) as server:
+        words = [TOY, "--model", "m", "--base-url", server.url, "--out", str(tmp_path / "out"), "--retries", "1000"]
+        process = await asyncio.create_subprocess_exec(*COMMAND, *words, stderr=asyncio.subprocess.PIPE)
+        assert process.stderr is not None
+        await server.asked.wait()
+        if answer is not None:
+            async for line in process.stderr:
+                if b"the endpoint asks to wait 24h00m (Retry-After)" in line:
+                    break
+        process.terminate()
+        _, shown = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 130
+    assert "finishing the samples under way" in shown.decode()

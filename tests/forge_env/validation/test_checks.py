@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Literal
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 import forge_env as fe
 from forge_env.cli.main import main
 from forge_env.cli.validate import verdict
-from forge_env.errors import EnvironmentBugError
-from forge_env.validation.checks import Check, Validator
+from forge_env.errors import EnvironmentBugError, ForgeError
+from forge_env.validation.checks import CONCURRENCY, Check, TaskRange, Validator, _chance
 from tests.forge_env.rollout.test_episode import Golden, Tame
 
 
@@ -240,6 +241,54 @@ async def test_it_is_known_where_an_environment_stands_still() -> None:
     checking.cancel()
     await asyncio.wait([checking])
     assert validator.longest_wait()[:2] == ("", "")
+
+
+async def test_of_a_hundred_million_tasks_a_few_are_under_way() -> None:
+    """They were all made, and each had a task of the event loop, before the first was played."""
+    played: list[str] = []
+
+    class Counted(Sound):
+        made = 0
+
+        def task(self, split: str, index: int) -> fe.Task:
+            type(self).made += 1
+            return super().task(split, index)
+
+        async def setup(self, task: fe.Task) -> None:
+            played.append(task.id)
+            if len(played) == 20:
+                raise ForgeError("that is enough")
+
+    validator = Validator(Counted)
+    tasks = TaskRange(validator.env, {"train": 100_000_000})
+    assert len(tasks) == 100_000_000
+    with pytest.raises(ForgeError, match="enough"):
+        await validator._wrong(tasks)
+    assert 20 <= len(played) <= 20 + CONCURRENCY
+    assert Counted.made <= 20 + 2 * CONCURRENCY
+
+
+def test_tasks_are_made_when_they_are_asked_for() -> None:
+    tasks = TaskRange(Sound(), {"train": 3, "eval": 2}, {"train-1"})
+    ids = ["train-0", "train-2", "eval-0", "eval-1"]
+    assert [task.id for task in tasks] == ids
+    assert len(tasks) == 4
+    assert [task.id for task in tasks[1:3]] == ids[1:3]
+    assert (tasks[0].id, tasks[-1].id) == (ids[0], ids[-1])
+
+
+@pytest.mark.parametrize(
+    ("hits", "count", "luck"), [(1, 10, 0.1), (3, 20, 0.25), (0, 5, 0.0), (2, 5, 0.0), (5, 5, 1.0)]
+)
+def test_the_chance_of_hits_is_binomial(hits: int, count: int, luck: float) -> None:
+    exact = sum(math.comb(count, k) * luck**k * (1 - luck) ** (count - k) for k in range(hits, count + 1))
+    assert _chance(hits, count, luck) == pytest.approx(exact)
+
+
+def test_the_chance_of_hits_among_very_many_tasks() -> None:
+    """Their binomial coefficients are no floats."""
+    assert _chance(500, 100_000, 0.005) == pytest.approx(0.51, abs=0.02)
+    assert _chance(100_000, 100_000, 0.005) == 0.0
 
 
 async def test_an_environment_without_gold_is_open_not_failed() -> None:

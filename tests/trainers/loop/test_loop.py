@@ -64,10 +64,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Lost:
     """Rollouts of which infrastructure spoils every one."""
 
-    async def evaluate(self, split: str, count: int, kind: str, held: object) -> list[Trajectory]:
-        return [
-            Trajectory(id=str(n), environment="", task_id="", valid=False, error="no sandbox") for n in range(count)
-        ]
+    async def evaluate(
+        self, split: str, count: int, kind: str, add: Callable[[Trajectory], object], held: object
+    ) -> None:
+        for n in range(count):
+            add(Trajectory(id=str(n), environment="", task_id="", valid=False, error="no sandbox"))
 
 
 class Holding:
