@@ -6,7 +6,9 @@ import runpy
 import sys
 from pathlib import Path
 
-NAMES = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py") if path.stem != "report")
+HERE = Path(__file__).parent
+FILES = [*HERE.glob("[a-z]*.py"), *(path.parent for path in HERE.glob("*/__main__.py"))]
+NAMES = sorted(path.stem for path in FILES if path.stem != "report")
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:

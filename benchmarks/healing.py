@@ -18,7 +18,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks.chaos import SHORT, START_S, Run
+from benchmarks.chaos.runs import SHORT, START_S, Run
 from benchmarks.report import record, table
 
 SETTINGS: dict[str, object] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.chaos import left_in_shared_memory, shared_memory
+from benchmarks.chaos.runs import left_in_shared_memory, shared_memory
 
 __all__ = ["assert_no_shared_memory", "shared_memory"]
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("monarch")  # of the training stack
 
-from benchmarks.chaos import left_in_shared_memory, shared_memory
+from benchmarks.chaos.runs import left_in_shared_memory, shared_memory
 from benchmarks.simulated import SimulatedGenerator
 from trainers.generator.generator import Generator
 

@@ -1,0 +1,153 @@
+"""What becomes of training when something dies, runs out or is taken away, in real runs with all their processes.
+
+    python -m benchmarks.chaos [--runs 60] [--faults all|none|NAME,...] [--seed 0] [--only ROLE:KIND] [--record]
+
+Every run is `forge-env train` on a tiny recipe. First each fault is played once (`faults.py`: what is done at a chosen
+moment), then chains of deaths at random moments (`deaths.py`) until there are `--runs` results. A run must heal, or end
+within a minute with the cause, a fix and the right exit code; `--resume` must go on from there, in a synchronous run to
+the same weights as without the disturbance; and nothing may be left behind. `--seed` repeats a chain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.chaos.deaths import Chain
+from benchmarks.chaos.faults import FAULTS, NotPossibleError, play
+from benchmarks.chaos.runs import Death
+from benchmarks.report import record, table
+
+DEATHS_OF_A_CHAIN = 10
+HOW = (
+    "A process that is killed or stopped never comes back; one that is starved has a twentieth of the time for 12 s; "
+    "the controller is stopped as long. Healed: the run went on; survived: nothing had to end; resumed: the run ended "
+    "with the cause, and the next one went on. Seconds are the median: until the role had a new process or the run had "
+    "ended, and until another step was trained. In the files of every chain of runs no group was trained twice or "
+    "lost and no episode counted twice, and nothing was left behind. In synchronous chains nothing is done to "
+    "sandboxes, and the final weights are those of an undisturbed run, to the bit. Faults are rows with a moment or a "
+    "condition; their runs are synchronous, and end with the weights of an undisturbed run, to the bit, after "
+    "`--resume` where they ended."
+)
+
+
+def lines(deaths: list[Death]) -> list[str]:
+    """The table of a record."""
+    rows: dict[tuple[str, str], list[Death]] = {}
+    for death in deaths:
+        rows.setdefault((death.role, death.kind), []).append(death)
+
+    def seconds(values: Iterable[float | None]) -> str:
+        known = [value for value in values if value is not None]
+        return f"{statistics.median(known):.1f} (at most {max(known):.1f})" if known else ""
+
+    cells = []
+    for (role, kind), each in sorted(rows.items()):
+        outcomes = ", ".join(f"{name} {count}" for name, count in sorted(Counter(d.outcome for d in each).items()))
+        noticed, back = (seconds(getattr(d, name) for d in each) for name in ("noticed_s", "back_s"))
+        cells.append([role, kind, len(each), outcomes, noticed, back])
+    return table(["what", "disturbance", "runs", "outcome", "noticed after s", "next step after s"], cells)
+
+
+class Results:
+    """What came of every disturbance, also of earlier calls with the same file."""
+
+    def __init__(self, file: Path | None, keep: Path | None) -> None:
+        self._file, self._keep = file, keep
+        earlier = file.read_text().splitlines() if file and file.exists() else []
+        self.deaths = [Death(**json.loads(line)) for line in earlier]
+        self.wrong = sum(bool(death.problems) for death in self.deaths)
+
+    def add(self, deaths: list[Death], place: Path, problems: list[str]) -> None:
+        """Count and keep them, and the folder of what went wrong."""
+        self.deaths += deaths
+        self.wrong += bool(problems) + sum(bool(death.problems) for death in deaths)
+        if self._file is not None:
+            with self._file.open("a") as file:
+                file.writelines(json.dumps(asdict(death)) + "\n" for death in deaths)
+        if self._keep and (problems or any(death.problems for death in deaths)):
+            shutil.copytree(place, self._keep / place.name, dirs_exist_ok=True, symlinks=True)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=60, help="results to have in the end")
+    parser.add_argument("--faults", help=f"all, none or some of: {', '.join(FAULTS)}; with --seed or --only: none")
+    parser.add_argument("--seed", help="repeat the chain of this seed")
+    parser.add_argument("--engine", default="local", help="of the sandboxes")
+    parser.add_argument("--only", default="", metavar="ROLE:KIND,...", help="in turns; what is left empty is drawn")
+    parser.add_argument("--cache", type=Path, help="of models and the undisturbed run; unset: they are made first")
+    parser.add_argument("--keep", type=Path, help="folder for the files of runs that went wrong")
+    parser.add_argument("--results", type=Path, help="file to which results are added; those in it count")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after this long nothing is done any more")
+    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
+    options = parser.parse_args()
+    options.until = time.monotonic() + options.seconds
+    options.faults = options.faults or ("none" if options.seed or options.only else "all")
+    if unknown := set(options.faults.split(",")) - {"all", "none", *FAULTS}:
+        parser.error(f"unknown faults: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    return options
+
+
+def play_faults(names: list[str], results: Results, cache: Path, options: argparse.Namespace) -> None:
+    """Play each once."""
+    for name in names:
+        if time.monotonic() < options.until:
+            with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as place:
+                try:
+                    results.add([play(name, Path(place), cache, options.engine)], Path(place), [])
+                except NotPossibleError as error:
+                    print(f"{name}: not run: {error}", flush=True)
+
+
+def play_chains(results: Results, cache: Path, options: argparse.Namespace) -> None:
+    """Play chains of deaths until there are as many results as asked for."""
+    while len(results.deaths) < options.runs and time.monotonic() < options.until:
+        seed = options.seed or str(random.randrange(10**6))
+        with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as place:
+            count = min(DEATHS_OF_A_CHAIN, options.runs - len(results.deaths))
+            chain = Chain(seed, Path(place), cache, count, options.engine, options.only, options.until)
+            try:
+                chain.play()
+            finally:
+                results.add(chain.deaths, Path(place), chain.problems)
+        if options.seed:
+            return
+
+
+def main() -> int:
+    """Play as many as asked; 0 if all went as it should."""
+    options = parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    results = Results(options.results, options.keep)
+    with tempfile.TemporaryDirectory(prefix="fc-", dir="/tmp") as own_cache:
+        cache = (options.cache or Path(own_cache)).absolute()
+        if options.faults == "all":
+            done = {f"{death.role} {death.kind}" for death in results.deaths}
+            play_faults([name for name in FAULTS if name not in done], results, cache, options)
+        elif options.faults != "none":
+            play_faults(options.faults.split(","), results, cache, options)
+        if options.faults in ("all", "none"):
+            play_chains(results, cache, options)
+    print("\n".join(lines(results.deaths)))
+    if options.record:
+        how = f"{len(results.deaths)} disturbances; {results.wrong} went wrong. {HOW}"
+        record("chaos", "Deaths", "make chaos", [*lines(results.deaths), "", how])
+    return 1 if results.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

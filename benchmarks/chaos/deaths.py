@@ -1,0 +1,256 @@
+"""Chains of deaths at random moments: a role of a real run is killed, stopped or starved; the run heals or is resumed.
+
+A chain is trained to its end. Its files must then show that no group was trained twice or lost, and no episode counted
+twice; no process, shared memory, temporary file or container may be left.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import shutil
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from benchmarks.chaos.runs import (
+    END_S,
+    SHORT,
+    START_S,
+    STEP_S,
+    SYNCHRONOUS,
+    WATCHDOG_S,
+    Death,
+    Run,
+    check_counts,
+    check_groups,
+    final_weights,
+    left_over,
+    shared_memory,
+)
+
+STARVE_S = 12.0
+STEPS_A_DEATH = 3
+SHAPES: list[dict[str, object]] = [
+    {"generator.num_replicas": 2, "grpo.max_off_policy_steps": 1},
+    SYNCHRONOUS,
+    {"trainer.procs": 2, "trainer.threads": 1, "grpo.max_off_policy_steps": 2},
+]
+"""Of the chains, in turns: together they have every role."""
+KINDS = ("killed", "stopped", "starved")
+ASKED = {"interrupted": signal.SIGINT, "terminated": signal.SIGTERM, "hung up": signal.SIGHUP}
+"""Ends that a person asks for."""
+NAMED = {"weights": "weight|store"}
+"""How the cause of an end names a role, if not by its name."""
+
+
+class Chain:
+    """A training run that dies, heals or is resumed, and dies again, and is then trained to its end.
+
+    Args:
+        seed: of all that is random here.
+        place: an empty folder with a short name, the TMPDIR of the runs.
+        cache: of models.
+        count: deaths.
+        engine: of the sandboxes.
+        only: "ROLE:KIND,...": what is done, in turns; what is left empty is drawn.
+        until: in seconds of the monotonic clock; from then on nothing dies any more.
+    """
+
+    def __init__(
+        self,
+        seed: str,
+        place: Path,
+        cache: Path,
+        count: int,
+        engine: str = "local",
+        only: str = "",
+        until: float = math.inf,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.seed = seed
+        self.place = place
+        self.cache = cache
+        self.count = count
+        self.until = until
+        self.only = [each.partition(":")[::2] for each in only.split(",")]
+        self.settings: dict[str, object] = {
+            **SHORT,
+            **SHAPES[self.random.randrange(len(SHAPES))],
+            "sandbox.engine": engine,
+            "grpo.steps": STEPS_A_DEATH * (count + 1),
+            "seed": self.random.randrange(100),
+        }
+        self.deaths: list[Death] = []
+        self.problems: list[str] = []
+        """Of the chain as a whole."""
+        self._shm = shared_memory()
+        self._run: Run | None = None
+        self._pids: set[int] = set()
+
+    def play(self) -> None:
+        """All of it; what is under way ends with it."""
+        try:
+            self._play()
+        finally:
+            if self._run is not None and not self._run.ended:
+                self._run.process.kill()
+                self._run.process.wait()
+
+    def _play(self) -> None:
+        run = self._start()
+        while len(self.deaths) < self.count and time.monotonic() < self.until and not self.problems:
+            if (when := self._moment(run)) is None:
+                break
+            death = self._kill_something(run, when)
+            self.deaths.append(death)
+            print(death, flush=True)
+            if death.outcome == "done":
+                break
+            if run.ended:
+                self._pids |= set(run.family)
+                run = self._start()
+        self._finish(run)
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether its weights can be foretold."""
+        return self.settings["grpo.max_off_policy_steps"] == 0
+
+    def _start(self) -> Run:
+        begun = (self.place / "runs" / "chaos" / "config.yaml").exists()
+        self._run = Run(self.place, self.cache, self.settings, resume=begun)
+        return self._run
+
+    # --- one death
+
+    def _moment(self, run: Run) -> str | None:
+        """Wait for a moment of the run; in words, or None: there is none, as it came to its end or never trains."""
+        seconds = self.random.uniform(1.0, 15.0)
+        if self.random.random() < 0.2 and not run.steps:
+            run.until(lambda: run.age >= seconds, seconds + 1)
+            return None if run.ended else "start-up"
+        wanted = len(run.steps) + self.random.randint(1, 2)
+        if run.until(lambda: run.steps, START_S) and run.steps:
+            for death in self.deaths:
+                if death.back_s is None:
+                    death.back_s = time.monotonic() - death.at
+            run.until(lambda: len(run.steps) >= wanted, STEP_S)
+        if len(run.steps) >= wanted:
+            until = time.monotonic() + self.random.uniform(0.0, 2.0)
+            run.until(lambda: time.monotonic() >= until, 3.0)
+            if not run.ended:
+                return "training"
+        if not run.ended or run.process.returncode:
+            self.problems.append(f"a run trains no further, and nothing was done to it: {run.said[-400:]}")
+        return None
+
+    def _kill_something(self, run: Run, when: str) -> Death:
+        roles = run.look()
+        if self.synchronous:  # a sandbox that ends in the middle of a test makes it another episode
+            roles.pop("sandbox", None)
+        role = self.random.choice(sorted(roles))
+        kind = self.random.choice([*KINDS, *ASKED] if role == "controller" else KINDS)
+        wanted, how = self.only[len(self.deaths) % len(self.only)]
+        role, kind = wanted if wanted in roles else role, how or kind
+        victim = self.random.choice(roles[role])
+        death = Death(self.seed, role, kind, when)
+        trained, others = len(run.steps), {process.pid for process in roles[role]}
+        death.at = time.monotonic()
+        hurt(victim, death.kind, for_good=role != "controller")
+
+        def goes_on() -> bool:
+            watched = death.noticed_s is None and role not in ("controller", "sandbox")
+            if watched and any(process.pid not in others for process in run.look().get(role, [])):
+                death.noticed_s = time.monotonic() - death.at
+            return len(run.steps) >= trained + 2
+
+        if run.until(goes_on, STEP_S if when == "training" else START_S) and not run.ended:
+            death.outcome = "survived" if death.noticed_s is None else "healed"
+            death.back_s = time.monotonic() - death.at
+        elif run.ended:
+            death.noticed_s = time.monotonic() - death.at
+            death.outcome = "done" if run.process.returncode == 0 else "resumed"
+            self._look_at_the_end(run, death)
+        else:
+            death.outcome = "hung"
+            death.problems += [run.hung(), *run.leave_nothing()]
+        return death
+
+    def _look_at_the_end(self, run: Run, death: Death) -> None:
+        code, death.cause = run.process.returncode, run.cause
+        death.problems += run.leave_nothing()
+        if code == 0 or (death.role == "controller" and death.kind == "killed"):
+            return
+        assert death.noticed_s is not None
+        watched = WATCHDOG_S if "no progress" in death.cause else 0.0
+        if death.noticed_s > END_S + watched + (STARVE_S if death.kind == "starved" else 0.0):
+            death.problems.append(f"its end took {death.noticed_s:.0f} s")
+        if code != (130 if death.kind in ASKED else 1):
+            death.problems.append(f"it ended with code {code}: {run.said[-400:]}")
+        early = run.last_line == "interrupted" and not run.log  # nothing had begun
+        if "--resume" not in run.last_line and not early:
+            death.problems.append(f"its last line does not say how to go on: {run.last_line}")
+        if death.role != "controller" and not re.search(NAMED.get(death.role, death.role), death.cause):
+            death.problems.append(f"whose end it was is not said: {death.cause}")
+
+    # --- the end of the chain
+
+    def _finish(self, run: Run) -> None:
+        """Let the last run come to its end, and look at what all have left."""
+        if not run.until(lambda: not run.look() or run.ended, START_S + STEP_S, watch_end=False):
+            self.problems.append(run.hung())
+        if run.process.wait() != 0:
+            self.problems.append(f"the last run ended with code {run.process.returncode}: {run.said[-600:]}")
+        else:
+            now = time.monotonic()
+            for death in self.deaths:
+                if death.back_s is None and death.outcome != "done":
+                    death.back_s = now - death.at  # at the latest
+            self.problems += [*check_groups(run.folder), *check_counts(run.folder, self.settings)]
+            self._compare(run)
+        self.problems += run.leave_nothing()
+        self._pids |= set(run.family)
+        self.problems += left_over(self.place, self._shm, expected=["runs", run.output.name], pids=self._pids)
+        ended = f"chain {self.seed}: {len(self.deaths)} deaths, {max(run.steps, default=0)} steps"
+        print("\n   ! ".join([ended, *self.problems]), flush=True)
+
+    def _compare(self, run: Run) -> None:
+        """Of a synchronous chain, the final weights are those of a run in which nothing dies."""
+        if not self.synchronous:
+            return
+        digest = final_weights(run.folder)
+        shutil.rmtree(run.folder)
+        twin = Run(self.place, self.cache, self.settings, resume=False)
+        if twin.process.wait() != 0:
+            self.problems.append(f"the undisturbed run ended with code {twin.process.returncode}: {twin.said[-400:]}")
+        elif final_weights(twin.folder) != digest:
+            self.problems.append("the final weights are not those of an undisturbed run")
+        else:
+            print(f"chain {self.seed}: the final weights are those of an undisturbed run, to the bit", flush=True)
+        self.problems += twin.leave_nothing()
+
+
+def hurt(victim: psutil.Process, kind: str, *, for_good: bool) -> None:
+    """Do to a process what `kind` says; one that is not stopped for good goes on after a while."""
+    with suppress(psutil.NoSuchProcess):
+        if kind == "killed":
+            victim.kill()
+        elif kind == "stopped":
+            victim.suspend()
+            if not for_good:
+                time.sleep(STARVE_S)
+                victim.resume()
+        elif kind == "starved":  # a twentieth of the time is its own
+            end = time.monotonic() + STARVE_S
+            while time.monotonic() < end:
+                victim.suspend()
+                time.sleep(0.95)
+                victim.resume()
+                time.sleep(0.05)
+        else:
+            victim.send_signal(ASKED[kind])

@@ -1,0 +1,434 @@
+"""Faults at chosen moments of a run: what is done, how the run must end, and how it must go on.
+
+Every run here is synchronous, so that its final weights must be those of an undisturbed run, to the bit. A name is
+"WHAT HOW at MOMENT" or "WHAT CONDITION".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.chaos.runs import (
+    END_S,
+    NOTHING,
+    SHORT,
+    START_S,
+    STEP_S,
+    SYNCHRONOUS,
+    Death,
+    Run,
+    check_counts,
+    check_groups,
+    final_weights,
+    left_over,
+    shared_memory,
+)
+from forge_env.trajectory_index import IndexReader, is_index
+
+STEPS = 6
+SETTINGS: dict[str, object] = {**SHORT, **SYNCHRONOUS, "grpo.steps": STEPS, "seed": 5}
+DAY_S = 86_400
+CLOCK = Path(__file__).parents[2] / "tests" / "trainers" / "loop" / "clock.c"
+PRIVATE_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1g none /dev/shm && exec "$@"', "sh")
+"""Gives a command a /dev/shm of its own, which goes with it."""
+
+
+class NotPossibleError(Exception):
+    """This machine can't play the fault."""
+
+
+def is_being_written(run: Run) -> bool:
+    """Whether a checkpoint is."""
+    return any((run.folder / "checkpoints").glob("step-*.partial"))
+
+
+MOMENTS: dict[str, Callable[[Run], object]] = {
+    "start-up": lambda run: "trainer and generators" in run.said,
+    "first evaluation": lambda run: "before training" in run.said,
+    "training": lambda run: run.steps and any((run.folder / "checkpoints").glob("step-*/checkpoint.json")),
+    "checkpoint write": is_being_written,
+    "final evaluation": lambda run: "after training" in run.said,
+    "report": lambda run: f"after step {STEPS}:" in run.said,
+}
+
+
+class Scene:
+    """One run and what is done to it.
+
+    Attributes:
+        place: working directory and TMPDIR.
+        cache: of models and of the undisturbed run.
+        death: what came of it.
+    """
+
+    def __init__(self, death: Death, place: Path, cache: Path, engine: str) -> None:
+        self.death, self.place, self.cache = death, place, cache
+        self.settings = {**SETTINGS, "sandbox.engine": engine}
+        self.folder = place / "runs" / "chaos"
+        self.variables: Mapping[str, str] = NOTHING
+        self.prefix: tuple[str, ...] = ()
+        self.runs: list[Run] = []
+        self._memory = shared_memory()
+
+    def start(self, *, resume: bool = False, output: str = "chaos.out") -> Run:
+        """Begin or resume the run."""
+        options = {"output": output, "prefix": self.prefix, "variables": self.variables}
+        run = Run(self.place, self.cache, self.settings, resume=resume, **options)  # type: ignore[arg-type]
+        self.runs.append(run)
+        return run
+
+    def start_until(self, moment: str) -> Run:
+        """Begin the run and wait for a moment of it."""
+        run = self.start()
+        self.reach(run, moment)
+        self.death.at = time.monotonic()
+        return run
+
+    def reach(self, run: Run, moment: str) -> None:
+        """Wait for a moment of a run."""
+        self.expect(
+            run.until(lambda: MOMENTS[moment](run), START_S + STEP_S), f"{moment} never came: {run.said[-400:]}"
+        )
+        run.look()
+
+    def expect(self, true: object, problem: str) -> None:
+        """Note a problem unless `true`."""
+        if not true:
+            self.death.problems.append(problem)
+
+    def end(self, run: Run, *codes: int, says: str = "", within: float = END_S) -> None:
+        """Wait for the end of a run: its exit code, what it says, and that nothing is left of it."""
+        if not run.until(lambda: run.look() and run.ended, within, watch_end=False):
+            self.death.problems.append(run.hung())
+        else:
+            code = run.process.returncode
+            self.death.outcome += f"{', ' if self.death.outcome else ''}exit {code}"
+            self.death.cause = self.death.cause or run.cause
+            self.expect(code in codes, f"it ended with code {code}, not {codes}: {run.said[-600:]}")
+            self.expect(re.search(says, run.said), f"it doesn't say {says!r}: {run.said[-600:]}")
+        self.death.noticed_s = self.death.noticed_s or time.monotonic() - self.death.at
+        self.death.problems += run.leave_nothing()
+
+    def resume(self) -> None:
+        """Continue the run to its end, which must be that of an undisturbed one."""
+        run, begun = self.start(resume=(self.folder / "config.yaml").exists()), time.monotonic()
+        self.expect(run.until(lambda: run.steps or run.ended, START_S), "it trains no further")
+        self.death.back_s = time.monotonic() - begun
+        self.finish(run)
+
+    def finish(self, run: Run) -> None:
+        """Wait for the end of a run, which must be that of an undisturbed one."""
+        self.end(run, 0, within=START_S + STEP_S)
+        if run.process.returncode:
+            return
+        self.expect(
+            final_weights(run.folder) == undisturbed(self)[1], "the weights are not those of an undisturbed run"
+        )
+        self.death.problems += [*check_groups(run.folder), *check_counts(run.folder, self.settings)]
+        self.expect((run.folder / "report.html").exists(), "there is no report")
+
+    def close(self) -> None:
+        """Look at what all its runs have left."""
+        for run in self.runs:
+            if not run.ended:
+                self.death.problems.append(run.hung())
+                self.death.problems += run.leave_nothing()
+        expected = ["runs", "aside", "clock", "clock.so", *(run.output.name for run in self.runs)]
+        pids = {pid for run in self.runs for pid in run.family}
+        self.death.problems += left_over(self.place, self._memory, expected=expected, pids=pids)
+
+
+def undisturbed(scene: Scene) -> tuple[Path, str]:
+    """A finished run with the same settings to which nothing was done, and its weights."""
+    root = scene.cache / f"undisturbed-{scene.settings['sandbox.engine']}"
+    if not (root / "runs" / "chaos" / "report.html").exists():
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True)
+        twin = Run(root, scene.cache, scene.settings, resume=False)
+        if twin.process.wait(START_S + STEP_S) or twin.leave_nothing():
+            raise RuntimeError(f"the undisturbed run ended with code {twin.process.returncode}: {twin.said[-400:]}")
+    return root / "runs" / "chaos", final_weights(root / "runs" / "chaos")
+
+
+def command(*words: object) -> None:
+    """Run a command of the system; what refuses it makes the fault impossible."""
+    try:
+        subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NotPossibleError(f"{error} {getattr(error, 'stderr', '')}".strip()) from error
+
+
+@contextmanager
+def mounted(folder: Path, *how: object) -> Iterator[None]:
+    """A file system at `folder`, until the block ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command("mount", *how, folder)
+    try:
+        yield
+    finally:
+        command("umount", "--lazy", folder)
+
+
+def fill(file: Path) -> None:
+    """Write to a file until its disk is full."""
+    with file.open("wb", buffering=0) as output:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while output.write(bytes(size)) == size:
+                    pass
+            except OSError:
+                continue
+
+
+# --- ends
+
+
+def sent(signal_: signal.Signals, moment: str, scene: Scene) -> None:
+    """A signal to the command: SIGKILL, or one that asks it to end."""
+    run = scene.start_until(moment)
+    run.process.send_signal(signal_)
+    killed = signal_ == signal.SIGKILL
+    late = (0,) if moment in ("report", "final evaluation") else ()  # there is nothing left to interrupt
+    scene.end(run, *((-signal.SIGKILL,) if killed else (130, *late)))
+    scene.expect(killed or run.process.returncode == 0 or "--resume" in run.last_line, f"no way on: {run.last_line}")
+    scene.resume()
+
+
+# --- disks
+
+
+def disk_full(how: str, scene: Scene) -> None:
+    """No room, or no inodes, from the first checkpoint on; until there is room again, or the run is asked to end."""
+    runs = scene.place / "runs"
+    with mounted(runs, "-t", "tmpfs", "-o", "size=300m,nr_inodes=10k", "none"):
+        run = scene.start_until("training")
+        if inodes := how.startswith("without inodes"):
+            used = os.statvfs(runs)
+            command("mount", "-o", f"remount,nr_inodes={used.f_files - used.f_ffree}", runs)
+        else:
+            fill(runs / "fill")
+        scene.expect(run.until(lambda: "disk is full" in run.said, STEP_S), "it does not say that the disk is full")
+        scene.death.noticed_s = time.monotonic() - scene.death.at
+        if "stopped" in how:
+            for _ in range(2):  # the first waits for room for its checkpoint
+                run.process.send_signal(signal.SIGTERM)
+                run.until(lambda: run.ended, 10)
+            scene.end(run, 130, says="--resume")
+        if inodes:
+            command("mount", "-o", "remount,nr_inodes=10k", runs)
+        else:
+            (runs / "fill").unlink()
+        if run.ended:
+            scene.resume()
+        else:
+            scene.finish(run)
+
+
+def memory_full(moment: str, scene: Scene) -> None:
+    """A full /dev/shm."""
+    scene.prefix = PRIVATE_MEMORY
+    run = scene.start_until(moment)
+    fill(Path(f"/proc/{run.process.pid}/root/dev/shm/fill"))
+    scene.end(run, 0, 1, within=STEP_S + END_S)
+    if run.process.returncode:
+        scene.expect(re.search("shared memory|/dev/shm", run.cause), f"it does not name its cause: {run.said[-600:]}")
+        scene.resume()
+    else:
+        scene.finish(run)
+
+
+def read_only(scene: Scene) -> None:
+    """The run folder can't be written to any more: a read-only mount over it."""
+    run = scene.start_until("training")
+    with ExitStack() as stack:
+        stack.enter_context(mounted(scene.folder, "--bind", scene.folder))
+        command("mount", "-o", "remount,bind,ro", scene.folder)
+        scene.end(run, 1, says="[Rr]ead-only|permission", within=STEP_S)
+    scene.resume()
+
+
+def immutable(moment: str, scene: Scene) -> None:
+    """No file can be made in the run folder or in checkpoints/ any more."""
+    run = scene.start_until(moment)
+    folders = [folder for folder in (scene.folder, scene.folder / "checkpoints") if folder.exists()]
+    command("chattr", "+i", *folders)
+    try:
+        scene.end(run, 1, says="not permitted|[Pp]ermission", within=STEP_S)
+    finally:
+        command("chattr", "-i", *folders)
+    scene.resume()
+
+
+def folder_gone(how: str, scene: Scene) -> None:
+    """The run folder is removed, replaced or moved: the run saves what it can elsewhere, says where, and fails."""
+    run = scene.start_until("training")
+    if how == "moved":
+        scene.folder.rename(scene.place / "aside")
+    else:
+        shutil.rmtree(scene.folder, ignore_errors=True)
+        shutil.rmtree(scene.folder, ignore_errors=True)  # what was written meanwhile
+    if how == "replaced":
+        scene.folder.mkdir(parents=True)
+    scene.end(run, 1, says=str(scene.folder), within=STEP_S)
+    named = {Path(word.rstrip(".,;:)")) for word in re.findall(r"/[^\s'\"]+", run.said)} - {scene.folder}
+    saved = [path for path in named if path.is_dir() and any(path.rglob("*.safetensors"))]
+    scene.expect(saved, f"no folder with weights is named: {run.said[-600:]}")
+    scene.death.outcome += ", saved elsewhere" if saved else ""
+
+
+def slow_disk(scene: Scene) -> None:
+    """A file system whose every open, write and fsync takes a while."""
+    if find_spec("mfusepy") is None:
+        raise NotPossibleError("pip install mfusepy")
+    behind, runs = scene.place / "aside", scene.place / "runs"
+    behind.mkdir()
+    runs.mkdir()
+    words = [sys.executable, "-m", "benchmarks.chaos.slow_disk", str(behind), str(runs)]
+    disk = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 10
+    while not runs.is_mount() and time.monotonic() < deadline and disk.poll() is None:
+        time.sleep(0.1)
+    try:
+        if not runs.is_mount():
+            disk.kill()
+            raise NotPossibleError(f"no FUSE here: {disk.communicate()[0]}")
+        run = scene.start_until("start-up")
+        scene.finish(run)
+    finally:
+        if runs.is_mount():
+            command("umount", "--lazy", runs)
+        disk.wait(10)
+
+
+# --- what a resumed run finds
+
+
+def truncate(path: Path) -> None:
+    """Cut off its last third."""
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def zero(path: Path) -> None:
+    """Keep its size only."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+CHECKPOINT = f"checkpoints/step-{STEPS:06d}"
+DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "model truncated": (f"{CHECKPOINT}/model/model.safetensors", truncate),
+    "optimizer zeroed": (f"{CHECKPOINT}/optimizer/__0_0.distcp", zero),
+    "checkpoint.json emptied": (f"{CHECKPOINT}/checkpoint.json", partial(os.truncate, length=0)),
+    "state.pt removed": (f"{CHECKPOINT}/state.pt", Path.unlink),
+    "index garbled": ("trajectories/train.index.jsonl", lambda path: path.write_bytes(b'{"id": 1}\n\0\0garbage{')),
+    "episodes truncated": ("trajectories/train.jsonl", truncate),
+    "metrics truncated": ("metrics.jsonl", truncate),
+    "summary emptied": ("summary.json", partial(os.truncate, length=0)),
+}
+
+
+def damaged(what: str, scene: Scene) -> None:
+    """A file of a finished run: a checkpoint is refused with a fix, which is followed; other files are mended."""
+    name, damage = DAMAGE[what]
+    shutil.copytree(undisturbed(scene)[0], scene.folder, symlinks=True)
+    damage(scene.folder / name)
+    scene.death.at = time.monotonic()
+    if name.startswith(CHECKPOINT):
+        run = scene.start(resume=True)
+        scene.end(run, 2, says=f"delete .*{CHECKPOINT} to continue with --resume", within=START_S)
+    shutil.rmtree(scene.folder / CHECKPOINT)
+    scene.resume()
+    check_index(scene)
+
+
+def check_index(scene: Scene) -> None:
+    """Every recorded episode can be listed."""
+    for file in (scene.folder / "trajectories").glob("*.jsonl"):
+        if is_index(file):
+            continue
+        rows, episodes = len(list(IndexReader(file).news())), file.read_bytes().count(b"\n")
+        scene.expect(rows == episodes, f"the index of {file.name} has {rows} rows of {episodes} episodes")
+
+
+def doubled(moment: str, scene: Scene) -> None:
+    """A second and a resumed run of one name: both are refused, and the first goes on."""
+    run = scene.start_until(moment)
+    for resume in (False, True):
+        other = scene.start(resume=resume, output=f"other-{resume}.out")
+        scene.end(other, 2, says="another process|exists already")
+        scene.expect("  ->" in other.said, f"no fix: {other.said}")
+    scene.finish(run)
+
+
+def at_once(scene: Scene) -> None:
+    """Two runs of one name are started at the same time: one of them runs."""
+    one, two = scene.start(), scene.start(output="other.out")
+    scene.death.at = time.monotonic()
+    one.until(lambda: one.ended or two.ended, END_S, watch_end=False)
+    first, second = (two, one) if one.ended else (one, two)
+    scene.end(second, 2, says="another process|exists already")
+    scene.finish(first)
+
+
+def clock_jumps(days: int, scene: Scene) -> None:
+    """The wall clock of all processes is set days ahead or back while the run trains, and at its end set right."""
+    clock, library = scene.place / "clock", scene.place / "clock.so"
+    command("cc", "-shared", "-fPIC", "-O1", "-o", library, CLOCK, "-ldl")
+    clock.write_bytes(struct.pack("q", 0))
+    scene.variables = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(clock)}
+    run = scene.start()
+    for moment, ahead in (("start-up", days), ("training", -days), ("final evaluation", 0)):
+        scene.reach(run, moment)
+        with clock.open("r+b") as file:
+            file.write(struct.pack("q", ahead * DAY_S))
+    scene.death.at = time.monotonic()
+    scene.finish(run)
+
+
+ENDS = {"killed": signal.SIGKILL, "terminated": signal.SIGTERM}
+FAULTS: dict[str, Callable[[Scene], None]] = {
+    **{f"controller {how} at {at}": partial(sent, ENDS[how], at) for at in MOMENTS if at != "training" for how in ENDS},
+    **{
+        f"disk {how}": partial(disk_full, how)
+        for how in ("full for a while", "full until stopped", "without inodes for a while")
+    },
+    **{f"/dev/shm full at {moment}": partial(memory_full, moment) for moment in ("start-up", "training")},
+    "folder read-only": read_only,
+    **{f"folder immutable at {moment}": partial(immutable, moment) for moment in ("start-up", "training")},
+    **{f"folder {how}": partial(folder_gone, how) for how in ("removed", "replaced", "moved")},
+    "disk slow": slow_disk,
+    **{f"file {what}": partial(damaged, what) for what in DAMAGE},
+    **{f"name taken at {moment}": partial(doubled, moment) for moment in ("start-up", "training")},
+    "name taken at once": at_once,
+    **{f"clock set {days:+} days": partial(clock_jumps, days) for days in (40, -400)},
+}
+"""By name: what is done."""
+
+
+def play(name: str, place: Path, cache: Path, engine: str) -> Death:
+    """Play one fault.
+
+    Raises:
+        NotPossibleError: this machine lacks what it takes.
+    """
+    role, _, kind = name.partition(" ")
+    scene = Scene(Death(seed="", role=role, kind=kind, when="chosen"), place, cache, engine)
+    cache.mkdir(parents=True, exist_ok=True)
+    undisturbed(scene)
+    try:
+        FAULTS[name](scene)
+    finally:
+        scene.close()
+    print(scene.death, flush=True)
+    return scene.death

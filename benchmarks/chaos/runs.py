@@ -1,0 +1,329 @@
+"""A training run as its user starts it, and what must be true of it and of the machine after its end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from sandboxes import owner
+
+NOTHING: Mapping[str, str] = {}
+END_S = 60.0
+"""A run that does not heal ends within this."""
+WATCHDOG_S = 120.0
+"""One that only the watchdog ends, within this more; a start on a busy machine takes more than a minute."""
+GONE_S = 20.0
+"""What is left of a run is gone within this after its end; Monarch's own processes take a while to notice."""
+START_S = 240.0
+"""The longest that a start may take on a busy machine."""
+STEP_S = 180.0
+"""The longest that a run may go without a step after a death, before it counts as hung."""
+SHORT: dict[str, object] = {
+    "grpo.groups_per_step": 3,
+    "grpo.group_size": 3,
+    "evaluation.num_tasks": 4,
+    "evaluation.extra_splits": "[]",
+    "evaluation.every": 2,
+    "checkpoint.every": 2,
+    "logging.tensorboard": "false",
+    "watchdog.warn_s": 60,
+    "watchdog.end_s": WATCHDOG_S,
+}
+SYNCHRONOUS: dict[str, object] = {
+    "generator.num_replicas": 1,
+    "grpo.max_off_policy_steps": 0,
+    "grpo.reference.source": "initial",
+    "evaluation.every": 0,  # whatever is sampled beside a group may change its last bit
+}
+"""Settings with which a run repeats itself to the bit."""
+
+
+@dataclass
+class Death:
+    """What was done to a run, and what came of it.
+
+    Attributes:
+        seed: of its chain.
+        role: whose process.
+        kind: of death.
+        when: in which part of the run.
+        outcome: "healed", "survived" (nothing ended), "resumed" (with the next run), "done" or "hung".
+        noticed_s: seconds until the run ended, or the role had a new process.
+        back_s: seconds until the next step was trained, in this run or the one that resumed it.
+        cause: what the run said.
+        at: when it was, in seconds of the monotonic clock.
+        problems: what should not be.
+    """
+
+    seed: str
+    role: str
+    kind: str
+    when: str
+    outcome: str = ""
+    noticed_s: float | None = None
+    back_s: float | None = None
+    cause: str = ""
+    at: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        noticed, back = ("-" if value is None else f"{value:.1f} s" for value in (self.noticed_s, self.back_s))
+        text = f"{self.seed} {self.role} {self.kind} in {self.when}: {self.outcome}, noticed {noticed}, back {back}"
+        return "\n   ! ".join([f"{text}  {self.cause[:150]}", *self.problems])
+
+
+class Run:
+    """One `forge-env train`.
+
+    Args:
+        place: working directory and TMPDIR; the run folder is `runs/chaos` below it.
+        cache: of models.
+        settings: keys of the recipe.
+        resume: continue the run that is there.
+        output: file below `place` to which the terminal's output is appended.
+        prefix: of the command.
+        variables: of the environment, besides this process's.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        cache: Path,
+        settings: Mapping[str, object],
+        *,
+        resume: bool,
+        output: str = "chaos.out",
+        prefix: Sequence[str] = (),
+        variables: Mapping[str, str] = NOTHING,
+    ) -> None:
+        self.folder = place / "runs" / "chaos"
+        self.output = place / output
+        keys = [f"{key}={value}" for key, value in settings.items()]
+        command = [*prefix, sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", "chaos", *keys]
+        environment = {**os.environ, "FORGE_ENV_CACHE": str(cache), "TMPDIR": str(place), **variables}
+        self._log_from = self._log_size()
+        self._rows_from = len(self._lines())
+        with self.output.open("a") as output_file:
+            self._said_from = output_file.tell()
+            self.process = subprocess.Popen(
+                [*command, "--resume"] if resume else command,
+                cwd=place,
+                stdin=subprocess.DEVNULL,
+                stdout=output_file,
+                stderr=output_file,
+                env=environment,
+                start_new_session=True,
+            )
+        self._started = time.monotonic()
+        self.family: dict[int, psutil.Process] = {}
+
+    # --- what it says
+
+    def _log_size(self) -> int:
+        log = self.folder / "run.log"
+        return log.stat().st_size if log.exists() else 0
+
+    @property
+    def log(self) -> str:
+        """What this run has logged."""
+        with suppress(FileNotFoundError), (self.folder / "run.log").open("rb") as file:
+            file.seek(self._log_from)
+            return file.read().decode(errors="replace")
+        return ""
+
+    @property
+    def said(self) -> str:
+        """What it has shown."""
+        return self.output.read_bytes()[self._said_from :].decode(errors="replace")
+
+    def _lines(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            return (self.folder / "metrics.jsonl").read_text().splitlines()
+        return []
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that this run has trained."""
+        rows = [json.loads(line) for line in self._lines()[self._rows_from :] if line.endswith("}")]
+        return [row["step"] for row in rows if "staleness/max" in row]
+
+    @property
+    def age(self) -> float:
+        """Seconds since its start."""
+        return time.monotonic() - self._started
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has."""
+        return self.process.poll() is not None
+
+    # --- whom it consists of
+
+    def look(self) -> dict[str, list[psutil.Process]]:
+        """Its processes by role."""
+        roles: dict[str, list[psutil.Process]] = {}
+        with suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self.process.pid)
+            roles["controller"] = [own]
+            for process in [own, *own.children(recursive=True)]:
+                self.family[process.pid] = process
+                with suppress(psutil.Error):
+                    if process.ppid() == own.pid and (name := process.environ().get("HYPERACTOR_PROCESS_NAME")):
+                        waits = "-spare" in name and f": process {process.pid}" not in self.log
+                        role = "spare" if waits else re.split(r"[-\d]", name)[0]
+                        roles.setdefault(role, []).append(process)
+                    elif "runner" in " ".join(process.cmdline()[1:]):
+                        roles.setdefault("sandbox", []).append(process)
+        return roles
+
+    def until(self, true: Callable[[], object], seconds: float, *, watch_end: bool = True) -> bool:
+        """Wait for something of another program, which has no event to wait for; whether it came in time."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > deadline or (watch_end and self.ended):
+                return bool(true())
+            time.sleep(0.1)
+        return True
+
+    @property
+    def last_line(self) -> str:
+        """What a person reads last."""
+        return next((line for line in reversed(self.said.splitlines()) if line.strip()), "")
+
+    @property
+    def cause(self) -> str:
+        """The error that the run has shown, else its last line."""
+        errors = [line for line in self.said.splitlines() if line.startswith("forge-env: ")]
+        return errors[-1] if errors else self.last_line
+
+    def hung(self) -> str:
+        """End a run that takes too long; what it has said."""
+        self.process.kill()
+        self.process.wait()
+        return f"it hangs: {self.said[-300:]}\n{self.log[-4000:]}"
+
+    def leave_nothing(self) -> list[str]:
+        """Processes, control groups and containers that are left after its end."""
+        _, left = psutil.wait_procs(list(self.family.values()), timeout=GONE_S)
+        problems = []
+        for process in left:
+            with suppress(psutil.Error):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    problems.append(f"process {process.pid} left: {' '.join(process.cmdline())[:80]}")
+                    process.kill()
+        return problems
+
+
+def shared_memory() -> set[str]:
+    """What lies in shared memory, of whatever program."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def left_in_shared_memory(before: set[str]) -> set[str]:
+    """What was not there `before`, and no living process has mapped."""
+    used: set[int] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            used.update(int(found) for found in re.findall(r" (\d+) +/dev/shm/", maps.read_text()))
+    names = set()
+    for name in shared_memory() - before:
+        with suppress(FileNotFoundError):
+            if Path("/dev/shm", name).stat().st_ino not in used:
+                names.add(name)
+    return names
+
+
+def left_over(place: Path, memory_before: set[str], *, expected: Sequence[str], pids: Iterable[int]) -> list[str]:
+    """What runs have left on the machine after their end, once the next command has removed what it can.
+
+    Args:
+        place: TMPDIR of the runs.
+        memory_before: names in shared memory before the first of them.
+        expected: names that may be in `place`.
+        pids: every process of the runs.
+    """
+    environment = {**os.environ, "TMPDIR": str(place)}
+    command = [sys.executable, "-m", "forge_env", "list"]
+    subprocess.run(command, check=True, capture_output=True, cwd=place, env=environment)
+    deadline = time.monotonic() + GONE_S
+    while (memory := left_in_shared_memory(memory_before)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    ours = {f".{pid}." for pid in pids}
+    groups = {path.name for path in Path("/sys/fs/cgroup").glob("**/forge-env-*")}
+    mounts = Path("/proc/mounts").read_text().splitlines()
+    left = {
+        "temporary files": {path.name for path in place.iterdir()} - set(expected),
+        "shared memory": memory,
+        "control groups": {name for name in groups if any(pid in name for pid in ours)},
+        "containers": {name for name in containers() if any(pid in name for pid in ours)},
+        "mounts": {line.split()[1] for line in mounts if str(place) in line},
+    }
+    return [f"{what} left: {sorted(names)}" for what, names in left.items() if names]
+
+
+def containers() -> set[str]:
+    """Owners of this project's containers; none without Docker."""
+    if shutil.which("docker") is None:
+        return set()
+    words = ["docker", "ps", "-a", "--filter", f"label={owner.LABEL}", "--format", f'{{{{.Label "{owner.LABEL}"}}}}']
+    return set(subprocess.run(words, check=False, capture_output=True, text=True).stdout.split())
+
+
+def final_weights(folder: Path) -> str:
+    """A digest of the newest checkpoint's weights."""
+    newest = max((folder / "checkpoints").glob("step-*"))
+    return hashlib.sha256((newest / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def trained_groups(folder: Path) -> dict[int, list[int]]:
+    """The groups of every step as they were trained in the end: of each step, the last time."""
+    found: dict[int, list[int]] = {}
+    for line in (folder / "run.log").read_text(errors="replace").splitlines():
+        if match := re.search(r"step (\d+) trains groups \[([\d, ]*)\]", line):
+            found[int(match[1])] = [int(number) for number in match[2].split(",")]
+    return found
+
+
+def check_groups(folder: Path) -> list[str]:
+    """No group is trained twice or lost."""
+    problems = []
+    steps = trained_groups(folder)
+    last = max(steps, default=0)
+    if missing := set(range(1, last + 1)) - set(steps):
+        problems.append(f"steps that were not trained: {sorted(missing)}")
+    counts = Counter(number for groups in steps.values() for number in groups)
+    if twice := [number for number, count in counts.items() if count > 1]:
+        problems.append(f"groups trained twice: {sorted(twice)[:10]}")
+    log = (folder / "run.log").read_text(errors="replace")
+    given_up = {int(number) for number in re.findall(r"group (\d+) is (?:replaced|dropped)", log)}
+    in_flight = max((len(groups) for groups in steps.values()), default=0) * 4
+    expected = set(range(max(counts, default=0) + 1 - in_flight))
+    if lost := expected - set(counts) - given_up:
+        problems.append(f"groups lost: {sorted(lost)[:10]}")
+    return problems
+
+
+def check_counts(folder: Path, settings: dict[str, object]) -> list[str]:
+    """Every episode that was rolled out in the end is counted once: those of trained groups, and of replaced ones."""
+    summary = json.loads((folder / "summary.json").read_text())
+    log = (folder / "run.log").read_text(errors="replace")
+    trained = {number for groups in trained_groups(folder).values() for number in groups}
+    replaced = {int(number) for number in re.findall(r"group (\d+) is replaced", log)} - trained
+    expected = len(trained) * int(str(settings["grpo.group_size"]))
+    counted = summary["episodes"] + summary["episodes_late"]
+    if replaced or counted == expected:
+        return []
+    return [f"{counted} episodes are counted, {expected} were played for the groups that were trained"]
