@@ -70,8 +70,14 @@ def free_disk_gb(path: Path) -> float:
 
 
 def disk_is_full(path: Path) -> bool:
-    """Whether the disk of `path` has next to no space left: the likely cause of any failure to write there."""
-    return free_disk_gb(path) <= FULL_GB
+    """Whether the disk of `path` has next to no space, or no inodes, left: the likely cause of any failed write."""
+    return free_disk_gb(path) <= FULL_GB or is_out_of_inodes(path)
+
+
+def is_out_of_inodes(path: Path) -> bool:
+    """Whether the disk of `path` takes no more files, however much space it has; some file systems take any number."""
+    disk = os.statvfs(existing_parent(path))
+    return disk.f_files > 0 and disk.f_favail == 0
 
 
 def free_memory_gb() -> float:

@@ -8,13 +8,16 @@ Ctrl-C   --> once: `run.stop`; twice: the trainer's task is cancelled (`forge_en
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TextIO
 
 from forge_env import machine
@@ -22,7 +25,7 @@ from forge_env.config.reader import render
 from forge_env.config.recipe import RunConfig
 from forge_env.display.state import RunState
 from forge_env.display.terminal import duration, kept_up_to_date, open_display
-from forge_env.errors import ForgeError
+from forge_env.errors import ForgeError, root_cause
 from forge_env.files import write_whole
 from forge_env.interrupts import INTERRUPTED, run_until_interrupted
 from forge_env.logs import captured_output, log_to
@@ -33,6 +36,7 @@ from forge_env.run.metrics import open_loggers, read_metrics
 from forge_env.run.outcome import RunOutcome, describe_end, failed, read_summary, write_summary
 from forge_env.run.run import Run
 
+NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 Trainer = Callable[[Run], Awaitable[None]]
 logger = logging.getLogger("forge_env.run")
 
@@ -131,18 +135,22 @@ def _outcome(run: Run, load_trainer: Callable[[], Trainer], *, debug: bool) -> R
     except asyncio.CancelledError:
         return failed(RuntimeError("the trainer was cancelled from within"))
     except Exception as error:  # noqa: BLE001 - the boundary of the run: whatever it was is reported and recorded
-        return failed(_full_disk(run) or error, error)
+        return failed(_refused_write(run, error) or error, error)
     return RunOutcome("interrupted", INTERRUPTED) if run.stop.is_set() else RunOutcome("success", 0)
 
 
-def _full_disk(run: Run) -> ForgeError | None:
-    """The likely cause of any failure on a full disk, which every library words differently."""
-    if not machine.disk_is_full(run.folder.root):
-        return None
-    return ForgeError(
-        f"the disk of {run.folder.root} is full",
-        fix=f"free some space, then continue with: forge-env train {run.folder.config} --resume",
-    )
+def _refused_write(run: Run, error: Exception) -> ForgeError | None:
+    """The likely cause of a failure: a full disk, which every library words differently, or a missing permission."""
+    then = f"then continue with: forge-env train {run.folder.config} --resume"
+    for folder in filter(Path.exists, (run.folder.root, Path(tempfile.gettempdir()), Path("/dev/shm"))):
+        if machine.is_out_of_inodes(folder):
+            return ForgeError(f"the disk of {folder} has no inodes left", fix=f"delete some files, {then}")
+        if machine.disk_is_full(folder):
+            return ForgeError(f"the disk of {folder} is full", fix=f"free some space, {then}")
+    cause = root_cause(error)
+    if isinstance(cause, OSError) and cause.errno in NO_PERMISSION and cause.filename:
+        return ForgeError(f"can't write to {cause.filename}: {cause.strerror}", fix=f"make it writable again, {then}")
+    return None
 
 
 def _write_results(run: Run, outcome: RunOutcome, earlier_s: float) -> None:

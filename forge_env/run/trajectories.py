@@ -21,7 +21,9 @@ MOST_WAITING = 256
 """Trajectories that wait for the thread before `drain` waits too."""
 MOST_OPEN = 4
 """Files open at once: of the kinds written to last. What waits for room keeps its file open."""
-DISK_FULL = "the disk is full: metrics and trajectories stay in memory until there is room. Free some space"
+DISK_FULL = (
+    "the disk is full: metrics and trajectories stay in memory until there is room. Free some space (df -h, df -i)"
+)
 
 
 def is_kept(keep: str, kind: str) -> bool:

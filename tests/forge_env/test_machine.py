@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,6 +102,17 @@ def test_what_torch_is_built_for_is_read_in_its_file(
 def test_free_space_of_a_place_that_is_not_there_yet(tmp_path: Path) -> None:
     assert machine.free_disk_gb(tmp_path / "a" / "b") == pytest.approx(machine.free_disk_gb(tmp_path), rel=0.05)
     assert machine.existing_parent(tmp_path / "a" / "b") == tmp_path
+
+
+@pytest.mark.parametrize(("files", "available", "full"), [(1000, 0, True), (1000, 1, False), (0, 0, False)])
+def test_a_disk_without_inodes_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, available: int, full: bool
+) -> None:
+    """File systems that make inodes as they need them report a total of 0."""
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_files=files, f_favail=available))
+    monkeypatch.setattr(machine, "free_disk_gb", lambda path: 1.0)
+    assert machine.is_out_of_inodes(tmp_path / "a") is full
+    assert machine.disk_is_full(tmp_path) is full
 
 
 def test_free_memory_is_positive() -> None:

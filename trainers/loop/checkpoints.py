@@ -284,7 +284,7 @@ class Checkpoints:
         """Whether one as large as the newest would fit: better not begun than given up."""
         newest = self.newest()
         size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) if newest else 0
-        return machine.free_disk_gb(self._root) * machine.GIB >= size
+        return machine.free_disk_gb(self._root) * machine.GIB >= size and not machine.is_out_of_inodes(self._root)
 
     async def _write(self, trainer: TrainerHandle, saved: Saved, copied: asyncio.Event) -> Path:
         """Write a checkpoint; `copied` is set when training may go on."""
@@ -360,7 +360,7 @@ class Checkpoints:
             staging.replace(link)
 
 
-_FULL = "the disk is full: no checkpoint can be saved. Free some space"
+_FULL = "the disk is full: no checkpoint can be saved. Free some space (df -h, df -i)"
 
 
 def _is_step(folder: Path) -> bool:

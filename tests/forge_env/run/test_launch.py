@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import pytest
@@ -107,6 +109,36 @@ def test_a_full_disk_is_the_cause_that_is_named(
     assert outcome.code == 1
     assert f"is full (free some space, then continue with: forge-env train {folder.config} --resume)" in outcome.message
     assert "PytorchStreamWriter" in folder.log.read_text()
+
+
+@pytest.mark.parametrize("folder_name", ["/dev/shm", "temporary", "run"])
+def test_a_disk_without_space_or_inodes_is_named(
+    config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, folder_name: str
+) -> None:
+    async def fail(run: Run) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    full = {"temporary": tempfile.gettempdir(), "run": str(folder.root)}.get(folder_name, folder_name)
+    for function, words in (("free_disk_gb", "is full (free some space"), ("is_out_of_inodes", "has no inodes left (")):
+        with monkeypatch.context() as patch:
+            is_full = {"free_disk_gb": (0.0, 1.0), "is_out_of_inodes": (True, False)}[function]
+            patch.setattr(f"forge_env.machine.{function}", lambda path, values=is_full: values[str(path) != full])
+            outcome = launch(config, folder, lambda: fail, resume=folder.exists())
+        assert f"the disk of {full} {words}" in outcome.message
+        assert outcome.code == 1
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_missing_permission_is_named_with_its_fix(config: RunConfig, folder: RunFolder, number: int) -> None:
+    async def fail(run: Run) -> None:
+        raise ExceptionGroup("tasks", [PermissionError(number, os.strerror(number), str(folder.checkpoints))])
+
+    outcome = launch(config, folder, lambda: fail)
+    assert outcome.code == 1
+    assert outcome.message == (
+        f"can't write to {folder.checkpoints}: {os.strerror(number)} "
+        f"(make it writable again, then continue with: forge-env train {folder.config} --resume)"
+    )
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own

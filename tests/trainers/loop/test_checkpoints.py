@@ -266,6 +266,17 @@ async def test_a_full_disk_leaves_a_checkpoint_out_and_the_last_one_waits_for_ro
     assert trainer.begun == [], "one that won't fit is not begun"
 
 
+async def test_the_last_checkpoint_waits_for_inodes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free space says nothing of them."""
+    answers = [True, True, False]
+    monkeypatch.setattr("forge_env.machine.is_out_of_inodes", lambda path: answers.pop(0))
+    monkeypatch.setattr("trainers.loop.checkpoints.ROOM_S", 0.0)
+    checkpoints = Checkpoints(run)
+    assert await checkpoints.save(Trainer(1), saved(1), patient=False) is None  # type: ignore[arg-type]
+    assert await checkpoints.save(Trainer(1), saved(1)) is not None  # type: ignore[arg-type]
+    assert (answers, len(run.state.warnings)) == ([], 1)
+
+
 async def test_a_disk_that_is_full_only_while_a_checkpoint_is_written_is_waited_for(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
