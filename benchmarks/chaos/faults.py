@@ -41,7 +41,7 @@ STEPS = 6
 SETTINGS: dict[str, object] = {**SHORT, **SYNCHRONOUS, "grpo.steps": STEPS, "seed": 5}
 DAY_S = 86_400
 CLOCK = Path(__file__).parents[2] / "tests" / "trainers" / "loop" / "clock.c"
-PRIVATE_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1g none /dev/shm && exec "$@"', "sh")
+PRIVATE_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"', "sh")
 """Gives a command a /dev/shm of its own, which goes with it."""
 
 
@@ -98,9 +98,8 @@ class Scene:
 
     def reach(self, run: Run, moment: str) -> None:
         """Wait for a moment of a run."""
-        self.expect(
-            run.until(lambda: MOMENTS[moment](run), START_S + STEP_S), f"{moment} never came: {run.said[-400:]}"
-        )
+        came = run.until(lambda: MOMENTS[moment](run), START_S + STEP_S, every=0.02)
+        self.expect(came, f"{moment} never came: {run.said[-400:]}")
         run.look()
 
     def expect(self, true: object, problem: str) -> None:
@@ -110,10 +109,10 @@ class Scene:
 
     def end(self, run: Run, *codes: int, says: str = "", within: float = END_S) -> None:
         """Wait for the end of a run: its exit code, what it says, and that nothing is left of it."""
-        if not run.until(lambda: run.look() and run.ended, within, watch_end=False):
+        if not run.until(lambda: run.ended or not run.look(), within, watch_end=False, every=1.0):
             self.death.problems.append(run.hung())
         else:
-            code = run.process.returncode
+            code = run.process.wait()
             self.death.outcome += f"{', ' if self.death.outcome else ''}exit {code}"
             self.death.cause = self.death.cause or run.cause
             self.expect(code in codes, f"it ended with code {code}, not {codes}: {run.said[-600:]}")
@@ -212,7 +211,7 @@ def sent(signal_: signal.Signals, moment: str, scene: Scene) -> None:
 def disk_full(how: str, scene: Scene) -> None:
     """No room, or no inodes, from the first checkpoint on; until there is room again, or the run is asked to end."""
     runs = scene.place / "runs"
-    with mounted(runs, "-t", "tmpfs", "-o", "size=300m,nr_inodes=10k", "none"):
+    with mounted(runs, "-t", "tmpfs", "-o", "size=600m,nr_inodes=10k", "none"):
         run = scene.start_until("training")
         if inodes := how.startswith("without inodes"):
             used = os.statvfs(runs)
@@ -241,9 +240,9 @@ def memory_full(moment: str, scene: Scene) -> None:
     scene.prefix = PRIVATE_MEMORY
     run = scene.start_until(moment)
     fill(Path(f"/proc/{run.process.pid}/root/dev/shm/fill"))
-    scene.end(run, 0, 1, within=STEP_S + END_S)
-    if run.process.returncode:
-        scene.expect(re.search("shared memory|/dev/shm", run.cause), f"it does not name its cause: {run.said[-600:]}")
+    run.until(lambda: run.ended, STEP_S + END_S)
+    if run.ended and run.process.returncode:
+        scene.end(run, 1, says="shared memory|/dev/shm")
         scene.resume()
     else:
         scene.finish(run)
@@ -283,15 +282,18 @@ def folder_gone(how: str, scene: Scene) -> None:
         scene.folder.mkdir(parents=True)
     scene.end(run, 1, says=str(scene.folder), within=STEP_S)
     named = {Path(word.rstrip(".,;:)")) for word in re.findall(r"/[^\s'\"]+", run.said)} - {scene.folder}
-    saved = [path for path in named if path.is_dir() and any(path.rglob("*.safetensors"))]
-    scene.expect(saved, f"no folder with weights is named: {run.said[-600:]}")
-    scene.death.outcome += ", saved elsewhere" if saved else ""
+    saved = next((path for path in named if any(path.glob("checkpoints/step-*"))), None)
+    scene.expect(saved, f"no folder with a checkpoint is named: {run.said[-600:]}")
+    if saved is not None:
+        shutil.rmtree(scene.folder, ignore_errors=True)
+        saved.rename(scene.folder)
+        scene.resume()
 
 
 def slow_disk(scene: Scene) -> None:
     """A file system whose every open, write and fsync takes a while."""
     if find_spec("mfusepy") is None:
-        raise NotPossibleError("pip install mfusepy")
+        raise NotPossibleError("it takes fuse3 and mfusepy: apt-get install fuse3; pip install mfusepy")
     behind, runs = scene.place / "aside", scene.place / "runs"
     behind.mkdir()
     runs.mkdir()

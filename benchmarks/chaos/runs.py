@@ -189,13 +189,13 @@ class Run:
                         roles.setdefault("sandbox", []).append(process)
         return roles
 
-    def until(self, true: Callable[[], object], seconds: float, *, watch_end: bool = True) -> bool:
+    def until(self, true: Callable[[], object], seconds: float, *, watch_end: bool = True, every: float = 0.1) -> bool:
         """Wait for something of another program, which has no event to wait for; whether it came in time."""
         deadline = time.monotonic() + seconds
         while not true():
             if time.monotonic() > deadline or (watch_end and self.ended):
                 return bool(true())
-            time.sleep(0.1)
+            time.sleep(every)
         return True
 
     @property
