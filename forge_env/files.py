@@ -111,8 +111,8 @@ class LineWriter:
         on_full: Callable[[], object] = lambda: None,
         write: Callable[[int, bytes], int] = os.write,
     ) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path = path
+        self._file = -1
         self._write = write
         self._what = what
         self._most_held = most_held
@@ -121,12 +121,23 @@ class LineWriter:
         self._held: list[bytes] = []
         self.full = False
         """Whether the disk is full; code that waits for room resets it."""
+        self._closed = False
         self.dropped = 0
         """Lines that were given up."""
-        with self._alone():
-            pass
+        try:
+            self._open()
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self.full = True  # no inode is left: the file is made when there is one
         if reserve:
             self._set_aside(reserve)
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with self._alone():
+            pass
 
     @property
     def held(self) -> int:
@@ -165,14 +176,15 @@ class LineWriter:
         Raises:
             DiskFullError: lines are still held, or were dropped; they are lost.
         """
-        if self._file < 0:
+        if self._closed:
             return
+        self._closed = True
         written = self.flush()
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # it is there no more, or the folder has become read-only
             self._reserve.unlink()
         written = written or self.flush()
-        os.close(self._file)
-        self._file = -1
+        if self._file >= 0:
+            os.close(self._file)
         if lost := self.held + self.dropped:
             raise DiskFullError(f"the disk is full: {lost} {self._what} could not be written", fix="free some space")
 
@@ -183,6 +195,8 @@ class LineWriter:
         self.close()
 
     def _append(self, line: bytes) -> None:
+        if self._file < 0:
+            self._open()
         with self._alone() as start:
             done = 0
             try:

@@ -100,7 +100,7 @@ def _open_run(config: RunConfig, folder: RunFolder, state: RunState, resume: boo
 def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float, *, debug: bool) -> RunOutcome:
     """Run, then write the outcome, also after a failure."""
     try:
-        outcome = _outcome(run, load_trainer, debug=debug)
+        outcome = _closed(run, _outcome(run, load_trainer, debug=debug))
         run.end_stage()
         run.state.exit = outcome.exit
         outcome = replace(outcome, ending=describe_end(run, outcome))
@@ -109,8 +109,16 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float, *, de
         _write_results(run, outcome, earlier_s)
         logger.info("%s", outcome.ending)
     finally:
-        run.close()
         run.display.close()
+    return outcome
+
+
+def _closed(run: Run, outcome: RunOutcome) -> RunOutcome:
+    """Close the run's files; a run whose last records can't be written has failed."""
+    try:
+        run.close()
+    except OSError as error:
+        return outcome if outcome.error else failed(_refused_write(run, error) or error, error)
     return outcome
 
 

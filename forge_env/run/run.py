@@ -19,7 +19,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from forge_env.config.recipe import RunConfig
@@ -312,18 +313,26 @@ class Run:
         self.stop.set()
 
     def close(self) -> None:
-        """Close every file. The creator of the run calls it."""
+        """Close every file. The creator of the run calls it.
+
+        Raises:
+            OSError: something could not be written, for another reason than room.
+        """
         self.end_stage()
-        for close in (self._trajectories.close, self._close_trained, *(sink.close for sink in self.loggers)):
-            try:
-                close()
-            except OSError as error:
-                self.forgive(error)
-            except DiskFullError as error:
-                self.warn(str(error))
-        if self._timeline is not None:
-            self._timeline.close()
-        self.loggers.clear()
+        with ExitStack() as stack:
+            if self._timeline is not None:
+                stack.callback(self._timeline.close)
+            for close in (*(sink.close for sink in self.loggers), self._close_trained, self._trajectories.close):
+                stack.callback(self._close, close)
+            self.loggers.clear()
+
+    def _close(self, close: Callable[[], object]) -> None:
+        try:
+            close()
+        except OSError as error:
+            self.forgive(error)
+        except DiskFullError as error:
+            self.warn(str(error))
 
     def _close_trained(self) -> None:
         if self._trained is not None:

@@ -7,7 +7,7 @@ import glob
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from forge_env.concurrency import to_its_end
@@ -120,12 +120,11 @@ class TrajectoryFiles:
             OSError: something could not be written, for another reason than room.
         """
         self._thread.shutdown()
-        try:
+        with ExitStack() as stack:
+            while self._open:
+                stack.callback(self._close, self._open.popitem()[1])
             while self._writing:
                 self._look_after(self._writing.popleft())
-        finally:
-            while self._open:
-                self._close(self._open.popitem()[1])
 
     def _write(self, trajectory: Trajectory, kind: str) -> bool:
         """In the thread; whether the trajectory waits for room."""

@@ -141,3 +141,25 @@ def test_an_unused_name_is_found(tmp_path: Path) -> None:
     first = unused(tmp_path / "run")
     first.mkdir()
     assert unused(tmp_path / "run") != first
+
+
+def test_lines_are_held_while_a_disk_has_no_inode_for_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "inner" / "lines.jsonl"
+    full: list[bool] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        writer = LineWriter(path, on_full=lambda: full.append(True))
+        writer.append(b"1")
+        assert (writer.held, writer.full, full) == (1, True, [True])
+        never = LineWriter(tmp_path / "other.jsonl")
+        never.append(b"1")
+        with pytest.raises(DiskFullError, match="1 records could not be written"):
+            never.close()
+    writer.append(b"2")
+    writer.close()
+    assert path.read_bytes() == b"1\n2\n"

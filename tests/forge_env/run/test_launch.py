@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +140,31 @@ def test_a_missing_permission_is_named_with_its_fix(config: RunConfig, folder: R
         f"can't write to {folder.checkpoints}: {os.strerror(number)} "
         f"(make it writable again, then continue with: forge-env train {folder.config} --resume)"
     )
+
+
+@pytest.mark.parametrize("fails_itself", [False, True])
+def test_a_run_whose_last_records_cannot_be_written_fails(
+    config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fails_itself: bool
+) -> None:
+    """Every file is closed all the same, and an earlier failure is the one that is told."""
+
+    async def record(run: Run) -> None:
+        await learn(run)
+        run.trajectory(Trajectory(id="1", environment="e", task_id="t"), "eval")
+        if fails_itself:
+            raise SandboxError("daemon lost")
+
+    def refuse(path: Path, **options: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr("forge_env.run.trajectories.TrajectoryWriter", refuse)
+    before = set(os.listdir("/proc/self/fd"))
+    outcome = launch(config, folder, lambda: record)
+    assert set(os.listdir("/proc/self/fd")) <= before
+    assert (outcome.exit, outcome.code) == ("failed", 1)
+    refused = f"can't write to {folder.trajectories / 'eval.jsonl'}: Operation not permitted"
+    assert outcome.message.startswith("daemon lost" if fails_itself else refused)
+    assert summary(folder)["error"] == outcome.message
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own
