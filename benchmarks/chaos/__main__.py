@@ -108,7 +108,7 @@ def play_faults(names: list[str], results: Results, cache: Path, options: argpar
         if time.monotonic() < options.until:
             with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as place:
                 try:
-                    results.add([play(name, Path(place), cache, options.engine)], Path(place), [])
+                    results.add([play(name, Path(place), cache, {"sandbox.engine": options.engine})], Path(place), [])
                 except NotPossibleError as error:
                     print(f"{name}: not run: {error}", flush=True)
 

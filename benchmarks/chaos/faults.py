@@ -73,9 +73,9 @@ class Scene:
         death: what came of it.
     """
 
-    def __init__(self, death: Death, place: Path, cache: Path, engine: str) -> None:
+    def __init__(self, death: Death, place: Path, cache: Path, settings: Mapping[str, object]) -> None:
         self.death, self.place, self.cache = death, place, cache
-        self.settings = {**SETTINGS, "sandbox.engine": engine}
+        self.settings = {**SETTINGS, **settings}
         self.folder = place / "runs" / "chaos"
         self.variables: Mapping[str, str] = NOTHING
         self.prefix: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ class Scene:
 
 def undisturbed(scene: Scene) -> tuple[Path, str]:
     """A finished run with the same settings to which nothing was done, and its weights."""
-    root = scene.cache / f"undisturbed-{scene.settings['sandbox.engine']}"
+    root = scene.cache / "undisturbed"
     if not (root / "runs" / "chaos" / "report.html").exists():
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
@@ -418,14 +418,14 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
 """By name: what is done."""
 
 
-def play(name: str, place: Path, cache: Path, engine: str) -> Death:
-    """Play one fault.
+def play(name: str, place: Path, cache: Path, settings: Mapping[str, object]) -> Death:
+    """Play one fault, with further settings of the recipe.
 
     Raises:
         NotPossibleError: this machine lacks what it takes.
     """
     role, _, kind = name.partition(" ")
-    scene = Scene(Death(seed="", role=role, kind=kind, when="chosen"), place, cache, engine)
+    scene = Scene(Death(seed="", role=role, kind=kind, when="chosen"), place, cache, settings)
     cache.mkdir(parents=True, exist_ok=True)
     undisturbed(scene)
     try:
