@@ -425,7 +425,7 @@ def play(name: str, place: Path, cache: Path, settings: Mapping[str, object]) ->
         NotPossibleError: this machine lacks what it takes.
     """
     role, _, kind = name.partition(" ")
-    scene = Scene(Death(seed="", role=role, kind=kind, when="chosen"), place, cache, settings)
+    scene = Scene(Death(seed="", role=role, kind=kind, when=""), place, cache, settings)
     cache.mkdir(parents=True, exist_ok=True)
     undisturbed(scene)
     try:

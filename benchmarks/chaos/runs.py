@@ -81,7 +81,8 @@ class Death:
 
     def __str__(self) -> str:
         noticed, back = ("-" if value is None else f"{value:.1f} s" for value in (self.noticed_s, self.back_s))
-        text = f"{self.seed} {self.role} {self.kind} in {self.when}: {self.outcome}, noticed {noticed}, back {back}"
+        what = f"{self.seed} {self.role} {self.kind}{self.when and ' in '}{self.when}".strip()
+        text = f"{what}: {self.outcome}, noticed {noticed}, back {back}"
         return "\n   ! ".join([f"{text}  {self.cause[:150]}", *self.problems])
 
 
