@@ -58,6 +58,7 @@ async def train(run: Run) -> None:
     saved = await checkpoints.restore(weights) if run.resume else None  # type: ignore[arg-type]
     done = saved.step if saved else 0
     run.saved(done)
+    run.summary |= counts(run, done)
     if not done:
         await score(run, 0, "before")
     run.stage("training", f"{steps} steps")
@@ -85,12 +86,16 @@ def state(done: int) -> Saved:
 
 def record(run: Run, done: int) -> None:
     """Everything that a run keeps of a step."""
-    size = run.config.grpo.group_size
     run.log(done, {"reward/mean": 0.5, "staleness/max": 0.0})
     run.trained(done, [{"group": done - 1, "task": "t", "version": done, "staleness": 0, "uses": 1, "episodes": []}])
-    for member in range(size):
+    for member in range(run.config.grpo.group_size):
         run.trajectory(Trajectory(id=f"train-{done}-{member}", environment="e", task_id="t", answer="a"), "train")
-    run.summary |= {"episodes": done * size, "episodes_late": 0}
+    run.summary |= counts(run, done)
+
+
+def counts(run: Run, done: int) -> dict[str, int]:
+    """Episodes of the steps that are done."""
+    return {"episodes": done * run.config.grpo.group_size, "episodes_late": 0}
 
 
 async def score(run: Run, step: int, when: str) -> None:

@@ -229,8 +229,8 @@ class Run:
 
 
 def shared_memory() -> set[str]:
-    """What lies in shared memory, of whatever program."""
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Files in shared memory, of whatever program; ours makes no folders there."""
+    return {path.name for path in Path("/dev/shm").iterdir() if path.is_file()}
 
 
 def left_in_shared_memory(before: set[str]) -> set[str]:
