@@ -100,16 +100,26 @@ def _open_run(config: RunConfig, folder: RunFolder, state: RunState, resume: boo
 def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float, *, debug: bool) -> RunOutcome:
     """Run, then write the outcome, also after a failure."""
     try:
-        outcome = _closed(run, _outcome(run, load_trainer, debug=debug))
-        run.end_stage()
-        run.state.exit = outcome.exit
-        outcome = replace(outcome, ending=describe_end(run, outcome))
-        if outcome.error is not None:
-            logger.error("the run failed", exc_info=outcome.raised or outcome.error)
-        _write_results(run, outcome, earlier_s)
-        logger.info("%s", outcome.ending)
+        outcome = _outcome(run, load_trainer, debug=debug)
+        try:
+            return _recorded(run, outcome, earlier_s)
+        except KeyboardInterrupt:  # all is saved, and --resume writes the summary and the report
+            outcome = replace(outcome, exit="interrupted", code=INTERRUPTED)
+            return replace(outcome, ending=describe_end(run, outcome))
     finally:
         run.display.close()
+
+
+def _recorded(run: Run, outcome: RunOutcome, earlier_s: float) -> RunOutcome:
+    """Close the files, and write how the run ended."""
+    outcome = _closed(run, outcome)
+    run.end_stage()
+    run.state.exit = outcome.exit
+    outcome = replace(outcome, ending=describe_end(run, outcome))
+    if outcome.error is not None:
+        logger.error("the run failed", exc_info=outcome.raised or outcome.error)
+    _write_results(run, outcome, earlier_s)
+    logger.info("%s", outcome.ending)
     return outcome
 
 

@@ -142,6 +142,18 @@ def test_a_missing_permission_is_named_with_its_fix(config: RunConfig, folder: R
     )
 
 
+def test_a_run_that_is_interrupted_while_its_report_is_written_can_be_resumed(
+    config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("forge_env.display.report.write_report", lambda folder: os.kill(os.getpid(), signal.SIGINT))
+        outcome = launch(config, folder, lambda: learn)
+    assert (outcome.exit, outcome.code) == ("interrupted", 130)
+    assert outcome.ending.endswith(f"continue with: forge-env train {folder.config} --resume")
+    assert launch(config, folder, lambda: learn, resume=True).code == 0
+    assert folder.report.exists()
+
+
 @pytest.mark.parametrize("fails_itself", [False, True])
 def test_a_run_whose_last_records_cannot_be_written_fails(
     config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fails_itself: bool
