@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -181,14 +181,13 @@ def mounted(folder: Path, *how: object) -> Iterator[None]:
 
 
 def fill(file: Path) -> None:
-    """Write to a file until its disk is full."""
-    with file.open("wb", buffering=0) as output:
-        for size in (1 << 20, 1 << 12, 1):
-            try:
-                while output.write(bytes(size)) == size:
-                    pass
-            except OSError:
-                continue
+    """Fill the disk of a file with it."""
+    disk = os.statvfs(file.parent)
+    with file.open("wb", buffering=0) as output, suppress(OSError):
+        os.posix_fallocate(output.fileno(), 0, disk.f_bavail * disk.f_frsize)
+        output.seek(0, os.SEEK_END)
+        while output.write(bytes(1)):  # what was freed meanwhile
+            pass
 
 
 # --- ends
@@ -219,6 +218,8 @@ def disk_full(how: str, scene: Scene) -> None:
         else:
             fill(runs / "fill")
         scene.expect(run.until(lambda: "disk is full" in run.said, STEP_S), "it does not say that the disk is full")
+        if not inodes:
+            fill(runs / "fill-again")  # what was given up meanwhile has made room
         scene.death.noticed_s = time.monotonic() - scene.death.at
         if "stopped" in how:
             for _ in range(2):  # the first waits for room for its checkpoint
@@ -228,7 +229,8 @@ def disk_full(how: str, scene: Scene) -> None:
         if inodes:
             command("mount", "-o", "remount,nr_inodes=10k", runs)
         else:
-            (runs / "fill").unlink()
+            for file in runs.glob("fill*"):
+                file.unlink()
         if run.ended:
             scene.resume()
         else:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -111,23 +112,26 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float, *, de
 
 
 def _recorded(run: Run, outcome: RunOutcome, earlier_s: float) -> RunOutcome:
-    """Close the files, and write how the run ended."""
-    outcome = _closed(run, outcome)
+    """Close the files and write summary and report; a run whose end can't be recorded has failed."""
     run.end_stage()
+    wall_s = earlier_s + run.state.elapsed
+    outcome = _unless_refused(run, outcome, run.close)
+    outcome = _unless_refused(run, outcome, partial(write_summary, run, outcome.exit, outcome.message, wall_s))
     run.state.exit = outcome.exit
     outcome = replace(outcome, ending=describe_end(run, outcome))
     if outcome.error is not None:
         logger.error("the run failed", exc_info=outcome.raised or outcome.error)
-    _write_results(run, outcome, earlier_s)
+    _write_report(run, wall_s)
     logger.info("%s", outcome.ending)
     return outcome
 
 
-def _closed(run: Run, outcome: RunOutcome) -> RunOutcome:
-    """Close the run's files; a run whose last records can't be written has failed."""
+def _unless_refused(run: Run, outcome: RunOutcome, write: Callable[[], object]) -> RunOutcome:
+    """The outcome, or a failure if this can't be written."""
     try:
-        run.close()
+        write()
     except OSError as error:
+        run.warn(f"the end of the run can't be recorded: {error}")
         return outcome if outcome.error else failed(_refused_write(run, error) or error, error)
     return outcome
 
@@ -171,18 +175,17 @@ def _refused_write(run: Run, error: Exception) -> ForgeError | None:
     return None
 
 
-def _write_results(run: Run, outcome: RunOutcome, earlier_s: float) -> None:
+def _write_report(run: Run, wall_s: float) -> None:
     from forge_env.display.report import write_report, write_reward_curve
 
-    wall_s = earlier_s + run.state.elapsed
     try:
-        summary = write_summary(run, outcome.exit, outcome.message, wall_s)
+        summary = read_summary(run.folder.summary)
         drawn = write_reward_curve(run.folder)
         write_report(run.folder.root)
     except (OSError, sqlite3.Error) as error:  # a full disk must not hide how the run ended
-        run.warn(f"can't write summary and report: {error}")
+        run.warn(f"can't write the report: {error}")
         return
-    if summary["heldout_start"] is not None and summary["steps"]:
+    if summary.get("heldout_start") is not None and summary["steps"]:
         run.note(
             f"held-out {summary['heldout_start']:.3f} -> {summary['heldout_end']:.3f} "
             f"in {summary['steps']} steps and {duration(wall_s)}"

@@ -142,6 +142,25 @@ def test_a_missing_permission_is_named_with_its_fix(config: RunConfig, folder: R
     )
 
 
+def test_a_run_whose_summary_finds_no_room_at_its_end_fails(
+    config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def fill(run: Run) -> None:
+        await learn(run)
+        monkeypatch.setattr("forge_env.run.outcome.write_whole", refuse)
+
+    outcome = launch(config, folder, lambda: fill)
+    assert (outcome.exit, outcome.code) == ("failed", 1)
+    assert summary(folder)["exit"] == "running"
+    assert outcome.ending.endswith(f"forge-env train {folder.config} --resume")
+    monkeypatch.undo()
+    assert launch(config, folder, lambda: learn, resume=True).code == 0
+    assert summary(folder)["exit"] == "success"
+
+
 def test_a_run_that_is_interrupted_while_its_report_is_written_can_be_resumed(
     config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
