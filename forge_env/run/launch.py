@@ -127,12 +127,14 @@ def _recorded(run: Run, outcome: RunOutcome, earlier_s: float) -> RunOutcome:
 
 
 def _unless_refused(run: Run, outcome: RunOutcome, write: Callable[[], object]) -> RunOutcome:
-    """The outcome, or a failure if this can't be written."""
+    """The outcome; of a run that was successful a failure, if this can't be written."""
     try:
         write()
     except OSError as error:
-        run.warn(f"the end of the run can't be recorded: {error}")
-        return outcome if outcome.error else failed(_refused_write(run, error) or error, error)
+        cause = _refused_write(run, error) or error
+        if outcome.exit == "success":
+            return failed(cause, error)
+        run.warn(f"the end of the run can't be recorded: {cause}")
     return outcome
 
 
