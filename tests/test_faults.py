@@ -1,6 +1,6 @@
 """Faults at chosen moments, played with a trainer in miniature: all of a run but actors and sandboxes is real.
 
-`make chaos` plays the same faults with real training.
+`make chaos` plays these faults and more with real training, and with `--method tests.miniature:train` as here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.chaos.faults import FAULTS, NotPossibleError, play
+from benchmarks.chaos.faults import NotPossibleError, play
 from tests import miniature
 
-ROOT = Path(__file__).resolve().parents[1]
-NEEDS_ACTORS = ("/dev/shm", "disk slow")
+MENDED = ("disk without inodes for a while", "folder immutable at training", "controller terminated at report")
+"""Of all faults these, which cost the suite the least for what they try."""
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +28,11 @@ def cache() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [name for name in FAULTS if not name.startswith(NEEDS_ACTORS)])
-def test_a_run_survives_it_or_ends_as_it_should(name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if os.geteuid() and name.startswith(("disk", "folder")):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", MENDED)
+def test_a_run_survives_it_or_ends_as_it_should(name: str, cache: Path) -> None:
+    if os.geteuid() and not name.startswith("controller"):
         pytest.skip("NOT RUN: mounts and immutable folders take root")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as place:
         try:
             death = play(name, Path(place), cache, {"method": f"{miniature.__name__}:train"})

@@ -41,6 +41,14 @@ HOW = (
     "condition; their runs are synchronous, and end with the weights of an undisturbed run, to the bit, after "
     "`--resume` where they ended."
 )
+MINIATURE = (
+    "The command, the run folder, checkpoints, records, summary and report are those of every run; the trainer "
+    "(`tests/miniature.py`) has a chain of checksums for weights, and neither actors nor sandboxes. An outcome is the "
+    "exit codes of the run, and of the one that resumed it. What a resumed run ends with is equal to an undisturbed "
+    "one's, and nothing was left behind. Disks that are full are a tmpfs, read-only and immutable folders a bind mount "
+    "and `chattr +i`, the slow disk is a FUSE file system with delays, the clock is a preloaded library "
+    "(`tests/trainers/loop/clock.c`)."
+)
 
 
 def lines(deaths: list[Death]) -> list[str]:
@@ -86,6 +94,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=60, help="results to have in the end")
     parser.add_argument("--faults", help=f"all, none or some of: {', '.join(FAULTS)}; with --seed or --only: none")
+    parser.add_argument("--method", help="of training in the faults; tests.miniature:train has no actors and no model")
     parser.add_argument("--seed", help="repeat the chain of this seed")
     parser.add_argument("--engine", default="local", help="of the sandboxes")
     parser.add_argument("--only", default="", metavar="ROLE:KIND,...", help="in turns; what is left empty is drawn")
@@ -104,11 +113,12 @@ def parse() -> argparse.Namespace:
 
 def play_faults(names: list[str], results: Results, cache: Path, options: argparse.Namespace) -> None:
     """Play each once."""
+    settings = {"sandbox.engine": options.engine, **({"method": options.method} if options.method else {})}
     for name in names:
         if time.monotonic() < options.until:
             with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as place:
                 try:
-                    results.add([play(name, Path(place), cache, {"sandbox.engine": options.engine})], Path(place), [])
+                    results.add([play(name, Path(place), cache, settings)], Path(place), [])
                 except NotPossibleError as error:
                     print(f"{name}: not run: {error}", flush=True)
 
@@ -140,12 +150,15 @@ def main() -> int:
             play_faults([name for name in FAULTS if name not in done], results, cache, options)
         elif options.faults != "none":
             play_faults(options.faults.split(","), results, cache, options)
-        if options.faults in ("all", "none"):
+        if options.faults in ("all", "none") and not options.method:
             play_chains(results, cache, options)
     print("\n".join(lines(results.deaths)))
     if options.record:
-        how = f"{len(results.deaths)} disturbances; {results.wrong} went wrong. {HOW}"
-        record("chaos", "Deaths", "make chaos", [*lines(results.deaths), "", how])
+        command, title, how = "make chaos", "Deaths", HOW
+        if options.method:
+            command, title, how = f"make chaos ARGS='--method {options.method}'", "Faults of a miniature run", MINIATURE
+        counts = f"{len(results.deaths)} disturbances; {results.wrong} went wrong. {how}"
+        record("faults" if options.method else "chaos", title, command, [*lines(results.deaths), "", counts])
     return 1 if results.wrong else 0
 
 

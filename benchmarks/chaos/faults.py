@@ -22,7 +22,6 @@ from pathlib import Path
 
 from benchmarks.chaos.runs import (
     END_S,
-    NOTHING,
     SHORT,
     START_S,
     STEP_S,
@@ -40,7 +39,8 @@ from forge_env.trajectory_index import IndexReader, is_index
 STEPS = 6
 SETTINGS: dict[str, object] = {**SHORT, **SYNCHRONOUS, "grpo.steps": STEPS, "seed": 5}
 DAY_S = 86_400
-CLOCK = Path(__file__).parents[2] / "tests" / "trainers" / "loop" / "clock.c"
+ROOT = Path(__file__).parents[2]
+CLOCK = ROOT / "tests" / "trainers" / "loop" / "clock.c"
 PRIVATE_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"', "sh")
 """Gives a command a /dev/shm of its own, which goes with it."""
 
@@ -77,7 +77,7 @@ class Scene:
         self.death, self.place, self.cache = death, place, cache
         self.settings = {**SETTINGS, **settings}
         self.folder = place / "runs" / "chaos"
-        self.variables: Mapping[str, str] = NOTHING
+        self.variables = {"PYTHONPATH": str(ROOT)}
         self.prefix: tuple[str, ...] = ()
         self.runs: list[Run] = []
         self._memory = shared_memory()
@@ -151,11 +151,11 @@ class Scene:
 
 def undisturbed(scene: Scene) -> tuple[Path, str]:
     """A finished run with the same settings to which nothing was done, and its weights."""
-    root = scene.cache / "undisturbed"
+    root = scene.cache / f"undisturbed-{scene.settings.get('method', 'grpo')}"
     if not (root / "runs" / "chaos" / "report.html").exists():
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
-        twin = Run(root, scene.cache, scene.settings, resume=False)
+        twin = Run(root, scene.cache, scene.settings, resume=False, variables=scene.variables)
         if twin.process.wait(START_S + STEP_S) or twin.leave_nothing():
             raise RuntimeError(f"the undisturbed run ended with code {twin.process.returncode}: {twin.said[-400:]}")
     return root / "runs" / "chaos", final_weights(root / "runs" / "chaos")
@@ -390,7 +390,7 @@ def clock_jumps(days: int, scene: Scene) -> None:
     clock, library = scene.place / "clock", scene.place / "clock.so"
     command("cc", "-shared", "-fPIC", "-O1", "-o", library, CLOCK, "-ldl")
     clock.write_bytes(struct.pack("q", 0))
-    scene.variables = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(clock)}
+    scene.variables |= {"LD_PRELOAD": str(library), "CLOCK_FILE": str(clock)}
     run = scene.start()
     for moment, ahead in (("start-up", days), ("training", -days), ("final evaluation", 0)):
         scene.reach(run, moment)
