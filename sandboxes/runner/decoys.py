@@ -1,10 +1,13 @@
 """Checks of comparisons that judged objects decide.
 
 A test that compares an object of the judged code with something calls that object's method. `class Anything` with an
-`__eq__` that returns True would pass `assert stack.pop() == 2`. So a comparison that comes out in the judged code's
-favour is repeated in a copy of its process, among decoys in random order: the same comparison with other constants. An
-object that doesn't distinguish the real constant from the decoys fails the test. A comparison without a constant to
-vary is a doubt, which the verdict reports.
+`__eq__` that returns True would pass `assert stack.pop() == 2`. So a comparison with a constant takes place in a copy
+of the judged process, among decoys in random order: the same comparison with other constants. The judged process
+itself never gets the constant. An object that doesn't distinguish the real constant from the decoys fails the test.
+All of them are drawn around a hidden constant, so that the real one isn't what the others have in common.
+
+What remains possible is reported as a doubt: an object that decides whether it equals a plain value may do so without
+ever computing that value.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .mirrors import Solution
 
-CHECKED = frozenset(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub"))
+CHECKED = frozenset(
+    f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "contains")
+)
 """Special methods whose results are checked."""
 _DECOYS = 31
 _EACH = 6
@@ -27,8 +32,8 @@ _MAY_AGREE = 1
 _SHARE = 3
 _SHARE_OF_NUMBERS = 4
 """An object that equals more than one decoy in this many is not honest, even if it ignores case or some fields."""
-_ALWAYS, _THEN = 32, 0.25
-"""Number of comparisons that are all checked, and the fraction checked after them."""
+_ALWAYS, _THEN = 64, 0.25
+"""Number of comparisons that are all checked, and the fraction checked after them, which is a doubt."""
 _MAX_DOUBTS = 20
 _ORIGIN = "\0origin"
 _OTHER_ORIGIN = "\0other origin"
@@ -36,6 +41,15 @@ _OTHER_ORIGIN = "\0other origin"
 _COMPARED = "\0compared"
 """Set on an object that a comparison returned: method, left and right operand."""
 _VIEWS: dict[type, type[set[Any] | list[Any]]] = {type({}.keys()): set, type({}.values()): list, type({}.items()): list}
+_UNDECIDED = object()
+"""The answer of a comparison that must be made in the judged process itself."""
+_TEXT_METHODS = frozenset(
+    name
+    for name in vars(str)
+    if name.startswith("is")
+    or name in ("startswith", "endswith", "removeprefix", "removesuffix", "splitlines", "casefold")
+)
+"""Methods of texts that classes of other things seldom have."""
 _chance = random.SystemRandom()
 
 
@@ -62,12 +76,12 @@ class _Call:
     def variants(self) -> Iterator[list[_Call]]:
         """For each argument, a list of the same call with that argument changed."""
         for position, value in enumerate(self.arguments):
-            changed = alternatives(value, _EACH)
+            changed = around(value, _EACH)
             yield [
                 self._with((*self.arguments[:position], item, *self.arguments[position + 1 :]), {}) for item in changed
             ]
         for key, value in self.named.items():
-            yield [self._with(self.arguments, {key: item}) for item in alternatives(value, _EACH)]
+            yield [self._with(self.arguments, {key: item}) for item in around(value, _EACH)]
         earlier = origin(self.target) if not isinstance(self.target, type) else None
         for calls in earlier.variants() if earlier else ():
             yield [_After(self, call) for call in calls]
@@ -116,34 +130,62 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def compare(self: Any, other: Any) -> Any:
         if (plain := _VIEWS.get(type(other))) is not None:
             other = plain(other)
-        if not isinstance(other, Mirror) and not _is_plain(other, Mirror):
+        doubts: Doubts = type(self).__dict__["\0solution"].doubts
+        is_mirror = isinstance(other, Mirror)
+        if not is_mirror and not _is_plain(other, Mirror):
             if isinstance(other, Iterator) and type(other).__module__ == "builtins":
-                type(self).__dict__["\0solution"].doubts.note(f"{type(self).__name__}: compared with an iterator")
+                doubts.note(f"{type(self).__name__}: compared with an iterator")
                 return method(self, other)
             return NotImplemented  # `pytest.approx`, `mock.ANY`, classes of the tests: the other operand decides
+        is_due = other is not self and doubts.is_due()
+        if is_due and not is_mirror and name == "__eq__":
+            answer = doubts.equals(self, other)
+            if answer is not _UNDECIDED:
+                return answer
+        verdict = doubts.compare_objects(self, other) if is_due and is_mirror and name == "__eq__" else None
         answer = method(self, other)
         if other is self and answer is True:
             equals_itself(self, name)
         if isinstance(answer, Mirror):
             answer.__dict__[_COMPARED] = (name, self, other)
         elif answer is not NotImplemented and other is not self:
-            doubts: Doubts = type(self).__dict__["\0solution"].doubts
-            if type(answer) in (bool, int, float, str):
-                if answer:
-                    doubts.check(name, self, other)
-            else:
+            if type(answer) not in (bool, int, float, str):
                 doubts.note(f"{type(self).__name__}: a comparison returned a {type(answer).__name__}")
+            elif answer and verdict:
+                doubts.apply(self, verdict)
+            elif answer and is_due and not (is_mirror and name == "__eq__"):
+                doubts.check(name, self, other)
         return answer
 
     def combine(self: Any, other: Any) -> Any:
+        if type(other) in (int, float):
+            doubts: Doubts = type(self).__dict__["\0solution"].doubts
+            answer = doubts.combined(name, self, other) if doubts.is_due() else _UNDECIDED
+            if answer is not _UNDECIDED:
+                return answer
         answer = method(self, other)
         if type(other) in (int, float):
             remember(answer, self, (other,), {}, special=name)
-            if type(answer) in (int, float):
-                type(self).__dict__["\0solution"].doubts.check_sum(name, self, other, answer)
         return answer
 
+    def contains(self: Any, item: Any) -> Any:
+        doubts: Doubts = type(self).__dict__["\0solution"].doubts
+        if _is_plain(item) and doubts.is_due():
+            answer = doubts.contains(self, item)
+            if answer is not _UNDECIDED:
+                return answer
+        return method(self, item)
+
+    if name == "__contains__":
+        return contains
     return combine if name.removeprefix("__r").strip("_") in ("add", "sub") else compare
+
+
+def looked_up(value: Any, name: str) -> None:
+    """Note a doubt if an object that is no text has a method of texts."""
+    if name in _TEXT_METHODS and not isinstance(value, (str, bytes)):
+        solution = type(value).__dict__["\0solution"]
+        solution.doubts.note(f"{type(value).__name__}: has the method {name} of texts, without being a text")
 
 
 def equals_itself(value: Any, name: str = "__eq__") -> None:
@@ -160,6 +202,15 @@ def check_truth(value: Any) -> None:
         type(value).__dict__["\0solution"].doubts.check(*compared)
 
 
+class _Verdict:
+    """What follows if two objects are equal: a failed test, or a doubt."""
+
+    __slots__ = ("fails", "reason")
+
+    def __init__(self, reason: str, *, fails: bool = False) -> None:
+        self.reason, self.fails = reason, fails
+
+
 class Doubts:
     """Checks the comparisons that judged objects decide in one run of tests, and collects doubts."""
 
@@ -168,37 +219,112 @@ class Doubts:
         self._compared = 0
         self.notes: list[str] = []
 
+    def is_due(self) -> bool:
+        """Whether to check the next comparison."""
+        self._compared += 1
+        if self._compared <= _ALWAYS:
+            return True
+        self.note(f"there are more than {_ALWAYS} comparisons by judged objects: of the rest, one in four is checked")
+        return _chance.random() < _THEN
+
+    def equals(self, left: Any, constant: Any) -> Any:
+        """Whether an object equals a constant. Raises `AssertionError` if it equals the decoys as well."""
+        others = around(constant, _DECOYS) if _is_plain(constant) else _altered(constant)
+        answer, rest = self._among(left, "__eq__", constant, others)
+        if type(answer) not in (bool, int, float, str) or not answer:
+            return answer
+        agreeing = sum(bool(item) for item in rest if item is not NotImplemented and item is not _UNDECIDED)
+        if not others or agreeing > _MAY_AGREE:
+            self.note(f"{type(left).__name__}: equals {agreeing} of {len(others)} values like {constant!r}"[:200])
+        else:
+            self._note_decision(left, constant)
+        share = _SHARE_OF_NUMBERS if type(constant) in (int, float) else _SHARE
+        if agreeing * share > len(others) + 1:
+            raise AssertionError(f"the {type(left).__name__} object claims to equal {constant!r} and other values")
+        return answer
+
+    def combined(self, name: str, left: Any, number: float) -> Any:
+        """The sum or difference of an object and a number. Raises `AssertionError` if it is the same for all."""
+        answer, rest = self._among(left, name, number, around(number, _EACH))
+        if type(answer) not in (int, float):
+            return NotImplemented if answer is NotImplemented else _UNDECIDED
+        if sum(item == answer for item in rest if type(item) in (int, float)) > _MAY_AGREE:
+            raise AssertionError(f"{type(left).__name__}.{name} returns {answer!r} for every number")
+        self._note_decision(left, number)
+        return answer
+
+    def contains(self, left: Any, item: Any) -> Any:
+        """Whether an object contains a value. Raises `AssertionError` if it contains every text."""
+        others = around(item, _EACH)
+        answer, rest = self._among(left, "__contains__", item, others)
+        if answer is True and others and all(other is True for other in rest):
+            if isinstance(item, (str, bytes)):
+                raise AssertionError(f"the {type(left).__name__} object claims to contain {item!r} and other values")
+            self.note(f"{type(left).__name__}: contains every value like {item!r}"[:200])
+        return answer
+
+    def _note_decision(self, left: Any, constant: Any) -> None:
+        self.note(f"{type(left).__name__}: decides itself how it compares with a {type(constant).__name__}")
+
+    def _among(self, left: Any, name: str, real: Any, others: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """The answers to an operation with `real`, and with the others, in random order in a copy of the process.
+
+        `_UNDECIDED` for one that raises or returns an object, and for all if there can be no copy.
+        """
+        answers: dict[int, Any] = {}
+        options = list(enumerate([real, *others]))
+        _chance.shuffle(options)
+
+        def ask() -> None:
+            for number, item in options:
+                answers[number] = self._answer(name, left, item)
+
+        self._try(ask, left)
+        return answers.pop(0, _UNDECIDED), list(answers.values())
+
+    def _answer(self, name: str, left: Any, right: Any) -> Any:
+        from .mirrors import Mirror, number_of
+
+        try:
+            answer = self._solution.ask("special", number_of(left), name, right)
+        except Exception:  # noqa: BLE001  the judged code rejects this value
+            return _UNDECIDED
+        return _UNDECIDED if isinstance(answer, Mirror) else answer
+
     def check(self, name: str, left: Any, right: Any) -> None:
         """Repeat a comparison that came out true. Raises `AssertionError` if the decoys come out true as well."""
         from .mirrors import Mirror
 
-        if not self._is_due():
-            return
+        if not isinstance(right, Mirror) and name != "__ne__":
+            self._note_decision(left, right)
         if name == "__ne__":
             self._try(lambda: self._check_unequal(left, right), left)
         elif name != "__eq__":
             self._try(lambda: self._check_order(name, left, right), left)
         elif not isinstance(right, Mirror):
             self._try(lambda: self._check_constant(left, right), left)
-        else:
-            made, other = (right, left) if origin(right) else (left, right)
-            self._try(lambda: self._check_objects(made, other), left)
+        elif verdict := self.compare_objects(left, right):
+            self.apply(left, verdict)
 
-    def check_sum(self, name: str, left: Any, right: Any, result: Any) -> None:
-        """Repeat a sum or difference with other numbers. Raises `AssertionError` if the result is always the same."""
-        if self._is_due():
-            self._try(lambda: self._check_results(name, left, right, result), left)
+    def compare_objects(self, left: Any, right: Any) -> _Verdict | None:
+        """Compare an object with ones that are made again, with the same arguments and with others."""
+        made, other = (right, left) if origin(right) else (left, right)
+        verdicts: list[_Verdict | None] = []
+        self._try(lambda: verdicts.append(self._compare_objects(made, other)), left)
+        return verdicts[0] if verdicts else None
+
+    def apply(self, left: Any, verdict: _Verdict) -> None:
+        """Fail the test, or note a doubt, when two objects are equal. Raises `AssertionError`."""
+        if verdict.fails:
+            raise AssertionError(f"the {type(left).__name__} object {verdict.reason}")
+        self.note(f"{type(left).__name__}: {verdict.reason}")
 
     def check_only(self, value: Any) -> None:
         """Create the object with other arguments. Raises `AssertionError` if it is always the same one."""
-        if self._is_due():
+        if self.is_due():
             self._try(lambda: self._check_only(value), value)
 
-    def _is_due(self) -> bool:
-        self._compared += 1
-        return self._compared <= _ALWAYS or _chance.random() < _THEN
-
-    def _try(self, check: Callable[[], str | None], left: Any) -> None:
+    def _try(self, check: Callable[[], object], left: Any) -> None:
         """Run a check, which returns a doubt or raises, in a copy of the judged code's process."""
         if not self._solution.fork():
             self.note("a comparison could not be checked: the judged process could not be forked")
@@ -207,7 +333,7 @@ class Doubts:
             doubt = check()
         finally:
             self._solution.join()
-        if doubt:
+        if isinstance(doubt, str):
             self.note(f"{type(left).__name__}: {doubt}")
 
     def note(self, note: str) -> None:
@@ -244,12 +370,11 @@ class Doubts:
         if real is not True or agreeing * share > len(options):
             raise AssertionError(f"the {type(left).__name__} object claims to equal {constant!r} and other values")
 
-    def _check_objects(self, made: Any, other: Any) -> str | None:
-        """Create the object again with other arguments and compare it with the other one."""
+    def _compare_objects(self, made: Any, other: Any) -> _Verdict | None:
         call = origin(made)
         variants = [calls for calls in call.variants() if calls] if call else []
         if call is None or not variants:
-            return "the judged code decided whether two of its objects are equal, which could not be checked"
+            return _Verdict("is equal to another object of the judged code, which could not be checked")
         trials = [(number, item) for number, calls in enumerate(variants) for item in calls] + [(-1, call)]
         _chance.shuffle(trials)
         answers: dict[int, list[bool]] = {}
@@ -262,13 +387,14 @@ class Doubts:
             if holds is not None:
                 answers.setdefault(number, []).append(holds)
         real = answers.pop(-1, [])
-        if real == [False]:
-            return "two objects of the judged code were equal at first, but not when created again"
-        if any(not any(answer) for answer in answers.values()):
-            return None
         if answers and all(map(all, answers.values())) and call.is_class:
-            raise AssertionError(f"the {type(other).__name__} object claims to equal objects made with other arguments")
-        return "two objects of the judged code were equal, also with some arguments changed"
+            return _Verdict("claims to equal objects made with other arguments", fails=True)
+        if real == [False]:
+            fails = any(map(any, answers.values()))
+            return _Verdict("was equal to an object, but not when that was created again", fails=fails)
+        if not answers or any(sum(answer) > _MAY_AGREE for answer in answers.values()):
+            return _Verdict("is equal to another object, also with some arguments changed")
+        return None
 
     def _check_unequal(self, left: Any, right: Any) -> None:
         if self._holds("__eq__", left, right) is True:
@@ -305,18 +431,6 @@ class Doubts:
             return None
         raise AssertionError(f"the {type(left).__name__} object claims to be less than every number, or greater")
 
-    def _check_results(self, name: str, left: Any, right: Any, result: Any) -> None:
-        from .mirrors import number_of
-
-        same = 0
-        for item in alternatives(right, _EACH):
-            try:
-                same += self._solution.ask("special", number_of(left), name, item) == result
-            except Exception:  # noqa: BLE001  the judged code rejects this number
-                continue
-        if same > _MAY_AGREE:
-            raise AssertionError(f"{type(left).__name__}.{name} returns {result!r} for every number")
-
 
 # --- other constants
 
@@ -340,6 +454,15 @@ def alternatives(value: Any, count: int) -> list[Any]:
         if item != value and item not in others:
             others.append(item)
     return others
+
+
+def around(value: Any, count: int) -> list[Any]:
+    """At most `count` alternatives that have no more in common with each other than with `value`."""
+    near = alternatives(value, 4)
+    if value is None or len(near) < 4:
+        return alternatives(value, count)
+    others = alternatives(_chance.choice(near), count + 1)
+    return [item for item in others if item != value][:count]
 
 
 def _endless(value: Any, tries: int = 200) -> Iterator[Any]:

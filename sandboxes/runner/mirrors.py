@@ -410,6 +410,7 @@ class Mirror:
     def __getattr__(self, name: str) -> Any:
         if (name.startswith("__") and name.endswith("__") and name not in _READABLE) or name.startswith("\0"):
             raise AttributeError(name)
+        decoys.looked_up(self, name)
         return _solution_of(type(self)).ask("get", number_of(self), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -532,6 +533,7 @@ class _Doc:
 
 def _method(name: str) -> Callable[..., Any]:
     def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
+        decoys.looked_up(self, name)
         return _solution_of(type(self)).ask("method", number_of(self), name, *arguments, **named)
 
     method.__name__ = name
@@ -557,7 +559,7 @@ def special_method(name: str, *, by_value: bool) -> Callable[..., Any]:
 
     if name == "__exit__":
         return _exit
-    if name in decoys.CHECKED:
+    if name in decoys.CHECKED and not (by_value and name == "__contains__"):
         return decoys.checked(name, method)
     if name == "__bool__":
 
