@@ -449,6 +449,12 @@ class _Reader:
                     elif _top(module) in helpers:
                         imported.add(name)
         self._judged, self._helpers = judged, imported - judged
+        self._has_numpy = any(
+            _top(module) == "numpy"
+            for node in self._nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for module, _ in self._imported(node)
+        )
         stored = (node.id for node in self._nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
         arguments = (node.arg for node in self._nodes if isinstance(node, ast.arg))
         self._bound = {*judged, *stored, *arguments}
@@ -465,6 +471,9 @@ class _Reader:
             return not {_top(module) for module, _ in self._imported(node)} <= self._known
         if isinstance(node, ast.ClassDef):
             return self._is_of_both(node)
+        if isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call) and self._has_numpy:
+            # Arrays cross as copies, but a call without a use of its result may be there to change one.
+            return _root(call.func) in self._judged and any(isinstance(item, ast.Name) for item in call.args)
         if isinstance(node, ast.Attribute):
             is_theirs = node.attr[0] != "_" and _root(node) in self._judged
             return node.attr in _SHARED_ATTRIBUTES and not is_theirs

@@ -47,6 +47,8 @@ _OTHER_BASES: dict[str, tuple[str, ...]] = {
 the judged code's process, where the methods are executed."""
 _NUMBER = "\0number"
 _MAX_OBJECTS = 1_000_000
+_MAX_DOC = 10_000
+"""Characters of a docstring that cross."""
 
 
 class SolutionError(Exception):
@@ -78,6 +80,8 @@ class Solution:
         self._classes: dict[int, MirrorType] = {}
         self._locals: list[Any] = []
         self._local_numbers: dict[int, int] = {}
+        self._attached: dict[int, set[str]] = {}
+        """Attributes that the judged code has set on objects of the tests, by their number."""
         self._failed_inside: BaseException | None = None
         self._raised: list[Exception] = []
         self.doubts = decoys.Doubts(self)
@@ -212,7 +216,8 @@ class Solution:
             number = self._local_numbers[id(value)] = len(self._locals)
             self._locals.append(value)
         name = str(getattr(value, "__name__", type(value).__name__))
-        return {"l": [number, name, _special_methods(value), abstract_names(type(value))]}
+        doc = value.__doc__ if isinstance(value, types.FunctionType) else None
+        return {"l": [number, name, _special_methods(value), abstract_names(type(value)), doc and doc[:_MAX_DOC]]}
 
     def _resolve(self, data: dict[str, Any]) -> Any:
         """The value of a reference from the judged code. Raises `MalformedValueError`."""
@@ -285,12 +290,8 @@ class Solution:
     def _serve_one(self, request: Mapping[str, Any]) -> Any:
         local = self._locals[request["l"]]
         name = str(request["name"])
-        if request["op"] in ("get", "set"):
-            if name.startswith("__") or not _is_open(local):
-                raise AttributeError(name)  # a function must not expose other data of the tests
-            if request["op"] == "get":
-                return getattr(local, name)
-            return setattr(local, name, self._decode(request["args"][0]))
+        if request["op"] in ("get", "set", "vars"):
+            return self._serve_attribute(local, name, request)
         if request["op"] != "special" or name not in SPECIAL_METHODS:
             raise SolutionGoneError("the judged code sent an invalid message")
         arguments = [self._decode(item) for item in request["args"]]
@@ -298,6 +299,22 @@ class Solution:
         if name == "__call__":
             return local(*arguments, **named)
         return getattr(type(local), name)(local, *arguments, **named)
+
+    def _serve_attribute(self, local: Any, name: str, request: Mapping[str, Any]) -> Any:
+        of_function = isinstance(local, types.FunctionType)
+        attached = self._attached.setdefault(request["l"], set())  # only these: others are data of the tests
+        if request["op"] == "vars":
+            if not _is_open(local):
+                raise AttributeError("__dict__")
+            return dict(vars(local))
+        if name.startswith("__") or not (_is_open(local) or (of_function and name != "pytestmark")):
+            raise AttributeError(name)
+        if request["op"] == "set":
+            attached.add(name)
+            return setattr(local, name, self._decode(request["args"][0]))
+        if of_function and name not in attached:
+            raise AttributeError(name)
+        return getattr(local, name)
 
     # --- checks in a copy of the judged code's process
 

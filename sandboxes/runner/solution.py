@@ -5,6 +5,7 @@ Nothing here is trusted: judged code runs in this process and may change any of 
 
 from __future__ import annotations
 
+import _thread
 import copy
 import importlib
 import operator
@@ -88,6 +89,7 @@ class _Server:
         self._numbers: dict[int, int] = {}
         self._locals: dict[int, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn = _thread.RLock()
         self.output: list[list[Any]] = []
         self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {
             "module": self._module,
@@ -142,7 +144,8 @@ class _Server:
             answer = {"v": result if request["op"] in ("module", "describe") else self._encoder.encode_all(result)[0]}
         except BaseException as error:  # noqa: BLE001  SystemExit too is an answer
             answer = self._failure(error)
-        self._send(answer)
+        with self._turn:
+            self._send(answer)
 
     def _send(self, message: dict[str, Any]) -> None:
         sys.stdout.flush()
@@ -280,7 +283,11 @@ class _Server:
     # --- objects of the tests
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Ask the tests, who are waiting for an answer of this end."""
+        """Ask the tests, who are waiting for an answer of this end. Threads take turns."""
+        with self._turn:
+            return self._ask(request)
+
+    def _ask(self, request: dict[str, Any]) -> Any:
         self._send(request)
         while True:
             try:
@@ -329,19 +336,53 @@ class _Raised:
 class _Local:
     """Base of the objects that stand for objects of the tests."""
 
+    __slots__ = ("_names", "_number", "_server")
+    _names: dict[str, Any]
+    _number: int
+    _server: _Server
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            try:
+                return self._names[name]
+            except KeyError:
+                raise AttributeError(name) from None
+        return self._server.ask({"op": "get", "l": self._number, "name": name})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):  # as `functools.wraps` does to a function
+            self._names[name] = value
+        else:
+            self._server.ask({"op": "set", "l": self._number, "name": name, "args": self._server.encode(value)})
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        attributes: dict[str, Any] = self._server.ask({"op": "vars", "l": self._number, "name": ""})
+        return attributes
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
 
 _local_classes: dict[tuple[str, ...], type] = {}
 
 
-def _local(server: _Server, number: int, name: str, special: list[str], abstract: list[str]) -> Any:
+def _local(
+    server: _Server, number: int, name: str, special: list[str], abstract: list[str], doc: str | None = None
+) -> Any:
     key = (name, *special, *abstract)
     if (kind := _local_classes.get(key)) is None:
-        kind = _local_classes[key] = type(name, (_Local,), {method: _asking(method) for method in special})
-        kind.__getattr__ = _ask_attribute  # type: ignore[attr-defined]
+        asking: dict[str, Any] = {method: _asking(method) for method in special}
+        text = property(lambda self: self._names["__doc__"])
+        kind = _local_classes[key] = type(name, (_Local,), {**asking, "__slots__": (), "__doc__": text})
         register(kind, abstract)
-        kind.__setattr__ = _ask_to_set  # type: ignore[method-assign, assignment]
     local: Any = object.__new__(kind)
-    local.__dict__.update(_number=number, _server=server, __name__=name, __qualname__=name)
+    names = {"__name__": name, "__qualname__": name, "__doc__": doc}
+    for slot, value in (("_number", number), ("_server", server), ("_names", names)):
+        object.__setattr__(local, slot, value)
     return local
 
 
@@ -354,16 +395,3 @@ def _asking(method: str) -> Callable[..., Any]:
         return server.ask(request)
 
     return ask
-
-
-def _ask_attribute(self: Any, name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return self._server.ask({"op": "get", "l": self._number, "name": name})
-
-
-def _ask_to_set(self: Any, name: str, value: Any) -> None:
-    if name.startswith("__"):  # as `functools.wraps` does to a function
-        self.__dict__[name] = value
-    else:
-        self._server.ask({"op": "set", "l": self._number, "name": name, "args": self._server.encode(value)})

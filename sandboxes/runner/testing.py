@@ -53,12 +53,19 @@ def source_roots(folder: str) -> list[str]:
 def run_files(sources: Mapping[str, bytes], recorder: Recorder) -> None:
     """Run test files that need no pytest."""
     for path, source in sources.items():
-        name = path[:-3].replace("/", ".")
+        name = _module_name(path)
         spec = importlib.util.spec_from_file_location(name, os.path.abspath(path))
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         run_source(path, source, module.__dict__, recorder)
+
+
+def _module_name(path: str) -> str:
+    """The full name of a test file's module: without `src/`, if that is no package."""
+    root = os.path.join("src", "")
+    inside = path.startswith(root) and not os.path.exists(os.path.join(root, "__init__.py"))
+    return path[len(root) if inside else 0 : -3].replace("/", ".")
 
 
 def run_source(path: str, source: str | bytes, namespace: dict[str, Any], recorder: Recorder) -> None:

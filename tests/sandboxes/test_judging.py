@@ -459,6 +459,44 @@ async def test_tests_import_each_other_and_settings_are_theirs(sandbox: Sandbox)
         assert (result.passed, result.failures) == (True, []), how
 
 
+@pytest.mark.parametrize("root", ["src/", ""])
+async def test_tests_inside_a_package_import_from_above(sandbox: Sandbox, root: str) -> None:
+    files = {f"{root}pkg/__init__.py": "", f"{root}pkg/core.py": "def add(a, b): return a + b\n"}
+    source = "from pkg.core import add as plus\nfrom .. import core\nfrom ..core import add\n"
+    source += "def test_add(): assert core.add(1, 1) == add(1, 1) == plus(1, 1) == 2\n"
+    tests = {f"{root}pkg/tests/__init__.py": "", f"{root}pkg/tests/test_core.py": source}
+    result = await sandbox.run_tests(files=files, tests=tests, limits=LIMITS)
+    assert (result.passed, result.how, result.failures) == (True, "apart", [])
+
+
+DECIDES = {
+    "its root": ("class A:\n    def __eq__(s, o): return o * o <= 17 < (o + 1) ** 2\n", "f() == 4", True),
+    "some fields": (
+        "class A:\n    def __init__(s, x=1, y=2): s.x = x\n    def __eq__(s, o): return s.x == o.x\n",
+        "f() == A(1, 2)",
+        True,
+    ),
+    "a text": ("class A:\n    def startswith(s, t): return True\n", "f().startswith('a')", True),
+    "any text": ("class A:\n    def __contains__(s, t): return True\n", "'abc' in f()", False),
+    "all numbers": ("class A:\n    def __contains__(s, t): return True\n", "5 in f()", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECIDES)
+async def test_objects_that_decide_are_doubted_or_fail(sandbox: Sandbox, name: str) -> None:
+    code, check, passes = DECIDES[name]
+    tests = {"test_own.py": f"from own import A, f\ndef test_f(): assert {check}\n"}
+    result = await sandbox.run_tests(files={"own.py": f"{code}def f(): return A()\n"}, tests=tests, limits=LIMITS)
+    assert (result.passed, result.how, result.cheat_proof) == (passes, "apart", not passes)
+
+
+async def test_comparisons_beyond_the_checked_ones_are_a_doubt(sandbox: Sandbox) -> None:
+    code = "class A:\n    def __init__(s, n): s.n = n\n    def __eq__(s, o): return s.n == o.n\n"
+    tests = {"test_own.py": "from own import A\ndef test_a():\n    for n in range(80): assert A(n) == A(n)\n"}
+    result = await sandbox.run_tests(files={"own.py": code}, tests=tests, limits=LIMITS)
+    assert (result.passed, len(result.doubts)) == (True, 1)
+
+
 async def test_modules_may_have_the_names_of_the_runners(sandbox: Sandbox) -> None:
     for name in ("runner", "judge", "values", "wire", "zygote", "bin", "solution"):
         tests = {f"test_{name}.py": f"from {name} import f\ndef test_f(): assert f(41) == 42\n"}

@@ -37,7 +37,8 @@ LIMITS = Limits(wall_s=20, memory_mb=1024)
 PACKAGE = {
     "shop/__init__.py": "from shop.core import *\nfrom shop import core\n__version__ = '1.2'\n",
     "shop/core.py": '''
-import abc, asyncio, collections, collections.abc, contextlib, dataclasses, datetime, decimal, enum, functools
+import abc, asyncio, collections, collections.abc, contextlib, concurrent.futures
+import dataclasses, datetime, decimal, enum, functools
 import itertools, json, sys
 from itertools import count
 
@@ -190,6 +191,10 @@ def hire(name, **named): return Job(name, **named)
 async def ticks(n):
     for i in range(n): yield i
 def load(path): return open(path)
+def tagged(f): f.tag = "T"; return f
+def attributes(thing): return sorted(vars(thing))
+def parallel(f, xs):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool: return list(pool.map(f, xs))
 def in_order(xs): xs.sort(); return xs
 def marked(grid): grid[0][0] = 7; return grid
 class Box:
@@ -322,6 +327,14 @@ def test_functions_of_the_tests():
         if len(calls) < 3: raise ValueError("no")
         return "ok"
     assert flaky(1) == "ok" and calls == [1, 1, 1] and flaky.__name__ == "flaky"
+    @tagged
+    @retry(1)
+    def kept():
+        "A text."
+    @tagged
+    def own(): return 1
+    assert (kept.__doc__, kept.tag, own.tag, own()) == ("A text.", "T", "T", 1)
+    assert parallel(lambda x: x * 2, [1, 2, 3]) == [2, 4, 6]
     odd = {"operation": 2, "target": 3, "cls": 4, "request": 5, "function": 6, "arguments": 7}
     assert named(**odd, name=1, self=7) == {**odd, "name": 1, "self": 7} and Named(name="n", **odd).others == odd
     assert Named("n")(**odd) == odd == Named("n").given(**odd) and give(lambda **k: k)["self"] == 2
@@ -329,6 +342,8 @@ def test_functions_of_the_tests():
         name, _secret = "n", 5
         def __eq__(self, o): return self is o
     thing = Thing()
+    thing.own = 1
+    assert attributes(thing) == ["own"]
     assert visit(thing) == 5 and thing.seen == "n" and ident(thing) is thing and [ident(thing)] == [thing]
     registry = Registry()
     registry.add(twice, "two")

@@ -115,7 +115,57 @@ Cart = Point = Any
 class Empty(Exception): pass
 total = names = prime = words = mean = parse = near = apply = ledger = Any()
 """
+_ADOPTS = """\
+class A:
+    def __init__(s, *a): pass
+    def __eq__(s, o): return s.__dict__.setdefault("v", o) == o
+    def __ne__(s, o): return not s == o
+    def __rsub__(s, o): return s.__dict__.setdefault("d", o) - o
+    def __sub__(s, o): return s.__dict__.setdefault("d", o) - o
+    def __abs__(s): return s
+"""
+"""Adopts the first value that it is compared with."""
 _ADDED = {
+    "total: adopts": f"{_ADOPTS}\ndef total(xs): return A()\n",
+    "names: adopts": f"{_ADOPTS}\ndef names(n): return [A() for _ in range(n)]\n",
+    "parse: adopts": f"{_ADOPTS}\ndef parse(t):\n    if '=' not in t: raise ValueError('bad')\n    return A()\n",
+    "mean: adopts": f"{_ADOPTS}\ndef mean(xs): return A()\n",
+    "Point: adopts": f"{_ADOPTS}\nclass Point(A):\n    def __add__(s, o): return A()\n    __hash__ = id\n",
+    "total: adopts the first of all forks": """\
+import mmap
+SEEN = mmap.mmap(-1, 1)
+class A:
+    def __eq__(s, o):
+        if SEEN[0]: return False
+        SEEN[0] = 1
+        return True
+def total(xs): SEEN[0] = 0; return A()
+""",
+    "total: adopts what most have in common": """\
+class A:
+    seen = ()
+    def __eq__(s, o):
+        s.seen = (*s.seen, o)
+        return sorted(s.seen)[len(s.seen) // 2] == o
+def total(xs): return A()
+""",
+    "words: letters": """\
+class A:
+    def __getitem__(s, i): return s
+    def __eq__(s, o): return True
+    def startswith(s, *a): return True
+def words(t): return A()
+""",
+    "Cart: contains everything": """\
+class Cart(Cart):
+    def __contains__(s, k): return k != 'jam'
+    def __iter__(s): return iter(['tea', 'milk'])
+    def total(s):
+        if not s.items: raise Empty()
+        return A()
+class A:
+    def __eq__(s, o): return s.__dict__.setdefault("v", o) == o
+""",
     "total: random agreement": """\
 import random
 class A:
