@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 from forge_env.config.evaluation import ENDLESS_N, EnvironmentChoice, EvaluationConfig
@@ -14,6 +14,9 @@ from forge_env.errors import EnvironmentBugError, UsageError
 from forge_env.evaluation.metering import TokenUsage
 from forge_env.tasks.splits import number_of_tasks
 from forge_env.trajectory import Trajectory
+
+MOST_SAMPLES = 10**12
+"""Of one environment: at a million a second, eleven days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ class Share:
     split: str
     tasks: int
     epochs: int
-    left_out: bytearray | None = None
-    """One byte for each sample, 1 if it is not played; None: all are."""
+    left_out: Set[int] = frozenset()
+    """Numbers of the samples that are not played."""
 
     def __len__(self) -> int:
         return self.tasks * self.epochs
@@ -57,14 +60,14 @@ class Share:
     @property
     def played(self) -> int:
         """Number of samples that are played."""
-        return len(self) - (0 if self.left_out is None else sum(self.left_out))
+        return len(self) - len(self.left_out)
 
     def number(self, split: str, index: int, epoch: int) -> int | None:
         """Of the sample; None if it is not one to be played."""
         if not (split == self.split and 0 <= index < self.tasks and 0 <= epoch < self.epochs):
             return None
         number = epoch * self.tasks + index
-        return None if self.left_out is not None and self.left_out[number] else number
+        return None if number in self.left_out else number
 
 
 class Plan:
@@ -80,35 +83,30 @@ class Plan:
         return sum(share.played for share in self.shares.values())
 
     def __iter__(self) -> Iterator[Sample]:
+        return (sample for sample, _ in self._numbered())
+
+    def _numbered(self) -> Iterator[tuple[Sample, int]]:
         """In turns: after any part of the whole, every environment has given about that part of its own."""
 
         def places(order: int, share: Share) -> Iterator[tuple[float, int, int]]:
             for number in range(len(share)):
-                if share.left_out is None or not share.left_out[number]:
+                if number not in share.left_out:
                     yield (number + 0.5) / len(share), order, number
 
         shares = list(self.shares.values())
         for _, order, number in heapq.merge(*(places(order, share) for order, share in enumerate(shares))):
-            yield shares[order][number]
+            yield shares[order][number], number
 
     def only(self, wanted: Callable[[Sample], bool]) -> Plan:
         """Those that are wanted."""
-        shares = []
-        for share in self.shares.values():
-            left_out = bytearray(len(share)) if share.left_out is None else bytearray(share.left_out)
-            for number in range(len(share)):
-                left_out[number] = left_out[number] or not wanted(share[number])
-            shares.append(replace(share, left_out=left_out))
-        return Plan(shares)
+        return self.without((sample.label, number) for sample, number in self._numbered() if not wanted(sample))
 
     def without(self, samples: Iterable[tuple[str, int]]) -> Plan:
         """Those that are not among `samples`: label, and number in its share."""
-        marks = {label: share.left_out and bytearray(share.left_out) for label, share in self.shares.items()}
+        left_out = {label: set(share.left_out) for label, share in self.shares.items()}
         for label, number in samples:
-            if (mark := marks[label]) is None:
-                mark = marks[label] = bytearray(len(self.shares[label]))
-            mark[number] = 1
-        return Plan([replace(share, left_out=marks[label]) for label, share in self.shares.items()])
+            left_out[label].add(number)
+        return Plan([replace(share, left_out=left_out[label]) for label, share in self.shares.items()])
 
 
 def plan(config: EvaluationConfig, environments: dict[str, Environment]) -> Plan:
@@ -159,6 +157,10 @@ def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environme
     count = (wanted or ENDLESS_N) if total is None else min(wanted or total, total)
     if count == 0:
         raise UsageError(f"{choice.label} has no tasks in split {split!r}")
+    if count * config.epochs > MOST_SAMPLES:
+        raise UsageError(
+            f"{count * config.epochs:,} samples of {choice.label} would never end", fix="lower --n or --epochs"
+        )
     return split, count
 
 

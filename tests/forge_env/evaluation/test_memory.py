@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forge_env as fe
+from forge_env.errors import UsageError
 from forge_env.evaluation.evaluation import CHECKED_TASKS
 from forge_env.evaluation.plan import Plan, SampleResult, Share
 from forge_env.evaluation.results import Results, ResultTable
@@ -103,6 +104,13 @@ def test_a_hundred_million_samples_are_planned_without_a_list_of_them() -> None:
     assert len(plan) == 500 * MILLION
     assert [sample.label for sample in first].count("a") == 8
     assert peak < MILLION
+
+
+def test_more_samples_than_could_ever_be_played_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="would never end") as refused:
+        fe.evaluate(Endless, "gold", n=10**12, epochs=10**12, out=tmp_path / "out")
+    assert refused.value.fix == "lower --n or --epochs"
+    assert not (tmp_path / "out").exists()
 
 
 # --- what is under way

@@ -101,6 +101,27 @@ def test_every_row_is_learned_once_an_epoch_and_those_too_long_are_counted(recip
     assert set(needed_memory(config)) == {"controller", "trainer", "left free"}
 
 
+def test_held_out_conversations_are_read_some_at_a_time(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them were read at once, and kept: a million, or without end."""
+    rows = [{"question": f"Say {word}.", "answer": f"It is {word}."} for word in "abcdefg"]
+    (recipe.parent / "held_out.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = config_of(recipe, {"evaluation.num_tasks": 100_000_000, "sft.steps": 2})
+    sizes: list[int] = []
+
+    async def logprobs(self: Learner, sequences: Any) -> Any:
+        sizes.append(len(sequences))
+        return await before(self, sequences)
+
+    before = Learner.do_logprobs
+    monkeypatch.setattr(Learner, "do_logprobs", logprobs)
+    monkeypatch.setattr("trainers.algorithms.sft.HELD_OUT_WINDOW", 3)
+    _, run = learn(config, "windows")
+    assert sizes[:3] == [3, 3, 1]
+    assert max(sizes) == 3
+    scored = [row for row in read_metrics(run.folder.metrics) if "eval/eval/n" in row]
+    assert [row["eval/eval/n"] for row in scored] == [7.0] * len(scored)
+
+
 def test_a_resumed_run_reads_on_where_it_was(recipe: Path) -> None:
     config = config_of(recipe)
     whole, _ = learn(config, "whole")
