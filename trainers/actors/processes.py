@@ -25,7 +25,10 @@ from forge_env.job.addresses import Address
 from forge_env.machine import SELDOM, showing
 from forge_env.redaction import learn_environment, redacting
 from trainers.actors.lease import Lease
+from trainers.actors.sockets import keep_private
 from trainers.actors.stacks import offer_stack
+
+keep_private()  # before anything can start Monarch, here and in the processes that import this
 
 WORKER = "FORGE_ENV_WORKER"
 """By this variable a process on another host knows of which worker it is (`forge_env.cli.worker`)."""

@@ -1,0 +1,169 @@
+"""Keep what Monarch opens on this machine to the user who runs it.
+
+Monarch's processes listen at abstract Unix sockets. These have no permissions, every user of the machine can read their
+names in /proc/net/unix, and whoever connects can run code. No setting reaches the host's own ones
+(docs/decisions/private-sockets.md), so two calls of Monarch's library into libc are redirected:
+
+- `bind` puts a socket that was to be abstract into a folder that only this user can enter. Monarch reads a socket's
+  address back from the kernel before it sends it to other processes, so those connect to the path.
+- `mkdir` leaves group and others no rights, whatever the umask: sockets of actor processes are in such folders.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import re
+import shutil
+import socket
+import stat
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from forge_env.errors import ForgeError
+from forge_env.run.scratch import parent_of_sockets
+
+LONGEST = 82
+"""Bytes of a folder's path: with a name of Monarch's, 24, it must fit into the kernel's 107."""
+ABSTRACT = struct.Struct("=Hx")
+"""Start of an abstract address: its family and a zero byte."""
+
+# What the dynamic section of an ELF file is read for (elf.h); every platform of Monarch has 64 bits.
+RTLD_DI_LINKMAP = 2
+DT_NULL, DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_JMPREL, DT_RELACOUNT = (
+    0,
+    2,
+    5,
+    6,
+    7,
+    8,
+    23,
+    0x6FFFFFF9,
+)
+DYNAMIC = struct.Struct("=qQ")
+RELOCATION = struct.Struct("=QQq")
+SYMBOL_SIZE = 24
+PROT_WRITE = 2
+PROTECTIONS = {"r": 1, "w": PROT_WRITE, "x": 4}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_BIND = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, use_errno=True)
+_MKDIR = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, use_errno=True)
+_bind, _mkdir = _BIND(("bind", _libc)), _MKDIR(("mkdir", _libc))
+
+
+class _LinkMap(ctypes.Structure):
+    """`struct link_map` of link.h, as far as it is needed."""
+
+    _fields_ = [("address", ctypes.c_size_t), ("name", ctypes.c_char_p), ("dynamic", ctypes.c_size_t)]  # noqa: RUF012
+
+
+@cache
+def keep_private() -> None:
+    """Redirect Monarch's calls in this process; call it before anything starts Monarch.
+
+    Raises:
+        ForgeError: this build of Monarch does not make these calls through libc.
+    """
+    import monarch._rust_bindings
+
+    _redirect(monarch._rust_bindings.__file__, {"bind": _private_bind, "mkdir": _private_mkdir})
+
+
+@_BIND
+def _private_bind(descriptor: int, address: int, size: int) -> int:
+    data = ctypes.string_at(address, size)
+    if size > ABSTRACT.size and data.startswith(ABSTRACT.pack(socket.AF_UNIX)):
+        path = os.fsencode(_folder()) + b"/" + data[ABSTRACT.size :]
+        data = struct.pack(f"=H{len(path) + 1}s", socket.AF_UNIX, path)
+    return int(_bind(descriptor, data, len(data)))
+
+
+@_MKDIR
+def _private_mkdir(path: bytes, mode: int) -> int:
+    return int(_mkdir(path, mode & stat.S_IRWXU))
+
+
+@cache
+def _folder() -> Path:
+    """The folder of this process's sockets: the run's temporary one, or one that ends with this process."""
+    shared = Path(tempfile.gettempdir())
+    status = shared.stat()
+    private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
+    if private and len(os.fsencode(shared)) <= LONGEST:
+        return shared
+    folder = Path(tempfile.mkdtemp(prefix="forge-env-sockets-", dir=parent_of_sockets()))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _redirect(library: str, functions: dict[str, Any]) -> None:
+    """Let a loaded library call other functions in place of those that it imports."""
+    for name, slots in _imports(library, functions).items():
+        if not slots:
+            raise ForgeError(
+                f"{library} does not import {name}, so its sockets can't be kept from other users of this machine",
+                fix="install the version of torchmonarch that forge-env asks for (forge-env doctor)",
+            )
+        pointer = ctypes.cast(functions[name], ctypes.c_void_p).value
+        for slot in slots:
+            _write_pointer(slot, pointer or 0)
+
+
+def _imports(library: str, names: dict[str, Any]) -> dict[str, list[int]]:
+    """The addresses at which a loaded library keeps pointers to functions that it imports."""
+    link_map = ctypes.POINTER(_LinkMap)()
+    handle = ctypes.c_void_p(ctypes.CDLL(library)._handle)
+    if _libc.dlinfo(handle, RTLD_DI_LINKMAP, ctypes.byref(link_map)):
+        raise OSError(f"dlinfo of {library}")
+    base = link_map.contents.address
+    dynamic = dict(_dynamic(link_map.contents.dynamic))
+    symbols, texts = dynamic[DT_SYMTAB], dynamic[DT_STRTAB]
+    relative = dynamic.get(DT_RELACOUNT, 0) * RELOCATION.size  # they come first and name no symbol
+    tables = [(dynamic[DT_RELA] + relative, dynamic[DT_RELASZ] - relative)]
+    if DT_JMPREL in dynamic:
+        tables.append((dynamic[DT_JMPREL], dynamic[DT_PLTRELSZ]))
+    slots: dict[str, list[int]] = {name: [] for name in names}
+    for table, size in tables:
+        for offset, info, _ in RELOCATION.iter_unpack(ctypes.string_at(table, size)):
+            symbol = info >> 32
+            text = ctypes.c_uint32.from_address(symbols + symbol * SYMBOL_SIZE).value
+            name = ctypes.string_at(texts + text).decode()
+            if symbol and name in slots:
+                slots[name].append(base + offset)
+    return slots
+
+
+def _dynamic(address: int) -> Iterator[tuple[int, int]]:
+    """Tags and values of a loaded library's dynamic section; glibc has made addresses of the values."""
+    while (entry := DYNAMIC.unpack(ctypes.string_at(address, DYNAMIC.size)))[0] != DT_NULL:
+        yield entry
+        address += DYNAMIC.size
+
+
+def _write_pointer(slot: int, pointer: int) -> None:
+    """Write to memory that the loader may have made read-only."""
+    size = os.sysconf("SC_PAGESIZE")
+    page, before = ctypes.c_void_p(slot - slot % size), _protection(slot)
+    _protect(page, size, before | PROT_WRITE)
+    ctypes.c_size_t.from_address(slot).value = pointer
+    _protect(page, size, before)
+
+
+def _protect(page: ctypes.c_void_p, size: int, protection: int) -> None:
+    if _libc.mprotect(page, ctypes.c_size_t(size), protection):
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+
+def _protection(address: int) -> int:
+    """How the memory at an address may be used, in the terms of mprotect."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        first, last, flags = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
+        if int(first, 16) <= address < int(last, 16):
+            return sum(bit for flag, bit in PROTECTIONS.items() if flag in flags)
+    raise OSError(f"nothing is mapped at {address:#x}")
