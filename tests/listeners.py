@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ LISTENS = 1 << 16
 """In the flags of /proc/net/unix (__SO_ACCEPTCON)."""
 ANOTHER_USER = 65534
 CONNECT = f"""
-import json, os, socket, sys
+import encodings.idna, json, os, socket, sys  # all before the user changes, who may not be able to read them
 
 os.setgroups([])
 os.setgid({ANOTHER_USER})
@@ -63,12 +63,15 @@ def listeners(processes: Iterable[psutil.Process]) -> set[Listener]:
     result = set()
     for process in processes:
         try:
-            links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
             ports = [each.laddr for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+            descriptors = list(Path(f"/proc/{process.pid}/fd").iterdir())
         except (OSError, psutil.NoSuchProcess):
             continue
-        inodes = [match[1] for link in links if (match := re.fullmatch(r"socket:\[(\d+)\]", link))]
-        result |= {Listener(process.pid, "unix", unix[inode]) for inode in inodes if inode in unix}
+        for descriptor in descriptors:
+            with suppress(OSError):  # closed meanwhile
+                inode = os.readlink(descriptor).removeprefix("socket:[").removesuffix("]")
+                if inode in unix:
+                    result.add(Listener(process.pid, "unix", unix[inode]))
         result |= {Listener(process.pid, "tcp", f"{port.ip}:{port.port}") for port in ports}
     return result
 

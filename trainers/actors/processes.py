@@ -24,6 +24,7 @@ from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address
 from forge_env.machine import SELDOM, showing
 from forge_env.redaction import learn_environment, redacting
+from trainers.actors.gloo import GLOO_NETWORK, LOOPBACK
 from trainers.actors.lease import Lease
 from trainers.actors.sockets import keep_private
 from trainers.actors.stacks import offer_stack
@@ -82,13 +83,15 @@ class Ground:
         return next(iter(self.settings.values())).address.plain_host
 
 
-def _prepare(variables: Mapping[str, str], settings: Mapping[str, Setting]) -> None:
+def _prepare(variables: Mapping[str, str], settings: Mapping[str, Setting], on_one_host: bool) -> None:
     """The first thing that a new process does."""
     if (setting := settings.get(os.environ.get(WORKER, ""))) is not None:
         _settle(setting)
     os.environ.update(variables)
     learn_environment()
     sys.stdout, sys.stderr = redacting(sys.stdout), redacting(sys.stderr)
+    if on_one_host:
+        os.environ.setdefault(GLOO_NETWORK, LOOPBACK)
     offer_stack()
     gc.set_threshold(*SELDOM)  # an eighth of the time of all imports went there
 
@@ -143,7 +146,7 @@ async def start_processes(
         ForgeError: they did not begin in Monarch's time.
     """
     host, hosts, settings = (this_host(), 1, {}) if ground is None else (ground.mesh, ground.hosts, ground.settings)
-    prepare = partial(_prepare, dict(environment or {}), settings)
+    prepare = partial(_prepare, dict(environment or {}), settings, on_one_host=ground is None or count == 1)
     mesh: ProcMesh = host.spawn_procs(per_host={"procs": count // hosts}, bootstrap=prepare, name=name)
     try:
         await mesh.initialized

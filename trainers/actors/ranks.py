@@ -6,16 +6,19 @@ import asyncio
 import ipaddress
 import os
 import socket
+import tempfile
 from collections.abc import Awaitable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from forge_env.errors import InfrastructureError
 from trainers.actors.actor import ForgeActor, concurrent_endpoint, endpoint, own_rank
+from trainers.actors.gloo import GLOO_NETWORK, LOOPBACK, close_complete_groups
 from trainers.actors.remote import ActorDiedError, result
+from trainers.actors.sockets import private_folder
 
 T = TypeVar("T")
-LOOPBACK = "127.0.0.1"
 # Longest wait for another rank; a rank that died ends the others through Monarch, long before.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
@@ -33,7 +36,7 @@ class RankedActor(ForgeActor):
         actor = await super().launch(*args, **kwargs)
         if cls.procs > 1:
             try:
-                host = LOOPBACK if cls.ground is None else cls.ground.address
+                host = None if cls.ground is None else cls.ground.address
                 address = await result(actor.slice(procs=0).open_meeting_point.call_one(cls.procs, host))
                 await result(actor.join.call(address, cls.procs, cls.with_gpus))
             except BaseException:  # cancelled too: no process may be left
@@ -42,17 +45,28 @@ class RankedActor(ForgeActor):
         return actor
 
     @endpoint
-    async def open_meeting_point(self, size: int, host: str) -> tuple[str, int]:
-        """Serve, in the first process, the store through which `size` processes find each other; its address."""
+    async def open_meeting_point(self, size: int, host: str | None) -> Path | tuple[str, int]:
+        """Choose, in the first process, where `size` processes find each other.
+
+        Args:
+            size: of them.
+            host: address of this host, at which a store is served; None: all are on this machine, and share a file.
+        """
+        if host is None:
+            return Path(tempfile.mkdtemp(prefix="ranks-", dir=private_folder()), "store")
         self.meeting_point = serve_store(host, size)
         return host, self.meeting_point.port
 
     @endpoint
-    async def join(self, address: tuple[str, int], size: int, with_gpus: bool) -> None:
+    async def join(self, address: Path | tuple[str, int], size: int, with_gpus: bool) -> None:
         """Become one rank of `size`."""
         self.rank = own_rank()
-        _use_network(address[0])
-        join(self.meeting_point or find_store(*address, size), self.rank, size, with_gpus=with_gpus)
+        if isinstance(address, Path):
+            store = file_store(address, size)
+        else:
+            _use_network(address[0])
+            store = self.meeting_point or find_store(*address, size)
+        join(store, self.rank, size, with_gpus=with_gpus)
 
 
 class Followers:
@@ -126,6 +140,13 @@ class LedActor(RankedActor):
         return done
 
 
+def file_store(path: Path, size: int) -> Any:
+    """The store through which `size` processes of one machine find each other: a file, which the last one removes."""
+    import torch.distributed as dist
+
+    return dist.FileStore(str(path), size)  # type: ignore[attr-defined]
+
+
 def serve_store(host: str, size: int) -> Any:
     """The store through which `size` processes find each other, served at an address of this machine only."""
     import torch.distributed as dist
@@ -150,6 +171,7 @@ def join(store: Any, rank: int, size: int, *, with_gpus: bool) -> None:
 
     if with_gpus:
         torch.cuda.set_device(rank % torch.cuda.device_count())
+    close_complete_groups()
     backend = "nccl" if with_gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
 
@@ -162,11 +184,11 @@ def _use_network(host: str) -> None:
         way.connect((host, 9))  # sends nothing
         own = ipaddress.ip_address(way.getsockname()[0])
     if own.is_loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # NCCL has better than that
+        os.environ.setdefault(GLOO_NETWORK, LOOPBACK)  # NCCL has better than that
         return
     for name, addresses in psutil.net_if_addrs().items():
         if str(own) in [each.address for each in addresses]:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault(GLOO_NETWORK, name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 

@@ -20,7 +20,7 @@ import socket
 import stat
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ _bind, _mkdir = _BIND(("bind", _libc)), _MKDIR(("mkdir", _libc))
 class _LinkMap(ctypes.Structure):
     """`struct link_map` of link.h, as far as it is needed."""
 
-    _fields_ = [("address", ctypes.c_size_t), ("name", ctypes.c_char_p), ("dynamic", ctypes.c_size_t)]  # noqa: RUF012
+    _fields_ = [("address", ctypes.c_size_t), ("name", ctypes.c_char_p), ("dynamic", ctypes.c_size_t)]
 
 
 @cache
@@ -79,7 +79,7 @@ def keep_private() -> None:
 def _private_bind(descriptor: int, address: int, size: int) -> int:
     data = ctypes.string_at(address, size)
     if size > ABSTRACT.size and data.startswith(ABSTRACT.pack(socket.AF_UNIX)):
-        path = os.fsencode(_folder()) + b"/" + data[ABSTRACT.size :]
+        path = os.fsencode(private_folder()) + b"/" + data[ABSTRACT.size :]
         data = struct.pack(f"=H{len(path) + 1}s", socket.AF_UNIX, path)
     return int(_bind(descriptor, data, len(data)))
 
@@ -90,7 +90,7 @@ def _private_mkdir(path: bytes, mode: int) -> int:
 
 
 @cache
-def _folder() -> Path:
+def private_folder() -> Path:
     """The folder of this process's sockets: the run's temporary one, or one that ends with this process."""
     shared = Path(tempfile.gettempdir())
     status = shared.stat()

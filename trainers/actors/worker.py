@@ -21,6 +21,7 @@ def start_worker(address: Address) -> str:
     os.environ["HYPERACTOR_MESH_DEFAULT_TRANSPORT"] = str(address._replace(port=0))
     from monarch.actor import start_worker_loop_forever
     from monarch.job import new_service_proc_id, service_proc_addr
+
     from trainers.actors.sockets import keep_private
 
     keep_private()

@@ -19,6 +19,7 @@ from forge_env.config.reader import Source, unknown
 from forge_env.config.recipe import RunConfig, SamplingSection
 from forge_env.errors import UsageError
 from forge_env.machine import GIB, versions
+from trainers.actors.gloo import close_complete_groups
 
 MARKS_TOKENS = "0.32.0"
 """The first vLLM whose outputs say which version of the weights sampled each token."""
@@ -284,7 +285,8 @@ def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
 
 
 def adapt(*, with_gpus: bool, threads: int) -> None:
-    """Change in this process what vLLM's modules do."""
+    """Change in this process what vLLM's modules do, and where torch listens for them."""
+    close_complete_groups()
     platform = GPU if with_gpus else CPU
     if platform.limits_threads:
         import torch

@@ -105,11 +105,11 @@ def test_sockets_are_in_the_temporary_folder_if_it_is_private(
     folder.mkdir()
     folder.chmod(mode)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    sockets._folder.cache_clear()
+    sockets.private_folder.cache_clear()
     try:
-        chosen = sockets._folder()
+        chosen = sockets.private_folder()
         assert (chosen == folder) is kept
         assert chosen.stat().st_mode & 0o777 == 0o700
         assert len(os.fsencode(chosen)) <= sockets.LONGEST
     finally:
-        sockets._folder.cache_clear()
+        sockets.private_folder.cache_clear()
