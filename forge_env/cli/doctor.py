@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import forge_env
-from forge_env import machine
+from forge_env import listeners, machine
 from forge_env.cli.command import Parser
 from forge_env.errors import ForgeError
 
@@ -33,11 +33,19 @@ class Finding:
 
 
 def add_arguments(parser: Parser) -> None:
-    """It takes none."""
+    """Describe the command."""
+    parser.add_argument(
+        "--listeners",
+        action="store_true",
+        help="list the sockets at which commands listen: address, who can connect, what protects them",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print every finding; 1 when something that training needs is missing."""
+    if args.listeners:
+        print(listeners.text())
+        return 0
     findings: list[Finding] = []
     for title, section in (
         ("Python", _python()),

@@ -62,6 +62,7 @@ class VLLMServer:
                     env={
                         "VLLM_NO_USAGE_STATS": "1",
                         "VLLM_CPU_KVCACHE_SPACE": "1",
+                        "GLOO_SOCKET_IFNAME": "lo",  # else torch listens at the network of the host's name
                         "VLLM_RPC_BASE_PATH": self._folder,  # its processes leave their sockets behind
                         **os.environ,
                     },

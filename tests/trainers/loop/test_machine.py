@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import struct
@@ -18,7 +19,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from forge_env.listeners import matching
 from tests.leftovers import assert_no_shared_memory, shared_memory
+from tests.listeners import Listener, as_another_user, listeners
 from tests.trainers.loop import unhurried
 from tests.trainers.loop.training import PATIENCE_S, Training
 
@@ -78,6 +81,30 @@ def scratch(root: Path) -> set[str]:
 
 def sandboxes(run: Training) -> list[psutil.Process]:
     return [process for process in run.family() if "sandboxes/local/launch.py" in " ".join(process.cmdline())]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_connects_to_no_process_of_a_run(root: Path) -> None:
+    """Every socket that is seen from start to training is in the list, and refuses others when the run trains."""
+    seen: set[Listener] = set()
+
+    def trains() -> bool:
+        seen.update(listeners(run.family()))
+        return max(run.steps, default=0) >= 2
+
+    with training(root, "shared", "trainer.procs=2", "generator.engine=async_llm") as run:
+        run.until(trains)
+        there = listeners(run.family())
+        ends = as_another_user(there)
+        finish(run)
+    actors = {pid for role in ROLES for pid in run.lives(role)}
+    assert {each.pid for each in there if each.kind == "unix"} >= {run.process.pid, *actors}
+    assert any(each.kind == "tcp" for each in there), "torch's groups"
+    assert set(ends.values()) == {"PermissionError", "TimeoutError"}, ends
+    unknown = [
+        each for each in seen if not any(entry.refuses_others for entry in matching(each.kind, each.address, "train"))
+    ]
+    assert not unknown
 
 
 @dataclass(frozen=True)
