@@ -51,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
 async def _serve(address: Address, start: Callable[[Address], str]) -> None:
     monarch = os.environ[VARIABLE] = start(address)
     server = await serve_cards(address, monarch)
+    if address.scheme == "tcp":
+        print(f"{address} has no password: everyone who reaches it, other users of this machine included, can run code")
+        print("as this user. On machines and networks that you share, use tls:// (docs/hosts.md).")
     print(f"worker ready at {address}; Ctrl-C ends it", flush=True)
     try:
         await asyncio.Event().wait()

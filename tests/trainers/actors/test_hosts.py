@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,8 @@ import pytest
 
 pytest.importorskip("monarch")
 
+from forge_env.listeners import matching
+from tests.listeners import as_another_user, listeners
 from tests.trainers.actors.workers import Worker, certificates, workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack]
@@ -66,6 +70,33 @@ def listening(process: psutil.Process) -> set[str]:
     return {each.laddr.ip for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
 
 
+def without_certificate(address: str) -> str:
+    """What a client gets that shows no certificate: nothing, or an error's name."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), 5) as plain, context.wrap_socket(plain) as client:
+            return client.recv(1).decode()
+    except OSError as error:
+        return type(error).__name__
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_another_user_reaches_a_worker_at_its_address_only(scheme: str, tmp_path: Path) -> None:
+    with workers(1, tmp_path, scheme, certificates(tmp_path) if scheme == "tls" else {}) as [host]:
+        there = listeners(host.family())
+        assert sorted(each.kind for each in there) == ["tcp", "tcp", "unix"]
+        assert all(matching(each.kind, each.address, "worker") for each in there)
+        for each, end in as_another_user(there).items():
+            assert end == ("PermissionError" if each.kind == "unix" else "connected")
+        if scheme == "tls":
+            ports = [each.address for each in there if each.kind == "tcp"]
+            assert {without_certificate(port) for port in ports} <= {"", "SSLError"}
+        assert ("has no password" in host.said) is (scheme == "tcp")
+
+
 @pytest.mark.parametrize(
     ("hosts", "on_loss", "trainer"), [("tcp", "place", "[0, 1]"), ("tls", "wait", "[0]")], indirect=["hosts"]
 )
@@ -81,6 +112,9 @@ def test_actors_live_on_hosts_and_move_or_wait_when_one_is_lost(
     for number, host in ((2, first), (3, second)):
         for process in host.family():
             assert listening(process) <= {f"127.0.0.{number}"}
+        local = [each for each in listeners(host.family()) if each.kind == "unix"]
+        assert len(local) > 1
+        assert os.geteuid() or set(as_another_user(local).values()) == {"PermissionError"}
     assert listening(psutil.Process(controller.process.pid)) == {"127.0.0.1"}
 
     started = first.family()
