@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from trainers.actors.sockets import own_log_folder
+
 MONARCH = {
     "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(64 * 1024**3),
     "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING": "false",
@@ -17,3 +19,4 @@ MONARCH = {
 
 for name, value in MONARCH.items():
     os.environ.setdefault(name, value)
+own_log_folder()

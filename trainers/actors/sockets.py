@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -21,6 +22,7 @@ import stat
 import struct
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from typing import Any
 from forge_env.errors import ForgeError
 from forge_env.run.scratch import parent_of_sockets
 
+LOGS = Path("/tmp")
+"""In a folder of the user's name in it Monarch logs."""
 LONGEST = 82
 """Bytes of a folder's path: with a name of Monarch's, 24, it must fit into the kernel's 107."""
 ABSTRACT = struct.Struct("=Hx")
@@ -100,6 +104,27 @@ def private_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="forge-env-sockets-", dir=parent_of_sockets()))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def own_log_folder() -> None:
+    """Make the folder in which Monarch opens its log when it is imported; its path is fixed.
+
+    In a folder of another user, the log could be a link to any file of this one.
+
+    Raises:
+        ForgeError: another user has made it.
+    """
+    try:
+        folder = LOGS / pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a user whom this machine does not know, as in containers, has no such folder
+        return
+    with suppress(OSError):  # it is there, or Monarch can't make it either
+        folder.mkdir(mode=stat.S_IRWXU)
+    if os.path.lexists(folder) and folder.lstat().st_uid != os.geteuid():
+        raise ForgeError(
+            f"Monarch would log in {folder}, which another user of this machine has made",
+            fix="have it removed: its owner could redirect the log into your files",
+        )
 
 
 def _redirect(library: str, functions: dict[str, Any]) -> None:

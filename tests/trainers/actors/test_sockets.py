@@ -97,6 +97,22 @@ def test_a_library_that_does_not_call_libc_is_refused() -> None:
         sockets._redirect(library, {"bind": sockets._private_bind})
 
 
+@ROOT
+def test_a_log_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sockets, "LOGS", tmp_path)
+    sockets.own_log_folder()
+    [folder] = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(ForgeError, match="which another user of this machine has made"):
+        sockets.own_log_folder()
+    folder.rmdir()
+    folder.symlink_to("/nowhere")
+    os.chown(folder, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(ForgeError):
+        sockets.own_log_folder()
+
+
 @pytest.mark.parametrize(("mode", "kept"), [(0o700, True), (0o750, False), (0o701, False)])
 def test_sockets_are_in_the_temporary_folder_if_it_is_private(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: int, kept: bool
