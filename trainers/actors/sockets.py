@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.errors import ForgeError
-from forge_env.run.scratch import parent_of_sockets
 
 LOGS = Path("/tmp")
 """In a folder of the user's name in it Monarch logs."""
@@ -101,6 +100,8 @@ def private_folder() -> Path:
     private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
     if private and len(os.fsencode(shared)) <= LONGEST:
         return shared
+    from forge_env.run.scratch import parent_of_sockets  # half a second
+
     folder = Path(tempfile.mkdtemp(prefix="forge-env-sockets-", dir=parent_of_sockets()))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
