@@ -23,6 +23,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,27 +31,17 @@ from typing import Any
 from forge_env.errors import ForgeError
 
 LOGS = Path("/tmp")
-"""In a folder of the user's name in it Monarch logs."""
+"""Monarch logs in a folder of the user's name in it."""
 LONGEST = 82
 """Bytes of a folder's path: with a name of Monarch's, 24, it must fit into the kernel's 107."""
 ABSTRACT = struct.Struct("=Hx")
 """Start of an abstract address: its family and a zero byte."""
 
-# What the dynamic section of an ELF file is read for (elf.h); every platform of Monarch has 64 bits.
 RTLD_DI_LINKMAP = 2
-DT_NULL, DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_JMPREL, DT_RELACOUNT = (
-    0,
-    2,
-    5,
-    6,
-    7,
-    8,
-    23,
-    0x6FFFFFF9,
-)
 DYNAMIC = struct.Struct("=qQ")
 RELOCATION = struct.Struct("=QQq")
 SYMBOL_SIZE = 24
+"""Of the table of symbols, in bytes; this and the two before are those of 64-bit ELF files (elf.h)."""
 PROT_WRITE = 2
 PROTECTIONS = {"r": 1, "w": PROT_WRITE, "x": 4}
 
@@ -58,6 +49,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _BIND = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, use_errno=True)
 _MKDIR = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, use_errno=True)
 _bind, _mkdir = _BIND(("bind", _libc)), _MKDIR(("mkdir", _libc))
+
+
+class Tag(IntEnum):
+    """Tags of an ELF file's dynamic section."""
+
+    NULL = 0
+    PLTRELSZ = 2
+    STRTAB = 5
+    SYMTAB = 6
+    RELA = 7
+    RELASZ = 8
+    JMPREL = 23
+    RELACOUNT = 0x6FFFFFF9
 
 
 class _LinkMap(ctypes.Structure):
@@ -149,11 +153,11 @@ def _imports(library: str, names: dict[str, Any]) -> dict[str, list[int]]:
         raise OSError(f"dlinfo of {library}")
     base = link_map.contents.address
     dynamic = dict(_dynamic(link_map.contents.dynamic))
-    symbols, texts = dynamic[DT_SYMTAB], dynamic[DT_STRTAB]
-    relative = dynamic.get(DT_RELACOUNT, 0) * RELOCATION.size  # they come first and name no symbol
-    tables = [(dynamic[DT_RELA] + relative, dynamic[DT_RELASZ] - relative)]
-    if DT_JMPREL in dynamic:
-        tables.append((dynamic[DT_JMPREL], dynamic[DT_PLTRELSZ]))
+    symbols, texts = dynamic[Tag.SYMTAB], dynamic[Tag.STRTAB]
+    relative = dynamic.get(Tag.RELACOUNT, 0) * RELOCATION.size  # they come first and name no symbol
+    tables = [(dynamic[Tag.RELA] + relative, dynamic[Tag.RELASZ] - relative)]
+    if Tag.JMPREL in dynamic:
+        tables.append((dynamic[Tag.JMPREL], dynamic[Tag.PLTRELSZ]))
     slots: dict[str, list[int]] = {name: [] for name in names}
     for table, size in tables:
         for offset, info, _ in RELOCATION.iter_unpack(ctypes.string_at(table, size)):
@@ -167,7 +171,7 @@ def _imports(library: str, names: dict[str, Any]) -> dict[str, list[int]]:
 
 def _dynamic(address: int) -> Iterator[tuple[int, int]]:
     """Tags and values of a loaded library's dynamic section; glibc has made addresses of the values."""
-    while (entry := DYNAMIC.unpack(ctypes.string_at(address, DYNAMIC.size)))[0] != DT_NULL:
+    while (entry := DYNAMIC.unpack(ctypes.string_at(address, DYNAMIC.size)))[0] != Tag.NULL:
         yield entry
         address += DYNAMIC.size
 
