@@ -48,7 +48,7 @@ def close_complete_groups() -> None:
                 if inode not in before:
                     _refuse_connections(inode, descriptor)
 
-    distributed_c10d.ProcessGroupGloo = ClosedGloo
+    distributed_c10d.ProcessGroupGloo = ClosedGloo  # type: ignore[misc]
 
 
 def _listening() -> dict[str, int]:
