@@ -113,7 +113,7 @@ def test_actors_live_on_hosts_and_move_or_wait_when_one_is_lost(
         for process in host.family():
             assert listening(process) <= {f"127.0.0.{number}"}
         local = [each for each in listeners(host.family()) if each.kind == "unix"]
-        assert len(local) > 1
+        assert local
         assert os.geteuid() or set(as_another_user(local).values()) == {"PermissionError"}
     assert listening(psutil.Process(controller.process.pid)) == {"127.0.0.1"}
 
