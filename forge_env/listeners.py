@@ -64,7 +64,7 @@ LISTENERS = (
     Listener(
         ("train", "worker"),
         "Monarch: each process of an actor, spare ones too",
-        "a path in a folder of Monarch's in it",
+        "a path in a folder that Monarch makes in the run's temporary folder",
         OWN_USER,
         PRIVATE,
         FOLDER + r"\.tmp\w{6}/\w{11}",
@@ -146,7 +146,7 @@ LISTENERS = (
         "torch (gloo) in vLLM's processes",
         "TCP on 127.0.0.1",
         "every user of this machine",
-        "nothing is answered: vLLM's groups are complete before the first request",
+        "none of forge-env's; each group is complete before the first request (not tried as another user)",
         LOOPBACK,
     ),
     Listener(
