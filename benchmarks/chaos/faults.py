@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.chaos.runs import (
@@ -49,16 +48,11 @@ class NotPossibleError(Exception):
     """This machine can't play the fault."""
 
 
-def is_being_written(run: Run) -> bool:
-    """Whether a checkpoint is."""
-    return any((run.folder / "checkpoints").glob("step-*.partial"))
-
-
 MOMENTS: dict[str, Callable[[Run], object]] = {
     "start-up": lambda run: "trainer and generators" in run.said,
     "first evaluation": lambda run: "before training" in run.said,
     "training": lambda run: run.steps and any((run.folder / "checkpoints").glob("step-*/checkpoint.json")),
-    "checkpoint write": is_being_written,
+    "checkpoint write": lambda run: any((run.folder / "checkpoints").glob("step-*.partial")),
     "final evaluation": lambda run: "after training" in run.said,
     "report": lambda run: f"after step {STEPS}:" in run.said,
 }
@@ -117,7 +111,8 @@ class Scene:
             self.death.cause = self.death.cause or run.cause
             self.expect(code in codes, f"it ended with code {code}, not {codes}: {run.said[-600:]}")
             self.expect(re.search(says, run.said), f"it doesn't say {says!r}: {run.said[-600:]}")
-        self.death.noticed_s = self.death.noticed_s or time.monotonic() - self.death.at
+        if run.process.returncode:
+            self.death.noticed_s = self.death.noticed_s or time.monotonic() - self.death.at
         self.death.problems += run.leave_nothing()
 
     def resume(self) -> None:
@@ -166,14 +161,14 @@ def command(*words: object) -> None:
     try:
         subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise NotPossibleError(f"{error} {getattr(error, 'stderr', '')}".strip()) from error
+        raise NotPossibleError(str(getattr(error, "stderr", "") or error).strip().splitlines()[-1]) from error
 
 
 @contextmanager
 def mounted(folder: Path, *how: object) -> Iterator[None]:
-    """A file system at `folder`, until the block ends."""
+    """A file system at `folder`, until the block ends. `how` is a command, to which the folder is added."""
     folder.mkdir(parents=True, exist_ok=True)
-    command("mount", *how, folder)
+    command(*how, folder)
     try:
         yield
     finally:
@@ -210,7 +205,7 @@ def sent(signal_: signal.Signals, moment: str, scene: Scene) -> None:
 def disk_full(how: str, scene: Scene) -> None:
     """No room, or no inodes, from the first checkpoint on; until there is room again, or the run is asked to end."""
     runs = scene.place / "runs"
-    with mounted(runs, "-t", "tmpfs", "-o", "size=600m,nr_inodes=10k", "none"):
+    with mounted(runs, "mount", "-t", "tmpfs", "-o", "size=600m,nr_inodes=10k", "none"):
         run = scene.start_until("training")
         if inodes := how.startswith("without inodes"):
             used = os.statvfs(runs)
@@ -250,25 +245,18 @@ def memory_full(moment: str, scene: Scene) -> None:
         scene.finish(run)
 
 
-def read_only(scene: Scene) -> None:
-    """The run folder can't be written to any more: a read-only mount over it."""
-    run = scene.start_until("training")
-    with ExitStack() as stack:
-        stack.enter_context(mounted(scene.folder, "--bind", scene.folder))
-        command("mount", "-o", "remount,bind,ro", scene.folder)
-        scene.end(run, 1, says="[Rr]ead-only|permission", within=STEP_S)
-    scene.resume()
-
-
-def immutable(moment: str, scene: Scene) -> None:
-    """No file can be made in the run folder or in checkpoints/ any more."""
+def not_writable(how: str, moment: str, scene: Scene) -> None:
+    """No file can be made any more in the run folder: it is under a read-only mount, or immutable."""
     run = scene.start_until(moment)
-    folders = [folder for folder in (scene.folder, scene.folder / "checkpoints") if folder.exists()]
-    command("chattr", "+i", *folders)
-    try:
-        scene.end(run, 1, says="not permitted|[Pp]ermission", within=STEP_S)
-    finally:
-        command("chattr", "-i", *folders)
+    folders = [scene.folder, scene.folder / "checkpoints"]
+    with ExitStack() as stack:
+        if how == "read-only":
+            stack.enter_context(mounted(scene.folder, "mount", "--bind", scene.folder))
+            command("mount", "-o", "remount,bind,ro", scene.folder)
+        else:
+            command("chattr", "+i", *folders)
+            stack.callback(command, "chattr", "-i", *folders)
+        scene.end(run, 1, says="[Rr]ead-only|not permitted", within=STEP_S)
     scene.resume()
 
 
@@ -294,26 +282,10 @@ def folder_gone(how: str, scene: Scene) -> None:
 
 def slow_disk(scene: Scene) -> None:
     """A file system whose every open, write and fsync takes a while."""
-    if find_spec("mfusepy") is None:
-        raise NotPossibleError("it takes fuse3 and mfusepy: apt-get install fuse3; pip install mfusepy")
     behind, runs = scene.place / "aside", scene.place / "runs"
     behind.mkdir()
-    runs.mkdir()
-    words = [sys.executable, "-m", "benchmarks.chaos.slow_disk", str(behind), str(runs)]
-    disk = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 10
-    while not runs.is_mount() and time.monotonic() < deadline and disk.poll() is None:
-        time.sleep(0.1)
-    try:
-        if not runs.is_mount():
-            disk.kill()
-            raise NotPossibleError(f"no FUSE here: {disk.communicate()[0]}")
-        run = scene.start_until("start-up")
-        scene.finish(run)
-    finally:
-        if runs.is_mount():
-            command("umount", "--lazy", runs)
-        disk.wait(10)
+    with mounted(runs, sys.executable, "-m", "benchmarks.chaos.slow_disk", behind):
+        scene.finish(scene.start())
 
 
 # --- what a resumed run finds
@@ -408,8 +380,11 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
         for how in ("full for a while", "full until stopped", "without inodes for a while")
     },
     **{f"/dev/shm full at {moment}": partial(memory_full, moment) for moment in ("start-up", "training")},
-    "folder read-only": read_only,
-    **{f"folder immutable at {moment}": partial(immutable, moment) for moment in ("start-up", "training")},
+    **{
+        f"folder {how} at {moment}": partial(not_writable, how, moment)
+        for how in ("read-only", "immutable")
+        for moment in ("start-up", "training")
+    },
     **{f"folder {how}": partial(folder_gone, how) for how in ("removed", "replaced", "moved")},
     "disk slow": slow_disk,
     **{f"file {what}": partial(damaged, what) for what in DAMAGE},

@@ -79,4 +79,4 @@ class SlowFolder(Operations):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    FUSE(SlowFolder(sys.argv[1]), sys.argv[2], foreground=True, use_ino=True)
+    FUSE(SlowFolder(sys.argv[1]), sys.argv[2], use_ino=True)  # in the background, once it is there
