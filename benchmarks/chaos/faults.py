@@ -176,12 +176,12 @@ def mounted(folder: Path, *how: object) -> Iterator[None]:
 
 
 def fill(file: Path) -> None:
-    """Fill the disk of a file with it."""
+    """Fill what is left of the disk of a file with it."""
     disk = os.statvfs(file.parent)
-    with file.open("wb", buffering=0) as output, suppress(OSError):
-        os.posix_fallocate(output.fileno(), 0, disk.f_bavail * disk.f_frsize)
-        output.seek(0, os.SEEK_END)
-        while output.write(bytes(1)):  # what was freed meanwhile
+    with file.open("ab", buffering=0) as output, suppress(OSError):
+        if free := disk.f_bavail * disk.f_frsize:
+            os.posix_fallocate(output.fileno(), output.tell(), free)
+        while output.write(bytes(1)):
             pass
 
 
@@ -213,19 +213,16 @@ def disk_full(how: str, scene: Scene) -> None:
         else:
             fill(runs / "fill")
         scene.expect(run.until(lambda: "disk is full" in run.said, STEP_S), "it does not say that the disk is full")
-        if not inodes:
-            fill(runs / "fill-again")  # what was given up meanwhile has made room
         scene.death.noticed_s = time.monotonic() - scene.death.at
         if "stopped" in how:
             for _ in range(2):  # the first waits for room for its checkpoint
                 run.process.send_signal(signal.SIGTERM)
-                run.until(lambda: run.ended, 10)
+                run.until(lambda: fill(runs / "fill") or run.ended, 10)  # what it gives up must not make room
             scene.end(run, 130, says="--resume")
         if inodes:
             command("mount", "-o", "remount,nr_inodes=10k", runs)
         else:
-            for file in runs.glob("fill*"):
-                file.unlink()
+            (runs / "fill").unlink()
         if run.ended:
             scene.resume()
         else:
