@@ -176,6 +176,7 @@ async def test_no_program_takes_what_the_machine_has_once(engine: SandboxEngine)
     assert during < before + 16 * (1 << 12)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_python_has_all_it_needs(engine: SandboxEngine) -> None:
     async with engine.session() as sandbox:
