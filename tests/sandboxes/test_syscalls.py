@@ -8,6 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,13 @@ def test_no_call_is_in_two_groups() -> None:
         del numbers[-1]
         assert set(numbers.values()) == {1}
     assert set(CONDITIONS) <= set(ALLOWED)
+
+
+def test_the_documentation_has_the_table_s_counts() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sandboxes.md").read_text(encoding="utf-8")
+    assert f"| allowed | {len(ALLOWED)}, of which {len(CONDITIONS)} with certain arguments only |" in page
+    assert f"| {len(REFUSED)} | EPERM |" in page
+    assert f"| {len(MISSING)}, and the rest | ENOSYS" in page
 
 
 def test_the_numbers_are_those_of_libseccomp() -> None:
