@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from forge_env.errors import ForgeError, UsageError
+from forge_env.reading import LONGEST_ROW, UnsafeFileError, open_file, whole_lines
 from forge_env.redaction import redact, redact_json
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -237,12 +238,12 @@ class LineWriter:
                 self._reserve.unlink()
 
 
-def end_of_last_line(descriptor: int) -> int:
-    """Offset just behind the last line feed, searched from the end."""
-    end = os.fstat(descriptor).st_size
+def end_of_last_line(descriptor: int, longest: float = math.inf) -> int:
+    """Offset just behind the last line feed, searched from the end; 0 if the last `longest` bytes have none."""
+    size = end = os.fstat(descriptor).st_size
     if end and os.pread(descriptor, 1, end - 1) == b"\n":
         return end
-    while end > 0:
+    while end > 0 and size - end < longest:
         start = max(0, end - 65_536)
         found = os.pread(descriptor, end - start, start).rfind(b"\n")
         if found >= 0:
@@ -252,35 +253,37 @@ def end_of_last_line(descriptor: int) -> int:
 
 
 class NewLines:
-    """The whole lines of a file that others append to, each once.
+    """The whole lines of a file that others append to, each once. One that is not read (`reading`) has none.
 
     Args:
         path: it may come later, be cut short, go, or be replaced by another.
+        longest: bytes of a line; longer ones are left out.
+        largest: bytes of the file; None: any number.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, longest: int = LONGEST_ROW, largest: int | None = None) -> None:
         self.path = path
+        self._longest, self._largest = longest, largest
         self._read = self._inode = 0
 
     def read(self, begin_again: Callable[[], object] = lambda: None) -> Iterator[bytes]:
         """Lines since the last call.
 
         Args:
-            begin_again: called first where the lines of before are no more: they went, or all come anew.
+            begin_again: called first when the file was truncated, replaced or removed: earlier lines count no more.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path, largest=self._largest) as file:
                 found = os.fstat(file.fileno())
                 if found.st_ino != self._inode or found.st_size < self._read:
                     self._read, self._inode = 0, found.st_ino
                     begin_again()
                 file.seek(self._read)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        return  # half a line, which somebody is writing
-                    self._read += len(line)
-                    yield line
-        except OSError:
+                for line in whole_lines(file, self._longest):
+                    self._read += line.length
+                    if line.text:
+                        yield line.text
+        except (OSError, UnsafeFileError):
             if self._inode:
                 self._read = self._inode = 0
                 begin_again()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from forge_env.errors import UsageError
 from forge_env.files import DiskFullError, LineWriter
 from forge_env.policy import NO_TOKENS, TOKEN_FIELDS, Reply
+from forge_env.reading import ANYWHERE, LONGEST_LINE, open_file, whole_lines
 from forge_env.schema import with_schema, without_schema
 from forge_env.trajectory_index import BAD_RECORD, IndexRow, IndexWriter, row_of
 from forge_env.types import Message
@@ -615,6 +616,7 @@ def read_trajectories(
     on_damage: Callable[[str], object] | None = None,
     on_newer: Callable[[str], object] | None = None,
     check: Callable[[Trajectory], object] = lambda trajectory: None,
+    root: str | Path | None = None,
 ) -> Iterator[Trajectory]:
     """The complete records of a file, in order; an incomplete last line is left out.
 
@@ -623,15 +625,16 @@ def read_trajectories(
         on_damage: is told of a line in the middle that is not a trajectory, which is then left out.
         on_newer: is told of a record of a newer version, which is then left out.
         check: raises such an error as `from_dict` does for a trajectory that is none the reader can use.
+        root: the folder that the file must be in, links followed; None: anywhere.
 
     Raises:
-        UsageError: there is such a line, and nobody to tell.
+        UsageError: there is such a line and no callback for it, or the path is not that of a regular file.
     """
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
+    with open_file(Path(path), root=ANYWHERE if root is None else Path(root)) as file:
+        for number, (_, length, line) in enumerate(whole_lines(file), start=1):
             try:
+                if not line:
+                    raise ValueError(f"it has {length:,} bytes; at most {LONGEST_LINE:,} are read")
                 trajectory = Trajectory.from_dict(json.loads(line))
                 check(trajectory)
             except UsageError as error:  # of a newer version

@@ -29,6 +29,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from forge_env.files import LineWriter
+from forge_env.reading import UnsafeFileError, open_file, whole_lines
 
 VERSION = 1
 PACKED = b'[2,"'
@@ -430,46 +431,51 @@ def _split_in(name: str, group: int | None, member: int | None) -> str:
 def scan(records: Path, start: int = 0, end: int | None = None) -> Iterator[IndexRow]:
     """Rows made of the records themselves, of the whole lines between two offsets: about 10,000 a second.
 
-    A line that holds no record gives a row with the outcome "unreadable".
+    A line that holds no record, or is too long, gives a row with the outcome "unreadable". Raises as `open_file`.
     """
-    with records.open("rb") as file:
+    with open_file(records) as file:
         file.seek(start)
-        offset = start
-        for line in file:
-            if not line.endswith(b"\n") or (end is not None and offset >= end):
+        for offset, length, line in whole_lines(file):
+            if end is not None and offset >= end:
                 return
             try:
-                row = row_of(json.loads(line), offset, len(line))
+                row = row_of(json.loads(line), offset, length) if line else _too_long(offset, length)
             except BAD_RECORD as error:
-                said = " ".join(f"{type(error).__name__}: {error}".split())
-                row = IndexRow(offset, len(line), outcome="unreadable", why=said[:200])
+                why = " ".join(f"{type(error).__name__}: {error}".split())
+                row = IndexRow(offset, length, outcome="unreadable", why=why[:200])
             yield row
-            offset += len(line)
 
 
-def new_lines(records: Path, read: int, most: int = -1) -> tuple[list[bytes], int]:
+def _too_long(offset: int, length: int) -> IndexRow:
+    return IndexRow(offset, length, outcome="unreadable", why=f"the line has {length:,} bytes")
+
+
+def new_lines(records: Path, read: int, most: float = math.inf) -> tuple[list[bytes], int]:
     """The whole lines of an index behind its byte `read`, and where to read on. One that was cut short is read anew.
 
     Args:
         records: the file of trajectories.
         read: bytes of its index that were read before.
-        most: bytes to read now, about; -1: all.
+        most: bytes to read now, about.
 
     Raises:
         OSError: the index is there and can't be read.
     """
+    lines, start = [], read
     try:
-        file = index_path(records).open("rb")
-    except FileNotFoundError:
+        file = open_file(index_path(records))
+    except (FileNotFoundError, UnsafeFileError):  # the rows are made of the records
         return [], read
     with file:
         if os.fstat(file.fileno()).st_size < read:
-            read = 0
+            read = start = 0
         file.seek(read)
-        lines = file.readlines(most)
-    if lines and not lines[-1].endswith(b"\n"):
-        del lines[-1]  # somebody is writing it
-    return lines, read + sum(map(len, lines))
+        for line in whole_lines(file, 2 * MOST_UNPACKED):
+            lines.append(line.text)
+            read += line.length
+            if read - start >= most:
+                break
+    return lines, read
 
 
 def rows_of(lines: Iterable[bytes], start: int, end: int) -> list[IndexRow]:
@@ -516,7 +522,11 @@ class IndexReader:
         """Ends by offset of rows beyond a gap."""
 
     def news(self) -> Iterator[IndexRow]:
-        """Rows since the last call: those of the index first, then of records that have none."""
+        """Rows since the last call: those of the index first, then of records that have none.
+
+        Raises:
+            OSError, UnsafeFileError: a file can't be read.
+        """
         self.begun_anew = False
         lines, self._read = new_lines(self.records, self._read)  # before the size: what they tell of is in the file
         try:

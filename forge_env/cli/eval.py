@@ -165,12 +165,14 @@ def requested(args: argparse.Namespace) -> Source:
 
 def _recorded(out: str | None) -> Source:
     from forge_env.evaluation.record import ResultsFolder
+    from forge_env.run.folder import check_readable
 
     if out is None:
         raise UsageError("--resume needs to know which evaluation", fix="add --out DIR")
     folder = ResultsFolder(out)
     if not folder.config.exists():
         raise UsageError(f"{out} holds no evaluation to resume")
+    check_readable(folder.root)
     return read_file(folder.config)
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from forge_env.cli.command import Parser
-from forge_env.cli.trajectories import left_out, trajectory_files
+from forge_env.cli.trajectories import episodes, trajectory_files
 from forge_env.errors import UsageError
 from forge_env.interrupts import say
 from forge_env.plugins import load_plugin
-from forge_env.trajectory import Trajectory, read_trajectories
+from forge_env.trajectory import Trajectory
 
 FORMATS = ("huggingface", "atif", "inspect")
 
@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
 def _episodes(args: argparse.Namespace, out: Path) -> int:
     from forge_env.interchange import atif, write_inspect
 
-    files = list(trajectory_files(Path(args.source)))
-    found = _found(files)
+    source = Path(args.source)
+    files = list(trajectory_files(source))
+    found = _found(source, several=len(files) > 1)
     if args.format == "inspect":
         if out.suffix != ".eval":
             raise UsageError(f"{out} is not the name of a log of inspect", fix="let it end with .eval")
@@ -73,8 +74,7 @@ def _episodes(args: argparse.Namespace, out: Path) -> int:
     return 0
 
 
-def _found(files: list[Path]) -> Iterator[Trajectory]:
+def _found(source: Path, *, several: bool) -> Iterator[Trajectory]:
     """The episodes of all files. An id is unique in its file only: of several, it begins with the file's name."""
-    for path in files:
-        for trajectory in read_trajectories(path, on_damage=left_out, on_newer=left_out):
-            yield replace(trajectory, id=f"{path.stem}/{trajectory.id}") if len(files) > 1 else trajectory
+    for file, trajectory in episodes(source):
+        yield replace(trajectory, id=f"{file.stem}/{trajectory.id}") if several else trajectory

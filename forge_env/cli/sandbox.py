@@ -19,6 +19,7 @@ from forge_env.plugins import installed
 from forge_env.sandbox import ExecResult, Limits, SandboxEngine, SandboxSpec, open_engine
 from forge_env.sandbox.engines import GROUP, load_engine
 from forge_env.sandbox_audit.attacks import ATTACKS, GROUPS, Attack
+from forge_env.visible import visible
 
 TIMED_OUT = 124
 _SIGNALLED = 128
@@ -93,15 +94,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_program(args: argparse.Namespace) -> int:
-    """`sandbox run`: the program's output and exit code, with limits that it met on stderr."""
+    """`sandbox run`: the program's output (`visible`) and exit code, with limits that it met on stderr."""
     limits: Limits = construct(Limits, dict(parse_overrides(args.limit)), "limit")
     source = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8", errors="replace")
     stdin = "" if args.file == "-" or sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
     spec = SandboxSpec(image=args.image, network=args.network, allow=tuple(args.allow))
     result = asyncio.run(_run_once(_opener(args), spec, source, stdin, limits, shell=args.file.endswith(".sh")))
-    sys.stdout.write(result.stdout)
+    sys.stdout.write(visible(result.stdout))
     sys.stdout.flush()
-    sys.stderr.write(result.stderr)
+    sys.stderr.write(visible(result.stderr))
     return _report(result, limits)
 
 
@@ -192,7 +193,7 @@ async def _audit(open_engine: Opener, attacks: list[Attack]) -> int:
         print(f"{len(attacks)} attacks on the {engine.name} engine")
         async for finding in audit(engine, attacks):
             broken += bool(finding.problems)
-            verdict = "; ".join(finding.problems) or "held"
+            verdict = visible("; ".join(finding.problems)) or "held"
             print(f"  {finding.attack.group:<11} {finding.attack.name:<31} {verdict}", flush=True)
             if finding.problems:
                 print(f"  {'':<11} {finding.attack.tries}", flush=True)

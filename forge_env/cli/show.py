@@ -16,6 +16,7 @@ from forge_env.cli.command import Parser
 from forge_env.errors import UsageError
 from forge_env.machine import cache_dir, user_path
 from forge_env.run.contract import in_a_sentence
+from forge_env.run.folder import check_readable
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
@@ -67,12 +68,13 @@ def folder_of_run(text: str) -> Path:
     """The folder that a person named, or `runs/NAME`.
 
     Raises:
-        UsageError: it holds neither a run nor an evaluation.
+        UsageError: it holds neither a run nor an evaluation, or a file that can't be read.
     """
     from forge_env.view.runs import is_run
 
     for path in (user_path(text), Path("runs") / text):
         if path.is_dir() and is_run(path):
+            check_readable(path.absolute())
             return path.absolute()
     raise UsageError(
         f"{one_line(text)} holds no run and no evaluation", fix="give the folder that forge-env train or eval wrote"

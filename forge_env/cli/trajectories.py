@@ -26,14 +26,13 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List the episodes, or show those with an id."""
     found = False
-    for path in trajectory_files(Path(args.path)):
-        for trajectory in read_trajectories(path, on_damage=left_out, on_newer=left_out):
-            if args.id is None:
-                print(visible(_line(trajectory).replace("\n", " ")))
-            elif trajectory.id == args.id:
-                print("\n".join([f"{path}:", *shown(trajectory, limit=None)]))
-                print(visible(f"  {_line(trajectory)}  {trajectory.metrics}"))
-            found |= args.id in (None, trajectory.id)
+    for file, trajectory in episodes(Path(args.path)):
+        if args.id is None:
+            print(visible(_line(trajectory).replace("\n", " ")))
+        elif trajectory.id == args.id:
+            print("\n".join([f"{file}:", *shown(trajectory, limit=None)]))
+            print(visible(f"  {_line(trajectory)}  {trajectory.metrics}"))
+        found |= args.id in (None, trajectory.id)
     if not found:
         what = "no trajectory yet" if args.id is None else f"no trajectory {args.id!r}"
         raise UsageError(f"{args.path} holds {what}", fix=f"forge-env trajectories {args.path} lists those there are")
@@ -43,6 +42,14 @@ def run(args: argparse.Namespace) -> int:
 def left_out(why: str) -> None:
     """Name a record that can't be shown; the others are."""
     say(f"forge-env: {why}")
+
+
+def episodes(source: Path) -> Iterator[tuple[Path, Trajectory]]:
+    """The episodes of the files that a path means, each with its file; what can't be shown is named."""
+    root = None if source.is_file() else source
+    for file in trajectory_files(source):
+        for trajectory in read_trajectories(file, on_damage=left_out, on_newer=left_out, root=root):
+            yield file, trajectory
 
 
 def trajectory_files(path: Path) -> Iterator[Path]:

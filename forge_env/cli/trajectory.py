@@ -15,6 +15,7 @@ from forge_env.cli.command import Parser
 from forge_env.cli.show import folder_of_run
 from forge_env.errors import UsageError
 from forge_env.evaluation.tables import counted
+from forge_env.reading import LONGEST_LINE, open_file
 from forge_env.run.folder import RunFolder
 from forge_env.run.trained import read_trained
 from forge_env.trajectory import DAMAGE, Trajectory, Turn
@@ -75,9 +76,9 @@ def find(root: Path, name: str, kind: str | None) -> tuple[Path, IndexRow, list[
 
 
 def _read(path: Path, row: IndexRow) -> Trajectory:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(row.offset)
-        line = file.read(row.length)
+        line = file.read(min(row.length, LONGEST_LINE))
     try:
         return Trajectory.from_dict(json.loads(line))
     except DAMAGE as error:

@@ -31,6 +31,7 @@ from forge_env.display.curves import (
 from forge_env.display.svg import SERIES, legend, line_chart, number, share_bars
 from forge_env.display.terminal import duration
 from forge_env.files import write_whole, written_whole
+from forge_env.reading import LARGEST_RECIPE, read_text
 from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
@@ -120,7 +121,7 @@ def _body(found: Digest) -> Iterator[str]:
     yield from _tables(found)
     config = found.root / "config.yaml"
     if config.exists():
-        recipe = _shown(config.read_text(encoding="utf-8", errors="replace"))
+        recipe = _shown(read_text(config, largest=LARGEST_RECIPE))
         yield (f'<section><details class="config"><summary>Recipe</summary><pre>{recipe}</pre></details></section>')
 
 

@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from forge_env.plugins import installed, load_entry
+from forge_env.reading import ANYWHERE, LARGEST_RECIPE, LARGEST_TABLE, UnsafeFileError, read_text
 from forge_env.types import Message, ToolSpec
 
 TokenReader = Callable[[list[int], list[ToolSpec], list[int]], Message]
@@ -158,7 +159,7 @@ def _refuse(message: str) -> None:
 def _template(folder: Path) -> str:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8", errors="replace")
+        return read_text(file, root=ANYWHERE)
     template = _json(folder / "tokenizer_config.json").get("chat_template")
     return template if isinstance(template, str) else ""
 
@@ -168,8 +169,8 @@ def _recipe_of(folder: Path) -> dict[str, Any] | None:
     for parent in folder.resolve().parents[:4]:
         if parent.name == "checkpoints" and (file := parent.parent / "config.yaml").is_file():
             try:
-                recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
-            except (OSError, ValueError, yaml.YAMLError):
+                recipe = yaml.safe_load(read_text(file, largest=LARGEST_RECIPE))
+            except (OSError, ValueError, yaml.YAMLError, UnsafeFileError):
                 return None
             model = recipe.get("model") if isinstance(recipe, dict) else None
             return model if isinstance(model, dict) else None
@@ -178,7 +179,7 @@ def _recipe_of(folder: Path) -> dict[str, Any] | None:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        data = json.loads(read_text(file, largest=LARGEST_TABLE, root=ANYWHERE))
+    except (OSError, ValueError, UnsafeFileError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -39,6 +39,7 @@ from forge_env.registry import environment_class, make, make_config
 from forge_env.rewards.rubric import check_targets
 from forge_env.rollout.opponents import Named, check_named, open_opponents
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
+from forge_env.run.folder import check_readable
 from forge_env.run.held_up import LoopGuard
 from forge_env.tasks.ids import check_unique
 from forge_env.trajectory import TrajectoryWriter
@@ -91,6 +92,7 @@ class Evaluation:
                 fix="resume the evaluation itself, then score that again",
             )
         if self.resume:
+            check_readable(self.folder.root)
             before = read_as(EvaluationConfig, self.folder.config)
             if changed := changes(before, config):
                 raise UsageError(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from forge_env.errors import ForgeError, UsageError
 from forge_env.evaluation.plan import NoSuchMetricError, SampleResult, check_record, result_of
 from forge_env.files import HeldFolder
+from forge_env.run.folder import check_readable
 from forge_env.trajectory import Trajectory, read_trajectories
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class ResultsFolder(HeldFolder):
         self.damage.clear()
         if not self.samples.exists():
             return iter(())
-        return read_trajectories(self.samples, on_damage=self.damage.append, check=check_record)
+        return read_trajectories(self.samples, on_damage=self.damage.append, check=check_record, root=self.root)
 
     def results(self, score: str) -> Iterator[tuple[Trajectory, SampleResult]]:
         """Every record with its figures, in order. A metric's damaged name costs its own sample only.
@@ -91,6 +92,7 @@ def open_folder(path: Path | str) -> ResultsFolder:
     folder = ResultsFolder(path)
     if not folder.config.exists():
         raise UsageError(f"{path} holds no evaluation", fix="give the folder that forge-env eval wrote")
+    check_readable(folder.root)
     return folder
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,6 +16,7 @@ from typing import Any
 
 from forge_env.errors import UsageError
 from forge_env.hacks.catalogue import Hit, as_command, found_in, hits
+from forge_env.reading import ANYWHERE, LONGEST_LINE, open_file, whole_lines
 from forge_env.run.folder import RunFolder
 from forge_env.trajectory import DAMAGE, Trajectory
 from forge_env.trajectory_index import is_index
@@ -69,7 +71,7 @@ def read(root: Path, most: int | None = None) -> Transcripts:
 
     Raises:
         UsageError: there are none.
-        OSError: a file can't be read.
+        OSError, UnsafeFileError: a file can't be read.
     """
     files = [root] if root.is_file() else _files(root)
     if not files:
@@ -78,19 +80,22 @@ def read(root: Path, most: int | None = None) -> Transcripts:
             fix="give a run, an evaluation, or a folder with trajectories, ATIF documents or conversations as JSON; "
             "a run with logging.trajectories=none keeps none",
         )
-    lines = [_places(path) if path.suffix == ".jsonl" else [(0, path.stat().st_size)] for path in files]
+    lines = [_places(path, root) for path in files]
     total = sum(map(len, lines))
     every = 1.0 if most is None or total <= most else total / most
     found = Transcripts(left_out=total - (total if every == 1.0 else math.ceil(total / every)))
     latest: dict[tuple[str, str], Played] = {}
     count, due = 0, 0.0
     for path, places in zip(files, lines, strict=True):
-        with path.open("rb") as file:
+        with open_file(path, root=_root_of(root)) as file:
             for offset, length in places:
                 count += 1
                 if count <= due:
                     continue
                 due += every
+                if length > LONGEST_LINE:
+                    found.damaged += 1
+                    continue
                 file.seek(offset)
                 for own in _parsed(file.read(length), path, (path, offset, length), found):
                     latest[own.kind, own.id] = own  # a group that was played again counts once
@@ -106,15 +111,17 @@ def _files(root: Path) -> list[Path]:
     return sorted(path for path in names if path.is_file() and not is_index(path))
 
 
-def _places(path: Path) -> list[tuple[int, int]]:
-    """Offset and length of every whole line."""
-    places, offset = [], 0
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                places.append((offset, len(line)))
-            offset += len(line)
-    return places
+def _root_of(root: Path) -> Path:
+    """Where files may be: in the folder that was named; a file that was named may be a link."""
+    return root if root.is_dir() else ANYWHERE
+
+
+def _places(path: Path, root: Path) -> list[tuple[int, int]]:
+    """Offset and length of every whole line of a .jsonl file; of a document, of all of it."""
+    with open_file(path, root=_root_of(root)) as file:
+        if path.suffix != ".jsonl":
+            return [(0, os.fstat(file.fileno()).st_size)]
+        return [(line.offset, line.length) for line in whole_lines(file)]
 
 
 def _parsed(text: bytes, path: Path, place: tuple[Path, int, int], found: Transcripts) -> Iterator[Played]:
@@ -195,7 +202,7 @@ def whole(own: Played) -> Trajectory:
         UsageError: another agent's program has recorded it.
     """
     path, offset, length = own.place
-    with path.open("rb") as file:
+    with open_file(path, root=ANYWHERE) as file:  # `read` has looked where it is
         file.seek(offset)
         data = json.loads(file.read(length))
     if "turns" not in data:

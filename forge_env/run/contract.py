@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from forge_env.reading import read_text
 from forge_env.schema import without_schema
 
 Verdict = Literal["holds", "doubtful", "broken", "open"]
@@ -57,11 +58,11 @@ def read_contract(path: Path) -> list[Clause]:
     """The newest word on each clause, in the order of `CLAUSES`; nothing for a run without.
 
     Raises:
-        UsageError: a line is of a newer version than this forge-env reads.
+        UsageError: a line is of a newer version than this forge-env reads, or the file is not read (`open_file`).
         OSError: the file can't be read.
     """
     found: dict[str, Clause] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
+    for line in read_text(path).split("\n") if path.exists() else ():
         try:
             row = without_schema(json.loads(line), path.name)
             clause = Clause(str(row["clause"]), row["verdict"], str(row["text"]), int(row["step"]))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from forge_env.errors import UsageError
 from forge_env.files import HeldFolder, unused
 from forge_env.machine import user_path
+from forge_env.reading import LARGEST_DOCUMENT, LARGEST_RECIPE, LARGEST_TABLE, is_below, unsafe
 
 
 class RunFolder(HeldFolder):
@@ -93,6 +96,48 @@ class RunFolder(HeldFolder):
         self.hold(self.trajectories, self.checkpoints)
 
 
+LARGEST: Mapping[str, int | None] = {
+    "config.yaml": LARGEST_RECIPE,
+    "summary.json": LARGEST_DOCUMENT,
+    "contract.jsonl": LARGEST_DOCUMENT,
+    "metrics.jsonl": LARGEST_TABLE,
+    "trained.jsonl": LARGEST_TABLE,
+    "timeline.json": None,
+    "run.log": None,
+}
+"""Files of a run or an evaluation that are read, and how many bytes each may have; None: any number."""
+
+
+def unreadable(root: Path) -> Iterator[str]:
+    """Why files of a run or an evaluation can't be read (`forge_env.reading`); nothing if all can, or are missing."""
+    for name, largest in LARGEST.items():
+        if why := unsafe(root / name, largest=largest):
+            yield why
+    folder = root / "trajectories"
+    if not folder.is_dir():
+        return
+    if not is_below(folder, root):
+        yield f"{folder} is a link to {os.path.realpath(folder)}, outside of {root}"
+        return
+    with os.scandir(folder) as entries:
+        special = sorted(
+            entry.path
+            for entry in entries
+            if entry.name.endswith(".jsonl") and not entry.is_file(follow_symlinks=False)
+        )
+    yield from filter(None, map(unsafe, map(Path, special)))
+
+
+def check_readable(root: Path) -> None:
+    """Refuse a folder with a file that can't be read.
+
+    Raises:
+        UsageError: names the first one.
+    """
+    if why := next(unreadable(root), ""):
+        raise UsageError(why, fix="remove it, or put a copy of the file in its place")
+
+
 LONGEST_NAME = 200
 """Bytes; file systems take 255, and files are named after the run."""
 
@@ -122,6 +167,8 @@ def choose_folder(output_dir: str, name: str | None, stem: str, *, resume: bool)
             )
         if resume and not folder.exists():
             raise UsageError(f"there is no run {folder.root} to resume", fix=_existing(base))
+        if resume:
+            check_readable(folder.root)
         return folder
     if resume:
         raise UsageError("--resume needs to know which run", fix=f"add --name NAME; {_existing(base)}")

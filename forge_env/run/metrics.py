@@ -21,6 +21,7 @@ from forge_env.config.recipe import RunConfig
 from forge_env.errors import PluginError, UsageError
 from forge_env.files import LineWriter
 from forge_env.plugins import load_plugin
+from forge_env.reading import LARGEST_TABLE, LONGEST_ROW, open_file, read_text, whole_lines
 from forge_env.redaction import add, redact_settings
 from forge_env.run.folder import RunFolder
 from forge_env.schema import with_schema, without_schema
@@ -66,13 +67,13 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a metrics.jsonl in order; half a line that a killed run left is skipped, and one that is damaged.
 
     Raises:
-        UsageError: a row is of a newer version than this forge-env reads.
+        UsageError: a row is of a newer version than this forge-env reads, or the file is not read (`open_file`).
     """
     if not path.exists():
         return
-    with path.open("rb") as file:
-        for line in file:
-            if (row := metrics_row(line, path)) is not None:
+    with open_file(path, largest=LARGEST_TABLE) as file:
+        for line in whole_lines(file, LONGEST_ROW):
+            if (row := metrics_row(line.text, path)) is not None:
                 yield row
 
 
@@ -145,7 +146,7 @@ class WandbMetrics:
             identifier.write_text(secrets.token_hex(4))
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "forge-env"),
-            id=identifier.read_text(),
+            id=read_text(identifier),
             resume="allow",
             name=folder.name,
             dir=str(folder.root),

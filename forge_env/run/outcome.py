@@ -13,6 +13,7 @@ import forge_env
 from forge_env.display.state import RunState
 from forge_env.errors import ForgeError, UsageError, root_cause
 from forge_env.files import write_whole
+from forge_env.reading import read_text
 from forge_env.run.run import Run
 from forge_env.schema import with_schema, without_schema
 
@@ -82,12 +83,12 @@ def read_summary(path: Path) -> dict[str, Any]:
     """What an earlier process of the run left, or nothing.
 
     Raises:
-        UsageError: it is of a newer version than this forge-env reads.
+        UsageError: it is of a newer version than this forge-env reads, or the file is not read (`open_file`).
     """
     if not path.exists():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
     except json.JSONDecodeError:  # a full disk cut it short
         return {}
     return without_schema(data, str(path)) if isinstance(data, dict) else {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from forge_env.reading import LARGEST_TABLE, open_file, whole_lines
 from forge_env.schema import without_schema
 
 
@@ -58,7 +59,7 @@ class Trained:
                 self.fates[_whole(row["group"])] = str(row["fate"])
                 return
             step, groups = _whole(row["step"]), [_group(item) for item in row["groups"]]
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
             return
         for later in [other for other in self.steps if other >= step]:
             del self.steps[later]
@@ -95,12 +96,11 @@ def read_trained(path: Path) -> Trained:
     """The file of a run; empty for a run from before it was written.
 
     Raises:
-        UsageError: a line is of a newer version than this forge-env reads.
+        UsageError: a line is of a newer version than this forge-env reads, or the file is not read (`open_file`).
     """
     trained = Trained()
     if path.exists():
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    trained.add(line)
+        with open_file(path, largest=LARGEST_TABLE) as file:
+            for line in whole_lines(file):
+                trained.add(line.text)
     return trained

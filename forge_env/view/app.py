@@ -23,6 +23,7 @@ from forge_env.display.report import facts
 from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import mean
 from forge_env.machine import cache_dir
+from forge_env.reading import UnsafeFileError, open_file
 from forge_env.redaction import redact
 from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.trajectory import NOT_CHEAT_PROOF
@@ -113,7 +114,15 @@ class Pages:
     def _page(self, name: str, status: int = 200, **values: Any) -> HTMLResponse:
         run: RunView | None = values.get("run")
         nav = () if run is None else EVALUATION_NAV if run.is_evaluation else NAV
-        base: dict[str, Any] = {"run": None, "nav": nav, "events": "", "page": name, "title": name}
+        problems = [] if run is None else run.problems
+        base: dict[str, Any] = {
+            "run": None,
+            "nav": nav,
+            "events": "",
+            "page": name,
+            "title": name,
+            "problems": problems,
+        }
         body = self.jinja.get_template(f"{name}.html.jinja").render({**base, **values})
         return HTMLResponse(redact(body), status, {"cache-control": "no-store"})
 
@@ -171,7 +180,8 @@ class Pages:
         for name in listing.names:
             run, figures = self.runs.get(name), self.runs.figures(name)
             if run is not None and figures is not None:
-                found.append({"run": run, "figures": figures, "state": run.state, "age": self.runs.age(name)})
+                listed = {"state": run.state, "age": self.runs.age(name), "problems": run.problems}
+                found.append({"run": run, "figures": figures, **listed})
         folder = _at_home(self.runs.root)
         return self._page("runs", title="Runs", runs=found, listing=listing, folder=folder, events="/events")
 
@@ -506,10 +516,12 @@ def _at_home(path: Path) -> str:
 def _end_of(path: Path, *, last: bool) -> tuple[str, str]:
     """What is shown of a file, and its end or beginning."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - LOG_BYTES) if last else 0)
             content = file.read(LOG_BYTES).decode("utf-8", "replace")
+    except UnsafeFileError as error:
+        raise HTTPException(404, str(error)) from error
     except OSError as error:
         raise HTTPException(404, f"{path.name} can't be read: {error.strerror}") from error
     cut = f"; the {'last' if last else 'first'} {LOG_BYTES:,}" if size > LOG_BYTES else ""

@@ -24,6 +24,14 @@ from typing import Any
 
 from forge_env.files import end_of_last_line
 from forge_env.machine import cache_dir
+from forge_env.reading import (
+    LONGEST_LINE,
+    LONGEST_SKIPPED,
+    UnsafeFileError,
+    open_file,
+    regular_files,
+    whole_lines,
+)
 from forge_env.trajectory_index import IndexRow, is_index, new_lines, rows_of, scan
 
 log = logging.getLogger(__name__)
@@ -109,14 +117,11 @@ def kind_of(name: str) -> str:
 def trajectory_files(folder: Path) -> list[os.DirEntry[str]]:
     """The files of a run's trajectories, those written to last at the end; none whose name isn't UTF-8, for neither
     the tables nor an address can hold it."""
-    with suppress(OSError), os.scandir(folder / "trajectories") as entries:
+    with suppress(OSError):
         found = [
             (entry.stat().st_mtime, entry.name, entry)
-            for entry in entries
-            if entry.name.endswith(".jsonl")
-            and not is_index(Path(entry.name))
-            and not UNNAMED.search(entry.name)
-            and entry.is_file()
+            for entry in regular_files(folder / "trajectories", folder)
+            if entry.name.endswith(".jsonl") and not is_index(Path(entry.name)) and not UNNAMED.search(entry.name)
         ]
         return [entry for _, _, entry in sorted(found, key=lambda item: item[:2])]
     return []
@@ -144,6 +149,8 @@ class RunIndex:
         self._own = threading.local()
         self._writing = threading.Lock()
         self._ordered = False
+        self.unread: dict[str, str] = {}
+        """Why files are not read to their end, by name."""
         with self._alone():
             self._prepare()
 
@@ -211,7 +218,12 @@ class RunIndex:
             changed |= self._forget({entry.name: entry.inode() for entry in entries})
             self._register(entries)
             for entry in reversed(entries):
-                grown, used = self._grow(entry, left)
+                try:
+                    grown, used = self._grow(entry, left)
+                except UnsafeFileError as error:
+                    self.unread[entry.name] = error.message
+                    continue
+                self.unread.pop(entry.name, None)
                 changed |= grown
                 left = None if left is None else left - used
                 if left is not None and left <= 0:
@@ -338,41 +350,41 @@ class RunIndex:
             OSError, LookupError: the file is gone.
         """
         path, offset = self.place(key)
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(offset)
             return file.read(length)
 
 
 def _ends(path: Path) -> tuple[int, int]:
     """Bytes of a file, and of its whole lines."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.fstat(descriptor).st_size, end_of_last_line(descriptor)
-    finally:
-        os.close(descriptor)
+    with open_file(path) as file:
+        return os.fstat(file.fileno()).st_size, end_of_last_line(file.fileno(), LONGEST_LINE)
 
 
 def _line_after(path: Path, offset: int) -> int:
     """Offset of the first line that begins at or behind `offset`."""
     if offset <= 0:
         return 0
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(offset - 1)
-        file.readline()
-        return file.tell()
+        for line in whole_lines(file, 1):
+            return line.offset + line.length
+        return file.seek(0, os.SEEK_END)
 
 
 def _line_before(path: Path, offset: int) -> int:
     """Offset of the line that ends at `offset`."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         end = offset - 1
-        while end > 0:
+        while end > max(0, offset - LONGEST_SKIPPED):
             start = max(0, end - (1 << 20))
             file.seek(start)
             found = file.read(end - start).rfind(b"\n")
             if found >= 0:
                 return start + found + 1
             end = start
+    if end > 0:
+        raise UnsafeFileError(f"{path}: the line before byte {offset:,} is too long", fix="remove it")
     return 0
 
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge_env.errors import ForgeError
+from forge_env.reading import LONGEST_LINE, UnsafeFileError
 from forge_env.trajectory import DAMAGE, Trajectory, Turn
 from forge_env.trajectory_index import SCORED
 from forge_env.types import Message
 from forge_env.view.index import RunIndex
 from forge_env.view.text import SHOWN, Piece, Vocabulary, arguments, pieces, plain, seconds, shown
 
-LARGEST = 64 << 20
-"""Bytes of a record that is shown."""
 MOST_MESSAGES = 400
 LONG_LINES = 24
 """Lines of an observation beyond which it is folded."""
@@ -32,11 +31,11 @@ def read(index: RunIndex, row: Mapping[str, Any]) -> tuple[Trajectory, bytes]:
     Raises:
         UnreadableError: the line is damaged, too large or gone.
     """
-    if row["length"] > LARGEST:
-        raise UnreadableError(f"the record has {row['length']:,} bytes; more than {LARGEST:,} are not shown")
+    if row["length"] > LONGEST_LINE:
+        raise UnreadableError(f"the record has {row['length']:,} bytes; more than {LONGEST_LINE:,} are not shown")
     try:
         line = index.read(row["key"], row["length"])
-    except (OSError, LookupError) as error:
+    except (OSError, LookupError, UnsafeFileError) as error:
         raise UnreadableError(f"its file can't be read: {error}") from error
     try:
         return Trajectory.from_dict(json.loads(line)), line

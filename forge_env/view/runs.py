@@ -24,8 +24,17 @@ from forge_env.display.curves import REWARD, evaluation_splits, merge_rows
 from forge_env.errors import UsageError
 from forge_env.files import NewLines
 from forge_env.machine import cache_dir
+from forge_env.reading import (
+    ANYWHERE,
+    LARGEST_DOCUMENT,
+    LARGEST_TABLE,
+    LONGEST_LINE,
+    UnsafeFileError,
+    read_bytes,
+    read_text,
+)
 from forge_env.run.contract import Clause, read_contract
-from forge_env.run.folder import RunFolder
+from forge_env.run.folder import LARGEST, RunFolder, unreadable
 from forge_env.run.metrics import metrics_row
 from forge_env.run.trained import Trained, TrainedEpisode, TrainedGroup
 from forge_env.view.charts import Chart, histograms
@@ -48,17 +57,15 @@ MOST_LOOKED_AT = 2_000
 POINTS = 80
 """Of a list's small curve."""
 MARKS = ("metrics.jsonl", "config.yaml", "summary.json", "trajectories")
-LARGEST_DOCUMENT = 8 << 20
-"""Bytes of a summary or a contract that are read."""
-LARGEST_RECIPE = 1 << 19
-"""Bytes of a recipe that are read; YAML takes longer."""
+LARGEST_VOCABULARY = 64 << 20
+"""Bytes of a tokenizer that are read."""
 
 
 class Metrics:
     """The rows of a metrics.jsonl, read on from where they ended."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = NewLines(path)
+        self._lines = NewLines(path, largest=LARGEST_TABLE)
         self._rows: list[dict[str, Any]] = []
         self._merged: list[dict[str, Any]] = []
         self._lock = threading.Lock()
@@ -90,7 +97,7 @@ class TrainedRows:
         self.trained = Trained()
         self.stamp = 0
         """Changes whenever `trained` does."""
-        self._lines = NewLines(path)
+        self._lines = NewLines(path, longest=LONGEST_LINE, largest=LARGEST_TABLE)
         self._lock = threading.Lock()
 
     def update(self) -> None:
@@ -98,7 +105,7 @@ class TrainedRows:
         with self._lock:
             for line in self._lines.read(self._begin_again):
                 self.stamp += 1
-                with suppress(RecursionError, UsageError):  # damaged, or of a newer version
+                with suppress(UsageError):  # of a newer version
                     self.trained.add(line)
 
     def _begin_again(self) -> None:
@@ -261,11 +268,14 @@ class RunView:
     @property
     def contract(self) -> list[Clause]:
         """What it made sure of before anybody believes its curve; empty where there is nothing that can be read."""
-        path = self.folder.contract
         with suppress(OSError, UsageError):
-            if path.stat().st_size <= LARGEST_DOCUMENT:
-                return read_contract(path)
+            return read_contract(self.folder.contract)
         return []
+
+    @property
+    def problems(self) -> list[str]:
+        """Why some of its files can't be read; what is shown is made of the others."""
+        return [*unreadable(self.root), *(self.index.unread.values() if "index" in self.__dict__ else ())]
 
     @property
     def is_evaluation(self) -> bool:
@@ -287,6 +297,7 @@ class RunView:
     def vocabulary(self) -> Vocabulary | None:
         """Of the model that it trained, from the newest checkpoint; None where none lies there."""
         found: list[tuple[float, Path]] = []
+        root = self.root
         for pattern in ("checkpoints/*/model/tokenizer.json", "checkpoints/*/tokenizer.json", "model/tokenizer.json"):
             with suppress(OSError):
                 found += [(path.stat().st_mtime, path) for path in self.root.glob(pattern)]
@@ -295,11 +306,13 @@ class RunView:
         with suppress(OSError):
             if not found and (named / "tokenizer.json").is_file():
                 found.append((0.0, named / "tokenizer.json"))
+                root = ANYWHERE  # a checkpoint of the hub's cache is a folder of links
         for _, path in sorted(found, reverse=True)[:1]:
-            with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+            with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, UnsafeFileError):
                 stamp = (path, path.stat().st_mtime_ns)
                 if self.__dict__.get("_vocabulary", (None, None))[0] != stamp:
-                    self._vocabulary = (stamp, Vocabulary(json.loads(path.read_bytes())))
+                    data = json.loads(read_bytes(path, largest=LARGEST_VOCABULARY, root=root))
+                    self._vocabulary = (stamp, Vocabulary(data))
                 return self._vocabulary[1]
         return None
 
@@ -387,16 +400,14 @@ def _number(value: Any) -> float | None:
 def _document(path: Path) -> Any:
     """A JSON or YAML file; None where it is missing, too large or damaged."""
     try:
-        if path.stat().st_size > (LARGEST_DOCUMENT if path.suffix == ".json" else LARGEST_RECIPE):
-            return None
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, largest=LARGEST[path.name] or LARGEST_DOCUMENT)
         stamp = (path.stat().st_mtime_ns, len(text))
         if (kept := _read.get(path)) is not None and kept[0] == stamp:
             return kept[1]
         found = None
         with suppress(ValueError, RecursionError, yaml.YAMLError):
             found = json.loads(text) if path.suffix == ".json" else read_yaml(text)[0]
-    except OSError:
+    except (OSError, UnsafeFileError):
         return None
     if len(_read) > 4 * MOST_OPEN:
         _read.clear()

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from forge_env.reading import UnsafeFileError, open_file
 from forge_env.view.filter import Filter
 from forge_env.view.index import PLACES, RunIndex
 
@@ -135,9 +136,9 @@ class Searches:
 
     def _map(self, key: int, stack: ExitStack) -> mmap.mmap | None:
         try:
-            file = stack.enter_context(self._index.place(key)[0].open("rb"))
+            file = stack.enter_context(open_file(self._index.place(key)[0]))
             return stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError, LookupError):
+        except (OSError, ValueError, LookupError, UnsafeFileError):
             return None  # it is gone
 
 

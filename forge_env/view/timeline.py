@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import threading
 from collections import OrderedDict
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.display.curves import colour_of, is_waiting
+from forge_env.files import NewLines
 
 MOST_OPEN = 4
 MOST_SPANS = 2_000_000
@@ -69,8 +69,7 @@ class Timeline:
         self.end = 0.0
         self._threads: dict[Any, str] = {}
         self._open: dict[tuple[str, str, str], float] = {}
-        self._read = 0
-        self._inode = 0
+        self._lines = NewLines(path)
         self._number = 0
         self._lock = threading.Lock()
         self._lanes: list[Lane] | None = None
@@ -80,24 +79,14 @@ class Timeline:
     def update(self) -> None:
         """Read what was written since."""
         with self._lock:
-            try:
-                with self.path.open("rb") as file:
-                    found = os.fstat(file.fileno())
-                    if found.st_ino != self._inode or found.st_size < self._read:
-                        self.spans, self.counters, self._threads, self._open = {}, {}, {}, {}
-                        self._read, self._inode, self._number, self.damaged = 0, found.st_ino, 0, 0
-                        self.begin, self.end, self._lanes = math.inf, 0.0, None
-                    if found.st_size == self._read:
-                        return
-                    file.seek(self._read)
-                    for line in file:
-                        if not line.endswith(b"\n"):
-                            break
-                        self._read += len(line)
-                        self._take(line.strip().strip(b",[]"))
-                    self._lanes = None
-            except OSError:
-                return
+            for line in self._lines.read(self._begin_again):
+                self._take(line.strip().strip(b",[]"))
+                self._lanes = None
+
+    def _begin_again(self) -> None:
+        self.spans, self.counters, self._threads, self._open = {}, {}, {}, {}
+        self._number = self.damaged = 0
+        self.begin, self.end, self._lanes = math.inf, 0.0, None
 
     def _take(self, line: bytes) -> None:
         if not line:

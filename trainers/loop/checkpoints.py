@@ -35,6 +35,7 @@ from forge_env import machine
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
+from forge_env.reading import ANYWHERE, LARGEST_TABLE, UnsafeFileError, open_file, read_text, regular_files
 from forge_env.redaction import redact_settings
 from forge_env.run import Run
 from forge_env.schema import with_schema, without_schema
@@ -118,8 +119,8 @@ class Checkpoints:
             return None
         with written_whole(self._root / "resumed") as staging:
             staging.mkdir()
-            for file in (newest / "model").iterdir():
-                _link(file, staging / file.name)
+            for file in regular_files(newest / "model", newest):
+                _link(Path(file.path), staging / file.name)
         return self._root / "resumed"
 
     # --- a session begins
@@ -180,7 +181,7 @@ class Checkpoints:
 
     def _manifest(self, folder: Path) -> dict[str, Any]:
         try:
-            data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            data = json.loads(read_text(folder / MANIFEST))
             manifest = without_schema(data, str(folder / MANIFEST))
             if not isinstance(manifest["recipe"], dict) or not isinstance(manifest["files"], dict):
                 raise TypeError("recipe or files")
@@ -205,7 +206,7 @@ class Checkpoints:
         if folder is None:
             return None
         await trainer.load(str(folder))
-        progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        progress = json.loads(read_text(folder / PROGRESS, largest=LARGEST_TABLE))
         return Saved(int(progress.pop("step")), progress, load_buffer(folder / BUFFER))
 
     # --- saving
@@ -396,13 +397,16 @@ def _sync(folder: Path) -> None:
 def _damage(folder: Path, files: dict[str, Any]) -> str | None:
     """What is wrong with a checkpoint's files, if anything is."""
     for name, written in files.items():
-        path = folder / name
-        if not path.is_file():
+        try:
+            with open_file(folder / name, root=folder) as file:
+                if (size := os.fstat(file.fileno()).st_size) != written["bytes"]:
+                    return f"{name} has {size} bytes, {written['bytes']} were written"
+        except FileNotFoundError:
             return f"{name} is missing"
-        if (size := path.stat().st_size) != written["bytes"]:
-            return f"{name} has {size} bytes, {written['bytes']} were written"
+        except UnsafeFileError as error:
+            return error.message
     for name, written in files.items():
-        with (folder / name).open("rb") as file:
+        with open_file(folder / name, root=folder) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != written["sha256"]:
                 return f"{name} holds other bytes than were written"
     return next((f"{name} is missing" for name in (PROGRESS, BUFFER) if name not in files), None)
@@ -435,7 +439,7 @@ def differences(saved: dict[str, Any], config: RunConfig) -> list[str]:
 
 def _other_shape(saved: Path, other: Path) -> str:
     """How two models' shapes differ, in words; empty where they don't."""
-    one, two = (json.loads((folder / "config.json").read_text(encoding="utf-8")) for folder in (saved, other))
+    one, two = (json.loads(read_text(folder / "config.json", root=ANYWHERE)) for folder in (saved, other))
     return "; ".join(f"{key}: {one.get(key)} -> {two.get(key)}" for key in SHAPE if one.get(key) != two.get(key))
 
 

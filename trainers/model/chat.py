@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 
 from forge_env.config.recipe import ModelSection
 from forge_env.errors import ChatFormatError, UsageError
+from forge_env.reading import ANYWHERE, LARGEST_TABLE, read_text
 from forge_env.turns import call_of, malformed, read_call, read_turn, split_thoughts
 from forge_env.types import Message, ToolCall, ToolSpec
 from trainers.model.folder import read_hf_config
@@ -82,7 +83,7 @@ class FolderTokenizer:
                 f"no tokenizer.json in {folder}", fix="model.path must be a Hugging Face checkpoint folder"
             )
         try:
-            self._tokenizer = Tokenizer.from_str(_with_cuts(path.read_text(encoding="utf-8")))
+            self._tokenizer = Tokenizer.from_str(_with_cuts(read_text(path, largest=LARGEST_TABLE, root=ANYWHERE)))
         except Exception as error:  # boundary of the library, which raises nothing narrower
             raise UsageError(f"{path} can't be read: {error}", fix="fetch the checkpoint again") from error
         added = self._tokenizer.get_added_tokens_decoder().values()

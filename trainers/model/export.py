@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
+from forge_env.reading import ANYWHERE, check_files
 from forge_env.run.folder import RunFolder
 from trainers.model import adapter
 from trainers.model.folder import check_folder, from_hub, local_folder, weight_files
@@ -70,6 +71,7 @@ def _find(source: Path) -> Path:
     newest_first = sorted(inside, key=lambda folder: int(folder.name.removeprefix("step-")), reverse=True)
     for folder in (source, *newest_first):
         if any((folder / name).exists() for name in ("checkpoint.json", adapter.FOLDER, adapter.CONFIG)):
+            check_files(folder, ANYWHERE if folder == source else source)  # adapters may be of the hub's cache: links
             return folder
     raise UsageError(f"{source} is no checkpoint and no run that has one", fix="such as runs/NAME, or .../step-000020")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from forge_env import redaction
 from forge_env.config.finding import checkpoint_folder
 from forge_env.errors import ForgeError, UsageError
 from forge_env.machine import user_path
+from forge_env.reading import ANYWHERE, LARGEST_TABLE, open_file, read_text
 
 FIX = (
     "model.path is 'tiny', a Hugging Face checkpoint folder, a checkpoint that comes with forge-env "
@@ -93,7 +95,7 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
     """`config.json` of a checkpoint folder, of a family that the trainer knows, with its `head_dim`."""
     path = Path(folder) / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_text(path, root=ANYWHERE))  # the hub's cache is a folder of links
     except FileNotFoundError as error:
         raise UsageError(f"no config.json in {folder}", fix=FIX) from error
     except (OSError, ValueError) as error:
@@ -161,14 +163,21 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder: those that its index names, or all; none before it is trained."""
+    """The safetensors files of a checkpoint folder: those that its index names, or all; none before it is trained.
+
+    Raises:
+        UsageError: the index can't be read, names a file outside of the folder, or one that is not there.
+    """
     index = folder / INDEX
     if not index.is_file():
-        return sorted(folder.glob("*.safetensors"))
+        return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        names = set(json.loads(read_text(index, largest=LARGEST_TABLE, root=ANYWHERE))["weight_map"].values())
+        outside = sorted(name for name in names if os.path.isabs(name) or ".." in Path(name).parts)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(f"{index} can't be read: {error!r}", fix="fetch the checkpoint again") from error
+    if outside:
+        raise UsageError(f"{index} names {outside[0]}, outside of its folder", fix="fetch the checkpoint again")
     if absent := sorted(name for name in names if not (folder / name).is_file()):
         raise UsageError(f"{folder} lacks {', '.join(absent)}, which its index names", fix="fetch the checkpoint again")
     return sorted(folder / name for name in names)
@@ -182,8 +191,8 @@ def vocabulary(folder: Path) -> Any:
     """
     path = folder / "tokenizer.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return json.loads(read_text(path, largest=LARGEST_TABLE, root=ANYWHERE))["model"]["vocab"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} can't be read: {error!r}", fix="fetch the checkpoint again") from error
 
 
@@ -193,7 +202,7 @@ def file_digests(folder: Path) -> list[str]:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path, root=ANYWHERE) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

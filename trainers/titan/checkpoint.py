@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from forge_env.errors import UsageError
+from forge_env.reading import open_file
 from trainers.model.writer import save_shards
 from trainers.titan.model import TitanModel
 
@@ -66,7 +67,7 @@ class _Unpickler(pickle.Unpickler):
 
 class _Reader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with (Path(self.path) / ".metadata").open("rb") as file:
+        with open_file(Path(self.path) / ".metadata") as file:
             metadata: Metadata = _Unpickler(file).load()
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id

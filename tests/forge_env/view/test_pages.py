@@ -722,3 +722,41 @@ def test_the_timeline_begins_with_the_first_span_and_knows_sandboxes(tmp_path: P
         ("wait for one", 1, 1.0, 1.0),
     ]
     assert Timelines().of(tmp_path / "nowhere").window(None, None, 500)["begin"] == 0
+
+
+@pytest.mark.slow
+async def test_a_broken_run_is_listed_with_its_reason_and_hides_no_other(short: Path, tmp_path: Path) -> None:
+    """One named pipe made the list of all runs wait for ever; a link showed any file of the machine as the log."""
+    shutil.copytree(short, tmp_path / "runs" / "good")
+    (tmp_path / "secret").write_text("SECRET of this machine")
+
+    def broken(name: str, file: str) -> Path:
+        root = tmp_path / "runs" / name
+        shutil.copytree(short, root)
+        (root / file).unlink(missing_ok=True)
+        return root / file
+
+    for file in ("config.yaml", "metrics.jsonl", "run.log"):
+        os.mkfifo(broken(f"pipe-{file}", file))
+    for file in ("summary.json", "run.log", "trajectories/train.jsonl"):
+        broken(f"link-{Path(file).stem}", file).symlink_to(tmp_path / "secret")
+    broken("zeros", "metrics.jsonl").symlink_to("/dev/zero")
+    async with opened(tmp_path / "runs", tmp_path / "cache") as client:
+        page = (await client.get("/")).text
+        rows = {
+            unescape(re.findall(r"<a [^>]*>([^<]*)", row)[0]): row
+            for row in re.findall("<tr data-.*?</tr>", page, re.DOTALL)
+        }
+        assert len(rows) == 8
+        assert [name for name, row in rows.items() if ">broken</span>" not in row] == ["good"]
+        assert all("is a named pipe, not a file" in row for name, row in rows.items() if name.startswith("pipe"))
+        assert all("/secret, outside of" in row for name, row in rows.items() if name.startswith("link"))
+        assert "is a link to /dev/zero, outside of" in rows["zeros"]
+        for name in rows:
+            for part in ("", "/trajectories", "/time", "/recipe", "/log", "/charts.json"):
+                answer = await client.get(f"/run/{name}{part}")
+                assert answer.status_code in (200, 404), (name, part)
+                assert "SECRET" not in answer.text
+        assert "is a named pipe, not a file" in (await client.get("/run/pipe-run.log/log")).text
+        assert "Not all of its files can be read" in (await client.get("/run/zeros")).text
+        assert "Not all of its files can be read" not in (await client.get("/run/good")).text

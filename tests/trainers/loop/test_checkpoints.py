@@ -343,6 +343,16 @@ def damage(folder: Path, how: str) -> None:
         (folder / MANIFEST).write_text((folder / MANIFEST).read_text()[:-20])
     elif how == "a list":
         (folder / MANIFEST).write_text("[]")
+    elif how == "pipe":
+        weights.unlink()
+        os.mkfifo(weights)
+    elif how == "link":
+        weights.rename(folder.parent / "weights")
+        weights.symlink_to(folder.parent / "weights")
+    elif how == "elsewhere":
+        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest["files"]["../step-000010/checkpoint.json"] = {"bytes": 1, "sha256": ""}
+        (folder / MANIFEST).write_text(json.dumps(manifest))
     elif how == "newer":
         (folder / MANIFEST).write_text(json.dumps({**json.loads((folder / MANIFEST).read_text()), "schema": 99}))
 
@@ -356,6 +366,9 @@ def damage(folder: Path, how: str) -> None:
         ("no manifest", "damaged, or was saved by an older version"),
         ("half a manifest", "checkpoint.json is damaged"),
         ("a list", "checkpoint.json is damaged"),
+        ("pipe", "model.safetensors is a named pipe, not a file"),
+        ("link", "model.safetensors is a link to .*/weights, outside of "),
+        ("elsewhere", "checkpoint.json is a link to .*, outside of "),
         ("newer", "has version 99, this forge-env reads up to version"),
     ],
 )

@@ -1,0 +1,44 @@
+"""Checkpoint folders of strangers: only files of the folder are read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from forge_env.errors import UsageError
+from trainers.model.folder import INDEX, read_hf_config, weight_files
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../secret.safetensors", "a/../../secret.safetensors"])
+def test_an_index_names_files_of_its_folder_only(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "secret.safetensors").write_bytes(b"secret")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(UsageError, match="outside of its folder") as raised:
+        weight_files(folder)
+    assert name in raised.value.message
+
+
+def test_weights_are_regular_files_and_may_be_links(tmp_path: Path) -> None:
+    """The hub's cache is a folder of links; a named pipe would block whoever reads it."""
+    (tmp_path / "blob").write_bytes(b"weights")
+    (tmp_path / "model.safetensors").symlink_to("blob")
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "pipe.safetensors"}}))
+    with pytest.raises(UsageError, match=r"lacks pipe\.safetensors"):
+        weight_files(tmp_path)
+
+
+def test_a_pipe_or_zeros_in_place_of_a_document_are_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(UsageError, match="is a named pipe"):
+        read_hf_config(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match="is a device"):
+        read_hf_config(tmp_path)
