@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,16 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class DiskFullError(ForgeError):
     """What should be kept can't be written."""
+
+
+class FolderGoneError(ForgeError):
+    """The folder that a process writes to was removed, renamed or replaced by another."""
+
+    @classmethod
+    def of(cls, gone: Path, rescued: Path) -> Self:
+        """The error that names both folders."""
+        fix = f"all that could be saved is in {rescued}"
+        return cls(f"{gone} was removed, renamed or replaced while it was written to", fix=fix)
 
 
 @contextmanager
@@ -141,6 +152,11 @@ class LineWriter:
             pass
 
     @property
+    def is_made(self) -> bool:
+        """Whether the file was made: not yet if no inode was left."""
+        return self._file >= 0
+
+    @property
     def held(self) -> int:
         """Lines that wait for room."""
         return len(self._held)
@@ -194,6 +210,16 @@ class LineWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def move(self, path: Path) -> None:
+        """Continue in another file, which begins with all that was written; the old one may have been removed."""
+        before, self._path = self._file, path
+        self._reserve = path.with_name(path.name + ".reserve")
+        self._open()
+        if before >= 0:
+            with open(before, "rb") as written, open(self._file, "wb", closefd=False) as copy:
+                written.seek(0)
+                shutil.copyfileobj(written, copy)
 
     def _append(self, line: bytes) -> None:
         if self._file < 0:
@@ -296,18 +322,23 @@ class HeldFolder:
     """How a person chooses another one."""
 
     def __init__(self, root: Path | str) -> None:
-        self.root = Path(root).absolute()
+        self.root = self._named = Path(root).absolute()
         self._lock: int | None = None
 
-    def hold(self, *inside: Path) -> None:
-        """Make the folder with those inside, and hold it to `release`.
+    @property
+    def inside(self) -> tuple[Path, ...]:
+        """Folders in it that are made with it."""
+        return ()
+
+    def hold(self) -> None:
+        """Make the folder with those inside, and hold it until `release`.
 
         Raises:
             ForgeError: it can't be made.
             UsageError: another process holds it.
         """
         try:
-            for path in (self.root, *inside):
+            for path in (self.root, *self.inside):
                 path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -319,6 +350,37 @@ class HeldFolder:
             raise UsageError(
                 f"another process is writing to {self.root}", fix=f"wait for it, or {self.another}"
             ) from error
+
+    def is_there(self, *files: Path) -> bool:
+        """Whether the path still leads to the folder that is held, and it still has these files."""
+        if self._lock is None:
+            return True
+        try:
+            same = os.path.samestat(os.stat(self.root), os.fstat(self._lock))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return same and all(path.exists() for path in files)
+
+    def rescue(self) -> FolderGoneError:
+        """Hold a new folder beside the one that is gone, `NAME.rescued-1`: all paths are in it from here on.
+
+        Where none can be made there, it is in the folder for temporary files.
+
+        Returns:
+            The error to end with.
+        """
+        gone = self.root
+        self.release()
+        try:
+            for number in itertools.count(1):
+                self.root = self._named.with_name(f"{self._named.name}.rescued-{number}")
+                with suppress(FileExistsError):
+                    self.root.mkdir(parents=True)
+                    break
+        except OSError:
+            self.root = Path(tempfile.mkdtemp(prefix=f"{self._named.name}.rescued-"))
+        self.hold()
+        return FolderGoneError.of(gone, self.root)
 
     def release(self) -> None:
         """Let other processes have the folder."""

@@ -9,6 +9,7 @@ import faulthandler
 import io
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -62,6 +63,31 @@ def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Ite
             logging.getLogger(name).setLevel(before)
 
 
+_captured: list[int] = []
+"""Descriptors of this process that `captured_output` made write to the log."""
+
+
+def move_log(old: Path, new: Path) -> None:
+    """Continue the log `old` of `log_to` and `captured_output` in another file, which begins with all of it."""
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.FileHandler) and handler.baseFilename == str(old)
+    ]
+    descriptors = [*_captured, *(handler.stream.fileno() for handler in handlers if handler.stream is not None)]
+    target = os.open(new, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if descriptors:  # the file may have no name any more
+            with open(f"/proc/self/fd/{descriptors[0]}", "rb") as written, open(target, "ab", closefd=False) as copy:
+                shutil.copyfileobj(written, copy)
+        for descriptor in descriptors:
+            os.dup2(target, descriptor, inheritable=os.get_inheritable(descriptor))
+    finally:
+        os.close(target)
+    for handler in handlers:
+        handler.baseFilename = str(new)
+
+
 class _Lenient(io.TextIOWrapper):
     """A stream that drops text it can't write, and writes no secret."""
 
@@ -91,10 +117,12 @@ def captured_output(path: Path) -> Iterator[TextIO]:
         for number in saved:
             os.dup2(target, number)
         faulthandler.enable(target)
+        _captured.extend((*saved, target, log.fileno()))
         with redirect_stdout(log), redirect_stderr(log):
             yield redacting(terminal)
     finally:
         faulthandler.disable()
+        _captured.clear()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for number, copy in saved.items():

@@ -594,6 +594,13 @@ class TrajectoryWriter(LineWriter):
         if self.dropped > dropped:
             self._rows.pop()
 
+    def move(self, path: Path) -> None:
+        """As `LineWriter.move`; the index begins anew, since readers make rows that it lacks of the records."""
+        super().move(path)
+        with suppress(DiskFullError):
+            self._index.close()
+        self._index = IndexWriter(path)
+
     def written(self, offset: int, length: int) -> None:
         """Give the index the row of what was written."""
         row = self._rows.popleft()

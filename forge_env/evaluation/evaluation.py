@@ -31,8 +31,8 @@ from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgres
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder
 from forge_env.evaluation.results import Results, ResultTable
 from forge_env.evaluation.runner import Runner, TaskSource, WatchedEngine, collecting_seldom
-from forge_env.files import DiskFullError, unused, write_whole
-from forge_env.logs import log_to
+from forge_env.files import DiskFullError, FolderGoneError, unused, write_whole
+from forge_env.logs import log_to, move_log
 from forge_env.policy import Policy
 from forge_env.redaction import learn
 from forge_env.registry import environment_class, make, make_config
@@ -133,6 +133,8 @@ class Evaluation:
         self._server: VLLMServer | None = None
         self.stopped = False
         """Whether `stop` was called."""
+        self._gone: FolderGoneError | None = None
+        self._writer: TrajectoryWriter | None = None
 
     def keep(self, wanted: Callable[[Sample], bool]) -> None:
         """Play only these of the planned samples; the others count as missing."""
@@ -235,13 +237,17 @@ class Evaluation:
             results = ResultTable()
             pending = await asyncio.to_thread(self._pending, results)  # of a million, it takes minutes
             self.progress.begin()
-            writer = TrajectoryWriter(self.folder.samples, what="finished samples", reserve=RESERVE_BYTES)
+            writer = self._writer = TrajectoryWriter(
+                self.folder.samples, what="finished samples", reserve=RESERVE_BYTES
+            )
             try:
                 await self._play(results, pending, writer)
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from failures.exceptions[0].__cause__
             finally:
                 try:
+                    if (path := self._rescued()) is not None:
+                        writer.move(path)
                     writer.close()
                 except DiskFullError as error:
                     error.fix = "free some space; --resume plays them again"
@@ -286,6 +292,7 @@ class Evaluation:
                 display,
                 opponents,
                 results,
+                rescued=self._rescued,
             )
             if self.stopped:
                 return
@@ -375,8 +382,23 @@ class Evaluation:
             write_whole(self.folder.report, markdown(summary))
         except OSError as error:  # a full disk must not hide the result; --resume writes both again
             log.error("summary and report can't be written: %s", error)
-        reason = self._runner.error if self._runner else None
+        reason = self._gone or (self._runner.error if self._runner else None)
         return EvaluationResult(self.folder.root, summary, self._in_order(results), reason)
+
+    def _rescued(self) -> Path | None:
+        """A new path for the samples if their folder was removed or replaced; no more are started then."""
+        made = self._writer is not None and self._writer.is_made
+        if self.folder.is_there(*([self.folder.samples] if made else [])):
+            return None
+        log_path = self.folder.log
+        self._gone = self.folder.rescue()
+        self.folder.samples.touch()
+        move_log(log_path, self.folder.log)
+        log.error("%s", self._gone)
+        self.config = self.config.model_copy(update={"out": self.folder.root})
+        self._write_config()
+        self.stop()
+        return self.folder.samples
 
 
 def _new_folder(config: EvaluationConfig) -> Path:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import ForgeError, UsageError
 from forge_env.evaluation.plan import NoSuchMetricError, SampleResult, check_record, result_of
@@ -34,14 +34,43 @@ class ResultsFolder(HeldFolder):
 
     def __init__(self, root: Path | str) -> None:
         super().__init__(root)
-        self.config = self.root / "config.yaml"
-        self.samples = self.root / "trajectories" / "eval.jsonl"
-        self.summary = self.root / "summary.json"
-        self.report = self.root / "report.md"
-        self.log = self.root / "run.log"
-        self.rescored = self.root / "rescored.json"
         self.damage: list[str] = []
         """What could not be read of the samples."""
+
+    @property
+    def config(self) -> Path:
+        """The evaluation as it was asked for."""
+        return self.root / "config.yaml"
+
+    @property
+    def samples(self) -> Path:
+        """One sample a line."""
+        return self.root / "trajectories" / "eval.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """Its scores, as JSON."""
+        return self.root / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The same for people."""
+        return self.root / "report.md"
+
+    @property
+    def log(self) -> Path:
+        """Warnings and errors."""
+        return self.root / "run.log"
+
+    @property
+    def rescored(self) -> Path:
+        """The source of transcripts that were scored again."""
+        return self.root / "rescored.json"
+
+    @property
+    def inside(self) -> tuple[Path, ...]:
+        """Folders that every evaluation has."""
+        return (self.samples.parent,)
 
     def exists(self) -> bool:
         """Whether an evaluation has been written here, if only one sample of it."""
@@ -81,10 +110,6 @@ class ResultsFolder(HeldFolder):
         kept = [path for path in self.root.rglob("*") if path.is_file() and path.stat().st_size]
         if not self.exists() and set(kept) <= {self.config, self.summary, self.report}:
             shutil.rmtree(self.root, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        self.hold(self.samples.parent)
-        return self
 
 
 def open_folder(path: Path | str) -> ResultsFolder:

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from forge_env.concurrency import to_its_end
@@ -173,6 +174,8 @@ class Runner:
     """Who plays seats instead of the policy, by label and seat."""
     results: ResultTable = field(default_factory=ResultTable)
     """Samples are added as they end."""
+    rescued: Callable[[], Path | None] = lambda: None
+    """Returns a new path for the samples if their folder is gone."""
     error: ForgeError | None = None
     """Why the run ends early, where it does."""
     stopping: bool = False
@@ -328,6 +331,8 @@ class Runner:
             "max_reward": self.sources[sample.label].environment.max_reward,
             "usage": {name: getattr(used, name) for name in used.__slots__},
         }
+        if (path := self.rescued()) is not None:
+            await self._writing(self.writer.move, path)
         try:
             await self._writing(self.writer.write, trajectory)
         except (TypeError, ValueError, RecursionError) as error:  # a policy or an environment put in what is not JSON

@@ -87,13 +87,18 @@ class RunFolder(HeldFolder):
         """What the processes on each other host print: `NUMBER-HOST.log`."""
         return self.root / "logs"
 
+    @property
+    def inside(self) -> tuple[Path, ...]:
+        """Folders that every run has."""
+        return self.trajectories, self.checkpoints
+
     def exists(self) -> bool:
         """True when a run has already been written here."""
         return self.config.exists() or self.metrics.exists()
 
     def create(self) -> None:
         """Make the folders and hold them: a second process on the same run is refused."""
-        self.hold(self.trajectories, self.checkpoints)
+        self.hold()
 
 
 LARGEST: Mapping[str, int | None] = {

@@ -102,6 +102,9 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float, *, de
     """Run, then write the outcome, also after a failure."""
     try:
         outcome = _outcome(run, load_trainer, debug=debug)
+        run.check_folder()
+        if run.gone is not None:
+            outcome = failed(run.gone, outcome.raised)
         try:
             return _recorded(run, outcome, earlier_s)
         except KeyboardInterrupt:  # all is saved, and --resume writes the summary and the report

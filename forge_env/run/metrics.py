@@ -58,6 +58,15 @@ class JSONLMetrics:
         row |= {key: float(value) if math.isfinite(value) else None for key, value in metrics.items()}
         self._file.append(json.dumps(with_schema(row)).encode())
 
+    @property
+    def is_made(self) -> bool:
+        """As `LineWriter.is_made`."""
+        return self._file.is_made
+
+    def move(self, folder: RunFolder) -> None:
+        """Continue in another run folder, with all rows."""
+        self._file.move(folder.metrics)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -128,6 +137,13 @@ class TensorBoardMetrics:
         except OSError:  # its thread has ended with this: the next row begins another file
             self._writer = None
             raise
+
+    def move(self, folder: RunFolder) -> None:
+        """Continue in another run folder, with a new file: of one that was removed nothing is left."""
+        writer, self._writer, self._folder = self._writer, None, folder.tensorboard
+        if writer is not None:
+            with suppress(OSError):
+                writer.close()
 
     def close(self) -> None:
         """Close the event file."""

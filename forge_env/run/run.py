@@ -23,16 +23,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from forge_env.config.reader import render
 from forge_env.config.recipe import RunConfig
 from forge_env.display.curves import REWARD
 from forge_env.display.state import HeldOutScore, RunState, Stage
 from forge_env.display.terminal import Display
-from forge_env.files import NO_SPACE, DiskFullError, LineWriter
+from forge_env.files import NO_SPACE, DiskFullError, FolderGoneError, LineWriter, write_whole
+from forge_env.logs import move_log
 from forge_env.redaction import redact_json
 from forge_env.run.account import Account
 from forge_env.run.contract import Clause
 from forge_env.run.folder import RunFolder
-from forge_env.run.metrics import MetricsLogger, read_metrics
+from forge_env.run.metrics import JSONLMetrics, MetricsLogger, TensorBoardMetrics, read_metrics
 from forge_env.run.timeline import Timeline, keep_earlier
 from forge_env.run.trajectories import DISK_FULL, MOST_HELD, TrajectoryFiles, is_kept
 from forge_env.schema import with_schema
@@ -79,6 +81,8 @@ class Run:
         self.state = state or RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
         self.display = display or Display()
         self.loggers = list(loggers)
+        self.gone: FolderGoneError | None = None
+        """Set when the folder was removed or replaced: `folder` leads to another one, where the run is saved."""
         self._trajectories = TrajectoryFiles(folder.trajectories, self.warn, self.disk_full)
         self._trained: LineWriter | None = None
         self._timeline: Timeline | None = None
@@ -132,7 +136,41 @@ class Run:
             self.state.rewards.append(reward)
         self.display.update()
 
+    def check_folder(self) -> None:
+        """If the run's folder was removed or replaced, continue in a new one and ask the run to stop, which saves it.
+
+        Every write begins with this; the run ends with the error `gone`.
+        """
+        made = any(isinstance(sink, JSONLMetrics) and sink.is_made for sink in self.loggers)
+        files = [self.folder.metrics] if made else []
+        if self.folder.is_there(*files):
+            return
+        log = self.folder.log
+        self.gone = self.folder.rescue()
+        self.state.saved = 0
+        self.config = self.config.model_copy(update={"name": self.folder.name})
+        self.request_stop()
+        try:
+            move_log(log, self.folder.log)
+            write_whole(self.folder.config, render(self.config))
+            for sink in self.loggers:
+                if isinstance(sink, JSONLMetrics | TensorBoardMetrics):
+                    sink.move(self.folder)
+            if self._timeline is not None:
+                self._timeline.move(self.folder.timeline)
+            self._trajectories.move(self.folder.trajectories)
+            self._trajectories.submit(self._move_trained)
+        except OSError as error:
+            self.forgive(error)
+        self.warn(str(self.gone))
+
+    def _move_trained(self) -> bool:
+        if self._trained is not None:
+            self._trained.move(self.folder.trained)
+        return False
+
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.check_folder()
         for sink in self.loggers:
             try:
                 sink.log(step, metrics)
@@ -198,6 +236,7 @@ class Run:
         Raises:
             OSError: an earlier one could not be written, for another reason than room.
         """
+        self.check_folder()
         if is_kept(self.config.logging.trajectories, kind):
             self._trajectories.write(trajectory, kind)
 
@@ -228,6 +267,7 @@ class Run:
             self._trained.append(json.dumps(with_schema(row), separators=(",", ":")).encode())
             return self._trained.held > 0
 
+        self.check_folder()
         self._trajectories.submit(write)
 
     def contract(self, clause: Clause) -> None:
@@ -238,6 +278,7 @@ class Run:
         Args:
             clause: what was looked at, and what came of it.
         """
+        self.check_folder()
         line = redact_json(json.dumps(with_schema(clause.row())).encode())
         try:
             with self.folder.contract.open("ab") as file:

@@ -67,6 +67,11 @@ class Timeline:
         """Figures as a curve."""
         self._event(name, ph="C", name=name, ts=self._us(at), args=values)
 
+    def move(self, path: Path) -> None:
+        """As `LineWriter.move`."""
+        if self._open:
+            self._file.move(path)
+
     def close(self) -> None:
         """End the file; what is told afterwards is left out."""
         if self._open:

@@ -93,6 +93,17 @@ class TrajectoryFiles:
             self._look_after(self._writing.popleft())
         self._writing.append(self._thread.submit(write))
 
+    def move(self, folder: Path) -> None:
+        """Continue in another folder, with what was written of the kinds whose files are open."""
+
+        def work() -> bool:
+            self._folder = folder
+            for kind, writer in self._open.items():
+                writer.move(folder / f"{kind}{self._suffix}")
+            return False
+
+        self.submit(work)
+
     async def drain(self) -> None:
         """Wait while the thread is too far behind; whoever writes many calls it between them.
 
@@ -130,6 +141,9 @@ class TrajectoryFiles:
         """In the thread; whether the trajectory waits for room."""
         writer = self._open.get(kind)
         if writer is None:
+            if not self._folder.parent.is_dir():  # it must not come back with a few files in it
+                self._warn(f"trajectories can't be recorded: {self._folder.parent} is gone")
+                return False
             path = self._folder / f"{kind}{self._suffix}"
             writer = TrajectoryWriter(path, what=f"{kind} trajectories", most_held=MOST_HELD)
             self._open[kind] = writer

@@ -82,10 +82,13 @@ class Checkpoints:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._root = run.folder.checkpoints
         self._section = run.config.checkpoint
         self._writing: asyncio.Task[None] | None = None
         self._began_at = 0.0
+
+    @property
+    def _root(self) -> Path:
+        return self._run.folder.checkpoints
 
     # --- which there are
 
@@ -236,6 +239,7 @@ class Checkpoints:
         One at a time: the caller asks for none while another is being written.
         """
         self.start_clock()
+        self._run.check_folder()
         if self._is_there(saved.step):
             return
         if not self._has_room():
@@ -264,6 +268,7 @@ class Checkpoints:
         """
         await self.settled()
         while True:
+            self._run.check_folder()
             if self._is_there(saved.step):
                 return self._folder(saved.step)
             if self._has_room():

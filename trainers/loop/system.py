@@ -378,6 +378,9 @@ class System:
         self.run.stage("training", f"{config.grpo.steps} steps")
         try:
             await self._loops()
+            self.run.check_folder()
+            if self.run.gone is not None:  # what was saved before went with the folder
+                await self._save_at_the_end()
         finally:
             self._summarise()
 

@@ -15,7 +15,7 @@ from forge_env.reading import ANYWHERE, check_files
 from forge_env.run.folder import RunFolder
 from trainers.model import adapter
 from trainers.model.folder import check_folder, from_hub, local_folder, weight_files
-from trainers.model.writer import write_model
+from trainers.model.writer import read_companions, write_model
 from trainers.weights.adapter import merged, scaled
 from trainers.weights.flat import Part
 
@@ -86,4 +86,4 @@ def _base(name: str) -> Path:
 def _write(weights: Mapping[str, torch.Tensor], like: Path, out: Path, dtype: str) -> None:
     """Whole weights as a folder that appears whole or not at all."""
     with written_whole(out) as staging:
-        write_model(Part.all_of(weights), like, staging, dtype=getattr(torch, dtype))
+        write_model(Part.all_of(weights), read_companions(like), staging, dtype=getattr(torch, dtype))

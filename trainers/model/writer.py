@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,24 +27,31 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from forge_env.reading import ANYWHERE, LARGEST_TABLE, read_bytes
 from trainers.model.folder import INDEX
 from trainers.weights.flat import Part, Shape
 
 LARGEST = 5_000_000_000
 """Bytes of weights in one file, unless a single tensor has more."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+COMPANIONS = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+"""Files beside the weights."""
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """Of data types in safetensors files."""
 
 
 def write_model(
-    parts: Iterable[Part], like: Path, folder: Path, *, dtype: torch.dtype, group: ProcessGroup | None = None
+    parts: Iterable[Part],
+    companions: Mapping[str, bytes],
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    group: ProcessGroup | None = None,
 ) -> None:
     """Write weights as a complete Hugging Face folder, in files of at most 5 GB; a collective of `group`.
 
     Args:
         parts: what this process has of them, under Hugging Face's names.
-        like: the folder whose config and tokenizer it gets.
+        companions: config and tokenizer that it gets (`read_companions`).
         folder: made where it isn't there; all processes see it.
         dtype: of the files.
         group: of all processes that have parts; None: this one has all.
@@ -56,7 +62,15 @@ def write_model(
     tensors: dict[str, list[Part]] = {}
     for part in parts:
         tensors.setdefault(part.name, []).append(part)
-    save_shards(tensors, FolderWriter(folder, like), group, PartsPlanner(dtype))
+    save_shards(tensors, FolderWriter(folder, companions), group, PartsPlanner(dtype))
+
+
+def read_companions(folder: Path) -> dict[str, bytes]:
+    """The files beside the weights of a model's folder, by name; in memory they outlive the folder."""
+    files = {name: folder / name for name in COMPANIONS}
+    return {
+        name: read_bytes(file, largest=LARGEST_TABLE, root=ANYWHERE) for name, file in files.items() if file.is_file()
+    }
 
 
 def save_shards(
@@ -116,12 +130,12 @@ class FolderWriter(StorageWriter):
 
     Args:
         folder: to write to.
-        like: whose config and tokenizer it gets.
+        companions: config and tokenizer that it gets.
     """
 
-    def __init__(self, folder: Path, like: Path) -> None:
+    def __init__(self, folder: Path, companions: Mapping[str, bytes]) -> None:
         self._folder = folder
-        self._like = like
+        self._companions = companions
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing is remembered."""
@@ -187,10 +201,9 @@ class FolderWriter(StorageWriter):
 
     def _describe(self, dtype: str) -> None:
         """The files beside the weights."""
-        for name in TOKENIZER_FILES:
-            if (self._like / name).is_file():
-                shutil.copy(self._like / name, self._folder / name)
-        config = json.loads((self._like / "config.json").read_text(encoding="utf-8"))
+        for name, content in self._companions.items():
+            (self._folder / name).write_bytes(content)
+        config = json.loads(self._companions["config.json"])
         config["dtype" if "dtype" in config else "torch_dtype"] = dtype
         (self._folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

@@ -19,7 +19,7 @@ from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from trainers.model import adapter
 from trainers.model.folder import check_heads, read_hf_config, weight_files
-from trainers.model.writer import write_model
+from trainers.model.writer import read_companions, write_model
 from trainers.titan.batch import Microbatch
 from trainers.titan.families import FAMILIES, Experts, tensor_shapes, titan_config
 from trainers.titan.lora import Adapters
@@ -105,6 +105,7 @@ class TitanModel:
         base_name: str | None = None,
     ) -> None:
         self.folder = Path(folder)
+        self._companions = read_companions(self.folder)
         self._base_name = base_name or str(self.folder)
         self.sharding = sharding or Sharding()
         self.ranks = Ranks(self.sharding.dims, device)
@@ -304,7 +305,7 @@ class TitanModel:
                 save_file(tensors, staging / adapter.WEIGHTS, self._base_header)
 
     def _write(self, state: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype) -> None:
-        write_model(self._parts(state), self.folder, folder, dtype=dtype, group=self.ranks.saving_group)
+        write_model(self._parts(state), self._companions, folder, dtype=dtype, group=self.ranks.saving_group)
 
     @cached_property
     def _base_header(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -593,3 +594,38 @@ def test_a_task_with_half_a_surrogate_pair_is_recorded(more: dict[str, Any], tmp
         path.read_text(encoding="utf-8")
     again = fe.evaluate(Ask, lambda messages, tools: "5", out=tmp_path, resume=True)
     assert [episode.answer for episode in again.trajectories()] == [episode.answer], "it is played once"
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
+@pytest.mark.parametrize("when", [3, 12])
+def test_a_folder_that_is_lost_meanwhile_is_noticed_and_the_samples_saved_elsewhere(
+    out: Path, how: str, when: int
+) -> None:
+    played = 0
+
+    def answer(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:
+        nonlocal played
+        played += 1
+        if played == when:
+            if how == "renamed":
+                out.rename(out.with_name("elsewhere"))
+            else:
+                shutil.rmtree(out)
+            if how == "replaced":
+                out.mkdir()
+        return "1"
+
+    result = fe.evaluate(Sums, answer, out=out, max_samples=1)
+    rescued = out.with_name(f"{out.name}.rescued-1")
+    assert result.folder == rescued
+    assert str(result.error) == (
+        f"{out} was removed, renamed or replaced while it was written to (all that could be saved is in {rescued})"
+    )
+    assert played == when
+    stored = [*read_trajectories(rescued / "trajectories" / "eval.jsonl")]
+    assert [trajectory.id for trajectory in stored] == [sample.id for sample in result.samples]
+    assert len(stored) == when
+    assert {path.name for path in rescued.iterdir()} >= {"config.yaml", "summary.json", "report.md", "run.log"}
+    assert out.exists() == (how == "replaced")
+    again = fe.evaluate(Sums, answer, out=rescued, resume=True)
+    assert (again.error, len(again.samples)) == (None, 12)

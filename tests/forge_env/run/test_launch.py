@@ -8,10 +8,12 @@ import json
 import os
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from forge_env.run import Run, RunFolder
 from forge_env.run.launch import launch
 from forge_env.run.metrics import read_metrics
 from forge_env.run.outcome import RunOutcome, read_summary, save_progress
+from forge_env.run.trained import read_trained
 from forge_env.trajectory import Trajectory, read_trajectories
 
 
@@ -405,3 +408,112 @@ def test_a_killed_run_is_recognizable_and_can_be_resumed(config: RunConfig, fold
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     assert summary(folder)["exit"] == "running"
     assert launch(config, folder, lambda: learn, resume=True).exit == "success"
+
+
+def replaced(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def exchanged_for_a_link(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    other = folder.with_name("other")
+    other.mkdir()
+    folder.symlink_to(other)
+
+
+def emptied(folder: Path) -> None:
+    """What `rm -rf` leaves if a file is made while it runs."""
+    shutil.rmtree(folder)
+    (folder / "checkpoints").mkdir(parents=True)
+
+
+def exchanged_for_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "removed": shutil.rmtree,
+    "removed with its parent": lambda folder: shutil.rmtree(folder.parent),
+    "renamed": lambda folder: folder.rename(folder.with_name("elsewhere")),
+    "replaced": replaced,
+    "emptied": emptied,
+    "exchanged for a link": exchanged_for_a_link,
+    "exchanged for a file": exchanged_for_a_file,
+}
+
+
+@pytest.mark.parametrize("how", LOSSES)
+@pytest.mark.parametrize("when", [1, 3])
+def test_a_folder_that_is_lost_meanwhile_is_noticed_and_the_run_saved_elsewhere(
+    config: RunConfig, folder: RunFolder, how: str, when: int
+) -> None:
+    """`rm -rf runs/X` ended with exit code 0 and "done: 6 steps"."""
+    config.logging.trajectories = "all"
+    original, stopped = folder.root, []
+
+    async def train(run: Run) -> None:
+        run.evaluation(0, "eval", 0.4, 128, 0.04)
+        for step in range(1, 4):
+            run.trajectory(Trajectory(id=f"{step}", environment="e", task_id="t"), "train")
+            run.trained(step, [])
+            run.log(step, {"reward/mean": 0.4})
+            await run._trajectories.written()
+            print(f"printed in step {step}")
+            if step == when:
+                LOSSES[how](original)
+            stopped.append(run.stop.is_set())
+
+    outcome = launch(config, folder, lambda: train)
+    assert (outcome.exit, outcome.code) == ("failed", 1)
+    assert folder.root == original.with_name("first.rescued-1")
+    assert outcome.message == (
+        f"{original} was removed, renamed or replaced while it was written to "
+        f"(all that could be saved is in {folder.root})"
+    )
+    assert outcome.ending == (
+        f"failed after 3 steps, nothing is saved; begin again with: forge-env train {folder.config} --resume"
+    )
+    assert stopped == [when < step for step in range(1, 4)]
+    assert [row["step"] for row in read_metrics(folder.metrics)] == [0, 1, 2, 3]
+    assert [own.id for own in read_trajectories(folder.trajectories / "train.jsonl")] == ["1", "2", "3"]
+    assert sorted(read_trained(folder.trained).steps) == [1, 2, 3]
+    assert (summary(folder)["exit"], summary(folder)["steps"]) == ("failed", 3)
+    assert "name: first.rescued-1" in folder.config.read_text()
+    assert all(f"printed in step {step}" in folder.log.read_text() for step in range(1, 4))
+    assert original.exists() == (how not in ("removed", "removed with its parent", "renamed"))
+    assert not (original / "metrics.jsonl").exists()
+
+
+def test_a_rescue_that_is_lost_too_and_one_that_has_no_place(
+    config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    original = folder.root
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def train(run: Run) -> None:
+        run.log(1, {"reward/mean": 0.4})
+        shutil.rmtree(original)
+        run.log(2, {"reward/mean": 0.4})
+        assert run.folder.root.name == "first.rescued-1"
+        shutil.rmtree(original.parent)
+        original.parent.write_text("not a folder any more")
+        run.log(3, {"reward/mean": 0.4})
+
+    outcome = launch(config, folder, lambda: train)
+    assert outcome.code == 1
+    assert folder.root.parent == tmp_path
+    assert folder.root.name.startswith("first.rescued-")
+    assert [row["step"] for row in read_metrics(folder.metrics)] == [1, 2, 3]
+
+
+def test_a_failure_after_the_folder_is_gone_does_not_hide_that(config: RunConfig, folder: RunFolder) -> None:
+    async def train(run: Run) -> None:
+        run.log(1, {"reward/mean": 0.4})
+        shutil.rmtree(run.folder.root)
+        raise RuntimeError("boom")
+
+    outcome = launch(config, folder, lambda: train)
+    assert "was removed, renamed or replaced" in outcome.message
+    assert "RuntimeError: boom" in folder.log.read_text()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from trainers.model import writer
 from trainers.model.folder import INDEX
-from trainers.model.writer import write_model
+from trainers.model.writer import read_companions, write_model
 from trainers.weights.flat import Part
 
 pytestmark = pytest.mark.stack
@@ -59,7 +59,7 @@ def test_boxes_of_every_kind_become_whole_tensors(like: Path, tmp_path: Path) ->
         Part("other order", (2, 0, 0), (5, 4, 6), state["rows"], rows),
         Part("other order", (0, 0, 0), (5, 4, 6), state["rows"][:2]),
     ]
-    write_model(parts, like, tmp_path / "out", dtype=torch.float32)
+    write_model(parts, read_companions(like), tmp_path / "out", dtype=torch.float32)
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
         *("config.json", "tokenizer.json", "model.safetensors")
     }
@@ -74,7 +74,7 @@ def test_large_models_have_several_files_and_an_index(
 ) -> None:
     monkeypatch.setattr(writer, "LARGEST", 200)
     state = {f"layer.{number}": tensor(5, 8) for number in range(5)}
-    write_model(Part.all_of(state), like, tmp_path / "out", dtype=torch.bfloat16)
+    write_model(Part.all_of(state), read_companions(like), tmp_path / "out", dtype=torch.bfloat16)
     index = json.loads((tmp_path / "out" / INDEX).read_text())
     assert index["metadata"]["total_size"] == 5 * 80
     assert sorted(set(index["weight_map"].values())) == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
@@ -87,5 +87,5 @@ def test_large_models_have_several_files_and_an_index(
 def test_parts_that_overlap_are_refused(like: Path, tmp_path: Path) -> None:
     first, _ = boxes("half", tensor(4, 2), (0, [2, 2]))
     with pytest.raises(RuntimeError, match="could not write its shards: ValueError"):
-        write_model([first, first], like, tmp_path / "out", dtype=torch.float32)
+        write_model([first, first], read_companions(like), tmp_path / "out", dtype=torch.float32)
     assert not (tmp_path / "out").exists()

@@ -28,7 +28,7 @@ from trainers.losses.grpo import GRPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.losses.types import LossOutput, TokenBatch
 from trainers.model.tiny import hf_config
-from trainers.model.writer import write_model
+from trainers.model.writer import read_companions, write_model
 from trainers.titan.batch import Microbatch, collate
 from trainers.titan.checkpoint import write
 from trainers.titan.device import use_device
@@ -373,7 +373,7 @@ def test_a_folder_is_read_as_it_was_written(folder: Path, tmp_path: Path) -> Non
 def test_a_folder_that_lacks_a_tensor_is_refused(folder: Path, tmp_path: Path) -> None:
     trained = engine(folder)
     parts = [part for part in trained.model.published() if part.name != "model.layers.1.mlp.up_proj.weight"]
-    write_model(parts, folder, tmp_path / "part", dtype=torch.float32)
+    write_model(parts, read_companions(folder), tmp_path / "part", dtype=torch.float32)
     before = weights(trained)
     with pytest.raises(UsageError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
         trained.model.load_folder(tmp_path / "part")
