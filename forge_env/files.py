@@ -52,9 +52,9 @@ def written_whole(path: Path, as_good: Callable[[Path], object] = lambda path: F
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
         owner = left.name.removesuffix(".partial").rsplit(".", 1)[-1]
         if not owner.isdigit() or not Path("/proc", owner).exists():
-            _remove(left)
+            remove(left)
     staging = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    _remove(staging)
+    remove(staging)
     try:
         yield staging
         if not staging.is_dir():
@@ -69,11 +69,12 @@ def written_whole(path: Path, as_good: Callable[[Path], object] = lambda path: F
             if not path.is_dir():
                 raise
     finally:
-        _remove(staging)
+        remove(staging)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(OSError):

@@ -380,7 +380,7 @@ head=$(head -n1 <<< "$SKYPILOT_NODE_IPS")
 forge-env worker "tcp://$address:{port}" & worker=$!
 if [ "$SKYPILOT_NODE_RANK" = 0 ]; then
   name={name}-$SKYPILOT_TASK_ID # the same when a managed job is recovered
-  [ -d {folder}/"$name" ] && resume=--resume
+  [ -f {folder}/"$name"/config.yaml ] && resume=--resume
   forge-env train {recipe} --job.kind skypilot --job.port {port} --name "$name" ${{resume:-}}
   code=$?
 else  # the task ends when all nodes have ended: this one with the worker of the first, which holds a connection open

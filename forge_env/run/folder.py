@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from forge_env.errors import UsageError
-from forge_env.files import HeldFolder, unused
+from forge_env.files import HeldFolder, remove, unused
 from forge_env.machine import user_path
 from forge_env.reading import LARGEST_DOCUMENT, LARGEST_RECIPE, LARGEST_TABLE, is_below, unsafe
 
@@ -95,6 +95,12 @@ class RunFolder(HeldFolder):
     def exists(self) -> bool:
         """True when a run has already been written here."""
         return self.config.exists() or self.metrics.exists()
+
+    def give_up(self) -> None:
+        """Remove all but logs and summary of a run that can't be resumed; its name can then be used again."""
+        for path in self.root.iterdir():
+            if path not in (self.log, self.logs, self.summary):
+                remove(path)
 
     def create(self) -> None:
         """Make the folders and hold them: a second process on the same run is refused."""

@@ -34,7 +34,15 @@ from forge_env.redaction import learn
 from forge_env.run.folder import RunFolder
 from forge_env.run.held_up import LoopGuard
 from forge_env.run.metrics import open_loggers, read_metrics
-from forge_env.run.outcome import RunOutcome, describe_end, failed, read_summary, write_summary
+from forge_env.run.outcome import (
+    RunOutcome,
+    describe_end,
+    failed,
+    has_recorded,
+    nothing_to_resume,
+    read_summary,
+    write_summary,
+)
 from forge_env.run.run import Run
 
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -126,6 +134,8 @@ def _recorded(run: Run, outcome: RunOutcome, earlier_s: float) -> RunOutcome:
         logger.error("the run failed", exc_info=outcome.raised or outcome.error)
     _write_report(run, wall_s)
     logger.info("%s", outcome.ending)
+    if nothing_to_resume(run, outcome):
+        run.folder.give_up()
     return outcome
 
 
@@ -168,7 +178,9 @@ def _outcome(run: Run, load_trainer: Callable[[], Trainer], *, debug: bool) -> R
 
 def _refused_write(run: Run, error: Exception) -> ForgeError | None:
     """The likely cause of a failure: a full disk, which every library words differently, or a missing permission."""
-    then = f"then continue with: forge-env train {run.folder.config} --resume"
+    then = "then start it again"
+    if has_recorded(run):
+        then = f"then continue with: forge-env train {run.folder.config} --resume"
     for folder in filter(Path.exists, (run.folder.root, Path(tempfile.gettempdir()), Path("/dev/shm"))):
         if machine.is_out_of_inodes(folder):
             return ForgeError(f"the disk of {folder} has no inodes left", fix=f"delete some files, {then}")

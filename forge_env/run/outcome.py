@@ -65,6 +65,8 @@ def describe_end(run: Run, outcome: RunOutcome) -> str:
         return f"done: {steps}"
     ended = f"{outcome.exit} after {steps}" if done else f"{outcome.exit} before the first step"
     command = f"forge-env train {shlex.quote(str(run.folder.config))} --resume"
+    if nothing_to_resume(run, outcome):
+        return f"{ended}: there is nothing to resume"
     if outcome.code == UsageError.exit_code:
         return ended
     if saved == 0:
@@ -72,6 +74,17 @@ def describe_end(run: Run, outcome: RunOutcome) -> str:
     if saved is not None and saved < done:
         ended += f", saved after {saved}"
     return f"{ended}; continue with: {command}"
+
+
+def nothing_to_resume(run: Run, outcome: RunOutcome) -> bool:
+    """Whether a new run failed before it had recorded anything, for example because its model can't be loaded."""
+    return outcome.exit == "failed" and not has_recorded(run)
+
+
+def has_recorded(run: Run) -> bool:
+    """Whether there is something that a resumed run would continue from."""
+    state = run.state
+    return bool(run.resume or state.step or state.saved or state.evaluations)
 
 
 def _describe(error: BaseException) -> str:

@@ -22,6 +22,7 @@ import pytest
 from forge_env.config import RunConfig
 from forge_env.errors import ForgeError, SandboxError, UsageError
 from forge_env.run import Run, RunFolder
+from forge_env.run.folder import choose_folder
 from forge_env.run.launch import launch
 from forge_env.run.metrics import read_metrics
 from forge_env.run.outcome import RunOutcome, read_summary, save_progress
@@ -307,12 +308,14 @@ def test_two_interruptions_cancel_the_trainer_which_still_cleans_up(config: RunC
     ("steps", "saved", "error", "line"),
     [
         (2, None, None, "done: 2 steps"),
-        (0, 0, RuntimeError(), "failed before the first step, nothing is saved; begin again with: COMMAND"),
+        (0, 0, RuntimeError(), "failed before the first step: there is nothing to resume"),
+        (0, 0, KeyboardInterrupt(), "interrupted before the first step, nothing is saved; begin again with: COMMAND"),
         (1, 0, RuntimeError(), "failed after 1 step, nothing is saved; begin again with: COMMAND"),
         (7, 5, RuntimeError(), "failed after 7 steps, saved after 5; continue with: COMMAND"),
         (7, 7, KeyboardInterrupt(), "interrupted after 7 steps; continue with: COMMAND"),
         (7, None, RuntimeError(), "failed after 7 steps; continue with: COMMAND"),
-        (0, None, UsageError("wrong"), "failed before the first step"),
+        (0, None, UsageError("wrong"), "failed before the first step: there is nothing to resume"),
+        (2, None, UsageError("wrong"), "failed after 2 steps"),
     ],
 )
 def test_the_last_line_says_how_a_run_ended_and_how_to_go_on(
@@ -517,3 +520,36 @@ def test_a_failure_after_the_folder_is_gone_does_not_hide_that(config: RunConfig
     outcome = launch(config, folder, lambda: train)
     assert "was removed, renamed or replaced" in outcome.message
     assert "RuntimeError: boom" in folder.log.read_text()
+
+
+@pytest.mark.parametrize("error", [UsageError("no such model"), RuntimeError("the weights lack a tensor")])
+def test_a_run_that_recorded_nothing_leaves_its_log_and_its_name(
+    config: RunConfig, folder: RunFolder, error: Exception
+) -> None:
+    """A model that can't be loaded left a folder whose last line advised `--resume`."""
+
+    async def fail(run: Run) -> None:
+        run.stage("model")
+        raise error
+
+    outcome = launch(config, folder, lambda: fail)
+    assert outcome.ending == "failed before the first step: there is nothing to resume"
+    assert sorted(path.name for path in folder.root.iterdir()) == ["run.log", "summary.json"]
+    assert (summary(folder)["exit"], summary(folder)["error"]) == ("failed", outcome.message)
+    assert "Traceback" in folder.log.read_text()
+    output_dir, name = str(folder.root.parent), folder.root.name
+    with pytest.raises(UsageError, match="there is no run"):
+        choose_folder(output_dir, name, "recipe", resume=True)
+    assert launch(config, choose_folder(output_dir, name, "recipe", resume=False), lambda: learn).exit == "success"
+
+
+def test_a_failure_after_a_score_keeps_what_was_recorded(config: RunConfig, folder: RunFolder) -> None:
+    async def fail(run: Run) -> None:
+        run.evaluation(0, "eval", 0.4, 128, 0.04)
+        run.saved(0)
+        raise RuntimeError("boom")
+
+    outcome = launch(config, folder, lambda: fail)
+    assert "failed before the first step, nothing is saved; begin again with: " in outcome.ending
+    assert folder.exists()
+    assert launch(config, folder, lambda: learn, resume=True).exit == "success"
