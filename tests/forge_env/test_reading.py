@@ -50,6 +50,16 @@ def link_out(path: Path) -> None:
     path.symlink_to("/etc/hostname")
 
 
+def link_to_a_pipe(path: Path) -> None:
+    os.mkfifo(path.with_name("pipe"))
+    path.symlink_to("pipe")
+
+
+def make_large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)  # a hole: it takes no room
+
+
 UNSAFE: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (os.mkfifo, "is a named pipe"),
     "socket": (make_socket, "is a socket"),
@@ -59,8 +69,8 @@ UNSAFE: dict[str, tuple[Callable[[Path], object], str]] = {
     "link to a file": (link_out, "is a link to /etc/hostname, outside of "),
     "link upwards": (lambda path: path.symlink_to("../../secret"), "secret, outside of "),
     "link through a folder": (link_through_a_folder, "outside/secret, outside of "),
-    "link to a pipe": (lambda path: (os.mkfifo(path.with_name("p")), path.symlink_to("p")), "is a named pipe"),
-    "too large": (lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_RDWR), 1 << 40), "at most"),
+    "link to a pipe": (link_to_a_pipe, "is a named pipe"),
+    "too large": (make_large, "at most"),
 }
 
 
@@ -141,7 +151,8 @@ def test_a_line_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_pipe_in_place_of_a_file_that_was_read_ends_its_lines(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     path.write_text("one\n")
-    lines, begun = NewLines(path), []
+    lines = NewLines(path)
+    begun: list[int] = []
     assert [*lines.read()] == [b"one\n"]
     path.unlink()
     os.mkfifo(path)

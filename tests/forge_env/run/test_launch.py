@@ -454,7 +454,8 @@ def test_a_folder_that_is_lost_meanwhile_is_noticed_and_the_run_saved_elsewhere(
 ) -> None:
     """`rm -rf runs/X` ended with exit code 0 and "done: 6 steps"."""
     config.logging.trajectories = "all"
-    original, stopped = folder.root, []
+    original = folder.root
+    stopped: list[bool] = []
 
     async def train(run: Run) -> None:
         run.evaluation(0, "eval", 0.4, 128, 0.04)
