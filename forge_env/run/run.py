@@ -136,15 +136,18 @@ class Run:
             self.state.rewards.append(reward)
         self.display.update()
 
-    def check_folder(self) -> None:
+    def check_folder(self) -> bool:
         """If the run's folder was removed or replaced, continue in a new one and ask the run to stop, which saves it.
 
         Every write begins with this; the run ends with the error `gone`.
+
+        Returns:
+            Whether the folder was in its place.
         """
         made = any(isinstance(sink, JSONLMetrics) and sink.is_made for sink in self.loggers)
         files = [self.folder.metrics] if made else []
         if self.folder.is_there(*files):
-            return
+            return True
         log = self.folder.log
         self.gone = self.folder.rescue()
         self.state.saved = 0
@@ -163,6 +166,7 @@ class Run:
         except OSError as error:
             self.forgive(error)
         self.warn(str(self.gone))
+        return False
 
     def _move_trained(self) -> bool:
         if self._trained is not None:

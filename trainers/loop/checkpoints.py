@@ -272,8 +272,14 @@ class Checkpoints:
             if self._is_there(saved.step):
                 return self._folder(saved.step)
             if self._has_room():
-                with suppress(_NoRoomError):
+                try:
                     return await self._write(trainer, saved, asyncio.Event())
+                except _NoRoomError:
+                    pass
+                except Exception:  # of any library: the folder was removed meanwhile, or it can't be saved
+                    if self._run.check_folder():
+                        raise
+                    continue
             self._run.warn(_FULL)
             if not patient:
                 return None
