@@ -27,7 +27,7 @@ LARGEST_DOCUMENT = 8 << 20
 """Bytes of a JSON document that is read as a whole."""
 LARGEST_RECIPE = 1 << 19
 """Bytes of a recipe in a run folder; YAML takes longer."""
-LARGEST_TABLE = 256 << 20
+LARGEST_TABLE = 128 << 20
 """Bytes of a file that is held in memory: rows of figures, a tokenizer, a checkpoint's index."""
 _PIECE = 1 << 20
 _KINDS = {

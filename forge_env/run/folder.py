@@ -94,7 +94,7 @@ class RunFolder(HeldFolder):
 
     def exists(self) -> bool:
         """True when a run has already been written here."""
-        return self.config.exists() or self.metrics.exists()
+        return os.path.exists(self.config) or os.path.exists(self.metrics)
 
     def give_up(self) -> None:
         """Remove all but logs and summary of a run that can't be resumed; its name can then be used again."""
@@ -125,17 +125,21 @@ def unreadable(root: Path) -> Iterator[str]:
         if why := unsafe(root / name, largest=largest):
             yield why
     folder = root / "trajectories"
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return
     if not is_below(folder, root):
         yield f"{folder} is a link to {os.path.realpath(folder)}, outside of {root}"
         return
-    with os.scandir(folder) as entries:
-        special = sorted(
-            entry.path
-            for entry in entries
-            if entry.name.endswith(".jsonl") and not entry.is_file(follow_symlinks=False)
-        )
+    try:
+        with os.scandir(folder) as entries:
+            special = sorted(
+                entry.path
+                for entry in entries
+                if entry.name.endswith(".jsonl") and not entry.is_file(follow_symlinks=False)
+            )
+    except OSError as error:
+        yield f"{folder} can't be read: {error.strerror}"
+        return
     yield from filter(None, map(unsafe, map(Path, special)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -281,7 +282,8 @@ class RunView:
     def is_evaluation(self) -> bool:
         """Whether `forge-env eval` made it."""
         return "environments" in self.config or (
-            not (self.root / "metrics.jsonl").exists() and (self.root / "trajectories" / "eval.jsonl").exists()
+            not os.path.exists(self.root / "metrics.jsonl")
+            and os.path.exists(self.root / "trajectories" / "eval.jsonl")
         )
 
     @property
@@ -436,8 +438,11 @@ def is_held(root: Path) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run or an evaluation."""
-    return any((path / mark).exists() for mark in MARKS)
+    """Whether a folder is that of a run or an evaluation; also one that can't be read may be."""
+    try:
+        return any((path / mark).exists() for mark in MARKS)
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
 
 
 @dataclass(frozen=True, slots=True)

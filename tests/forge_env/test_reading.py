@@ -29,7 +29,7 @@ from forge_env.reading import (
 )
 from forge_env.run.folder import unreadable
 from forge_env.trajectory import read_trajectories
-from forge_env.view.runs import RunView
+from forge_env.view.runs import Runs, RunView
 from tests.forge_env.view.made import evaluation, training_run
 
 
@@ -198,6 +198,24 @@ def test_trajectories_that_are_a_folder_elsewhere_are_not_listed(made: Path, tmp
     run.index.update()
     assert run.queries.count() == 0
     assert run.problems == [f"{root}/trajectories is a link to {tmp_path}/elsewhere, outside of {root}"]
+
+
+def test_a_folder_that_may_not_be_read_hides_no_other(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("good", "locked"):
+        shutil.copytree(made, tmp_path / "runs" / name)
+    stat = Path.stat
+
+    def refuse(path: Path, **options: bool) -> os.stat_result:
+        if "locked" in path.parent.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    runs = Runs(tmp_path / "runs", tmp_path / "cache")
+    assert sorted(runs.names().names) == ["good", "locked"]
+    assert {name: runs.figures(name) is not None for name in ("good", "locked")} == {"good": True, "locked": True}
 
 
 @pytest.mark.parametrize("command", ["show", "report", "tail", "trajectory"])
