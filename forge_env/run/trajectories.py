@@ -142,8 +142,7 @@ class TrajectoryFiles:
         writer = self._open.get(kind)
         if writer is None:
             if not self._folder.parent.is_dir():  # it must not come back with a few files in it
-                self._warn(f"trajectories can't be recorded: {self._folder.parent} is gone")
-                return False
+                raise ValueError(f"{self._folder.parent} is gone")
             path = self._folder / f"{kind}{self._suffix}"
             writer = TrajectoryWriter(path, what=f"{kind} trajectories", most_held=MOST_HELD)
             self._open[kind] = writer
