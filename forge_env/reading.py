@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -62,7 +63,7 @@ def folder_of(path: Path) -> Path:
     return path.parent.parent if path.parent.name == "trajectories" else path.parent
 
 
-def open_file(path: Path, *, root: Path | None = None, largest: int | None = None) -> BinaryIO:
+def open_file(path: Path, *, root: Path | None = None, largest: int | None = None) -> BufferedReader:
     """Open a regular file below `root` for reading; never waits, and has no effect on what is not a file.
 
     Args:

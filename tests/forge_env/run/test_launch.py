@@ -107,9 +107,14 @@ def test_a_full_disk_is_the_cause_that_is_named(
     config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(run: Run) -> None:
+        await learn(run)
         raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
 
+    async def fail_at_once(run: Run) -> None:
+        raise RuntimeError("no space for the model")
+
     monkeypatch.setattr("forge_env.machine.free_disk_gb", lambda path: 0.0)
+    assert "is full (free some space, then start it again)" in launch(config, folder, lambda: fail_at_once).message
     outcome = launch(config, folder, lambda: fail)
     assert outcome.code == 1
     assert f"is full (free some space, then continue with: forge-env train {folder.config} --resume)" in outcome.message
@@ -136,6 +141,7 @@ def test_a_disk_without_space_or_inodes_is_named(
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
 def test_a_missing_permission_is_named_with_its_fix(config: RunConfig, folder: RunFolder, number: int) -> None:
     async def fail(run: Run) -> None:
+        await learn(run)
         raise ExceptionGroup("tasks", [PermissionError(number, os.strerror(number), str(folder.checkpoints))])
 
     outcome = launch(config, folder, lambda: fail)
