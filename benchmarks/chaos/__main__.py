@@ -63,7 +63,7 @@ def lines(deaths: list[Death]) -> list[str]:
 
     cells = []
     for (role, kind), each in sorted(rows.items()):
-        outcomes = ", ".join(f"{name} {count}" for name, count in sorted(Counter(d.outcome for d in each).items()))
+        outcomes = "; ".join(f"{name}: {count}" for name, count in sorted(Counter(d.outcome for d in each).items()))
         noticed, back = (seconds(getattr(d, name) for d in each) for name in ("noticed_s", "back_s"))
         cells.append([role, kind, len(each), outcomes, noticed, back])
     return table(["what", "disturbance", "runs", "outcome", "noticed after s", "next step after s"], cells)

@@ -107,7 +107,7 @@ class Scene:
             self.death.problems.append(run.hung())
         else:
             code = run.process.wait()
-            self.death.outcome += f"{', ' if self.death.outcome else ''}exit {code}"
+            self.death.outcome += f", then {code}" if self.death.outcome else f"exit {code}"
             self.death.cause = self.death.cause or run.cause
             self.expect(code in codes, f"it ended with code {code}, not {codes}: {run.said[-600:]}")
             self.expect(re.search(says, run.said), f"it doesn't say {says!r}: {run.said[-600:]}")
