@@ -36,7 +36,7 @@ from benchmarks.chaos.runs import (
 from forge_env.trajectory_index import IndexReader, is_index
 
 STEPS = 6
-SETTINGS: dict[str, object] = {**SHORT, **SYNCHRONOUS, "grpo.steps": STEPS, "seed": 5}
+SETTINGS: dict[str, object] = {**SHORT, **SYNCHRONOUS, "grpo.steps": STEPS, "seed": 5, "watchdog.end_s": START_S}
 DAY_S = 86_400
 ROOT = Path(__file__).parents[2]
 CLOCK = ROOT / "tests" / "trainers" / "loop" / "clock.c"
@@ -76,10 +76,11 @@ class Scene:
         self.runs: list[Run] = []
         self._memory = shared_memory()
 
-    def start(self, *, resume: bool = False, output: str = "chaos.out") -> Run:
-        """Begin or resume the run."""
+    def start(self, *, resume: bool = False, output: str = "chaos.out", more: int = 0) -> Run:
+        """Begin or resume the run, for some steps more."""
         options = {"output": output, "prefix": self.prefix, "variables": self.variables}
-        run = Run(self.place, self.cache, self.settings, resume=resume, **options)  # type: ignore[arg-type]
+        settings = {**self.settings, "grpo.steps": STEPS + more}
+        run = Run(self.place, self.cache, settings, resume=resume, **options)  # type: ignore[arg-type]
         self.runs.append(run)
         return run
 
@@ -318,7 +319,7 @@ def damaged(what: str, scene: Scene) -> None:
     damage(scene.folder / name)
     scene.death.at = time.monotonic()
     if name.startswith(CHECKPOINT):
-        run = scene.start(resume=True)
+        run = scene.start(resume=True, more=1)
         scene.end(run, 2, says=f"delete .*{CHECKPOINT} to continue with --resume", within=START_S)
     shutil.rmtree(scene.folder / CHECKPOINT)
     scene.resume()
