@@ -215,10 +215,15 @@ def disk_full(how: str, scene: Scene) -> None:
             fill(runs / "fill")
         scene.expect(run.until(lambda: "disk is full" in run.said, STEP_S), "it does not say that the disk is full")
         scene.death.noticed_s = time.monotonic() - scene.death.at
+
+        def still_full() -> bool:
+            fill(runs / "fill")  # what the run gives up must not make room
+            return run.ended
+
         if "stopped" in how:
             for _ in range(2):  # the first waits for room for its checkpoint
                 run.process.send_signal(signal.SIGTERM)
-                run.until(lambda: fill(runs / "fill") or run.ended, 10)  # what it gives up must not make room
+                run.until(still_full, 10)
             scene.end(run, 130, says="--resume")
         if inodes:
             command("mount", "-o", "remount,nr_inodes=10k", runs)
