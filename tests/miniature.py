@@ -20,7 +20,7 @@ from trainers.buffer.packed import PackedGroup
 from trainers.buffer.types import BufferSettings
 from trainers.loop.checkpoints import Checkpoints, Saved
 
-STEP_S = 0.3
+STEP_S = 0.6
 """Long enough for another process to see each moment of a run."""
 COPIES = 50_000
 """Of the weights in each file: a checkpoint does not fit where a few lines of a log were."""

@@ -206,7 +206,7 @@ def sent(signal_: signal.Signals, moment: str, scene: Scene) -> None:
 def disk_full(how: str, scene: Scene) -> None:
     """No room, or no inodes, from the first checkpoint on; until there is room again, or the run is asked to end."""
     runs = scene.place / "runs"
-    with mounted(runs, "mount", "-t", "tmpfs", "-o", "size=600m,nr_inodes=10k", "none"):
+    with mounted(runs, "mount", "-t", "tmpfs", "-o", "size=450m,nr_inodes=10k", "none"):
         run = scene.start_until("training")
         if inodes := how.startswith("without inodes"):
             used = os.statvfs(runs)
