@@ -15,7 +15,6 @@ from forge_env.gateway.request import (
     Arguments,
     Content,
     ModelRequest,
-    RefusedRequestError,
     Wire,
     event,
     new_id,
@@ -24,6 +23,7 @@ from forge_env.gateway.request import (
     said,
     tool_of,
 )
+from forge_env.serve.limits import RefusedRequestError
 from forge_env.turns import call_of
 from forge_env.types import Message
 

@@ -16,7 +16,6 @@ from forge_env.gateway.request import (
     Content,
     ModelRequest,
     Part,
-    RefusedRequestError,
     Wire,
     arguments_object,
     compact,
@@ -27,6 +26,7 @@ from forge_env.gateway.request import (
     text_of,
     tool_of,
 )
+from forge_env.serve.limits import RefusedRequestError
 from forge_env.turns import call_of
 from forge_env.types import Message, ToolSpec
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from forge_env.policy import estimated_tokens, words_of
+from forge_env.serve.limits import RefusedRequestError
 from forge_env.tools.json_text import (
     HALF,
     MAX_DEPTH,
@@ -28,25 +29,10 @@ AROUND_A_MESSAGE = 4
 MOST_MESSAGES = 10_000
 """Of one request; also of the parts, items and tool calls of a message."""
 MOST_TOOLS = 1_000
-MOST_STRINGS = 100_000
-"""Keys and texts in the JSON of a request, without those that are said in a text: each costs time to read."""
 MOST_STOPS = 64
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 T = TypeVar("T", bound="Wire")
 T_Value = TypeVar("T_Value")
-
-
-class RefusedRequestError(Exception):
-    """A request that gets no answer. The program reads why, in the form of the API that it speaks.
-
-    Attributes:
-        status: of HTTP. Clients try again by themselves after 408, 409, 429 and 5xx, and after no other.
-        code: of the kind of error, for programs.
-    """
-
-    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request") -> None:
-        super().__init__(message)
-        self.message, self.status, self.code = message, status, code
 
 
 @dataclass(slots=True)
@@ -121,16 +107,14 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-def read_json(body: bytes | bytearray) -> Any:
-    """What a body says, without halves of surrogate pairs, which no tokenizer takes.
+def read_json(body: bytes) -> Any:
+    """The value of a body, without halves of surrogate pairs, which no tokenizer takes.
 
     Raises:
-        RefusedRequestError: it isn't JSON, or takes too long to read.
+        RefusedRequestError: it isn't JSON.
     """
-    text = body.decode("utf-8", "replace")
-    if text.count('"') - text.count('\\"') > 2 * MOST_STRINGS:
-        raise RefusedRequestError(f"the body has more than {MOST_STRINGS:,} strings")
     try:
+        text = body.decode("utf-8", "replace")
         value = json.loads(text)
         return without_halves(value) if HALF.search(text) else value
     except (ValueError, RecursionError) as error:

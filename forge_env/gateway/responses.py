@@ -16,7 +16,6 @@ from forge_env.gateway.request import (
     Content,
     ModelRequest,
     Part,
-    RefusedRequestError,
     Wire,
     event,
     merged,
@@ -26,6 +25,7 @@ from forge_env.gateway.request import (
     said,
     tool_of,
 )
+from forge_env.serve.limits import RefusedRequestError
 from forge_env.turns import call_of
 from forge_env.types import Message, ToolSpec
 

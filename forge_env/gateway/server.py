@@ -33,22 +33,27 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Scope
 
 from forge_env.gateway.chat import chat_completion, chat_events, openai_error, read_chat
 from forge_env.gateway.messages import anthropic_error, message_events, message_response, read_messages
-from forge_env.gateway.request import Answer, ModelRequest, RefusedRequestError, read_json
+from forge_env.gateway.request import Answer, ModelRequest, read_json
 from forge_env.gateway.responses import read_responses, response, response_events
+from forge_env.policy import words_of
+from forge_env.serve.limits import (
+    MAX_OPEN,
+    Client,
+    LoopShare,
+    RefusedRequestError,
+    RequestLimits,
+    off_loop,
+)
 from forge_env.serve.server import serve
 from forge_env.types import Message
 
 LOOPBACK = "127.0.0.1"
-MAX_BODY = 8 << 20
-"""Bytes of a request."""
-MAX_HELD = 4 * MAX_BODY
-"""Bytes of all requests of an episode that are being read or answered."""
-MAX_READ = 32 * MAX_BODY
-"""Bytes of a request that is too long, before its connection is closed."""
-MOST_OPEN = 256
+MAX_REMEMBERED = 32 << 20
+"""Characters of the responses of one episode that its later requests can continue (`previous_response_id`)."""
 Ask = Callable[[ModelRequest], Awaitable[Message]]
 """Has a request answered, once. `RefusedRequestError`: it gets no answer."""
 
@@ -60,18 +65,23 @@ class Access:
     Attributes:
         key: shown by its programs, in place of an API key.
         url: of the gateway.
+        client: its open requests; it is stopped, with a reason, if it sends only requests that are refused.
+        stopped: set once it was.
     """
 
     key: str
     url: str
+    client: Client
     _ask: Ask
     _end: Callable[[Access], None]
-    _most_open: int
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: str = ""
     _open: set[asyncio.Task[Message]] = field(default_factory=set)
     _earlier: dict[str, list[Message]] = field(default_factory=dict)
-    _held: int = 0
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.client.stop = self._stop
 
     @property
     def openai_url(self) -> str:
@@ -96,6 +106,15 @@ class Access:
         for task in list(self._open):
             task.cancel()
 
+    def _stop(self, reason: str) -> None:
+        self.close(reason)
+        self.stopped.set()
+
+    @property
+    def closed(self) -> str:
+        """Why nothing more is answered, or an empty string."""
+        return self._closed
+
     def __enter__(self) -> Self:
         return self
 
@@ -106,7 +125,7 @@ class Access:
         """As many answers as the request wants. `RefusedRequestError`: there are none."""
         if self._closed:  # while the request was read
             raise ended(self._closed)
-        if len(self._open) + request.count > self._most_open:
+        if len(self._open) + request.count > self.client.max_open:
             raise RefusedRequestError(f"{len(self._open)} requests wait already", status=429, code="too_many_requests")
         tasks = [asyncio.ensure_future(self._ask(request)) for _ in range(request.count)]
         self._open.update(tasks)
@@ -121,30 +140,32 @@ class Access:
                 task.cancel()
             self._open.difference_update(tasks)
 
-    def hold(self, count: int) -> bool:
-        """Whether so many bytes more of its requests may be held; they are, until they are given back as `-count`."""
-        if self._held + count > MAX_HELD:
-            return False
-        self._held += count
-        return True
-
-    async def parsed(self, body: bytearray) -> Any:
-        """What a request says. Only one of an episode is parsed before others have their turn.
+    async def read(self, body: bytes, kind: Callable[[Any], ModelRequest]) -> tuple[Any, ModelRequest]:
+        """The JSON of a body, and the request that it is; large ones one after the other, off the event loop.
 
         Raises:
-            RefusedRequestError: it isn't JSON.
+            RefusedRequestError: it isn't JSON, or no request of this kind.
         """
+
+        def reading() -> tuple[Any, ModelRequest]:
+            data = read_json(body)
+            return data, kind(data)
+
         async with self._reading:
-            await asyncio.sleep(0)
-            return read_json(body)
+            return await off_loop(len(body), reading)
 
     def read_responses(self, data: object) -> ModelRequest:
         """A request that may go on from an earlier response of this episode."""
         return read_responses(data, self._earlier)
 
     def remember(self, name: str, messages: Iterable[Message]) -> None:
-        """Let later requests go on from a response."""
+        """Let later requests go on from a response, unless it and newer ones are too long."""
         self._earlier[name] = [message for message in messages if message.role != "system"]
+        room = MAX_REMEMBERED
+        for each, said in reversed([*self._earlier.items()]):
+            room -= sum(len(words_of(message)) for message in said)
+            if room < 0:
+                del self._earlier[each]
 
 
 _SHARED: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Gateway]] = WeakKeyDictionary()
@@ -175,8 +196,9 @@ class Gateway:
     def __init__(self) -> None:
         self._episodes: dict[str, Access] = {}
         self._serving: asyncio.Task[None] | None = None
+        self._strangers = Client()
         self.port = 0
-        self.app = Starlette(
+        app = Starlette(
             routes=[
                 *(
                     Route(f"{version}{path}", partial(self._post, answer), methods=["POST"])
@@ -194,6 +216,7 @@ class Gateway:
             ],
             exception_handlers={RefusedRequestError: _refused, ClientDisconnect: _gone, HTTPException: _nowhere},
         )
+        self.app = RequestLimits(app, identify=self._identify, refuse=_refusal, share=LoopShare())
 
     @property
     def url(self) -> str:
@@ -235,7 +258,7 @@ class Gateway:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def open(self, ask: Ask, *, url: str | None = None, most_open: int = MOST_OPEN) -> Access:
+    def open(self, ask: Ask, *, url: str | None = None, most_open: int = MAX_OPEN) -> Access:
         """A new episode's access.
 
         Args:
@@ -243,7 +266,7 @@ class Gateway:
             url: at which its programs reach the gateway, where that is another than here.
             most_open: requests that may wait for an answer at once.
         """
-        access = Access(f"fe-{secrets.token_hex(24)}", url or self.url, ask, self._end, most_open)
+        access = Access(f"fe-{secrets.token_hex(24)}", url or self.url, Client(most_open), ask, self._end)
         self._episodes[access.key] = access
         return access
 
@@ -252,36 +275,22 @@ class Gateway:
 
     # --- requests
 
-    async def _post(self, answer: Answering, request: Request) -> Response:
-        access, held = self._access(request), 0
-        body, length = bytearray(), 0
+    def _identify(self, scope: Scope) -> tuple[Client, RefusedRequestError | None]:
+        """The episode that a request belongs to; requests of no running episode share one client."""
+        request = Request(scope)
         try:
-            async for chunk in request.stream():
-                length += len(chunk)
-                if length == len(body) + len(chunk) and length <= MAX_BODY and access.hold(len(chunk)):
-                    held += len(chunk)
-                    body += chunk
-                elif length > MAX_READ:
-                    break
-                else:  # the rest is read: most clients look for an answer only when they have said all
-                    access.hold(-held)
-                    held = 0
-                    body.clear()
-            if length > MAX_BODY:
-                raise RefusedRequestError(f"more than {MAX_BODY >> 20} MiB", status=413, code="request_too_large")
-            if length > len(body):
-                why = f"open requests of this episode have {MAX_HELD >> 20} MiB already"
-                raise RefusedRequestError(why, status=429, code="too_many_requests")
-            return await answer(request, access, await access.parsed(body))
-        finally:
-            access.hold(-held)
+            request.state.access = self._access(request)
+        except RefusedRequestError as error:
+            return self._strangers, error
+        return request.state.access.client, None
+
+    async def _post(self, answer: Answering, request: Request) -> Response:
+        return await answer(request, request.state.access, await request.body())
 
     async def _models(self, request: Request) -> Response:
-        self._access(request)
         return JSONResponse({"object": "list", "data": [_model("model")], "has_more": False})
 
     async def _model(self, request: Request) -> Response:
-        self._access(request)
         return JSONResponse(_model(request.path_params["name"]))
 
     def _access(self, request: Request) -> Access:
@@ -292,37 +301,38 @@ class Gateway:
         return access
 
 
-Answering = Callable[[Request, Access, Any], Awaitable[Response]]
-"""Answers a request of an episode, whose body is given as it was parsed."""
+Answering = Callable[[Request, Access, bytes], Awaitable[Response]]
+"""Answers a request of an episode, given its body."""
 
 
-async def _chat(request: Request, access: Access, data: Any) -> Response:
-    asked = read_chat(data)
+async def _chat(request: Request, access: Access, body: bytes) -> Response:
+    data, asked = await access.read(body, read_chat)
     answers = await _answered(request, access, asked)
     return _sent(asked, chat_completion(asked, answers), lambda: chat_events(asked, answers, data))
 
 
-async def _messages(request: Request, access: Access, data: Any) -> Response:
-    asked = read_messages(data)
+async def _messages(request: Request, access: Access, body: bytes) -> Response:
+    _, asked = await access.read(body, read_messages)
     whole = message_response(asked, await _answered(request, access, asked))
     return _sent(asked, whole, lambda: message_events(whole))
 
 
-async def _responses(request: Request, access: Access, data: Any) -> Response:
-    asked = access.read_responses(data)
+async def _responses(request: Request, access: Access, body: bytes) -> Response:
+    data, asked = await access.read(body, access.read_responses)
     answers = await _answered(request, access, asked)
     whole = response(asked, answers, data)
     access.remember(whole["id"], [*asked.messages, answers[0].message])
     return _sent(asked, whole, lambda: response_events(whole))
 
 
-async def _count_messages(request: Request, access: Access, data: Any) -> Response:
-    return JSONResponse({"input_tokens": read_messages(data).prompt_tokens})
+async def _count_messages(request: Request, access: Access, body: bytes) -> Response:
+    _, asked = await access.read(body, read_messages)
+    return JSONResponse({"input_tokens": asked.prompt_tokens})
 
 
-async def _count_responses(request: Request, access: Access, data: Any) -> Response:
-    counted = access.read_responses(data).prompt_tokens
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
+async def _count_responses(request: Request, access: Access, body: bytes) -> Response:
+    _, asked = await access.read(body, access.read_responses)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": asked.prompt_tokens})
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -353,10 +363,15 @@ def _sent(asked: ModelRequest, whole: object, events: Callable[[], Iterable[byte
     return StreamingResponse(iter([b"".join(events())]), media_type="text/event-stream")
 
 
+def _refusal(scope: Scope, error: RefusedRequestError) -> JSONResponse:
+    """A refusal in the form of the API that the program speaks."""
+    anthropics = "messages" in scope["path"] or any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return JSONResponse((anthropic_error if anthropics else openai_error)(error), status_code=error.status)
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RefusedRequestError)
-    anthropics = "messages" in request.url.path or "anthropic-version" in request.headers
-    return JSONResponse((anthropic_error if anthropics else openai_error)(error), status_code=error.status)
+    return _refusal(request.scope, error)
 
 
 async def _nowhere(request: Request, error: Exception) -> Response:

@@ -16,8 +16,9 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 import forge_env as fe
-from forge_env.gateway.request import ModelRequest, RefusedRequestError
-from forge_env.gateway.server import MAX_BODY, MAX_HELD, Access, Gateway
+from forge_env.gateway.request import ModelRequest
+from forge_env.gateway.server import Access, Gateway
+from forge_env.serve.limits import MAX_BODY, MAX_HELD, RefusedRequestError
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec, call_tool
 
 if TYPE_CHECKING:
@@ -511,22 +512,23 @@ def nested(levels: int) -> dict[str, Any]:
         (
             {
                 "messages": [{"role": "user", "content": "?"}],
-                "tools": [{**ANTHROPICS_TOOL, "input_schema": nested(900)}],
+                "tools": [{**ANTHROPICS_TOOL, "input_schema": nested(70)}],
             },
             "the parameters of the tool 'weather' are nested more than 64 levels deep",
         ),
         (
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "input": nested(900)}]}]},
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "input": nested(70)}]}]},
             "the arguments of a call are nested more than 64 levels deep",
         ),
         ({"messages": [{"role": "user", "content": ""}] * 10_001}, "messages: List should have at most 10000 items"),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1"}] * 30}] * 1_000},
-            "the body has more than 100,000 strings",
+            "the body has more than 120,000 commas, colons and opening brackets outside of strings",
         ),
         ({"messages": USER, "stop_sequences": ["x"] * 65}, "stop_sequences: List should have at most 64 items"),
+        ({"messages": USER, "x": nested(900)}, "the body is nested more than 100 levels deep"),
     ],
-    ids=["tools", "calls", "messages", "strings", "stop words"],
+    ids=["tools", "calls", "messages", "structure", "stop words", "nesting"],
 )
 async def test_what_would_take_others_time_is_refused(gateway: Gateway, body: Any, why: str) -> None:
     with gateway.open(Model()) as access:
