@@ -1,4 +1,5 @@
-"""Waiting for several coroutines at once, for functions in threads, and what threads make unsafe."""
+"""Waiting for several coroutines at once, for functions in threads, and for a share of an event loop; parsing beside
+threads."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import asyncio
 import contextvars
 import ctypes
 import inspect
+import math
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -20,6 +22,10 @@ S = TypeVar("S")
 T = TypeVar("T")
 PARSE_TRIES = 20
 """Each is a moment of some microseconds; two in a row are rare."""
+SHARE = 0.1
+"""Share of an event loop's time that one client gets while others need it too."""
+BURST_S = 0.5
+"""Seconds of work that a client may ask for at once."""
 MAX_IDLE_THREADS = 256
 """Threads kept for later calls; those of a larger crowd end when their call does."""
 
@@ -77,6 +83,35 @@ async def to_its_end(work: asyncio.Future[T]) -> T:
     if cancelled is not None:
         raise cancelled
     return result
+
+
+class Pace:
+    """Spaces out the work that one client asks of an event loop: `SHARE` of the time, after `BURST_S` at once."""
+
+    def __init__(self) -> None:
+        self._next_at = -math.inf
+
+    def charge(self, seconds: float, *, alone: bool = False) -> float:
+        """Add work.
+
+        Args:
+            seconds: estimated time that it takes.
+            alone: no other client needs the event loop; the work may begin at once, but uses up the burst.
+
+        Returns:
+            Seconds until the work may begin; 0 or less: at once.
+        """
+        now = asyncio.get_running_loop().time()
+        begin = max(self._next_at, now - BURST_S / SHARE)
+        self._next_at = begin + seconds / SHARE
+        if alone:
+            begin = self._next_at = min(self._next_at, now)
+        return begin - now
+
+    async def turn(self, seconds: float) -> None:
+        """Add work, and wait until it may begin."""
+        if (delay := self.charge(seconds)) > 0:
+            await asyncio.sleep(delay)
 
 
 async def settled(value: Any) -> Any:

@@ -104,6 +104,8 @@ class Box(ABC):
         if self.proxy is not None:
             self.proxy.drop_connections()
         header, _ = await self.connection.request({"op": "reset"}, timeout=GRACE_S)
+        if self.proxy is not None:  # connections that its programs opened until they were killed
+            self.proxy.drop_connections()
         dirty = [str(item) for item in header.get("dirty", ["no report"])]
         if abs(time.time() - float(header.get("time", 0.0)) - self._skew) > _MAX_CLOCK_SKEW_S:
             dirty.append("clock")

@@ -16,11 +16,13 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import h11
 
+from forge_env.concurrency import Pace
 from forge_env.errors import SandboxError, UsageError
 from forge_env.sandbox import SandboxSpec
 from forge_env.sandbox.protocol import PROXY_PORT
@@ -31,7 +33,12 @@ _MAX_HEAD = 16 * 1024
 _HEAD_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 64
+_RETRY_S = 1.0
 _CHUNK = 1 << 16
+_CONNECTION_S = 2e-3
+"""Estimated time that the event loop spends on a connection, its request and its answer included."""
+_BYTE_S = 2e-9
+"""Estimated time that it spends on a byte."""
 _HOP_BY_HOP = re.compile(rb"proxy-.*|connection|keep-alive|upgrade|host", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r\n[ \t]")
@@ -113,35 +120,55 @@ class FilteringProxy:
     def __init__(self, listener: socket.socket, allowed: AllowList) -> None:
         self._listener = listener
         self._allowed = allowed
-        self._server: asyncio.Server | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(_MAX_CONNECTIONS)
+        self._pace = Pace()
         self.refused = 0
 
     async def start(self) -> None:
         """Accept connections from now on."""
         self._listener.setblocking(False)
-        self._server = await asyncio.start_server(self._accept, sock=self._listener, limit=_MAX_HEAD)
+        self._accepting = asyncio.create_task(self._accept())
 
     def drop_connections(self) -> None:
-        """End what is open: it belongs to a user who has gone."""
+        """End all connections, those that wait to be accepted too: they belong to a user who has gone."""
         for task in list(self._connections):
             task.cancel()
+        with suppress(OSError):  # none waits, or the listener is closed
+            while True:
+                self._listener.accept()[0].close()
 
     def close(self) -> None:
         """Stop."""
+        if self._accepting is not None:
+            self._accepting.cancel()
         self.drop_connections()
-        if self._server is not None:
-            self._server.close()
+        self._listener.close()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= _MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+    async def _accept(self) -> None:
+        """Accept connections, one at a time. A program that opens too many, or too fast, waits in the queue of its own
+        kernel's socket."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._room.acquire()
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError:  # no descriptor is free: some will be
+                self._room.release()
+                await asyncio.sleep(_RETRY_S)
+                continue
+            task = loop.create_task(self._serve(connection))
+            self._connections.add(task)
+            task.add_done_callback(self._ended)
+            await self._pace.turn(_CONNECTION_S)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        self._room.release()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=_MAX_HEAD)
         try:
             async with asyncio.timeout(_HEAD_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -177,12 +204,12 @@ class FilteringProxy:
         try:
             if request.method == b"CONNECT":
                 writer.write(client.send(h11.Response(status_code=200, headers=[], reason=b"Connection established")))
-                sending = _copy(reader, upstream)
+                sending = self._copy(reader, upstream)
             else:
-                sending = _send(_rewritten(request, path, host, port), client, reader, upstream)
+                sending = self._send(_rewritten(request, path, host, port), client, reader, upstream)
             async with asyncio.TaskGroup() as both:
                 both.create_task(sending)
-                both.create_task(_copy(upstream_reader, writer))
+                both.create_task(self._copy(upstream_reader, writer))
         except* (OSError, h11.RemoteProtocolError):
             pass  # one side broke off: so does the other
         finally:
@@ -202,6 +229,36 @@ class FilteringProxy:
             except OSError:
                 continue
         return await asyncio.open_connection(permitted[-1], port)
+
+    async def _send(
+        self, request: h11.Request, client: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Forward the request and its body; what comes after it was not checked, and is dropped."""
+        server = h11.Connection(h11.CLIENT)
+        writer.write(server.send(request) or b"")
+        while not isinstance(event := client.next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Data):
+                writer.write(server.send(event) or b"")
+                await writer.drain()
+            else:
+                client.receive_data(await self._read(reader))
+        while await self._read(reader):
+            pass
+        writer.write_eof()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward what is read until it ends."""
+        while chunk := await self._read(reader):
+            writer.write(chunk)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+
+    async def _read(self, reader: asyncio.StreamReader) -> bytes:
+        """Bytes that were sent, as fast as one sandbox may send and receive them; none: there are no more."""
+        chunk = await reader.read(_CHUNK)
+        await self._pace.turn(len(chunk) * _BYTE_S)
+        return chunk
 
     def _refuse(self, client: h11.Connection, writer: asyncio.StreamWriter, why: str) -> None:
         self.refused += 1
@@ -277,29 +334,3 @@ def _answer(client: h11.Connection, writer: asyncio.StreamWriter, status: HTTPSt
     response = h11.Response(status_code=status, headers=headers, reason=status.phrase)
     for event in (response, h11.Data(data=body), h11.EndOfMessage()):
         writer.write(client.send(event) or b"")
-
-
-async def _send(
-    request: h11.Request, client: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    """Hand on the request and its body; what comes after it goes nowhere: nobody checked it."""
-    server = h11.Connection(h11.CLIENT)
-    writer.write(server.send(request) or b"")
-    while not isinstance(event := client.next_event(), h11.EndOfMessage):
-        if isinstance(event, h11.Data):
-            writer.write(server.send(event) or b"")
-            await writer.drain()
-        else:
-            client.receive_data(await reader.read(_CHUNK))
-    while await reader.read(_CHUNK):
-        pass
-    writer.write_eof()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Hand on what is read until it ends."""
-    while chunk := await reader.read(_CHUNK):
-        writer.write(chunk)
-        await writer.drain()
-    if writer.can_write_eof():
-        writer.write_eof()

@@ -14,12 +14,14 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forge_env.concurrency import Pace
 
 MAX_BODY = 8 << 20
 """Bytes of a body, or of a WebSocket message."""
@@ -43,10 +45,6 @@ BODY_S = 60.0
 LARGE = 256 << 10
 """Bytes beyond which a body is read in a thread."""
 
-SHARE = 0.1
-"""Share of the event loop's time that one client gets while others ask too."""
-BURST_S = 0.5
-"""Seconds of work that a client may ask for at once."""
 CROWD_S = 5.0
 """Seconds after its last request in which a client counts as one that asks too."""
 REQUEST_S = 2e-3
@@ -125,7 +123,7 @@ class Client:
         open: requests and WebSockets that are open.
         held: bytes of their bodies.
         refused: refused requests in a row, without those that may be tried again (429).
-        next_at: when its next request may begin, on the event loop's clock.
+        pace: spaces out its requests.
     """
 
     max_open: int = MAX_OPEN
@@ -133,7 +131,7 @@ class Client:
     open: int = 0
     held: int = 0
     refused: int = 0
-    next_at: float = -math.inf
+    pace: Pace = field(default_factory=Pace)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -167,7 +165,7 @@ class LoopShare:
     """Divides the time of an event loop between clients.
 
     A client's work is estimated from what it sends. While it is alone it never waits; while others ask too, its
-    requests beyond `BURST_S` begin as far apart as makes them `SHARE` of the time. Waiting, it isn't read from.
+    requests are spaced out (`Pace`). A client that waits isn't read from.
     """
 
     def __init__(self) -> None:
@@ -176,16 +174,12 @@ class LoopShare:
         """When the latest client, and any other, last asked."""
 
     def charge(self, client: Client, seconds: float) -> float:
-        """Add to a client's work. Returns the seconds until it may be done, below 0 if it may be at once."""
+        """Add to a client's work. Returns the seconds until it may begin; 0 or less: at once."""
         now = asyncio.get_running_loop().time()
         if client is not self._latest:
             self._latest, self._other_at = client, self._latest_at
         self._latest_at = now
-        begin = max(client.next_at, now - BURST_S / SHARE)
-        client.next_at = begin + seconds / SHARE
-        if now - self._other_at > CROWD_S:
-            begin = client.next_at = min(client.next_at, now)
-        return begin - now
+        return client.pace.charge(seconds, alone=now - self._other_at > CROWD_S)
 
     async def turn(self, client: Client, seconds: float) -> None:
         """Wait until a client may have so much work done."""
