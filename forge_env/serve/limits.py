@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -113,7 +114,7 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work) if size > LARGE else work()
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Client:
     """The open requests of one client, and what it has cost.
 
@@ -159,6 +160,25 @@ class Client:
             self.refused += 1
             if self.refused >= MAX_REFUSED and self.stop is not None:
                 self.stop(f"its last {MAX_REFUSED} requests were refused")
+
+
+class Hosts:
+    """Clients by the address that they connect from, while they have open requests.
+
+    Args:
+        max_open: requests and WebSockets that one of them may have open at once.
+    """
+
+    def __init__(self, max_open: int = MAX_OPEN) -> None:
+        self._max_open = max_open
+        self._clients: WeakValueDictionary[str, Client] = WeakValueDictionary()
+
+    def identify(self, scope: Scope) -> tuple[Client, RefusedRequestError | None]:
+        """The client of a request; none is refused."""
+        host = (scope.get("client") or ("",))[0]
+        client = self._clients.get(host) or Client(self._max_open)
+        self._clients[host] = client
+        return client, None
 
 
 class LoopShare:

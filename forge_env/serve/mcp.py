@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +35,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from forge_env.errors import mistakes
-from forge_env.serve.sessions import Session, Sessions, WireError, tool_entry
+from forge_env.serve.limits import RefusedRequestError, off_loop
+from forge_env.serve.sessions import Session, Sessions, WireError, parse_json, tool_entry
 
 SERVER_ERROR = -32000
 MOST_REMEMBERED = 10_000
@@ -99,7 +99,8 @@ class McpEndpoint:
         elif "text/event-stream" not in request.headers.get("accept", ""):
             response = Response(status_code=405, headers={"Allow": "DELETE, POST"})
             if request.method == "POST":
-                response = JSONResponse(await answer_rpc(await request.body(), self.sessions))
+                body = await request.body()
+                response = JSONResponse(await answer_rpc(await off_loop(len(body), lambda: _json(body)), self.sessions))
             await response(scope, receive, send)
         elif version not in HANDSHAKE_PROTOCOL_VERSIONS:
             await (await _refuse(request, version))(scope, receive, send)
@@ -194,11 +195,17 @@ class RpcRequest(BaseModel):
     id: str | int | None = None
 
 
-async def answer_rpc(text: str | bytes, sessions: Sessions, own: Session | None = None) -> dict[str, Any]:
-    """The response to one request; `own` is the session of the WebSocket that it came over."""
+async def answer_rpc(data: Any, sessions: Sessions, own: Session | None = None) -> dict[str, Any]:
+    """The response to one request.
+
+    Args:
+        data: its JSON, or the `WireError` with which it could not be read.
+        sessions: of the server.
+        own: the session of the WebSocket that it came over.
+    """
     request_id: Any = None
     try:
-        request = _parse(text)
+        request = _parse(data)
         request_id = request.id
         return {"jsonrpc": "2.0", "id": request_id, "result": await _dispatch(request, sessions, own)}
     except WireError as error:
@@ -207,11 +214,21 @@ async def answer_rpc(text: str | bytes, sessions: Sessions, own: Session | None 
         return _failed(request_id, error)
 
 
-def _parse(text: str | bytes) -> RpcRequest:
+def rpc_refusal(error: RefusedRequestError) -> dict[str, Any]:
+    """The response to a request beyond the limits of `forge_env.serve.limits`."""
+    return _failed(None, MCPError(types.INVALID_REQUEST, error.message))
+
+
+def _json(text: bytes) -> Any:
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MCPError(types.PARSE_ERROR, f"not valid JSON: {str(error)[:200]}") from None
+        return parse_json(text)
+    except WireError as error:
+        return error
+
+
+def _parse(data: Any) -> RpcRequest:
+    if isinstance(data, WireError):
+        raise MCPError(types.PARSE_ERROR, str(data))
     try:
         return RpcRequest.model_validate(data)
     except ValidationError as error:

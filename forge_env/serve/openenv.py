@@ -33,13 +33,15 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forge_env import __version__
 from forge_env.config.serving import ServeLimits
 from forge_env.registry import environment_class, make, make_config, summary_of
 from forge_env.sandbox.engines import LazyEngine
-from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc
+from forge_env.serve.limits import MAX_OPEN, Hosts, RefusedRequestError, RequestLimits, off_loop
+from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc, rpc_refusal
 from forge_env.serve.server import OwnPages
 from forge_env.serve.sessions import (
     RESET,
@@ -53,6 +55,8 @@ from forge_env.serve.sessions import (
     Sessions,
     TextObservation,
     WireError,
+    message_of,
+    parse_json,
     parse_message,
     schemas,
 )
@@ -137,7 +141,11 @@ def app_of(
         WebSocketRoute("/mcp", connect_tools),
         Route("/mcp", mcp),
     ]
-    guard = [Middleware(OwnPages, names=[*names, *os.environ.get("FORGE_ENV_NAMES", "").split()])]
+    hosts = Hosts(max(MAX_OPEN, 4 * limits.max_sessions))
+    guard = [
+        Middleware(OwnPages, names=[*names, *os.environ.get("FORGE_ENV_NAMES", "").split()]),
+        Middleware(RequestLimits, identify=hosts.identify, refuse=_beyond_limits),
+    ]
     app = Starlette(routes=routes, lifespan=lifespan, middleware=guard, exception_handlers={WireError: _refused})
     app.state.sessions = sessions
     return app
@@ -219,12 +227,18 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse(detail, status_code=_STATUS.get(error.code, 500))
 
 
+def _beyond_limits(scope: Scope, error: RefusedRequestError) -> Response:
+    """The response to a request beyond the limits of `forge_env.serve.limits`."""
+    if scope["path"] == "/mcp":
+        return JSONResponse(rpc_refusal(error), status_code=error.status)
+    bad = error.status == 400
+    detail = f"not valid JSON: {error.message}" if bad else error.message
+    return JSONResponse({"detail": detail, "code": "INVALID_JSON" if bad else error.code.upper()}, error.status)
+
+
 async def _body(request: Request) -> dict[str, Any]:
     text = await request.body()
-    try:
-        data = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise WireError("INVALID_JSON", f"not valid JSON: {str(error)[:200]}") from None
+    data = await off_loop(len(text), lambda: parse_json(text)) if text.strip() else {}
     if not isinstance(data, dict):
         raise WireError("VALIDATION_ERROR", "the body must be a JSON object")
     return data
@@ -285,7 +299,7 @@ class Connection:
         self.socket = socket
         self.sessions = sessions
         self.session: Session | None = None
-        self._reading: asyncio.Task[str] | None = None
+        self._reading: asyncio.Task[Any] | None = None
         self._done = False
         """The client is done with its session."""
         self._moved = False
@@ -312,6 +326,11 @@ class Connection:
         self._moved = True
         self._stop_reading()
 
+    async def _read(self) -> Any:
+        """The next message as JSON, or the `WireError` that it is answered with."""
+        text = await self.socket.receive_text()
+        return await off_loop(len(text), lambda: parse_message(text))
+
     def _stop_reading(self) -> None:
         if self._reading is not None:
             self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -319,7 +338,7 @@ class Connection:
 
     async def _serve(self) -> None:
         """Answer messages until the client is done, or goes on elsewhere."""
-        self._reading = asyncio.create_task(self.socket.receive_text())
+        self._reading = asyncio.create_task(self._read())
         while not self._moved:
             done, _ = await asyncio.wait({self._reading}, timeout=self.sessions.limits.idle_timeout)
             if not done:
@@ -327,12 +346,12 @@ class Connection:
                 return
             if self._reading.cancelled():  # let go
                 break
-            text = self._reading.result()
-            self._reading = asyncio.create_task(self.socket.receive_text())
-            if _kind(text) == "close":
+            data = self._reading.result()
+            self._reading = asyncio.create_task(self._read())
+            if _kind(data) == "close":
                 await self._close(1000, "closed")
                 return
-            answer = asyncio.create_task(self._answer(text))
+            answer = asyncio.create_task(self._answer(data))
             await asyncio.wait({self._reading, answer}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 await self.socket.send_text(json.dumps(answer.result()))
@@ -352,11 +371,11 @@ class Connection:
         with contextlib.suppress(RuntimeError):  # closed by the client
             await self.socket.close(code, reason)
 
-    async def _answer(self, text: str) -> dict[str, Any]:
-        """The reply to one message."""
+    async def _answer(self, data: Any) -> dict[str, Any]:
+        """The reply to one message, given as `_read` returned it."""
         request_id: Any = None
         try:
-            message = parse_message(text)
+            message = message_of(data)
             request_id = message.get("request_id")
             reply = await self._handle(message)
         except WireError as error:
@@ -376,7 +395,7 @@ class Connection:
                 return await session.work(session.step(data))
             case "mcp":
                 own = await self._own()
-                return {"type": "mcp", "data": await answer_rpc(json.dumps(data), self.sessions, own)}
+                return {"type": "mcp", "data": await answer_rpc(data, self.sessions, own)}
             case "state":
                 return {"type": "state", "data": (await self._own()).state.model_dump()}
             case other:
@@ -405,17 +424,14 @@ class ToolConnection(Connection):
 
     one_at_a_time = False
 
-    async def _answer(self, text: str) -> dict[str, Any]:
+    async def _answer(self, data: Any) -> dict[str, Any]:
         """The response to one request."""
         try:
             own = await self._own()
         except WireError as error:
             return {"jsonrpc": "2.0", "id": None, "error": {"code": SERVER_ERROR, "message": str(error)}}
-        return await answer_rpc(text, self.sessions, own)
+        return await answer_rpc(data, self.sessions, own)
 
 
-def _kind(text: str) -> Any:
-    try:
-        return parse_message(text).get("type")
-    except WireError:
-        return None
+def _kind(data: Any) -> Any:
+    return data.get("type") if isinstance(data, dict) else None

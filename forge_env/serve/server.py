@@ -14,11 +14,24 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forge_env.errors import UsageError
+from forge_env.serve.limits import MAX_BODY, MAX_HEADERS
 
+TOO_MUCH = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+"""Answered below the application, which hasn't seen the request."""
 NAMES = ("127.0.0.1", "localhost", "[::1]")
 """Of this machine, as a client of it writes them."""
 SHUTDOWN_S = 5.0
 """How long connections have to end when the server does."""
+HEAD_S = 10.0
+"""Seconds that a client may take to send a request's address and headers."""
+MAX_UNREAD = 2 * MAX_HEADERS
+"""Bytes of a request that are neither body nor paid for by it: address, headers, the frames of chunks."""
+FRAME_BYTES = 8
+"""Bytes of frames that each byte of a body pays for."""
+MAX_SILENT = 1000
+"""Connections that haven't sent a request yet; of more, the oldest is closed."""
+MAX_PIPELINED = 16
+"""Requests that one connection may send before the first is answered."""
 
 
 async def serve(
@@ -37,6 +50,8 @@ async def serve(
         UsageError: the address can't be used.
     """
     import uvicorn
+
+    silent: dict[asyncio.Protocol, None] = {}
 
     class Server(uvicorn.Server):
         def capture_signals(self) -> contextlib.nullcontext[None]:  # type: ignore[override]
@@ -65,6 +80,11 @@ async def serve(
         ws="auto",  # none where websockets is not installed: only `forge-env serve` needs them
         ws_ping_interval=20.0,
         ws_ping_timeout=20.0,
+        ws_max_size=MAX_BODY,
+        ws_max_queue=1,
+        ws_per_message_deflate=False,  # many messages of zeros fit in a few bytes
+        http=_protocol(silent),
+        h11_max_incomplete_event_size=MAX_UNREAD,
         timeout_graceful_shutdown=int(SHUTDOWN_S),
     )
     server = Server(config)
@@ -78,6 +98,71 @@ async def serve(
         raise
     finally:
         sock.close()
+
+
+def _protocol(silent: dict[asyncio.Protocol, None]) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, with limits on what comes before an application sees a request.
+
+    Args:
+        silent: its connections that haven't sent a whole head yet, the oldest first.
+    """
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Base
+    except ImportError:  # h11 bounds a head itself
+        from uvicorn.protocols.http.h11_impl import H11Protocol as Base  # type: ignore[assignment]
+
+    class Bounded(Base):
+        _unread = 0
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._await_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._head_is_there()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            self._unread += len(data)
+            super().data_received(data)
+            if self.transport.is_closing() or self.transport.get_protocol() is not self:
+                return
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._head_is_there()
+            else:
+                self._await_head()
+            if self._unread > MAX_UNREAD or len(getattr(self, "pipeline", ())) > MAX_PIPELINED:
+                self.transport.write(TOO_MUCH)
+                self.transport.close()
+
+        def on_message_begin(self) -> None:
+            self._unread = 0
+            super().on_message_begin()
+
+        def on_body(self, body: bytes) -> None:
+            self._unread = max(0, self._unread - FRAME_BYTES * len(body))
+            super().on_body(body)
+
+        def handle_websocket_upgrade(self, *event: object) -> None:
+            self._head_is_there()
+            super().handle_websocket_upgrade(*event)
+
+        def _await_head(self) -> None:
+            """Close the connection unless a request's head comes soon."""
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(HEAD_S, self.transport.abort)
+                silent[self] = None
+                if len(silent) > MAX_SILENT:
+                    next(iter(silent)).transport.abort()  # type: ignore[attr-defined]
+
+        def _head_is_there(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+                silent.pop(self, None)
+
+    return Bounded
 
 
 class OwnPages:

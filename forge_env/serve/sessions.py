@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from forge_env.config.serving import ServeLimits
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, InfrastructureError, UsageError, mistakes
+from forge_env.serve.limits import RefusedRequestError, check_structure
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 
 log = logging.getLogger(__name__)
@@ -140,19 +141,43 @@ def schemas() -> dict[str, Any]:
     }
 
 
-def parse_message(text: str) -> dict[str, Any]:
+def parse_json(text: str | bytes) -> Any:
+    """The value of a message or of a body.
+
+    Raises:
+        WireError: it is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError("INVALID_JSON", f"not valid JSON: {str(error)[:200]}") from None
+
+
+def parse_message(text: str) -> Any:
+    """The value of a message of a WebSocket, whose structure nothing has checked yet, or the `WireError` to answer."""
+    try:
+        check_structure(text.encode("utf-8", "surrogatepass"))
+        return parse_json(text)
+    except RefusedRequestError as error:
+        return WireError("INVALID_JSON", f"not valid JSON: {error.message}")
+    except WireError as error:
+        return error
+
+
+def message_of(data: Any) -> dict[str, Any]:
     """One message of a client.
+
+    Args:
+        data: its JSON, or the `WireError` with which it could not be read.
 
     Raises:
         WireError: it is not a JSON object with a `type`.
     """
-    try:
-        message = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise WireError("INVALID_JSON", f"not valid JSON: {str(error)[:200]}") from None
-    if not isinstance(message, dict) or not isinstance(message.get("data", {}), dict):
+    if isinstance(data, WireError):
+        raise data
+    if not isinstance(data, dict) or not isinstance(data.get("data", {}), dict):
         raise WireError("VALIDATION_ERROR", "a message must be an object with a type, and data that is an object")
-    return message
+    return data
 
 
 def parse_action(data: Mapping[str, Any], call_id: str) -> Message:

@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
 
 from forge_env.errors import UsageError
 from forge_env.machine import cache_dir
+from forge_env.serve.limits import RefusedRequestError
 from forge_env.serve.server import NAMES
 from forge_env.view.index import CACHE_FIX
 
@@ -123,6 +124,15 @@ class Guard:
         else:
             scope = {**scope, "path": os.fsdecode(unquote_to_bytes(scope.get("raw_path", b"/")))}
             await self._app(scope, receive, _with_headers(send))
+
+
+def refusal(scope: Scope, error: RefusedRequestError) -> Application:
+    """The answer to a request beyond the limits of `forge_env.serve.limits`."""
+
+    async def refused(scope: Scope, receive: Receive, send: Send) -> None:
+        await _answer(send, error.status, f"{error.message}.\n")
+
+    return refused
 
 
 def _cookie(header: str, name: str) -> str:

@@ -7,9 +7,10 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from forge_env.serve.limits import Hosts, RequestLimits
 from forge_env.serve.server import serve
 from forge_env.view.app import Pages
-from forge_env.view.server import Guard, token
+from forge_env.view.server import Guard, refusal, token
 
 LOOPBACK = "127.0.0.1"
 
@@ -42,12 +43,13 @@ async def serve_pages(
     secret = token(cache)
     known: list[int] = []
     guard = Guard(pages.application(), secret, lambda: known[0])
+    limited = RequestLimits(guard, identify=Hosts().identify, refuse=refusal)
 
     def listening(chosen: int) -> None:
         known.append(chosen)
         ready(f"http://{LOOPBACK}:{chosen}/?token={secret}")
 
-    serving = asyncio.ensure_future(serve(guard, LOOPBACK, port, ready=listening, lifespan=False))
+    serving = asyncio.ensure_future(serve(limited, LOOPBACK, port, ready=listening, lifespan=False))
     loading = asyncio.ensure_future(asyncio.to_thread(pages.load))
     try:
         await asyncio.shield(serving)
