@@ -123,6 +123,8 @@ class ProgramEnvironment(SandboxEnvironment):
         self._branch: Branch | None = None
         self._conversations = Conversations()
         self._overdue = False
+        self._stopped = ""
+        """Why the gateway has stopped the program, or an empty string."""
         self._crash: AgentError | None = None
         """The exception of `run`, if it is a Python function."""
 
@@ -205,6 +207,8 @@ class ProgramEnvironment(SandboxEnvironment):
         if observation is None:
             await self._finish("it never asked")
             within, fix = "", "see that it asks at OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+            if self._stopped:
+                within = f" anything that it answers ({self._stopped})"
             if self._overdue:
                 within = f" within {self.config.wall_s:g} s"
                 fix += "; on a busy machine, or where it has much to do before, raise environment.options.wall_s"
@@ -227,7 +231,7 @@ class ProgramEnvironment(SandboxEnvironment):
             truncation: str | None = "turns"
             await self._finish(f"all {self.config.max_turns} requests of this episode are used up")
         else:
-            truncation = "program_time" if self._overdue else None
+            truncation = "program_time" if self._overdue else "refused_requests" if self._stopped else None
             await self._finish("the episode has ended")
         if self._crash is not None and truncation is None:
             self._state = "ended"
@@ -281,6 +285,7 @@ class ProgramEnvironment(SandboxEnvironment):
         self._asked = asyncio.Queue()
         self._conversations = Conversations()
         self._overdue = False
+        self._stopped = ""
         await super()._begin(task)
 
     async def _end(self) -> None:
@@ -298,13 +303,18 @@ class ProgramEnvironment(SandboxEnvironment):
     async def _next(self) -> Observation | None:
         """What the next request says that is new in its conversation; None: the program has ended, or its time."""
         assert self._program is not None
+        assert self._access is not None
         self._current = None
         asking = asyncio.ensure_future(self._asked.get())
+        stopped = asyncio.ensure_future(self._access.stopped.wait())
         try:
             with limited_elsewhere():
                 async with asyncio.timeout(self.config.wall_s):
                     while True:
-                        await asyncio.wait([asking, self._program], return_when=FIRST_COMPLETED)
+                        await asyncio.wait([asking, stopped, self._program], return_when=FIRST_COMPLETED)
+                        if stopped.done():
+                            self._stopped = self._access.closed
+                            return None
                         if self._program.done():  # what it left running may ask on
                             return None
                         asked = asking.result()
@@ -316,6 +326,7 @@ class ProgramEnvironment(SandboxEnvironment):
             return None
         finally:
             asking.cancel()
+            stopped.cancel()
         conversation, news, self._branch = self._conversations.place(asked.request.messages, asked.request.tools)
         self._current = asked, conversation
         self.messages += news

@@ -346,7 +346,7 @@ class _Body:
 
 
 def _too_long() -> RefusedRequestError:
-    return RefusedRequestError(f"more than {MAX_BODY >> 20} MiB", status=413, code="request_too_large")
+    return RefusedRequestError(f"the body has more than {MAX_BODY >> 20} MiB", status=413, code="request_too_large")
 
 
 def _check_headers(scope: Scope) -> Headers:

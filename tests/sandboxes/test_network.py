@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import pytest_asyncio
 
 from forge_env.errors import UsageError
 from forge_env.sandbox import SandboxEngine, SandboxSpec
-from sandboxes.network import AllowList, FilteringProxy
+from sandboxes.network import _MAX_CONNECTIONS, AllowList, FilteringProxy
 
 FETCH = (
     "import urllib.request, urllib.error\n"
@@ -202,3 +202,48 @@ async def test_a_listed_name_at_a_private_address_is_refused() -> None:
     async with echo() as server, proxy(f"localhost:{server}", f"127.0.0.1:{server}", f"[::1]:{server}") as port:
         answer = await ask(port, b"CONNECT localhost:%d HTTP/1.1\r\nHost: h\r\n\r\nhello" % server)
     assert answer == b"HTTP/1.1 200 Connection established\r\n\r\nhello"
+
+
+async def test_connections_beyond_the_most_wait_their_turn() -> None:
+    """A program that opens too many doesn't keep the event loop busy: they stay in the queue of its socket."""
+    async with echo() as server, proxy(f"127.0.0.1:{server}") as port:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(_MAX_CONNECTIONS)]
+        head = f"GET http://127.0.0.1:{server}/ HTTP/1.1\r\nHost: h\r\n\r\n".encode()
+        waiting = asyncio.create_task(ask(port, head))
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not done
+        silent[0][1].close()
+        assert b"GET / HTTP/1.1" in await waiting
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_connections_that_wait_end_with_their_user() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    served = FilteringProxy(listener, AllowList([]))
+    await served.start()
+    port = listener.getsockname()[1]
+    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(_MAX_CONNECTIONS + 5)]
+    await asyncio.sleep(0)
+    served.drop_connections()
+    for reader, writer in connections:
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+    assert b"403" in await ask(port, b"GET http://example.org/ HTTP/1.1\r\nHost: h\r\n\r\n"), "the next user is served"
+    served.close()
+
+
+async def test_what_a_sandbox_sends_is_spaced_out() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    served = FilteringProxy(listener, AllowList([]))
+    served._pace.charge(1000.0)  # its programs have sent very much
+    await served.start()
+    port = listener.getsockname()[1]
+    await ask(port, b"GET http://example.org/ HTTP/1.1\r\n\r\n")  # accepted before the pace is asked
+    waiting = asyncio.create_task(ask(port, b"GET http://example.org/ HTTP/1.1\r\n\r\n"))
+    done, _ = await asyncio.wait([waiting], timeout=0.2)
+    assert not done
+    served.close()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)

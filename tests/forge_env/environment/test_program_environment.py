@@ -274,6 +274,28 @@ async def test_a_program_that_hangs_after_an_answer_is_ended(engine: SandboxEngi
     assert trajectory.final_observation[0].content.startswith("[the program has ended]\nwaiting\n")
 
 
+async def test_a_program_whose_requests_are_all_refused_is_stopped(
+    engine: SandboxEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge_env.serve.limits.MAX_REFUSED", 5)
+    mischievous = """
+from asking import *
+import urllib.error
+open("answer.txt", "w").write("DONE 42")
+print(ask(user("Once?"))["content"], flush=True)
+while True:
+    try:
+        ask("no message")
+    except urllib.error.HTTPError:
+        pass
+"""
+    trajectory, _ = await play(engine, ["yes"], mischievous, grace_s=0.1)
+    assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("refused_requests", 1.0, 1)
+    never = mischievous.replace('print(ask(user("Once?"))["content"], flush=True)\n', "")
+    with pytest.raises(EnvironmentBugError, match="its last 5 requests were refused"):
+        await play(engine, [], never, grace_s=0.1)
+
+
 async def test_a_program_that_hangs_up_in_the_middle_of_a_request(either: SandboxEngine) -> None:
     impatient = """
 from asking import *

@@ -689,7 +689,7 @@ async def test_a_huge_request_is_refused(gateway: Gateway) -> None:
     with gateway.open(Model()) as access:
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
             found = await client.post(f"{access.openai_url}/chat/completions", content=endless())
-    assert (found.status_code, found.json()["error"]["message"]) == (413, "more than 8 MiB")
+    assert (found.status_code, found.json()["error"]["message"]) == (413, "the body has more than 8 MiB")
 
 
 def _call(arguments: Any) -> list[Any]:
