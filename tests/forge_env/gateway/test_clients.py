@@ -745,13 +745,65 @@ async def test_a_malformed_call_is_one_conversation(gateway: Gateway) -> None:
     from forge_env.turns import call_of, malformed
 
     for raw in ('{"name": "f",}', '"{}"', "null", "[1]"):
-        conversations = Conversations()
-        question = Message(role="user", content="?")
-        conversation, _, _ = conversations.place([question], [])
-        shown = conversations.answered(conversation, Message(role="assistant", tool_calls=[malformed(raw)]))
-        [call] = shown.tool_calls
         for arguments in (raw, arguments_object(raw)):
+            conversations = Conversations()
+            question = Message(role="user", content="?")
+            conversation, _, _ = conversations.place([question], [])
+            shown = conversations.answered(conversation, Message(role="assistant", tool_calls=[malformed(raw)]))
+            [call] = shown.tool_calls
             repeated = call_of("", arguments_text(arguments), call.id)
             said = Message(role="assistant", tool_calls=[repeated])
             answer = Message(role="tool", tool_call_id=call.id, content="no")
-            assert conversations._goes_on(conversation, [question, said, answer], [])
+            assert conversations.place([question, said, answer], [])[0] is conversation
+
+
+@pytest.mark.parametrize(
+    ("sent", "same"),
+    [('{"b": 2, "a": 1}', True), ('{"a":1.0,"b":2}', True), ('{"a": 1, "b": 3}', False), ('{"a": -1, "b": 2}', False)],
+)
+def test_arguments_have_many_spellings(sent: str, same: bool) -> None:
+    from forge_env.gateway.conversations import Conversations
+    from forge_env.turns import call_of
+
+    conversations = Conversations()
+    question = Message(role="user", content="?")
+    conversation, _, _ = conversations.place([question], [])
+    call = call_of("f", '{"a": 1, "b": 2}', "x")
+    [shown] = conversations.answered(conversation, Message(role="assistant", tool_calls=[call])).tool_calls
+    said = Message(role="assistant", tool_calls=[call_of("f", sent, shown.id)])
+    answer = Message(role="tool", tool_call_id=shown.id, content="done")
+    assert (conversations.place([question, said, answer], [])[0] is conversation) == same
+
+
+async def test_old_responses_make_room_for_new_ones(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge_env.gateway.server.MAX_REMEMBERED", 250)
+    with gateway.open(Model(*["ok"] * 4)) as access:
+        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+
+            async def respond(**body: Any) -> httpx.Response:
+                return await client.post(f"{access.url}/v1/responses", json=body)
+
+            first, second = [(await respond(input="x" * 100)).json()["id"] for _ in range(2)]
+            assert (await respond(input="y" * 30, previous_response_id=first)).status_code == 200
+            assert (await respond(input="y", previous_response_id=first)).status_code == 404
+            assert (await respond(input="y", previous_response_id=second)).status_code == 200
+
+
+async def test_an_episode_that_only_sends_refused_requests_is_stopped(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge_env.serve.limits.MAX_REFUSED", 3)
+    with gateway.open(Model()) as access, gateway.open(Model("ok")) as neighbour:
+        async with httpx.AsyncClient() as client:
+
+            async def post(key: str, body: bytes) -> httpx.Response:
+                return await client.post(f"{gateway.url}/v1/messages", content=body, headers={"x-api-key": key})
+
+            statuses = [
+                (await post(access.key, body)).status_code
+                for body in (b"{}", b"[" * 200 + b"]" * 200, b"x" * (MAX_BODY + 1), b"{}")
+            ]
+            assert statuses == [400, 400, 413, 401]
+            assert access.stopped.is_set()
+            assert access.closed == "its last 3 requests were refused"
+            assert (await post(neighbour.key, json.dumps({"messages": USER}).encode())).status_code == 200
