@@ -59,6 +59,7 @@ STRUCTURE_S = 1e-6
 
 T = TypeVar("T")
 _TEXT = bytes(byte for byte in range(256) if byte not in b'",:[]{}')
+_NO_MARKS = bytes(byte for byte in range(256) if byte not in b",:[{")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """Brackets as signed bytes: one level up or down."""
 
@@ -78,11 +79,11 @@ class RefusedRequestError(Exception):
 
 
 def check_structure(body: bytes) -> int:
-    """Measure the structure of a JSON text without parsing it, in linear time.
+    """Bound the structure of a JSON text before it is parsed, in linear time.
 
     Returns:
-        The number of commas, colons and opening brackets outside of strings. JSON that is accepted has at most
-        `MAX_STRUCTURE` of them, plus one, values and keys.
+        At least the number of its commas, colons and opening brackets outside of strings. There are at most as many
+        values and keys, plus one.
 
     Raises:
         RefusedRequestError: there are more than `MAX_STRUCTURE`, arrays and objects are nested more than `MAX_NESTING`
@@ -90,17 +91,29 @@ def check_structure(body: bytes) -> int:
     """
     if b"\0" in body:
         raise RefusedRequestError("the body is not JSON in UTF-8: it has NUL bytes")
+    marks = body.translate(None, _NO_MARKS)  # of most requests they are few, even with those in strings
+    if len(marks) <= MAX_STRUCTURE and marks.count(b"[") + marks.count(b"{") <= MAX_NESTING:
+        return len(marks)
+    count, depth = structure(body)
+    if count > MAX_STRUCTURE:
+        raise _too_much()
+    if depth > MAX_NESTING:
+        raise RefusedRequestError(f"the body is nested more than {MAX_NESTING} levels deep")
+    return count
+
+
+def structure(body: bytes) -> tuple[int, int]:
+    """The number of commas, colons and opening brackets outside of the strings of a JSON text, and its depth.
+
+    Raises:
+        RefusedRequestError: it has more strings than `MAX_STRUCTURE` allows.
+    """
     strings = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     if strings.count(b'"') > 2 * (MAX_STRUCTURE + 1):  # each string but one has a comma, colon or bracket
         raise _too_much()
     outside = b"".join(strings.translate(None, _TEXT).split(b'"')[::2])
-    count = sum(map(outside.count, (b",", b":", b"[", b"{")))
-    if count > MAX_STRUCTURE:
-        raise _too_much()
-    steps = memoryview(outside.translate(_STEPS, b'",:')).cast("b")
-    if max(accumulate(steps), default=0) > MAX_NESTING:
-        raise RefusedRequestError(f"the body is nested more than {MAX_NESTING} levels deep")
-    return count
+    steps = memoryview(outside.translate(_STEPS, b",:")).cast("b")
+    return sum(map(outside.count, (b",", b":", b"[", b"{"))), max(accumulate(steps), default=0)
 
 
 def _too_much() -> RefusedRequestError:

@@ -31,6 +31,7 @@ from forge_env.serve.limits import (
     RefusedRequestError,
     RequestLimits,
     check_structure,
+    structure,
 )
 from tests.forge_env.serve.serving import serving, until
 
@@ -62,8 +63,9 @@ def test_structure_is_that_of_the_parsed_value(
     value: Any, ascii_only: bool, indent: int | None, separators: tuple[str, str]
 ) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent, separators=separators).encode()
-    items, empty, _ = counted(json.loads(text))
-    assert check_structure(text) == items - 1 + empty
+    items, empty, depth = counted(json.loads(text))
+    assert structure(text) == (items - 1 + empty, depth)
+    assert check_structure(text) >= items - 1 + empty
 
 
 @given(VALUES, st.integers(0, 60), st.integers(0, 6))
@@ -104,7 +106,7 @@ def test_a_text_that_is_no_json_is_bounded_up_to_its_mistake(parts: list[bytes])
         read = len(body)
     except json.JSONDecodeError as error:
         read = len(body.decode()[: error.pos].encode())
-    assert check_structure(body) >= slowly(body[:read])
+    assert structure(body)[0] >= slowly(body[:read])
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_a_text_that_is_no_json_is_bounded_up_to_its_mistake(parts: list[bytes])
         (b"[" + b"1," * MAX_STRUCTURE + b"1]", "more than 120,000 commas, colons and opening brackets"),
         (b"[" + b"[]," * MAX_STRUCTURE + b"1]", "more than 120,000"),
         (b'["' + b'","' * MAX_STRUCTURE + b'"]', "more than 120,000"),
-        (b'"' * 5 * MAX_STRUCTURE, "more than 120,000"),
+        (b"[" * 101 + b'"' * 5 * MAX_STRUCTURE, "more than 120,000"),
         (b"[" * (MAX_NESTING + 1) + b"]" * (MAX_NESTING + 1), "nested more than 100 levels deep"),
         (b'{"a":[' * 60 + b"1" + b"]}" * 60, "nested more than 100 levels deep"),
         (b"[" * 110_000, "nested more than 100 levels deep"),
@@ -128,6 +130,7 @@ def test_structure_beyond_the_limits_is_refused(body: bytes, why: str) -> None:
 def test_a_long_text_full_of_brackets_is_no_structure() -> None:
     body = json.dumps({"code": 'x["\\"], {[' * 700_000}).encode()
     assert check_structure(body) == 2
+    assert structure(body) == (2, 1)
 
 
 # --- requests, without a network
