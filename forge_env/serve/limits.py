@@ -54,7 +54,7 @@ BYTE_S = 3e-8
 """Estimated work for a byte of a body."""
 DRAINED_BYTE_S = 5e-9
 """Estimated work for a byte that is dropped."""
-STRUCTURE_S = 1e-6
+STRUCTURE_S = 2e-6
 """Estimated work for a comma, colon or opening bracket."""
 
 T = TypeVar("T")
@@ -95,8 +95,6 @@ def check_structure(body: bytes) -> int:
     if len(marks) <= MAX_STRUCTURE and marks.count(b"[") + marks.count(b"{") <= MAX_NESTING:
         return len(marks)
     count, depth = structure(body)
-    if count > MAX_STRUCTURE:
-        raise _too_much()
     if depth > MAX_NESTING:
         raise RefusedRequestError(f"the body is nested more than {MAX_NESTING} levels deep")
     return count
@@ -106,14 +104,17 @@ def structure(body: bytes) -> tuple[int, int]:
     """The number of commas, colons and opening brackets outside of the strings of a JSON text, and its depth.
 
     Raises:
-        RefusedRequestError: it has more strings than `MAX_STRUCTURE` allows.
+        RefusedRequestError: the number is above `MAX_STRUCTURE`.
     """
     strings = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     if strings.count(b'"') > 2 * (MAX_STRUCTURE + 1):  # each string but one has a comma, colon or bracket
         raise _too_much()
     outside = b"".join(strings.translate(None, _TEXT).split(b'"')[::2])
+    count = sum(map(outside.count, (b",", b":", b"[", b"{")))
+    if count > MAX_STRUCTURE:
+        raise _too_much()
     steps = memoryview(outside.translate(_STEPS, b",:")).cast("b")
-    return sum(map(outside.count, (b",", b":", b"[", b"{"))), max(accumulate(steps), default=0)
+    return count, max(accumulate(steps[: 2 * count]), default=0)  # of JSON, these are all
 
 
 def _too_much() -> RefusedRequestError:
