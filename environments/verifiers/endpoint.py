@@ -7,6 +7,7 @@ import json
 import time
 from typing import Any
 
+from forge_env.serve.limits import MAX_BODY, RefusedRequestError, check_structure
 from forge_env.types import Message, ToolSpec
 
 MODEL = "forge-env"
@@ -68,7 +69,12 @@ class Endpoint:
         from aiohttp import web
 
         async def complete(request: web.Request) -> web.Response:
-            body = await request.json()
+            text = await request.read()
+            try:
+                check_structure(text)
+                body = json.loads(text)
+            except (RefusedRequestError, ValueError, RecursionError) as error:
+                raise web.HTTPBadRequest(text=str(error)) from None
             asked = Request(body)
             await self.requests.put(asked)
             reply = await asked.answered
@@ -76,7 +82,7 @@ class Endpoint:
                 return web.Response(text=as_stream(reply), content_type="text/event-stream")
             return web.json_response(reply)
 
-        app = web.Application(client_max_size=256 * 1024 * 1024)
+        app = web.Application(client_max_size=MAX_BODY)
         app.router.add_post("/v1/chat/completions", complete)
         self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
