@@ -292,7 +292,7 @@ class RequestLimits:
                 or its client waits for leave to send it (`Expect`).
         """
         length = headers.get("content-length", "")
-        declared = int(length) if length.isdecimal() else 0
+        declared = int(length) if length.isdecimal() and len(length) < 20 else 0
         body.check(declared)
         if body.error is not None and (declared > MAX_DRAINED or "expect" in headers):
             raise body.error

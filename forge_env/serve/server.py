@@ -112,6 +112,7 @@ def _protocol(silent: dict[asyncio.Protocol, None]) -> type[asyncio.Protocol]:
         from uvicorn.protocols.http.h11_impl import H11Protocol as Base  # type: ignore[assignment]
 
     class Bounded(Base):
+        _counts = hasattr(Base, "on_body")
         _unread = 0
         _deadline: asyncio.TimerHandle | None = None
 
@@ -124,7 +125,8 @@ def _protocol(silent: dict[asyncio.Protocol, None]) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
-            self._unread += len(data)
+            if self._counts:
+                self._unread += len(data)
             super().data_received(data)
             if self.transport.is_closing() or self.transport.get_protocol() is not self:
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -365,6 +366,13 @@ async def test_only_clients_among_others_wait(monkeypatch: pytest.MonkeyPatch) -
 # --- connections
 
 
+@pytest.fixture(params=["httptools", "h11"])
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of uvicorn's two parsers serves."""
+    if request.param == "h11":
+        monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.httptools_impl", None)
+
+
 @asynccontextmanager
 async def listening() -> AsyncIterator[Callable[[], Any]]:
     """Opens connections to a server that echoes."""
@@ -391,6 +399,7 @@ async def listening() -> AsyncIterator[Callable[[], Any]]:
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 
 
+@pytest.mark.usefixtures("parser")
 async def test_a_head_without_an_end_is_refused() -> None:
     async with listening() as connect:
         for line in (b"X: " + b"y" * (1 << 20), b"X: y\r\n" * 100_000):
@@ -398,6 +407,17 @@ async def test_a_head_without_an_end_is_refused() -> None:
             writer.write(HEAD + line)
             answer = await ended(reader)
             assert answer in (b"", server.TOO_MUCH)
+
+
+@pytest.mark.usefixtures("parser")
+async def test_bodies_of_one_connection_add_up() -> None:
+    async with listening() as connect:
+        reader, writer = await connect()
+        body = b"1" * 100_000
+        for _ in range(5):
+            writer.write(HEAD + b"Content-Length: 100000\r\n\r\n" + body)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(6) == b"100000"
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
@@ -408,6 +428,7 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
+@pytest.mark.usefixtures("parser")
 async def test_frames_of_chunks_are_bounded() -> None:
     async with listening() as connect:
         reader, writer = await connect()
@@ -415,6 +436,7 @@ async def test_frames_of_chunks_are_bounded() -> None:
         assert await ended(reader) in (b"", server.TOO_MUCH)
 
 
+@pytest.mark.usefixtures("parser")
 async def test_who_sends_no_head_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_S", 0.05)
     async with listening() as connect:
@@ -424,6 +446,7 @@ async def test_who_sends_no_head_is_let_go(monkeypatch: pytest.MonkeyPatch) -> N
             assert await ended(reader) == b""
 
 
+@pytest.mark.usefixtures("parser")
 async def test_silent_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_SILENT", 3)
     async with listening() as connect:
