@@ -252,7 +252,8 @@ async def serve_cards(address: Address, monarch: str) -> asyncio.Server:
             writer.write(json.dumps(await asyncio.to_thread(_told, question, monarch)).encode() + b"\n")
             with suppress(OSError):  # whoever asked is gone
                 await writer.drain()
-                await reader.read()  # they may keep the connection, to learn of this worker's end
+                while await reader.read(MOST):  # they may keep the connection, to learn of this worker's end
+                    pass
 
     context = tls_context(address, serving=True)
     return await asyncio.start_server(answer, sock=listen(address), limit=MOST, ssl=context)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -260,3 +261,19 @@ async def test_two_can_not_listen_at_one_address() -> None:
 def test_a_worker_listens_at_one_named_address(address: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", address]) in (1, 2)
     assert said in capfd.readouterr().err
+
+
+async def test_what_is_sent_after_a_question_is_dropped() -> None:
+    async with await serve_cards(address := free_address(), "service"):
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(json.dumps(asdict(Question())).encode() + b"\n")
+        assert json.loads(await reader.readline())["monarch"] == "service"
+        tracemalloc.start()
+        try:
+            for _ in range(32):
+                writer.write(bytes(1 << 20))
+                await writer.drain()
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        finally:
+            tracemalloc.stop()
+            writer.close()
