@@ -137,7 +137,7 @@ class Client:
         stop: called after `MAX_REFUSED` refused requests in a row, with the reason.
         open: requests and WebSockets that are open.
         held: bytes of their bodies.
-        refused: refused requests in a row, without those that may be tried again (429).
+        refused: refused requests in a row, without those that may be tried again (429) or were given up (499).
         pace: spaces out its requests.
     """
 
@@ -170,7 +170,7 @@ class Client:
         """Count an answer; stop a client that sends only requests that are refused."""
         if status < 400:
             self.refused = 0
-        elif status < 500 and status != 429:
+        elif status < 500 and status not in (429, 499):
             self.refused += 1
             if self.refused >= MAX_REFUSED and self.stop is not None:
                 self.stop(f"its last {MAX_REFUSED} requests were refused")
