@@ -45,6 +45,8 @@ class ForgeError(Exception):
     """
 
     exit_code = 1
+    truncates = False
+    """Whether it ends an episode as truncated, also when a policy's own code raises it."""
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
         super().__init__(message)
@@ -124,10 +126,14 @@ class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
 class ContextLengthExceeded(ForgeError):
     """The conversation no longer fits the model's context: the policy raises it, the episode is truncated."""
 
+    truncates = True
+
 
 class ChatFormatError(ForgeError):
     """The model's chat format can't write what the conversation has become: the policy raises it, the episode is
     truncated. Programs send what they like, and some formats take a system message only at the beginning."""
+
+    truncates = True
 
 
 class EnvironmentBugError(ForgeError):
@@ -297,7 +303,10 @@ def misfit(default: object, hint: Any) -> str | None:
 
 @contextmanager
 def agent_code(what: str, function: object = None) -> Iterator[None]:
-    """Run an agent's own code: unexpected exceptions become `AgentError`; exceptions of forge-env propagate.
+    """Run an agent's own code: what it raises becomes `AgentError`, whatever its class.
+
+    These propagate: what truncates an episode, and errors that forge-env raised, such as those of an endpoint or a
+    sandbox that the agent uses. A `UsageError` of a call that the agent made is the agent's mistake.
 
     Args:
         what: is run.
@@ -305,12 +314,21 @@ def agent_code(what: str, function: object = None) -> Iterator[None]:
     """
     try:
         yield
-    except ForgeError:
-        raise
     except BaseException as error:  # anything that the agent's code raises, even SystemExit
-        if not _is_mistake(error):
+        if isinstance(error, ForgeError):
+            called = bool(_authors(traceback.extract_tb(error.__traceback__)))
+            agents = called and (isinstance(error, UsageError) or not raised_by_platform(error))
+            if error.truncates or not agents:
+                raise
+        elif not _is_mistake(error):
             raise
         raise crash_of(what, error, function) from error
+
+
+def raised_by_platform(error: BaseException) -> bool:
+    """Whether forge-env raised an exception: the innermost function of its traceback, libraries aside, is its own."""
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
+    return bool(frames) and is_platform(frames[-1])
 
 
 def crash_of(what: str, error: BaseException, function: object = None) -> AgentError:

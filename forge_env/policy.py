@@ -131,6 +131,8 @@ class LimitReached(ForgeError):
     The message is the limit's name. `reply` is the turn that went beyond; it is recorded and not acted on.
     """
 
+    truncates = True
+
     def __init__(self, message: str, *, fix: str | None = None, reply: Reply | None = None) -> None:
         super().__init__(message, fix=fix)
         self.reply = reply
@@ -149,7 +151,8 @@ class PolicySession(ABC):
             ContextLengthExceeded: the conversation no longer fits; the episode is truncated.
             ChatFormatError: the model's chat format can't write the conversation; the episode is truncated.
             LimitReached: another limit; the episode is truncated.
-            GeneratorError: the model could not be asked; the episode is tried again.
+            GeneratorError: forge-env could not ask the model; the episode is tried again. In an evaluation, one that
+                the policy's own code raises is a crash of the agent.
         """
 
     def limit_reply(self, tokens: int) -> None:  # noqa: B027 - a session that can't be told ignores it

@@ -14,7 +14,7 @@ from forge_env.rewards.equivalence import MAX_CHARS, close
 from forge_env.rewards.quantities import decimal, plain, quantity, spelled, split_unit
 from forge_env.rewards.reasons import explain
 from forge_env.rewards.spans import last_between, without
-from forge_env.rewards.text import NO_TARGET
+from forge_env.rewards.text import EMPTY_TARGET, NO_TARGET
 from forge_env.turns import split_thoughts
 from forge_env.visible import shown
 
@@ -161,7 +161,7 @@ class MathReward:
             return f"the target is a {type(target).__name__}, not a text or a number"
         wanted = _target(target)
         if not spelled(wanted[:MAX_CHARS]):
-            return "the target is empty"
+            return EMPTY_TARGET
         if len(wanted) > MAX_CHARS:
             return f"the target {shown(wanted)} has more than {MAX_CHARS} characters"
         return None if _balanced(wanted) else f"the target {shown(wanted)} is truncated: its brackets don't match"

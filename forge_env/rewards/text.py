@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from forge_env.rewards.reasons import explain
 from forge_env.rewards.spans import last_between
@@ -16,16 +17,36 @@ Target = str | int | float | Iterable[str]
 """One text or number, or a list of accepted texts."""
 _ANY_TAG = re.compile(r"</?think>")
 NO_TARGET = "the task has no target: give it data['answer'] or gold"
+EMPTY_TARGET = "the target is empty"
 MAX_COMPARED_CHARS = 4_000
 """Fuzzy comparison takes time in proportion to the product of the lengths: longer responses are compared up to here."""
 
 
-def _accepted(target: Target | None) -> list[str]:
+def _accepted(target: object) -> list[str]:
     if target is None:
         raise ValueError(NO_TARGET)
-    if isinstance(target, str | int | float):
-        return [str(target)]
-    return [str(item) for item in target]
+    texts = [target] if isinstance(target, str | Real) else target
+    if isinstance(texts, Mapping):
+        raise ValueError(
+            f"the target is a mapping of {shown(', '.join(map(str, texts)))}, whose keys are not accepted texts: give "
+            "a text or a list of texts, such as columns: {answer: answer.aliases}"
+        )
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        raise ValueError(f"the target is a {type(texts).__name__}: give a text, a number or a list of them")
+    accepted = list(texts)
+    for item in accepted:
+        if not isinstance(item, str | Real):
+            raise ValueError(f"an accepted text of the target is a {type(item).__name__}, not a text or a number")
+    return [str(item) for item in accepted]
+
+
+def _target_problem(target: object, normal: Callable[[str], str]) -> str | None:
+    """Why a target can't be compared: it is not one or several texts, or an empty response would equal it."""
+    try:
+        texts = _accepted(target)
+    except ValueError as error:
+        return str(error)
+    return None if texts and all(map(normal, texts)) else EMPTY_TARGET
 
 
 @dataclass(eq=False, kw_only=True)
@@ -52,6 +73,14 @@ class ExactMatch:
             reason = "wrong answer" if response.strip() else "no answer"
             explain(reason, [f"expected {expected}, got {shown(response)}"])
         return float(right)
+
+    def check_target(self, target: object) -> str | None:
+        """Why `target` can't be compared with answers; None if it can. Called when tasks are loaded.
+
+        Args:
+            target: the true answer of a task.
+        """
+        return _target_problem(target, self._normal)
 
     def _normal(self, text: str) -> str:
         if self.ignore_case:
@@ -82,6 +111,14 @@ class FuzzyMatch:
         ratios = [similarity(given, text.strip().casefold()[:MAX_COMPARED_CHARS]) for text in _accepted(target)]
         best = max(ratios, default=0.0)
         return best if best >= self.threshold else 0.0
+
+    def check_target(self, target: object) -> str | None:
+        """Why `target` can't be compared with answers; None if it can. Called when tasks are loaded.
+
+        Args:
+            target: the true answer of a task.
+        """
+        return _target_problem(target, str.strip)
 
 
 def similarity(one: str, two: str) -> float:
@@ -152,6 +189,10 @@ def fuzzy_match(response: str, target: Target) -> float:
         0.6666666666666666
     """
     return FuzzyMatch()(response, target)
+
+
+exact_match.check_target = ExactMatch().check_target  # type: ignore[attr-defined]
+fuzzy_match.check_target = FuzzyMatch().check_target  # type: ignore[attr-defined]
 
 
 @dataclass(eq=False)

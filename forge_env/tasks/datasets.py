@@ -10,6 +10,7 @@ import json
 import math
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -121,6 +122,8 @@ def _session() -> tuple[Any, type[Exception]]:
 # columns={"prompt": "question"})` says where they are and which column is what; an environment's `tasks(split)` returns
 # `fe.load_tasks(self.config.dataset, split)`.
 
+SETTLED_NS = 100_000_000
+"""A file that changed later than this before it is read may have changed since without another time of change."""
 TASK_FIELDS = ("id", "prompt", "gold", "difficulty", "tags")
 
 
@@ -244,7 +247,7 @@ def _close_streams() -> None:
 def load_tasks(
     config: DatasetConfig | Mapping[str, Any] | str | Path, split: str = "train"
 ) -> Sequence[Task] | StreamedTasks:
-    """Tasks of one split, read once a process.
+    """Tasks of one split, read once a process, and again when a file has changed.
 
     Args:
         config: where they come from, also as a dictionary of the same keys; a path alone will do.
@@ -264,7 +267,7 @@ def load_tasks(
     """
     if not isinstance(config, DatasetConfig):
         config = _config(config)
-    return _load(config.model_dump_json(), split)
+    return _load(config.model_dump_json(), split, _versions(config, split))
 
 
 def _config(given: Mapping[str, Any] | str | Path) -> DatasetConfig:
@@ -274,8 +277,28 @@ def _config(given: Mapping[str, Any] | str | Path) -> DatasetConfig:
         raise UsageError(f"load_tasks: {mistakes(error)}", fix="see the keys of fe.DatasetConfig") from error
 
 
+def _versions(config: DatasetConfig, split: str) -> tuple[tuple[str, int, int, int], ...]:
+    """Path, size and time of change of each local file that is read; no files for a dataset on the hub.
+
+    The last number is 0, or the present time if the file has just changed: another change may not change its time.
+    """
+    path, part = Path(config.path).expanduser(), config.splits.get(split, config.split)
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    if part is not None and Path(part).suffix in READERS:
+        files = [path.parent / part if path.suffix in READERS else Path(part)]
+    versions = []
+    for file in files:
+        if file.is_file():
+            state = file.stat()
+            unsettled = time.time_ns() - state.st_mtime_ns < SETTLED_NS
+            versions.append((str(file), state.st_size, state.st_mtime_ns, time.time_ns() if unsettled else 0))
+    return tuple(versions)
+
+
 @lru_cache(maxsize=64)
-def _load(config_json: str, split: str) -> Sequence[Task] | StreamedTasks:
+def _load(
+    config_json: str, split: str, versions: tuple[tuple[str, int, int, int], ...]
+) -> Sequence[Task] | StreamedTasks:
     config = DatasetConfig.model_validate_json(config_json)
     if config.streaming:
         return StreamedTasks(lambda: (task for _, task in _tasks(config, split)))
