@@ -23,9 +23,11 @@ from forge_env.tools.json_text import BadJSONError, arguments_text, read_json
 from forge_env.types import FunctionCall, Message, ToolCall, clean_unicode
 
 CALL_CLOSE = "</tool_call>"
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_CALL_OPEN = re.compile(r"<tool_call>\s*")
+_JSON = json.JSONDecoder()
 _OPEN = re.compile(r"\s*(?:<think>|<thinking>|\[THINK\])", re.IGNORECASE)
 _CLOSE = re.compile(r"</think>|</thinking>|\[/THINK\]", re.IGNORECASE)
+_TAG = re.compile(r"</?(?:think|thinking)>|\[/?THINK\]", re.IGNORECASE)
 _ANY_OPEN = re.compile(r"<think>|<thinking>|\[THINK\]", re.IGNORECASE)
 
 
@@ -45,9 +47,8 @@ def read_turn(
     if reasoning is not None:
         thoughts = [clean_unicode(reasoning), *thoughts]
     if tools and not calls:
-        blocks = _CALL.findall(content)
+        content, blocks = _split_calls(content)
         calls = [read_call(block, f"call_{turn}_{index}") for index, block in enumerate(blocks)]
-        content = _CALL.split(content, maxsplit=1)[0]
     return Message(
         role="assistant",
         content=content.strip() if thoughts or calls else content,  # separators are not part of the content
@@ -56,11 +57,38 @@ def read_turn(
     )
 
 
+def _split_calls(text: str) -> tuple[str, list[str]]:
+    """The text before the first call, and the calls. Tags inside the strings of a call's JSON don't end it.
+
+    A tag in backticks that no JSON object follows is prose about calls.
+    """
+    first, blocks, position = len(text), [], 0
+    while opening := _CALL_OPEN.search(text, position):
+        is_object = text.startswith("{", opening.end())
+        if not is_object and text[: opening.start()].endswith("`"):
+            position = opening.end()
+            continue
+        closing = text.find(CALL_CLOSE, _json_end(text, opening.end()) if is_object else opening.end())
+        end = len(text) if closing < 0 else closing
+        first = min(first, opening.start())
+        blocks.append(text[opening.start() + len("<tool_call>") : end])
+        position = end + len(CALL_CLOSE)
+    return text[:first], blocks
+
+
+def _json_end(text: str, start: int) -> int:
+    """Where the JSON value at `start` ends; `start` if it isn't valid."""
+    try:
+        return _JSON.raw_decode(text, start)[1]
+    except (ValueError, RecursionError):  # a number with too many digits is a ValueError
+        return start
+
+
 def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = False) -> tuple[list[str], str]:
     """Split a turn's text into `(thoughts, rest)`.
 
     A block that is never closed extends to the end, or to a complete call at the end: some models call a tool without
-    closing their thoughts.
+    closing their thoughts. A block may contain others.
 
     Args:
         text: of the turn.
@@ -73,7 +101,7 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
     if opening is None and not opened and (only_leading or not _closes_the_prompts_block(text)):
         return [], text
     while True:
-        closing = _CLOSE.search(text, start)
+        closing = _closing(text, start)
         if closing is None:
             call = text.find("<tool_call>", start)
             end = call if call >= 0 and text.rstrip().endswith(CALL_CLOSE) else len(text)
@@ -83,6 +111,20 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
         if (opening := _OPEN.match(text, start)) is None:
             return thoughts, text[start:]
         start = opening.end()
+
+
+def _closing(text: str, start: int) -> re.Match[str] | None:
+    """The tag that closes the block whose content begins at `start`; the next one if blocks in it are never closed."""
+    first, depth = None, 1
+    for tag in _TAG.finditer(text, start):
+        if _OPEN.fullmatch(tag.group()):
+            depth += 1
+            continue
+        first = first or tag
+        depth -= 1
+        if depth == 0:
+            return tag
+    return first
 
 
 def _closes_the_prompts_block(text: str) -> bool:

@@ -232,23 +232,90 @@ def _forge_plain(value, depth=0):
     return value
 '''
 """In the agent's process. The agent's code may change it, but could return any value anyway."""
+LONGEST_ITERATOR = 10_000
+"""Items of an iterator that tests can read."""
+PACKED = f'''
+def _forge_packed(value, depth=0):
+    """Plain data for what a function returned; what is not plain becomes a tuple that the tests' process unpacks."""
+    import collections.abc, datetime, itertools
+    if depth > 60:
+        return value
+    inner = lambda items: [_forge_packed(item, depth + 1) for item in items]
+    mark = lambda name, *parts: ("_forge_packed", name, parts)
+    if isinstance(value, dict):
+        return dict(zip(inner(value.keys()), inner(value.values())))
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            return kind(inner(value))
+    kind, empty = type(value), {{}}
+    if kind is range:
+        return mark("range", value.start, value.stop, value.step)
+    for name in ("keys", "values", "items"):
+        if kind is type(getattr(empty, name)()):
+            return mark(name, *inner(value))
+    if isinstance(value, collections.abc.Iterator):
+        items = inner(itertools.islice(value, {LONGEST_ITERATOR} + 1))
+        return mark("iterator", len(items) > {LONGEST_ITERATOR}, *items[:{LONGEST_ITERATOR}])
+    if kind in (datetime.date, datetime.datetime, datetime.time):
+        return mark(kind.__name__, value.isoformat())
+    if kind is datetime.timedelta:
+        return mark("timedelta", value.days, value.seconds, value.microseconds)
+    plain = _forge_plain(value)
+    if plain is None or type(plain) in (bool, int, float, str, bytes, bytearray, complex, set):
+        return plain
+    return mark("object", f"{{kind.__module__}}.{{kind.__qualname__}}", bool(value))
+'''
+"""In the agent's process, for tests. A forged mark stands for nothing but data, iterators and objects that equal nothing."""
 METHOD = '''
 def _forge_method(name):
     """The method of `Solution`, or the function if there is no such class."""
     return getattr(Solution(), name) if "Solution" in globals() else globals()[name]
 '''
 ONLY_PLAIN = '''
+import datetime as _forge_datetime
+import operator as _forge_operator
 import solution as _forge_solution
 
+def _forge_unpacked(name, parts):
+    if name == "range":
+        return range(*parts)
+    if name == "iterator":
+        return _forge_iterator(*parts)
+    if name in ("keys", "items"):
+        return getattr(dict.fromkeys(parts) if name == "keys" else dict(parts), name)()
+    if name == "values":
+        return dict(enumerate(parts)).values()
+    if name in ("date", "datetime", "time"):
+        return getattr(_forge_datetime, name).fromisoformat(*parts)
+    return _forge_datetime.timedelta(*parts) if name == "timedelta" else _forge_object(*parts)
+
+def _forge_iterator(is_cut, *items):
+    yield from items
+    if is_cut:
+        raise RuntimeError(f"the judged code returned an iterator of more than {len(items)} items")
+
+def _forge_object(kind, truth):
+    """An object that only has a truth value."""
+    def refuse(*_, **__):
+        raise TypeError(f"the judged code returned a {kind}, which is not plain data: only its truth is known")
+    names = "eq ne lt le gt ge hash str repr len iter next contains getitem getattr call add sub mul abs round int float"
+    methods = {f"__{name}__": refuse for name in names.split()}
+    return type("object", (), {**methods, "__bool__": lambda self: bool(truth)})()
+
 def _forge_checked(value):
-    """The value if all of it is plain data: an object of the judged code could equal anything."""
+    """The value, unpacked, if all of it is plain data: an object of the judged code could equal anything."""
     kind = type(value)
     if kind in (list, tuple, set, frozenset):
-        for item in value:
-            _forge_checked(item)
-    elif kind is dict:
-        for pair in value.items():
-            _forge_checked(pair)
+        items = list(value)
+        if kind is tuple and len(items) == 3 and type(items[0]) is str and items[0] == "_forge_packed":
+            return _forge_unpacked(_forge_checked(items[1]), [_forge_checked(item) for item in items[2]])
+        checked = [_forge_checked(item) for item in items]
+        return value if all(map(_forge_operator.is_, items, checked)) else kind(checked)
+    if kind is dict:
+        pairs = [pair for item in value.items() for pair in item]
+        checked = [_forge_checked(item) for item in pairs]
+        if not all(map(_forge_operator.is_, pairs, checked)):
+            return dict(zip(checked[::2], checked[1::2]))
     elif value is not None and kind not in (bool, int, float, str, bytes, bytearray, complex):
         raise TypeError(f"the judged code returned a {kind.__name__}, which is not plain data")
     return value
@@ -262,7 +329,8 @@ def _forge_function(name):
 
 def callable_source(names: Sequence[str]) -> str:
     """Source for the agent's process: wrappers of its functions that return plain values, for tests to import."""
-    return "".join(f"def _forge_call_{name}(*args, **kw): return _forge_plain({name}(*args, **kw))\n" for name in names)
+    calls = (f"def _forge_call_{name}(*args, **kw): return _forge_packed({name}(*args, **kw))\n" for name in names)
+    return "".join([PACKED, *calls])
 
 
 def test_source(names: Sequence[str], setup: str, statements: str) -> str:

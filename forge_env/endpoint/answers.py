@@ -140,6 +140,8 @@ def _reasoning(raw: dict[str, Any]) -> str:
 
 def _tool_calls(raw: dict[str, Any]) -> list[ToolCall]:
     given = raw.get("tool_calls") or []
+    if not given and raw.get("function_call"):  # the older form of a call
+        given = [{"function": raw["function_call"]}]
     if not isinstance(given, list):
         raise MalformedAnswerError(f"tool_calls is {beginning(given, 100)!r} where a list is expected")
     calls: list[ToolCall] = []
@@ -149,12 +151,17 @@ def _tool_calls(raw: dict[str, Any]) -> list[ToolCall]:
         function = _mapping(call.get("function"), f"the function of tool call {index}")
         if function.get("name") is None:
             raise MalformedAnswerError(f"tool call {index} has no name")
-        call_id = _text(call.get("id"), "the id of a tool call") or f"call_{index}"
+        call_id = _call_id(call.get("id")) or f"call_{index}"
         while call_id in seen:  # answers are matched by id
             call_id += f"_{index}"
         seen.add(call_id)
         calls.append(call_of(function["name"], function.get("arguments"), call_id))
     return calls
+
+
+def _call_id(value: Any) -> str:
+    """The id of a tool call, which some endpoints number."""
+    return str(value) if type(value) is int else _text(value, "the id of a tool call")
 
 
 def _read_tokens(reply: Reply, data: dict[str, Any], choice: dict[str, Any]) -> None:
@@ -244,7 +251,7 @@ def _joined(pieces: list[str]) -> str:
 class _Call:
     """One tool call in pieces."""
 
-    id: str | None = None
+    id: str | int | None = None
     name: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
 
@@ -260,6 +267,8 @@ def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], details: lis
                 texts.setdefault(key, []).append(delta[key])
         for call in delta.get("tool_calls") or []:
             _add_call(calls, call)
+        if function := delta.get("function_call"):
+            _add_call(calls, {"index": 0, "function": function})
         for part in delta.get("reasoning_details") or []:
             _add_detail(details, part)
         for key in ("finish_reason", "prompt_token_ids", "error"):
@@ -288,12 +297,12 @@ def _add_call(calls: list[_Call], piece: dict[str, Any]) -> None:
     """Pieces of one call share an index; a piece without one continues the last call unless it brings an id."""
     index = piece.get("index")
     if index is None:
-        index = len(calls) if piece.get("id") or not calls else len(calls) - 1
+        index = len(calls) if piece.get("id") not in (None, "") or not calls else len(calls) - 1
     if not isinstance(index, int) or not 0 <= index <= len(calls):
         raise MalformedAnswerError(f"an event continues tool call {index!r} of {len(calls)}")
     if index == len(calls):
         calls.append(_Call())
     call, function = calls[index], piece.get("function") or {}
-    call.id = call.id or piece.get("id")
+    call.id = piece.get("id") if call.id is None else call.id
     call.name.append(function.get("name") or "")
     call.arguments.append(function.get("arguments") or "")

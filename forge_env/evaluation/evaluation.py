@@ -9,7 +9,7 @@ import asyncio
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +36,7 @@ from forge_env.logs import log_to, move_log
 from forge_env.policy import Policy
 from forge_env.redaction import learn
 from forge_env.registry import environment_class, make, make_config
-from forge_env.rewards.rubric import check_targets
+from forge_env.rewards.rubric import SHOWN_TASKS, check_targets
 from forge_env.rollout.opponents import Named, check_named, open_opponents
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
 from forge_env.run.folder import check_readable
@@ -112,7 +112,7 @@ class Evaluation:
         for label, source in self._sources.items():
             check_score(config.score, label, source.environment)
             share = self.samples.shares[label]
-            check_targets(source.environment, (self.task(share[index]) for index in range(share.tasks)))
+            check_targets(source.environment, self._tasks(share[index] for index in range(share.tasks)))
             check_unique(self._ids(label), label, "task", UNIQUE_FIX)
         if self.policy is None:
             self.policy = scripted(config)
@@ -152,6 +152,12 @@ class Evaluation:
         if cls is None:
             return partial(make, choice.name, sandboxes=self._engine, **choice.options)
         return partial(cls, options, sandboxes=self._engine)
+
+    def _tasks(self, samples: Iterable[Sample]) -> Iterator[Task]:
+        """Their tasks, without those that can't be made: a bug of that sample, which is counted."""
+        for sample in samples:
+            with suppress(EnvironmentBugError):
+                yield self.task(sample)
 
     def _ids(self, label: str) -> Iterator[tuple[str, int]]:
         """Id and index of the first `CHECKED_TASKS` tasks of an environment."""
@@ -233,9 +239,9 @@ class Evaluation:
 
     async def _run(self) -> EvaluationResult:
         with self.folder, log_to(self.folder.log), collecting_seldom():
-            self._write_config()
             results = ResultTable()
             pending = await asyncio.to_thread(self._pending, results)  # of a million, it takes minutes
+            self._write_config()
             self.progress.begin()
             writer = self._writer = TrajectoryWriter(
                 self.folder.samples, what="finished samples", reserve=RESERVE_BYTES
@@ -348,11 +354,20 @@ class Evaluation:
         """The samples to be played, without those that earlier processes played.
 
         Their usage goes to the meter, and what they recorded of planned samples to `results`.
+
+        Raises:
+            UsageError: the tasks of finished samples have changed since they were played.
         """
+        changed: set[str] = set()
         for trajectory, result in self.folder.results(self.config.score):
             self._meter.total.add(TokenUsage(**trajectory.info.get("usage", {})))
-            if self._number(result) is not None:
+            if (number := self._number(result)) is not None:
                 results.add(result)
+                sample = self.samples.shares[result.environment][number]
+                is_other = result.valid and not self._has_task(sample, trajectory.info.get("task"))
+                (changed.add if is_other else changed.discard)(result.id)
+        if changed:
+            raise _other_tasks(self.folder.root, sorted(changed))
         for damage in self.folder.damage:
             log.warning("%s", damage)
         done: list[tuple[str, int]] = []
@@ -362,6 +377,13 @@ class Evaluation:
                 self.progress.environments[result.environment].add(result)
                 done.append((result.environment, number))
         return self.samples.without(done)
+
+    def _has_task(self, sample: Sample, digest: str | None) -> bool:
+        """Whether the sample's task has this digest; True if an older version recorded none."""
+        try:
+            return digest is None or self._sources[sample.label].digest(sample.split, sample.index) == digest
+        except EnvironmentBugError:  # the task can't be made any more
+            return False
 
     def _number(self, result: SampleResult) -> int | None:
         """Of a planned sample in its environment's share of the plan; None if it is not planned."""
@@ -399,6 +421,15 @@ class Evaluation:
         self._write_config()
         self.stop()
         return self.folder.samples
+
+
+def _other_tasks(folder: Path, ids: list[str]) -> UsageError:
+    more = f" and {len(ids) - SHOWN_TASKS} more" if len(ids) > SHOWN_TASKS else ""
+    return UsageError(
+        f"{folder}: the tasks of {len(ids)} finished samples have changed since they were played: "
+        f"{', '.join(ids[:SHOWN_TASKS])}{more}",
+        fix="choose another --out, or restore the data",
+    )
 
 
 def _new_folder(config: EvaluationConfig) -> Path:

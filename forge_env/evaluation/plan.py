@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from forge_env.errors import EnvironmentBugError, UsageError
 from forge_env.evaluation.metering import TokenUsage
 from forge_env.tasks.splits import number_of_tasks
 from forge_env.trajectory import Trajectory
+from forge_env.types import Task
 
 MOST_SAMPLES = 10**12
 """Of one environment: at a million a second, eleven days."""
@@ -37,6 +39,19 @@ class Sample:
     def id(self) -> str:
         """Name in the record."""
         return f"{self.label}/{self.split}/{self.index}/{self.epoch}"
+
+
+def task_digest(task: Task) -> str:
+    """A digest of what a task asks and of its hidden data, by which a resumed evaluation recognizes it.
+
+    Of values that are not JSON, only the type counts.
+    """
+    parts = [task.prompt, [message.model_dump() for message in task.history], task.gold, task.data]
+    try:
+        text = json.dumps(parts, sort_keys=True, default=lambda value: type(value).__name__)
+    except (TypeError, ValueError, RecursionError):  # keys of several types, or an object that contains itself
+        text = json.dumps([task.prompt, task.gold])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +261,7 @@ def check_score(score: str, label: str, env: Environment) -> None:
 
 
 USAGE = TokenUsage.__slots__
-INFO = ("index", "epoch", "max_reward", "usage", "credits", "branches")
+INFO = ("index", "epoch", "max_reward", "usage", "credits", "branches", "task")
 
 
 def check_record(trajectory: Trajectory) -> None:

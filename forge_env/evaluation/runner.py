@@ -28,7 +28,7 @@ from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.environment.base import Environment
 from forge_env.errors import EnvironmentBugError, ForgeError, ProgramCrashError, environment_code, with_place
 from forge_env.evaluation.metering import BudgetExhaustedError, Meter, MeteredPolicy
-from forge_env.evaluation.plan import Sample, SampleResult, result_of
+from forge_env.evaluation.plan import Sample, SampleResult, result_of, task_digest
 from forge_env.evaluation.progress import EvaluationProgress
 from forge_env.evaluation.results import ResultTable
 from forge_env.evaluation.tables import ESTIMATED
@@ -144,8 +144,13 @@ class TaskSource:
     def __init__(self, make: Callable[[], Environment]) -> None:
         self.make = make
         self.environment = make()
-        self._task: Callable[[str, int], Task] = lru_cache(maxsize=4096)(self.environment.task)
-        """The last few thousand are kept for their next epoch."""
+        self._made: Callable[[str, int], tuple[Task, str]] = lru_cache(maxsize=4096)(self._make_task)
+        """Task and digest; the last few thousand are kept for their next epoch."""
+
+    def _make_task(self, split: str, index: int) -> tuple[Task, str]:
+        with self.code("task", f"{split}/{index}"):
+            task = self.environment.task(split, index)
+        return task, task_digest(task)
 
     def code(self, method: str, of: str) -> AbstractContextManager[None]:
         """A block that calls a method of the environment, for the task `of`."""
@@ -154,8 +159,11 @@ class TaskSource:
 
     def task(self, split: str, index: int) -> Task:
         """The task as the environment makes it. `EnvironmentBugError`: it failed, or does not end."""
-        with self.code("task", f"{split}/{index}"):
-            return self._task(split, index)
+        return self._made(split, index)[0]
+
+    def digest(self, split: str, index: int) -> str:
+        """`task_digest` of the task as it was made, before any episode could change it."""
+        return self._made(split, index)[1]
 
 
 @dataclass
@@ -287,7 +295,8 @@ class Runner:
             id=sample.id, environment=sample.label, task_id=f"{sample.split}/{sample.index}", split=sample.split
         )
         try:
-            task = source.task(sample.split, sample.index)
+            task, digest = source.task(sample.split, sample.index), source.digest(sample.split, sample.index)
+            trajectory.info["task"] = digest
             trajectory.task_id, trajectory.split = task.id, task.split
             trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)
             trajectory = await run_episode(
@@ -301,6 +310,7 @@ class Runner:
                 trajectory_id=sample.id,
                 retry=self._retry,
             )
+            trajectory.info["task"] = digest
         except Exception as error:  # a sample is the boundary: one bug must not cost the others
             known = isinstance(error, EnvironmentBugError | BudgetExhaustedError)
             if isinstance(error, ForgeError) and not known:

@@ -25,7 +25,7 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
@@ -119,6 +119,36 @@ CURRENT_CALL: ContextVar[CallScope | None] = ContextVar("current_tool_call", def
 """The call that the running code belongs to; None outside of tools."""
 
 
+_BOOLS_IN = {bool: ("boolean", "integer", "number"), dict: ("object",), list: ("array",)}
+"""Python type of a JSON value that is or may contain a boolean -> types of a schema that could accept it."""
+
+
+def _misplaced_bool(value: Any, schema: Any, definitions: Mapping[str, Any]) -> tuple[str | int, ...] | None:
+    """Path of the first boolean where the schema has numbers, which pydantic would take for 1 or 0; None: none."""
+    kinds = _BOOLS_IN.get(type(value))
+    if kinds is None or not isinstance(schema, dict):
+        return None
+    if "$ref" in schema:
+        return _misplaced_bool(value, definitions.get(str(schema["$ref"]).rpartition("/")[2]), definitions)
+    options = [each for each in schema.get("anyOf", schema.get("oneOf", ())) if each.get("type", kinds[0]) in kinds]
+    if options:
+        paths = [_misplaced_bool(value, option, definitions) for option in options]
+        return None if None in paths else paths[0]
+    if isinstance(value, bool):
+        return () if schema.get("type") in ("integer", "number") else None
+    inner: Iterable[tuple[str | int, Any, Any]] = ()
+    if isinstance(value, dict):
+        properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
+        inner = ((name, item, properties.get(name, rest)) for name, item in value.items())
+    elif isinstance(value, list):
+        first, rest = schema.get("prefixItems", []), schema.get("items")
+        inner = ((at, item, first[at] if at < len(first) else rest) for at, item in enumerate(value))
+    for name, item, part in inner:
+        if (path := _misplaced_bool(item, part, definitions)) is not None:
+            return (name, *path)
+    return None
+
+
 class _Schema(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False  # a title only repeats the name
@@ -164,6 +194,9 @@ class Tool:
     def parse(self, arguments: str) -> dict[str, Any]:
         """Validated keyword arguments from the JSON text of a call; `ToolError` says what is wrong with it."""
         data = self.read(arguments)
+        if (path := _misplaced_bool(data, self.spec.parameters, self.spec.parameters.get("$defs", {}))) is not None:
+            name = ".".join(map(str, path))
+            raise ToolError(f"wrong arguments: {name}: should be a number, not true or false. {self.usage()}")
         try:
             parsed = self._model.model_validate(data)
         except ValidationError as error:
