@@ -265,7 +265,7 @@ def _forge_packed(value, depth=0):
         return plain
     return mark("object", f"{{kind.__module__}}.{{kind.__qualname__}}", bool(value))
 '''
-"""In the agent's process, for tests. A forged mark stands for nothing but data, iterators and objects that equal nothing."""
+"""In the agent's process, for tests. Forged marks become data, iterators, or objects that can't be compared."""
 METHOD = '''
 def _forge_method(name):
     """The method of `Solution`, or the function if there is no such class."""
@@ -298,7 +298,7 @@ def _forge_object(kind, truth):
     """An object that only has a truth value."""
     def refuse(*_, **__):
         raise TypeError(f"the judged code returned a {kind}, which is not plain data: only its truth is known")
-    names = "eq ne lt le gt ge hash str repr len iter next contains getitem getattr call add sub mul abs round int float"
+    names = "eq ne lt le gt ge hash str repr len iter next contains getitem getattr call add sub abs round int float"
     methods = {f"__{name}__": refuse for name in names.split()}
     return type("object", (), {**methods, "__bool__": lambda self: bool(truth)})()
 

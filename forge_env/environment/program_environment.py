@@ -367,9 +367,9 @@ class ProgramEnvironment(SandboxEnvironment):
             self.ended = self.ended or ExecResult(exit_code=None, timed_out=self._overdue)
         elif (error := program.exception()) is None:
             self.ended = program.result()
-        elif isinstance(error, EnvironmentBugError):
-            raise error
-        elif isinstance(error, InfrastructureError | UsageError) and raised_by_platform(error):
+        elif isinstance(error, EnvironmentBugError) or (
+            isinstance(error, InfrastructureError | UsageError) and raised_by_platform(error)
+        ):
             raise error
         else:  # a program that is a Python function of the author's
             self._crash = crash_of(f"{type(self).__name__}.run", error)

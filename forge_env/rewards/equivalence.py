@@ -139,11 +139,14 @@ def _comparison() -> Callable[[str, str, float], bool]:
     read = lru_cache(maxsize=512)(_reader())
 
     def compare(target: str, given: str, tolerance: float) -> bool:
+        target, given = _interval(target, given), _interval(given, target)
         if brackets(target) != brackets(given) and not (_INEQUALITY.search(target) or _INEQUALITY.search(given)):
             return False
         wanted = read(target)
         offered = None if wanted is None else read(given)
         if wanted is None or offered is None or _repeats(wanted) != _repeats(offered):
+            return False
+        if len(_equations(wanted, is_lone=False)) > len(_equations(offered)):
             return False
         if not verify(wanted, offered, timeout_seconds=None, allow_set_relation_comp=True):
             return False
@@ -162,6 +165,10 @@ def _reader() -> Callable[[str], Any]:
     conversion = ConversionConfig(lowercase_symbols=False)
 
     def read(text: str) -> Any:
+        exact, *approximate = _APPROXIMATELY.split(text)
+        if exact.strip() and approximate:
+            value = read(exact)
+            return value if value is not None and all(_approximates(value, each) for each in approximate) else None
         latex = as_latex(text)
         if _MISREAD.search(latex):
             return None
@@ -192,6 +199,61 @@ def _interpreted(expression: Any, has_imaginary: bool) -> Any:
     return expression
 
 
+def _equations(expression: Any, is_lone: bool | None = None) -> list[Any]:
+    """Equations in an expression, or those with or without a lone variable or function on the left.
+
+    math-verify takes the right side of an equation for the answer, also of `x + y = 2`.
+    """
+    from sympy import Derivative, Eq, Pow, Symbol
+    from sympy.core.function import AppliedUndef
+
+    def named(side: Any) -> bool:
+        if isinstance(side, Pow):  # f', or the inverse of f
+            base, power = side.args
+            return named(base) and ("prime" in str(power) or (power == -1 and isinstance(base, AppliedUndef)))
+        return isinstance(side, Symbol | AppliedUndef | Derivative)
+
+    equations = [each for each in (expression, *_elements(expression)) if isinstance(each, Eq)]
+    if is_lone is None:
+        return equations
+    return [each for each in equations if named(each.lhs) == is_lone]
+
+
+def _approximates(value: Any, text: str) -> bool:
+    """Whether a decimal number is `value` to its last digit; `5 \\approx 6` would be two answers."""
+    from sympy import Expr, Rational
+
+    match = _DECIMAL.fullmatch(re.sub(r"\\text\s*\{[^{}\d]*\}$", "", text.strip()).rstrip(" .").strip())
+    if match is None or not isinstance(value, Expr) or value.free_symbols:
+        return False
+    scale = Rational(10) ** (int((match["ten"] or "0").strip("{} ")) - 2 * bool(match["percent"]))
+    digits = match["number"].replace(",", "")
+    places = len(digits.partition(".")[2])
+    last = scale * Rational(10) ** -places
+    exact, rounded = value.evalf(30), Rational(digits) * scale
+    is_cut = places > 0 and abs(rounded) <= abs(exact)
+    return bool(abs(exact - rounded) < last * (1 if is_cut else Rational(51, 100)))
+
+
+def _interval(text: str, other: str) -> str:
+    """Inequalities joined by "or" as a union of intervals, and all real numbers as one, if `other` is not such."""
+    if _REALS.fullmatch(text):
+        return r"(-\infty,\infty)"
+    parts = _ALTERNATIVE.split(text)
+    matches = [_RAY.fullmatch(part) for part in parts]
+    if len(parts) == 1 or _INEQUALITY.search(other) or len({match and match["name"] for match in matches}) > 1:
+        return text
+    rays = []
+    for match in matches:
+        if match is None:
+            return text
+        end = match["end"].strip()
+        closed = (match["sign"].startswith("\\") and match["sign"][2] == "e") or match["sign"] in "\u2264\u2265"
+        below = match["sign"] in ("<", "\u2264") or match["sign"].startswith("\\l")
+        rays.append(rf"(-\infty,{end}{']' if closed else ')'}" if below else rf"{'[' if closed else '('}{end},\infty)")
+    return r"\cup ".join(rays)
+
+
 def _repeats(expression: Any) -> Counter[str]:
     """Repeated elements of a list, which sets drop: 1, 1, 2 is not 1, 2."""
     return Counter({text: n for text, n in Counter(map(str, _elements(expression))).items() if n > 1})
@@ -218,8 +280,21 @@ _OR = re.compile(r"\s*,?\s*(?:\\(?:text|mbox|mathrm)\{\s*(?:or|and)\s*\}|(?<![A-
 _ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _MEMBER = re.compile(r"^\s*(?:[A-Za-z]|\([A-Za-z](?:\s*,\s*[A-Za-z])*\))\s*(?:=|\\in\b|\u2208)\s*")
-_MISREAD = re.compile(r"\d\s*_|(?<!\\):|\d\s+\d|\\dots|\.\.\.")
-"""Text that the parser misreads: `204_5` as 204, `2:1` as 2, `1 2` as 3, `1, \\ldots` as 1."""
+_MISREAD = re.compile(r"\d\s*_|(?<!\\):|\d\s+\d|\\[a-z]?dots|\.\.\.|\\(?:text|math)[a-z]*\s*\{[^{}]*\d")
+"""Text that the parser misreads: `204_5` as 204, `2:1` as 2, `1 2` as 3, `1, \\ldots` and `1\\text{2}` as 1."""
+_ANGLE = re.compile(r"(?:m\s*)?\\angle\s*([A-Z]+)")
+_APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-z])|\u2248")
+_DECIMAL = re.compile(
+    r"(?P<number>-?(?:\d[\d,]*\.?\d*|\.\d+))(?:\s*(?:\\times|\\cdot)\s*10\s*\^\s*(?P<ten>\{\s*-?\d{1,3}\s*\}|\d))?"
+    r"\s*(?P<percent>%)?"
+)
+_REALS = re.compile(r"\s*(?:[A-Za-z]\s*\\in\s*)?\\(?:mathbb\s*(?:\{\s*R\s*\}|R)|R)\s*")
+_ALTERNATIVE = re.compile(r"\s*,?\s*(?:\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z]))\s*")
+_RAY = re.compile(r"\s*(?P<name>[A-Za-z])\s*(?P<sign><|>|\u2264|\u2265|\\[lg](?:eq?|t)(?![a-z]))(?P<end>[^<>=,]+)")
+_DEGREES = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*(?:\d|\{\d\}))?)\s*(\()?\s*(\d+(?:\.\d+)?)\s*\^\\circ\s*(?(2)\))"
+)
+"""The argument of a trigonometric function in degrees."""
 _INEQUALITY = re.compile(r"[<>\u2264\u2265]|\\(?:le|ge|lt|gt)q?(?![a-z])")
 """An inequality equals an interval: `x > 1` is `(1, \\infty)`."""
 _INDEXED = re.compile(r"\\(?:sum|prod|bigcup|bigcap)(?![a-z])")
@@ -235,6 +310,8 @@ _OPENING, _CLOSING = "([{", ")]}"
 def as_latex(text: str) -> str:
     """A formula in the parser's syntax: `sqrt(2)`, `pi` and `x**2` become LaTeX, commas become separators."""
     text = re.sub(r"\\?\$", "", text).replace("**", "^")
+    text = _ANGLE.sub(r"\\text{angle\1}", text)
+    text = re.sub(r"\\lg(?![a-z])", r"\\log_{10}", _DEGREES.sub(r"\1(\\frac{\3\\pi}{180})", text))
     text = _TENS.sub(r" \\cdot 10^{\1}", _BASE.sub(r"\\log_{\1} ", text))
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     text = _PRIMES.sub(lambda primes: "^{" + r"\prime " * len(primes.group()) + "}", text)

@@ -213,16 +213,21 @@ def _same(target: str, given: str, tolerance: float) -> bool | None:
     if one == two and not wanted and not offered:
         return bool(one)
     if _LITERAL.fullmatch(one) or _LITERAL.fullmatch(two):
-        return False
+        return ":" in one and _as_time(one) == _as_time(two)
     if len(one) == len(two) == 1:
         return False  # x is not y, and E is not e
     if choice := _CHOICE.fullmatch(one):
         return choice.group(1) == _chosen(two)
     if not _SIGNS.search(one) or not _SIGNS.search(two):
         return False
-    if _is_words(one) or _is_words(two):
+    if _is_words(target) or _is_words(given):
         return one.casefold() == two.casefold()
     return False if wanted and _SEVERAL.search(two) else None
+
+
+def _as_time(text: str) -> str:
+    """A time in one spelling: "2:30 p.m." and "2:30 PM" are "2:30pm"."""
+    return re.sub(r"[ .]", "", text).casefold()
 
 
 def _chosen(text: str) -> str | None:
@@ -244,6 +249,6 @@ def _balanced(text: str) -> bool:
 
 def _is_words(text: str) -> bool:
     """Whether a text is natural language; in mathematics its letters would be variables."""
-    text = spelled(text)
+    text = spelled(split_unit(plain(text))[0])
     words = [word for word in _WORD.findall(text) if word.lower() not in _FUNCTIONS]
     return bool(words) and (_FORMULA.search(text) is None or _PROSE.search(text) is not None)

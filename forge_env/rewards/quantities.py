@@ -53,6 +53,7 @@ _REWRITES = [
         (r"\^\s*\{?\s*\\(?:circ|degree)(?![a-z])\s*\}?", r"^\\circ "),
         (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{", r"\\text{"),
         (r"\\%", "%"),
+        (r"\\pmod\s*(\d+|[A-Za-z])", r"\\pmod{\1}"),
         (r"(^|[=(\[{,])\s*[\u2010-\u2013]\s*(?=[\d.\\A-Za-z])", r"\1-"),  # between two numbers it is a range
         (r"\\varnothing(?![a-z])|\\\{\s*\\\}", r"\\emptyset "),
     )
@@ -64,6 +65,8 @@ _FRACTIONS = {
 """Fractions that are one character, as LaTeX."""
 _RAISED_RUN = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_SAYS = re.compile(r"(?!(?:and|or)\b)\b[A-Za-z]{2,}")
+"""Words; "2 and 3" has none."""
 _SCRIPT = re.compile(r"([\^_])\s*\{\s*(\w)\s*\}")
 _DASH = re.compile("[\u2010-\u2013]")
 _SPACE = re.compile(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])")
@@ -168,6 +171,8 @@ _NUMBERS = [
         rf"(?P<value>{_DECIMAL}){_EXPONENT}?",
     )
 ]
+_SPACED = re.compile(r"[-+]?[1-9]\d{0,2}(?: \d{3})+")
+"""An integer with spaces between thousands, as in French or by ISO 80000."""
 _LABEL = re.compile(r"(?:\\text\s*\{\s*\([A-J]\)\s*\}|\([A-J]\))\s*(?=\S)")
 _CURRENCY = re.compile(r"([-+]?)\s*\\?(?P<sign>[$\u20ac\u00a3\u00a5\u20b9])\s*(?=[-\d.\\])")
 _MONEY_AFTER = re.compile(r"\s*\\?(?P<sign>[$\u20ac\u00a3\u00a5\u20b9])$")
@@ -193,6 +198,7 @@ def quantity(text: str) -> Quantity | None:
     if text.count("$") == 2 and r"\$" not in text:
         text = text.replace("$", " ").strip()
     text = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
+    text = text.replace(" ", "") if _SPACED.fullmatch(text) else text
     money = _CURRENCY.match(text)
     if money:
         text = money.group(1) + text[money.end() :]
@@ -215,6 +221,8 @@ def quantity(text: str) -> Quantity | None:
 
 def split_unit(text: str) -> tuple[str, str]:
     """Split off a known unit in `\\text` at the end: the expression, and the unit's name or ""."""
+    if (whole := _TEXT.fullmatch(text)) and not _SAYS.search(whole.group(1)):
+        text = whole.group(1).strip()
     match = _LAST_UNIT.search(text)
     unit = match and _unit(match.group())
     return (text[: match.start()], unit) if match and unit else (text, "")
@@ -268,11 +276,13 @@ def _unit(text: str) -> str | None:
 
 
 def _named(words: str) -> str | None:
+    words = re.sub(r"^(sq|cu)\b\.?\s*", lambda match: {"sq": "square ", "cu": "cubic "}[match.group(1)], words)
     shape = next((name for name in ("square", "cubic") if words.startswith(f"{name} ")), "")
     unit = _UNITS.get(words.removeprefix(shape).strip()) or _UNITS.get(words.removeprefix(shape).strip().lower())
     return f"{unit}^{'2' if shape == 'square' else '3'}" if unit and shape else unit
 
 
 def _is_noun(words: str, shortest: int) -> bool:
-    parts = re.split(r"[ /.-]+", words.lower())
-    return len(parts[0]) >= shortest and not any(map(_COUNTS.fullmatch, parts))
+    words = re.sub(r"(?<=[a-z])\^?[23](?!\w)", "", words.lower())  # of an area or a volume
+    parts = re.split(r"[ /.-]+", words)
+    return len(parts[0]) >= shortest and not re.search(r"\d", words) and not any(map(_COUNTS.fullmatch, parts))
