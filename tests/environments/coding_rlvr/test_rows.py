@@ -194,6 +194,29 @@ def listed(*tests: str, **more: Any) -> dict[str, Any]:
         (listed("assert f(2) == 0.5"), "from __future__ import annotations\ndef f(n: X) -> Y: return 1 / n", 1),
         (listed("values = [1, 2]\nassert f(values) == 3\nassert f([]) == 0"), "f = sum", 1),
         (listed("values = [1, 2]\nassert f(values) == 3\nassert f([]) == 0"), "def f(x): return 3", 0),
+        # iterators, dates and truth values reach the tests; other objects can't be compared
+        (listed("assert list(f(3)) == [0, 1]\nassert len(list(f(3))) == 2"), "def f(n): yield from (0, 1)", 1),
+        (listed("assert list(f(3)) == [0, 1]"), "def f(n): yield from (0, 2)", 0),
+        (listed("x = f(2)\nassert x == [0, 1]"), "def f(n): yield from range(n)", 0),
+        (listed("assert list(f([1])) == [2]"), "def f(xs): return map(lambda x: x + 1, xs)", 1),
+        (listed("assert [list(r) for r in f(2)] == [[0], [0, 1]]"), "def f(n): return [range(1), range(2)]", 1),
+        (listed("assert next(f()) == 0"), "import itertools\ndef f(): return itertools.count()", 1),
+        (listed("assert list(f({'b': 2, 'a': 1})) == [2, 1]"), "def f(d): return d.values()", 1),
+        (
+            listed("assert f(1) == datetime.date(1, 2, 3)"),
+            "import datetime\ndef f(n): return datetime.date(1, 2, 3)",
+            1,
+        ),
+        (
+            listed("assert f(1) == datetime.date(1, 2, 3)"),
+            "import datetime\ndef f(n): return datetime.date(1, 2, 4)",
+            0,
+        ),
+        (listed("assert bool(f('a1'))"), "import re\ndef f(text): return re.search('[0-9]', text)", 1),
+        (listed("assert bool(f('a'))"), "import re\ndef f(text): return re.search('[0-9]', text)", 0),
+        (listed("x = f(3)\nassert x == 4"), "class A:\n def __eq__(s, o): return True\ndef f(n): return A()", 0),
+        (listed("x = f(3)\nassert x != 4"), "class A:\n def __ne__(s, o): return True\ndef f(n): return A()", 0),
+        (listed("x = f(3)\nassert x == 4"), "def f(n): return ('_forge_packed', 'object', ('x', True))", 0),
     ],
 )
 async def test_mbpps_asserts(

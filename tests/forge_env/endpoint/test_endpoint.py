@@ -432,6 +432,25 @@ async def test_tolerated_shapes() -> None:
     assert len({call.id for call in reply.message.tool_calls}) == 3
 
 
+async def test_numbers_as_ids_of_calls_are_texts() -> None:
+    calls = [{"id": number, "function": {"name": "add", "arguments": "{}"}} for number in (0, 7)]
+    reply, _ = await ask(lambda request, n: completion(None, calls=calls))
+    assert [call.id for call in reply.message.tool_calls] == ["0", "7"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_older_form_of_a_call(stream: bool) -> None:
+    def answer(request: dict[str, Any], n: int) -> Any:
+        if stream:
+            pieces = [{"name": "add", "arguments": '{"a"'}, {"arguments": ": 3}"}]
+            return events(*(delta(function_call=piece) for piece in pieces), delta(finish="function_call"))
+        message = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 3}'}}
+        return {"choices": [{"index": 0, "finish_reason": "function_call", "message": message}]}
+
+    reply, _ = await ask(answer, stream=stream)
+    assert [(call.function.name, call.function.arguments) for call in reply.message.tool_calls] == [("add", '{"a": 3}')]
+
+
 async def test_an_answer_of_ten_megabytes() -> None:
     text = "4" * 10_000_000
     reply, _ = await ask(lambda request, n: completion(text))

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import forge_env as fe
 from forge_env.cli.main import main
-from forge_env.errors import GeneratorError, UsageError
+from forge_env.endpoint.answers import read_answer
+from forge_env.errors import GeneratorError, InfrastructureError, UsageError
 from forge_env.evaluation.comparison import compare_folders
 from forge_env.evaluation.estimates import Times, bounds, compare
 from forge_env.evaluation.rescoring import rescore
@@ -120,10 +121,28 @@ def test_an_opponents_crash_is_not_the_agents(tmp_path: Path) -> None:
     assert (item.samples, item.crashed, item.bugs, item.invalid) == (0, 0, 2, {})
 
 
+@pytest.mark.parametrize("kind", [InfrastructureError, UsageError, fe.SandboxError, GeneratorError, fe.ForgeError])
+def test_errors_of_forge_env_that_an_agent_raises_are_its_crashes(kind: type[fe.ForgeError], tmp_path: Path) -> None:
+    def agent(messages: list[fe.Message], tools: Any) -> str:
+        raise kind("mine")
+
+    item = fe.evaluate(Sums, agent, n=2, out=tmp_path / "out").summary.environments["Sums"]
+    assert (item.samples, item.crashed, item.invalid) == (2, 2, {})
+
+
+def test_a_call_of_forge_env_that_an_agent_makes_wrongly_is_its_crash(tmp_path: Path) -> None:
+    def agent(messages: list[fe.Message], tools: Any) -> str:
+        return str(fe.load_tasks("nothing.jsonl"))
+
+    item = fe.evaluate(Sums, agent, n=2, out=tmp_path / "out").summary.environments["Sums"]
+    assert (item.crashed, item.invalid) == (2, {})
+    assert "there is no file nothing.jsonl" in (item.first_crash or "")
+
+
 def lost_on(*numbers: int) -> Any:
     def agent(messages: list[fe.Message], tools: Any) -> str:
         if int(messages[-1].content.split()[0]) in numbers:
-            raise GeneratorError("it is gone")
+            read_answer({"error": "it is gone"})  # forge-env raises what an endpoint reports
         return answer_even(messages, tools)
 
     return agent
@@ -134,7 +153,7 @@ def test_a_score_over_fewer_samples_says_so_first_with_its_bounds(tmp_path: Path
     item = result.summary.environments["Sums"]
     assert (item.planned, item.samples, item.bounds) == (12, 9, (4 / 12, 7 / 12))
     first = str(result).splitlines()[0]
-    assert "over 9 of 12 samples; 3 lost (3 GeneratorError); " in first
+    assert "over 9 of 12 samples; 3 lost (3 EndpointFailureError); " in first
     assert first.endswith("0.333 to 0.583")
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["environments"]["Sums"]["bounds"] == [
         pytest.approx(4 / 12),

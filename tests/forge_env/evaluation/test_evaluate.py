@@ -253,7 +253,7 @@ def test_a_dying_endpoint_ends_the_run_early(out: Path) -> None:
     result = fe.evaluate(Sums, policy, out=out, sample_retries=0, max_failures=4, max_samples=1)
     assert "last 4 samples were all lost" in str(result.error)
     item = result.summary.environments["Sums"]
-    assert (item.samples, item.invalid, item.missing) == (3, {"GeneratorError": 4}, 5)
+    assert (item.samples, item.invalid, item.missing) == (3, {"EndpointFailureError": 4}, 5)
     assert item.score.value == 1.0
     resumed = fe.evaluate(Sums, Dying(lives=100), out=out, resume=True)
     assert (resumed.summary.status, resumed.summary.environments["Sums"].samples) == ("complete", 12)
@@ -448,7 +448,9 @@ def test_scoring_again_names_what_can_no_longer_be_scored(
     assert reason in again.unscored["Moving/eval/3/0"]
     assert (len(again.unscored), again.result.summary.environments["Moving"].samples) == (4 - left, left)
     assert json.loads((out.with_name("again") / "rescored.json").read_text())["unscored"] == again.unscored
-    monkeypatch.setattr(Moving, "task", lambda self, split, index: fe.Task(id=f"x{index}", prompt="1 + 1 = ?"))
+    monkeypatch.setattr(
+        Moving, "task", lambda self, split, index: fe.Task(id=f"x{index}", prompt="1 + 1 = ?", gold="2")
+    )
     with pytest.raises(UsageError, match=r"none of the 4 valid samples .* can be scored again"):
         asyncio.run(rescore(out, out.with_name("nothing")))
 
@@ -629,3 +631,22 @@ def test_a_folder_that_is_lost_meanwhile_is_noticed_and_the_samples_saved_elsewh
     assert out.exists() == (how == "replaced")
     again = fe.evaluate(Sums, answer, out=rescued, resume=True)
     assert (again.error, len(again.samples)) == (None, 12)
+
+
+def test_samples_of_other_tasks_are_not_mixed_on_resuming(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Moving, "broken", -1)
+    fe.evaluate(Moving, "gold", n=2, out=out)
+    before = (out / "config.yaml").read_text()
+    task = Moving.task
+
+    def other(self: Moving, split: str, index: int) -> fe.Task:
+        change = {"data": {"answer": "7"}} if index else {}
+        return task(self, split, index).model_copy(update=change)
+
+    monkeypatch.setattr(Moving, "task", other)
+    with pytest.raises(UsageError, match=r"tasks of 1 finished samples have changed .*: Moving/eval/1/0") as refused:
+        fe.evaluate(Moving, "gold", n=4, out=out, resume=True)
+    assert "another --out" in (refused.value.fix or "")
+    assert (out / "config.yaml").read_text() == before
+    monkeypatch.setattr(Moving, "task", task)
+    assert len(fe.evaluate(Moving, "gold", n=4, out=out, resume=True).samples) == 4

@@ -7,7 +7,8 @@ import hashlib
 from typing import Any
 
 import forge_env as fe
-from forge_env.errors import EnvironmentBugError, GeneratorError, SandboxError
+from forge_env.endpoint.answers import read_answer
+from forge_env.errors import EnvironmentBugError, SandboxError
 from forge_env.policy import Policy, PolicySession, Reply
 
 __all__ = ["Sums", "answer_even", "model_answer"]
@@ -137,7 +138,7 @@ class Dying(Policy, PolicySession):
     async def reply(self, observation: list[fe.Message]) -> Reply:
         self.asked += 1
         if self.asked > self.lives:
-            raise GeneratorError("it died")
+            read_answer({"error": "it died"})  # forge-env raises what an endpoint reports
         return Reply(message=fe.Message(role="assistant", content=str(int(observation[-1].content.split()[0]) + 1)))
 
 

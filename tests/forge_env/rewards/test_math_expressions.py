@@ -116,6 +116,32 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
     ("204_5", ["204_{5}"], ["204", "204_6", "54"]),
     ("2 : 1", ["2:1"], ["2", "1:2"]),
 ]  # fmt: skip
+ANSWERS += [
+    ("x+y=2", ["x + y = 2", "y+x=2"], ["2", "x+y=3"]),
+    ("xy=6", [], ["6"]),
+    ("|x|=3", [], ["3"]),
+    ("a+b=c", [], ["c"]),
+    ("x-y=3, x+y=5", ["x+y=5, x-y=3"], ["3, 5"]),
+    ("x=5", ["5"], ["6"]),
+    ("f'(x)=2x", ["2x"], ["x"]),
+    (r"\angle A = 30^\circ", ["30"], ["31"]),
+    ("5", [r"5\text{ cm2}"], [r"5 \approx 6", r"5 \ldots", r"5\text{6}", r"5 \textbf{6}", r"5 \approx 5.2"]),
+    (r"\sqrt{2}", [r"\sqrt2 \approx 1.41", r"\sqrt2 ≈ 1.414 \text{ cm}"], [r"\sqrt2 \approx \sqrt3", "\\sqrt2 ≈ 1.5"]),
+    (r"4\sqrt{3}", [r"4\sqrt{3}\text{ square units}", r"4\sqrt3\text{ sq. cm}"], [r"5\sqrt3\text{ square units}"]),
+    (r"36\pi", [r"36\pi\text{ sq. units}", r"36\pi\text{ cubic feet}"], [r"36\pi \text{ or so}"]),
+    (r"p \equiv 1 \pmod 4", [r"p \equiv 1 \pmod{4}"], [r"p \equiv 1 \pmod{5}", r"p \equiv 3 \pmod{4}"]),
+    (r"\text{2 and 3}", ["2, 3", "3, 2"], ["2", "2, 4"]),
+    ("2:30 pm", ["2:30 PM", "2:30 p.m."], ["2:30 am", "2:30"]),
+    ("1234567", ["1 234 567"], ["1 234 568", "1 234 56"]),
+    (r"\frac12", [r"\sin 30^\circ", r"\cos(60^{\circ})"], [r"\sin 31^\circ"]),
+    (r"\mathbb{R}", [r"(-\infty,\infty)"], [r"[0,\infty)", r"\mathbb{Q}"]),
+    (r"\log_{10} 2", [r"\lg 2"], [r"\ln 2"]),
+    (
+        r"(-\infty,-2)\cup(3,\infty)",
+        [r"x<-2 \text{ or } x>3", "x > 3 or x < -2"],
+        [r"x \le -2 \text{ or } x>3", r"x<-2 \text{ or } y>3", r"x<-2 \text{ and } x>3"],
+    ),
+]
 RIGHT = [(target, answer) for target, right, _ in ANSWERS for answer in right]
 WRONG = [(target, answer) for target, _, wrong in ANSWERS for answer in wrong]
 

@@ -215,3 +215,33 @@ def test_accuracies_are_learned_from_votes_alone() -> None:
         r.estimate_accuracies([[True, False, True]], [True, False])
     with pytest.raises(fe.UsageError, match="fewer than three"):
         r.estimate_accuracies([[True, False]])
+
+
+@pytest.mark.parametrize("compare", [r.ExactMatch(), r.FuzzyMatch(), r.exact_match, r.fuzzy_match])
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ({"value": "Paris", "aliases": ["Paris"]}, "a mapping of 'value, aliases'"),
+        ([{"text": "Paris"}], "an accepted text of the target is a dict"),
+        (b"Paris", "the target is a bytes"),
+        (None, "no target"),
+        ("", "empty"),
+        (" \n", "empty"),
+        ([], "empty"),
+        (["Paris", ""], "empty"),
+        ("Paris", None),
+        (0, None),
+        (["Paris", 1.5], None),
+    ],
+)
+def test_targets_that_cannot_be_compared_are_named(compare: Any, target: Any, reason: str | None) -> None:
+    assert (compare.check_target(target) or "").find(reason or "") >= 0
+    assert (compare.check_target(target) is None) == (reason is None)
+    if reason and "empty" not in reason:
+        with pytest.raises(ValueError, match=reason):
+            compare("value", target)
+
+
+def test_a_target_of_punctuation_alone_is_empty_where_punctuation_is_ignored() -> None:
+    assert r.ExactMatch(ignore_punctuation=True).check_target("?!") is not None
+    assert r.ExactMatch().check_target("?!") is None

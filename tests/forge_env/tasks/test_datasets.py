@@ -286,7 +286,23 @@ def test_a_path_alone_will_do(tmp_path: Path) -> None:
     (tmp_path / "sums.csv").write_text("prompt,gold\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(9)))
     tasks = load_tasks(tmp_path / "sums.csv")
     assert all(task.gold == str(eval(task.prompt)) and task.split == "train" for task in tasks)
-    assert load_tasks(str(tmp_path / "sums.csv")) is tasks
+    os.utime(tmp_path / "sums.csv", (0, 0))
+    assert load_tasks(str(tmp_path / "sums.csv")) is load_tasks(tmp_path / "sums.csv")
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_file_that_changed_is_read_again(folder: bool, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for gold in ("1", "2", "12"):
+        path.write_text(json.dumps({"prompt": "p", "gold": gold}) + "\n")
+        assert load_tasks(tmp_path if folder else path)[0].gold == gold
+
+
+def test_a_file_of_a_split_that_changed_is_read_again(tmp_path: Path) -> None:
+    config = DatasetConfig(path=str(tmp_path / "train.jsonl"), splits={"eval": "eval.jsonl"})
+    for gold in ("1", "2"):
+        (tmp_path / "eval.jsonl").write_text(json.dumps({"prompt": "p", "gold": gold}) + "\n")
+        assert load_tasks(config, "eval")[0].gold == gold
 
 
 def test_a_row_that_lacks_a_column_is_named(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from forge_env.tools.schema import as_text, parse_docstring
+import forge_env as fe
+from forge_env.tools.schema import Tool, as_text, parse_docstring
 
 GOOGLE = """
 Look up words.
@@ -96,3 +99,36 @@ def test_answers_that_json_cannot_write_are_text() -> None:
     assert as_text(["x", 10**5000], "look") == "['x', <an integer of about 5001 digits>]"
     assert as_text(circular, "look").startswith("[[[[")
     assert as_text(deep, "look").startswith("[[[[")
+
+
+class Point(BaseModel):
+    n: int = 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        ('{"a": true}', "a"),
+        ('{"a": 1, "b": false}', "b"),
+        ('{"a": 1, "c": [1, true]}', "c.1"),
+        ('{"a": 1, "d": {"x": {"n": true}}}', "d.x.n"),
+        ('{"a": 1, "e": true, "f": true, "c": null}', None),
+    ],
+)
+def test_a_boolean_is_not_a_number(arguments: str, path: str | None) -> None:
+    def function(
+        a: int,
+        b: float | None = None,
+        c: list[int] | None = None,
+        d: dict[str, Point] | None = None,
+        e: int | bool = 0,
+        f: Any = None,
+    ) -> str:
+        return ""
+
+    tool = Tool(function)
+    if path is None:
+        assert tool.parse(arguments)["e"] is True
+    else:
+        with pytest.raises(fe.ToolError, match=f"wrong arguments: {path}: should be a number, not true or false"):
+            tool.parse(arguments)
