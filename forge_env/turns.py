@@ -24,6 +24,7 @@ from forge_env.types import FunctionCall, Message, ToolCall, clean_unicode
 
 CALL_CLOSE = "</tool_call>"
 _CALL_OPEN = re.compile(r"<tool_call>\s*")
+_QUOTED = re.compile(r"(?<!`)`<tool_call>`(?!`)")
 _JSON = json.JSONDecoder()
 _OPEN = re.compile(r"\s*(?:<think>|<thinking>|\[THINK\])", re.IGNORECASE)
 _CLOSE = re.compile(r"</think>|</thinking>|\[/THINK\]", re.IGNORECASE)
@@ -60,12 +61,12 @@ def read_turn(
 def _split_calls(text: str) -> tuple[str, list[str]]:
     """The text before the first call, and the calls. Tags inside the strings of a call's JSON don't end it.
 
-    A tag in backticks that no JSON object follows is prose about calls.
+    A tag in backticks is prose about calls.
     """
     first, blocks, position = len(text), [], 0
     while opening := _CALL_OPEN.search(text, position):
         is_object = text.startswith("{", opening.end())
-        if not is_object and text[: opening.start()].endswith("`"):
+        if _QUOTED.search(text, max(0, opening.start() - 2), opening.start() + len("<tool_call>`")):
             position = opening.end()
             continue
         closing = text.find(CALL_CLOSE, _json_end(text, opening.end()) if is_object else opening.end())

@@ -130,7 +130,7 @@ def _misplaced_bool(value: Any, schema: Any, definitions: Mapping[str, Any]) -> 
         return None
     if "$ref" in schema:
         return _misplaced_bool(value, definitions.get(str(schema["$ref"]).rpartition("/")[2]), definitions)
-    options = [each for each in schema.get("anyOf", schema.get("oneOf", ())) if each.get("type", kinds[0]) in kinds]
+    options = [each for each in schema.get("anyOf") or schema.get("oneOf") or () if each.get("type", kinds[0]) in kinds]
     if options:
         paths = [_misplaced_bool(value, option, definitions) for option in options]
         return None if None in paths else paths[0]

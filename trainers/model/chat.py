@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from forge_env.config.recipe import ModelSection
 from forge_env.errors import ChatFormatError, UsageError
 from forge_env.reading import ANYWHERE, LARGEST_TABLE, read_text
-from forge_env.turns import call_of, malformed, read_call, read_turn, split_thoughts
+from forge_env.turns import call_of, is_malformed, malformed, read_call, read_turn, split_thoughts
 from forge_env.types import Message, ToolCall, ToolSpec
 from trainers.model.folder import read_hf_config
 
@@ -263,19 +263,28 @@ class Chat:
             parsed = self._renderer.parse_response(token_ids, tools=self._known(tools).plain, prompt_ids=prompt_ids)
         except UNREADABLE:
             opened = self.tokenizer.decode(prompt_ids[-OPENING:]).rstrip().endswith("<think>")
-            thoughts, rest = split_thoughts(text, opened=opened)
-            message = read_turn(rest, reasoning="\n".join(thoughts) if thoughts else None, tools=bool(tools))
+            rest = split_thoughts(text, opened=opened)[1]
+            message = self._read_text(text, opened=opened, tools=bool(tools))
             if message.tool_calls or not tools or not rest.strip():
                 return message
             return message.model_copy(update={"content": "", "tool_calls": [malformed(rest)]})
         content, reasoning = parsed.content, parsed.reasoning_content
         calls = [_call(call, f"call_{index}") for index, call in enumerate(parsed.tool_calls)]
+        ours = self._read_text(text, opened=reasoning is not None, tools=bool(tools))
+        unread = [call for call in calls if is_malformed(call)]
+        repaired = "<tool_call>" in text and unread and not any(map(is_malformed, ours.tool_calls))
+        if repaired or (not calls and text.count("</think>") > 1):  # the library ends blocks at the first closing tag
+            return ours
         if calls and (not tools or _only_thought(text, reasoning)):
             thoughts, content = split_thoughts(text, opened=reasoning is not None)
             reasoning, calls = "\n".join(thoughts) if thoughts else None, []
         elif content == text.strip():
             content = text
         return read_turn(content, reasoning=reasoning, calls=calls, tools=bool(tools))
+
+    def _read_text(self, text: str, *, opened: bool, tools: bool) -> Message:
+        thoughts, rest = split_thoughts(text, opened=opened)
+        return read_turn(rest, reasoning="\n".join(thoughts) if thoughts else None, tools=tools)
 
     def _messages(self, messages: Iterable[Message]) -> Any:
         messages = list(messages)
