@@ -22,7 +22,7 @@ from sandboxes.runner import values
 from sandboxes.runner.programs import RUN_FOLDER
 from sandboxes.runner.testing import PYTEST_INI
 from sandboxes.runner.wire import Header
-from sandboxes.twins import Comparing, Edit, Function, Kind, Twin, comparing, edited, twins_of
+from sandboxes.twins import Comparing, Edit, Function, Kind, TestFile, Twin, comparing, edited, twins_of
 
 MAX_FAILURES = 50
 _CONFTEST = "conftest.py"
@@ -219,6 +219,10 @@ def verdict_beside(executions: Sequence[tuple[ExecResult, bytes]], suite: Suite)
     tests = {*suite.expected, *(name for outcomes in all_outcomes for name in outcomes.by_test)}
     if bare := len(tests) - sum(bool(expected.twins) for expected in suite.expected.values()):
         doubts.append(f"{bare} of {len(tests)} tests have no twin, so a forged outcome would not be noticed")
+    constant = sum(bool(_kinds(expected) & {"literal", "inner"}) for expected in suite.expected.values())
+    if loose := len(tests) - constant:
+        line = f"{loose} of {len(tests)} tests have no twin with another constant"
+        doubts.append(f"{line}, so an object that agrees with anything would not be noticed")
     passed = not failures and total > 0
     failures = list(dict.fromkeys(failures))
     return TestsResult(
@@ -608,10 +612,13 @@ def _plan_runs(suite: Suite, trees: Mapping[str, ast.Module]) -> None:
     helpers: Comparing = {name: places for tree in trees.values() for name, places in comparing(tree).items()}
     called = _mentioned(trees.values())
     failing, skipping = _marks(trees, _EXPECTED_FAILURES), _marks(trees, _EXPECTED_FAILURES | _SKIPS)
-    for path in suite.paths:
-        for name, function, names in _tests_in(path, trees[path], suite.pytest) if path in trees else ():
+    modules = {posixpath.basename(path).removesuffix(".py") for path in trees}
+    single = _used_once(trees.values())
+    for path in [path for path in suite.paths if path in trees]:
+        file = TestFile(suite.tests[path], trees[path], modules, single)
+        for name, function, names in _tests_in(path, trees[path], suite.pytest):
             is_single = not names & failing and function.name not in called
-            twins = twins_of(function, suite.tests[path], helpers) if is_single else []
+            twins = twins_of(function, file, helpers) if is_single else []
             may_skip = bool(names & skipping)
             suite.expected[name] = Expected(may_skip, twins)
             sources[name] = path
@@ -631,8 +638,21 @@ def _plan_runs(suite: Suite, trees: Mapping[str, ast.Module]) -> None:
         edits: dict[str, list[Edit]] = {}
         for name, twin in by_name.items():
             edits.setdefault(sources[name], []).extend(twin.edits)
-        changed = {path: edited(suite.tests[path], edits[path]) for path in edits}
+        changed = {path: edited(suite.tests[path], dict.fromkeys(edits[path])) for path in edits}
         suite.runs.append(Run({**suite.tests, **changed}, by_name))
+
+
+def _used_once(trees: Iterable[ast.Module]) -> set[str]:
+    """Names that are read once in all test files, and that no file imports."""
+    counts: Counter[str] = Counter()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            counts[node.id] += 1
+        elif isinstance(node, ast.Attribute):
+            counts[node.attr] += 1
+        elif isinstance(node, ast.alias):
+            counts[node.name] += 2
+    return {name for name, count in counts.items() if count == 1}
 
 
 def _kinds(expected: Expected) -> set[str]:
