@@ -233,11 +233,13 @@ def _is_harmless(decorator: ast.expr) -> bool:
 
 
 def _may_leave(function: Function) -> bool:
-    return any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in _without_inner_scopes(function))
+    return any(
+        isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in _without_inner_scopes(function.body)
+    )
 
 
-def _without_inner_scopes(function: Function) -> Iterator[ast.AST]:
-    pending: list[ast.AST] = [*function.body]
+def _without_inner_scopes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+    pending: list[ast.AST] = [*body]
     while pending:
         yield (node := pending.pop())
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
@@ -276,7 +278,7 @@ class _Finder:
         self._helpers = helpers
         self._origins = _Origins(function, file, self._variables)
         parameters = {argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)}
-        judged = file.judged - self._variables | parameters - self._origins.parametrized
+        judged = file.judged - self._variables - parameters | parameters - self._origins.parametrized
         self._judged = _depending(function.body, judged)
         sides = (side for node in ast.walk(function) for side in self._sides(node))
         compared = {id(side) for side in sides}
@@ -531,18 +533,17 @@ def _assigned_once(scope: ast.AST, body: Sequence[ast.stmt]) -> dict[str, ast.ex
 def _depending(body: Sequence[ast.stmt], names: Set[str]) -> Set[str]:
     """These names, and the variables and functions whose definition mentions one of them."""
     definitions: list[tuple[set[str], set[str]]] = []
-    for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, Function | ast.ClassDef):
-                definitions.append(({node.name}, _names_in([node])))
-            elif isinstance(node, ast.Assign):
-                definitions.append((_names_in(node.targets), _names_in([node.value])))
-            elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value:
-                definitions.append((_names_in([node.target]), _names_in([node.value])))
-            elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-                definitions.append((_names_in([node.target]), _names_in([node.iter])))
-            elif isinstance(node, ast.withitem) and node.optional_vars:
-                definitions.append((_names_in([node.optional_vars]), _names_in([node.context_expr])))
+    for node in _without_inner_scopes(body):
+        if isinstance(node, Function | ast.ClassDef):
+            definitions.append(({node.name}, _names_in([node])))
+        elif isinstance(node, ast.Assign):
+            definitions.append((_names_in(node.targets), _names_in([node.value])))
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value:
+            definitions.append((_names_in([node.target]), _names_in([node.value])))
+        elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+            definitions += [(_names_in([target]), _names_in([value])) for target, value in _walked_in_parallel(node)]
+        elif isinstance(node, ast.withitem) and node.optional_vars:
+            definitions.append((_names_in([node.optional_vars]), _names_in([node.context_expr])))
     size, names = -1, set(names)
     while len(names) > size:
         size = len(names)
@@ -550,6 +551,15 @@ def _depending(body: Sequence[ast.stmt], names: Set[str]) -> Set[str]:
             if mentioned & names:
                 names |= targets
     return names
+
+
+def _walked_in_parallel(loop: ast.For | ast.AsyncFor | ast.comprehension) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Targets of a loop and what each walks through, which differ in `for a, b in zip(c, d)`."""
+    rows, target = loop.iter, loop.target
+    if isinstance(rows, ast.Call) and _name(rows.func) == "zip" and isinstance(target, ast.Tuple):
+        yield from zip(target.elts, rows.args, strict=False)
+    else:
+        yield target, rows
 
 
 def _names_in(nodes: Iterable[ast.AST]) -> set[str]:
@@ -628,7 +638,9 @@ class _Origins:
                 return self._is_filled(rows.func.value)
             if _name(rows.func) == "range":
                 return all(map(_is_literal, rows.args)) and bool(range(*map(ast.literal_eval, rows.args)))
-            return _name(rows.func) in ("enumerate", "zip") and all(map(self._is_filled, rows.args))
+            is_strict = any(item.arg == "strict" and _is_true(item.value) for item in rows.keywords)
+            some = any if is_strict else all  # of an honest solution, the others are as long
+            return _name(rows.func) in ("enumerate", "zip") and some(map(self._is_filled, rows.args))
         if isinstance(rows, ast.Dict):
             return bool(rows.keys) and None not in rows.keys
         items = rows.elts if isinstance(rows, ast.List | ast.Tuple | ast.Set) else []
@@ -677,6 +689,10 @@ def _origin(rows: Sequence[ast.expr], path: tuple[int, ...], table: ast.expr, us
             return None
         cells.append(cell)
     return _Origin(cells, table, used)
+
+
+def _is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
 
 
 def _paths(target: ast.expr, path: tuple[int, ...] = ()) -> Iterator[tuple[str, tuple[int, ...]]]:
