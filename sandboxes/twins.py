@@ -486,7 +486,7 @@ class _Finder:
         for node in literals:
             try:
                 value = ast.literal_eval(node)
-                if others := _far(value) if near else alternatives(value, 2):
+                if others := _far(value) if near else _alternatives(value):
                     text = repr(_chance.choice(others)).encode("utf-8", "surrogatepass")
                     edits.append(Edit(*self._span(node), b"(" + text + b")"))
             except ValueError:  # an integer of too many digits
@@ -732,6 +732,18 @@ def _literals_in(node: ast.expr) -> Iterator[ast.expr]:
             value = child.value if isinstance(child, ast.keyword) else child
             if isinstance(value, ast.expr) and value is not getattr(node, "func", None):
                 yield from _literals_in(value)
+
+
+def _alternatives(value: Any) -> list[Any]:
+    """Other values, of the same length and with the same keys if possible: then each item is compared."""
+    if isinstance(value, dict) and value:
+        key = _chance.choice(list(value))
+        others = [{**value, key: other} for other in _alternatives(value[key])]
+    else:
+        others = alternatives(value, 6)
+        if isinstance(value, list | tuple):
+            others = [other for other in others if len(other) == len(value)]
+    return others or alternatives(value, 2)
 
 
 def _far(value: Any) -> list[Any]:
