@@ -432,6 +432,58 @@ async def test_whatever_judges_is_out_of_reach(engine: SandboxEngine, name: str,
     assert name == "the solution" or result.share <= 0.2, result
 
 
+EXPECTED_ELSEWHERE = {
+    "checks.py": "def check(a, b):\n    assert a == b, (a, b)\n",
+    "answers.json": '{"a": 1}',
+    "test_elsewhere.py": (
+        "import json, math, pathlib, unittest\nimport pytest\nfrom checks import check\nfrom mod import f, same\n"
+        "ROWS = [(1, 1), (3, 9)]\n"
+        "@pytest.mark.parametrize('n, want', ROWS)\ndef test_rows(n, want): assert f(n) == want\n"
+        "def test_loop():\n    for n, want in ROWS: assert f(n) == want\n"
+        "def test_variable():\n    want = 49\n    got = f(7)\n    assert got == want\n"
+        "def ref(n): return n * n\ndef test_reference(): assert f(5) == ref(5)\n"
+        "def test_file(): assert same({'a': 1}) == json.loads(pathlib.Path('answers.json').read_text())\n"
+        "def test_helper(): check(f(2), 4)\n"
+        "def test_close(): assert math.isclose(f(1.5), 2.25, rel_tol=1e-6)\n"
+        "def test_contains(): assert 'Bob' in same('Bob')\n"
+        "class CaseTest(unittest.TestCase):\n    def test_rows(self):\n        for n, want in ROWS:\n"
+        "            with self.subTest(n=n): self.assertEqual(f(n), want)\n"
+    ),
+}
+AGREEING = {
+    "the solution": "def f(n): return n * n\ndef same(x): return x\n",
+    "mock.ANY": "from unittest.mock import ANY\ndef f(n): return ANY\nsame = f\n",
+    "adopts": (
+        "class Any:\n    seen = None\n    __contains__ = __float__ = lambda self, other=0: 2.25\n"
+        "    def __eq__(self, other):\n        self.seen = other if self.seen is None else self.seen\n"
+        "        return self.seen == other\n"
+        "def f(n): return Any()\nsame = f\n"
+    ),
+    "replaces what compares": (
+        "import math, unittest\nfrom unittest.mock import ANY\nmath.isclose = lambda *a, **k: True\n"
+        "def no(*a): raise AssertionError\nunittest.TestCase.assertEqual = lambda *a: None\n"
+        "unittest.TestCase.assertNotEqual = no\ndef f(n): return ANY\nsame = f\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AGREEING)
+async def test_expected_values_that_are_not_in_the_assertion(sandbox: Sandbox, name: str) -> None:
+    files = {"mod.py": AGREEING[name]}
+    result = await sandbox.run_tests(files=files, tests=EXPECTED_ELSEWHERE, how="counted", limits=LIMITS)
+    assert result.passed == (name == "the solution"), result.failures
+    assert len(result.doubts) == 1
+
+
+async def test_tests_that_have_no_expected_value_are_counted(sandbox: Sandbox) -> None:
+    tests = {"test_it.py": "from mod import f\ndef test_a(): assert f(1)\ndef test_b(): assert f(1) == 1\n"}
+    result = await sandbox.run_tests(
+        files={"mod.py": "def f(n): return n\n"}, tests=tests, how="counted", limits=LIMITS
+    )
+    assert result.passed
+    assert result.doubts[1].startswith("1 of 2 tests have no twin with another constant")
+
+
 async def test_skips_that_the_tests_ask_for(sandbox: Sandbox) -> None:
     text = (
         "import unittest\nimport bank\nclass T(unittest.TestCase):\n"
