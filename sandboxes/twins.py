@@ -75,10 +75,10 @@ def {_CHANGE}(value, step, far):
             return not value
         if value is None:
             return step
-        if isinstance(value, str):
-            return str(value) + 3 * chr(97 + step % 26)
-        if isinstance(value, (bytes, bytearray)):
-            return bytes(value) + 3 * bytes([97 + step % 26])
+        if isinstance(value, (str, bytes, bytearray)):
+            is_text = isinstance(value, str)
+            value, letter = (str(value), chr(97 + step % 26)) if is_text else (bytes(value), bytes([97 + step % 26]))
+            return 3 * letter if far and 3 * letter != value else value + 3 * letter if step > 0 else 3 * letter + value
         if kind in (list, tuple):
             items = list(value) or [None]
             items[step % len(items)] = {_CHANGE}(items[step % len(items)], step, far)
@@ -158,6 +158,11 @@ class TestFile:
     def constants(self) -> Mapping[str, ast.expr]:
         """What is assigned to variables of the module that are assigned once."""
         return _assigned_once(self._tree, self._tree.body)
+
+    @cached_property
+    def functions(self) -> Set[str]:
+        """Functions of the module, which may be fixtures."""
+        return {node.name for node in self._tree.body if isinstance(node, Function)}
 
     @cached_property
     def judged(self) -> Set[str]:
@@ -278,7 +283,8 @@ class _Finder:
         self._helpers = helpers
         self._origins = _Origins(function, file, self._variables)
         parameters = {argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)}
-        judged = file.judged - self._variables - parameters | parameters - self._origins.parametrized
+        plain = self._origins.parametrized | file.functions - file.judged
+        judged = file.judged - self._variables - parameters | parameters - plain
         self._judged = _depending(function.body, judged)
         sides = (side for node in ast.walk(function) for side in self._sides(node))
         compared = {id(side) for side in sides}
@@ -378,7 +384,7 @@ class _Finder:
             for value in test.values:
                 yield from self._values(value, ())
         elif isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.In):
-            yield from self._contained(test.left)
+            yield from self._contained(test, test.left, b") and (")
         elif isinstance(test, ast.Compare) and (difference := _small_difference(test)):
             yield from self._compared(difference.left, difference.right, (), near=True)
         elif isinstance(test, ast.Call) and _name(test.func) in _CLOSE:
@@ -386,17 +392,26 @@ class _Finder:
         elif isinstance(test, ast.Call) and _name(test.func) in _CONTAIN:
             for text in test.args[:1]:
                 if isinstance(text, ast.Constant | ast.JoinedStr):
-                    yield from self._contained(text)
+                    yield from self._contained(test, text, b") and (")
 
     def _close(self, call: ast.Call) -> Iterator[Twin]:
         is_known = _root(call.func) not in self._judged and len(call.args) == 2
         if is_known and not _is_tolerant(call):
             yield from self._compared(call.args[0], call.args[1], (), near=True)
 
-    def _contained(self, node: ast.expr) -> Iterator[Twin]:
-        """Twins that look for another value, which honest code may contain by chance."""
-        for _ in range(0 if self._is_judged(node) else _VARIANTS):
-            yield Twin("inner", self._wrapped(node, _chance.randrange(10**6, 10**7), near=False))
+    def _contained(self, whole: ast.expr, part: ast.expr, separator: bytes) -> Iterator[Twin]:
+        """A twin that looks for three other values: with letters added or replaced, or larger and smaller ones.
+
+        A range or a pattern contains some of them.
+        """
+        if self._is_judged(part):
+            return
+        start, end = self._span(whole)
+        step = _chance.randrange(10**6, 10**7)
+        ways = [self._wrapped(part, sign * step, near=far) for sign, far in ((1, False), (-1, False), (1, True))]
+        shifted = [Edit(edit.start - start, edit.end - start, edit.text) for edit, _ in ways]
+        texts = [edited(self._source[start:end], [edit]) for edit in shifted]
+        yield Twin("inner", (Edit(start, end, b"((" + separator.join(texts) + b"))"), ways[0][1]))
 
     def _method(self, call: ast.Call) -> Iterator[Twin]:
         name = _name(call.func)
@@ -406,7 +421,7 @@ class _Finder:
         if name in _EQUALITIES and len(call.args) >= 2 and not (near and _is_tolerant(call, call.args[2:])):
             yield from self._compared(call.args[0], call.args[1], negation, near=near)
         if name == "assertIn" and len(call.args) >= 2:
-            yield from self._contained(call.args[0])
+            yield from self._contained(call, call.args[0], b"), (")
         if negation:
             yield Twin("negated", negation)
 
@@ -473,7 +488,7 @@ class _Finder:
         inside = (Edit(edit.start - start, edit.end - start, edit.text) for edit in edits)
         return (Edit(*self._span(origin.used), b"(" + edited(self._source[start:end], inside) + b")"),)
 
-    def _wrapped(self, side: ast.expr, step: int, near: bool) -> tuple[Edit, ...]:
+    def _wrapped(self, side: ast.expr, step: int, near: bool) -> tuple[Edit, Edit]:
         start, end = self._span(side)
         text = b"%s(%s, %d, %d)" % (_CHANGE.encode(), self._source[start:end], step, near)
         size = len(self._source)

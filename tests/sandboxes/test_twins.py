@@ -55,6 +55,10 @@ TESTS = {
     "def test(want): assert f(1)['r'] == pytest.approx(want, abs=1e-3)\n",
     "unittest": "class TestIt(unittest.TestCase):\n    def test(self):\n        for n, want in [(1, 1), (3, 9)]:\n"
     "            with self.subTest(n=n, want=want): self.assertEqual(f(n)['v'], want)\n",
+    "fixture": "@pytest.fixture\ndef case(): return 3, 9\ndef test(case=(3, 9)):\n    n, want = case\n"
+    "    assert f(n)['v'] == want\n",
+    "contained number": "def test(): assert 5 in range(g(1), 9)\n",
+    "member": "class TestIt(unittest.TestCase):\n    def test(self): self.assertIn(5, g([5]))\n",
     "contains": "def test(): assert 'a' in g('xay')\n",
     "starts": "def test(): assert g('xay').startswith('xa')\n",
 }
@@ -123,7 +127,7 @@ math.isclose = lambda *a, **k: True
 """
 
 
-@pytest.mark.parametrize("name", sorted(TESTS.keys() - {"bool"}))
+@pytest.mark.parametrize("name", sorted(TESTS.keys() - {"contained number"}))
 def test_an_object_that_agrees_with_anything_passes_a_twin(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = (_HEADER + TESTS[name]).encode()
     suite = suite_of(None, {"test_it.py": source}, {"judged.py": b""}, "counted")
