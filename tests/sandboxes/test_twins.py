@@ -32,7 +32,7 @@ TESTS = {
     "zip": "def test():\n    for n, want in zip([1, 2], ['1', '2']): assert f(n)['t'] == want\n",
     "enumerate": "def test():\n    for n, (_, want) in enumerate([('a', 0), ('b', 1)]): assert f(n)['v'] == want\n",
     "items": "ROWS = {2: 4, 3: 9}\ndef test():\n    for n, want in ROWS.items(): assert f(n)['v'] == want\n",
-    "variable": "def test():\n    want = {'a': 4}\n    got = {'a': f(2)['v']}\n    assert got == want\n",
+    "variable": "def test():\n    want = [4]\n    got = [f(2)['v']]\n    assert got == want\n",
     "constant": "WANT = 'two'\ndef test(): assert g('two') == WANT\ndef other(): return WANT\n",
     "reference": "def ref(x): return x * x\ndef test():\n    for i in range(4): assert f(i)['v'] == ref(i)\n",
     "json": "import json\ndef test(): assert g({'a': None}) == json.loads('{\"a\": null}')\n",
@@ -145,3 +145,12 @@ def test_the_added_function_is_not_seen_by_other_runs() -> None:
         assert (twins._CHANGE.encode() in run.tests["test_it.py"]) == any(
             twins._CHANGE.encode() in edit.text for twin in run.twins.values() for edit in twin.edits
         )
+
+
+def test_a_set_may_equal_any_dictionary_with_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = b"from judged import Keys\ndef test():\n    assert Keys([1]) == {1: 'a'}\n"
+    code = "class Keys(set):\n    def __eq__(self, other): return set(self) == set(other)\n"
+    (expected,) = suite_of(None, {"test_it.py": source}, {"judged.py": b""}, "counted").expected.values()
+    for twin in expected.twins:
+        changed = edited(source, dict.fromkeys(twin.edits))
+        assert _outcomes(changed, monkeypatch, code) == [twin.kind == "opposite"], changed
