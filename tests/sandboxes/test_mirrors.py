@@ -25,7 +25,7 @@ from forge_env.sandbox import Limits, Sandbox, SandboxSpec, open_engine
 from sandboxes.runner.decoys import alternatives
 from sandboxes.runner.objects import Encoder
 from sandboxes.suite import suite_of
-from sandboxes.twins import Function, comparing, edited, twins_of
+from sandboxes.twins import Function, TestFile, comparing, edited, twins_of
 
 from .conftest import require
 from .wheels import use_wheels
@@ -555,7 +555,9 @@ def twins(text: str) -> list[tuple[str, str]]:
     source = text.encode()
     tree = ast.parse(source)
     (test,) = (node for node in tree.body if isinstance(node, Function) and node.name == "test")
-    return [(twin.kind, edited(source, twin.edits).decode()) for twin in twins_of(test, source, comparing(tree))]
+    file = TestFile(source, tree, helpers=set(), single=set())
+    vars(file)["judged"] = {"f", "Version", "decode", "encode", "Point", "pkg"}  # imported, if there were imports
+    return [(twin.kind, edited(source, twin.edits).decode()) for twin in twins_of(test, file, comparing(tree))]
 
 
 def outcome(text: str, **names: Any) -> str:
