@@ -1,1 +1,1 @@
-"""Recipes that run: YAML and launch files, no logic."""
+"""Ready-to-run recipes: YAML and launch files only, no logic."""

@@ -1,8 +1,8 @@
-"""Adapters against all weights on their way to a generator: bytes, and seconds by what is done.
+"""Compare adapter updates with full weight updates to a generator: bytes sent and seconds per stage.
 
 python -m benchmarks adapters --versions 4
 
-The trainer, the store and one generator of a run, on a CPU, with a model in the shape of Qwen3-0.6B and random weights.
+Runs the trainer, the weight store and one generator on a CPU, with a model shaped like Qwen3-0.6B and random weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TIMES = ("snapshot_s", "push_s", "pull_s", "stall_s")
 
 
 def make(root: Path) -> Path:
-    """A checkpoint folder with random weights in bfloat16."""
+    """Save a checkpoint folder with random bfloat16 weights."""
     from trainers.titan.device import use_device
     from trainers.titan.model import TitanModel
 
@@ -53,28 +53,28 @@ def make(root: Path) -> Path:
 
 
 async def measure(folder: Path, lora: LoRASection | None, versions: int) -> list[object]:
-    """A row: what is sent, its bytes, and medians over the versions."""
+    """Return one table row: the mode, bytes per version, and median seconds per stage over the versions."""
     config = RunConfig(
         environment=EnvironmentSection(name="coding_rlvr"),
         model=ModelSection(path=str(folder), max_length=256),
         generator=GeneratorSection(max_num_seqs=8, spare=False),
         lora=lora,
     )
-    found: list[dict[str, float]] = []
+    updates: list[dict[str, float]] = []
     async with Stack(config) as stack:
         await stack.open_store()
         trainer = await stack.start_trainer(folder)
         generators = await stack.start_generators(folder)
         for version in range(1, versions + 1):
             published, indexed = await trainer.begin_push(version)
-            found.append(await generators.update_weights(version, published) | await indexed)
+            updates.append(await generators.update_weights(version, published) | await indexed)
         await generators.halt()
-    medians = [f"{statistics.median(each[name] for each in found):.3f}" for name in TIMES]
-    return ["all weights" if lora is None else f"adapters, rank {lora.rank}", f"{found[0]['bytes']:,.0f}", *medians]
+    medians = [f"{statistics.median(each[name] for each in updates):.3f}" for name in TIMES]
+    return ["all weights" if lora is None else f"adapters, rank {lora.rank}", f"{updates[0]['bytes']:,.0f}", *medians]
 
 
 def main() -> None:
-    """Measure, write the table."""
+    """Measure both modes and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--versions", type=int, default=4)
     args = parser.parse_args()

@@ -1,15 +1,15 @@
-"""Asynchronous against synchronous training: the same code, seed and hardware, only `max_off_policy_steps` differs.
+"""Compare asynchronous with synchronous training: same code, seed and hardware; only `max_off_policy_steps` differs.
 
 python -m benchmarks asynchrony --steps 24 --latency 1.0 --staleness 0 1 2 4
 
-The environment is `coding_rlvr` whose tools wait (`benchmarks.slow_tools`), so that a synchronous step spends its time
-on generation, tools and training one after the other. Trainer and generator have one CPU core each. The learning rate
-is next to nothing: a policy that learns has longer or shorter episodes, and the work would not be the same. Reported
-are seconds a step and trained tokens a second, from when the pipeline is full until it drains, and how that compares
-with the ideal: the time of the longest of the three stages of the synchronous run, where generation and training last
-as long as generator and trainer are busy. With a core each, generation is the slower of the two; one run more, twice as
-far off-policy, has the trainer recompute activations and correct minibatches, so that generation keeps up and what the
-trainer still waits for can be seen. A run that has succeeded is not run again, so this can be interrupted.
+The environment is `coding_rlvr` with tools that wait (`benchmarks.slow_tools`), so that a synchronous step spends its
+time on generation, tools and training one after the other. Trainer and generator have one CPU core each. The learning
+rate is close to zero: learning would change the length of episodes, and so the amount of work. Reported are seconds per
+step and trained tokens per second while the pipeline is full, and their ratio to the ideal: the longest of the three
+stages of the synchronous run, with generation and training taken as the busy times of generator and trainer. With one
+core each, generation is slower than training. One extra run, twice as far off-policy, recomputes activations and
+corrects minibatches in the trainer, so that generation keeps up and the trainer's remaining waits become visible.
+Runs that have succeeded are not repeated, so the benchmark can be interrupted.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LONGER_TRAINING = [
 
 @dataclass(frozen=True)
 class Arm:
-    """One run: how far off-policy, and whether training takes longer than generation."""
+    """One run: its staleness bound, and whether training takes longer than generation."""
 
     staleness: int
     longer: bool = False
@@ -63,7 +63,7 @@ class Arm:
 
 
 def train(arm: Arm, steps: int, latency: float, seed: int, extra: list[str]) -> Path:
-    """One run; its folder."""
+    """Train one run and return its folder."""
     kind = "longer" if arm.longer else "equal"
     folder = Path("runs") / f"asynchrony-{latency:g}-{arm.staleness}-{kind}-{seed}"
     if has_succeeded(folder):
@@ -84,7 +84,7 @@ def train(arm: Arm, steps: int, latency: float, seed: int, extra: list[str]) -> 
 
 
 def read(folder: Path, arm: Arm) -> dict[str, Any]:
-    """Seconds of a step and the trainer's account, after the steps that fill the pipeline."""
+    """Return the duration of steps and the trainer's time account, without steps that fill or drain the pipeline."""
     rows = [row for row in merge_rows(read_metrics(folder / "metrics.jsonl")) if "reward/mean" in row]
     full = rows[arm.staleness + 2 : -(arm.staleness + 1)]
     seconds = [later["time"] - row["time"] for row, later in pairwise(full)]
@@ -101,16 +101,16 @@ def read(folder: Path, arm: Arm) -> dict[str, Any]:
 
 
 def busy(result: dict[str, Any], actor: str) -> float:
-    """The share of its time in which an actor does not wait."""
+    """Return the share of its time in which an actor is not waiting."""
     account: dict[str, float] = result["account"][actor]
     return 1.0 - sum(share for doing, share in account.items() if doing.startswith("wait"))
 
 
 def rows_of(results: list[dict[str, Any]]) -> list[list[object]]:
-    """One row a degree of asynchrony, against the first, which is synchronous."""
+    """Return one row for each degree of asynchrony, relative to the first, synchronous result."""
     sync = results[0]
     working = {actor: sync["step_s"] * busy(sync, actor) for actor in ("generator", "trainer")}
-    longest = max(*working.values(), sync["step_s"] - sum(working.values()))  # what is left are the tools
+    longest = max(*working.values(), sync["step_s"] - sum(working.values()))  # the remainder is tool time
     ideal = sync["tokens_per_s"] * sync["step_s"] / longest
     rows: list[list[object]] = []
     for result in results:
@@ -124,17 +124,19 @@ def rows_of(results: list[dict[str, Any]]) -> list[list[object]]:
 
 
 def accounts_of(results: list[dict[str, Any]]) -> list[list[object]]:
-    """What each actor did with its time, a column a degree of asynchrony."""
+    """Return the share of time that each actor spent on each activity, with one column for each result."""
     accounts = [result["account"] for result in results]
-    doings = dict.fromkeys((actor, doing) for account in accounts for actor in account for doing in account[actor])
+    activities = dict.fromkeys(
+        (actor, activity) for account in accounts for actor in account for activity in account[actor]
+    )
     return [
-        [actor, doing, *(f"{account.get(actor, {}).get(doing, 0.0):.1%}" for account in accounts)]
-        for actor, doing in doings
+        [actor, activity, *(f"{account.get(actor, {}).get(activity, 0.0):.1%}" for account in accounts)]
+        for actor, activity in activities
     ]
 
 
 def main() -> None:
-    """Train with each degree, write the table."""
+    """Train with each degree of asynchrony and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 2, 4])
     parser.add_argument("--steps", type=int, default=30)
@@ -147,7 +149,7 @@ def main() -> None:
     rows = rows_of(results)
     if arms[-1].staleness > 0:
         arm = Arm(2 * arms[-1].staleness, longer=True)
-        steps = args.steps * 4 // 3  # more of them fill the pipeline and drain it
+        steps = args.steps * 4 // 3  # filling and draining the pipeline takes more steps
         results.append(read(train(arm, steps, args.latency, args.seed, args.overrides), arm))
     shares = ["generator busy", "trainer busy"]
     columns = [

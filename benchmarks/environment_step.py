@@ -1,8 +1,8 @@
-"""What a step of an environment costs: in process, through a tool, between seats, with 1,000 episodes at once.
+"""Measure the cost of an environment step: in process, through a tool, between seats, with 1,000 concurrent episodes.
 
     python -m benchmarks.environment_step [--steps 2000] [--repeats 9]
 
-The floor is CartPole of gymnasium, stepped by itself in the same run.
+The floor is gymnasium's CartPole, stepped directly in the same run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ABOUT = (
 
 
 class Talk(fe.ToolEnvironment):
-    """Answers every message, and has tools that do nothing."""
+    """Environment that answers every message and has tools that do nothing."""
 
     rubric = fe.Rubric([lambda: 0.0])
 
@@ -56,7 +56,7 @@ class Talk(fe.ToolEnvironment):
 
 
 class Rally(fe.Environment):
-    """So many turns in alternation, and a point for the last; `seats` says of whom."""
+    """Episode of `turns` turns with a reward of 1 for the last; turns alternate between `seats`, if there are any."""
 
     turns = 40
 
@@ -80,13 +80,13 @@ class Rally(fe.Environment):
 
 
 class SeatedRally(Rally):
-    """The same between two seats."""
+    """The same episode between two seats."""
 
     seats = ("one", "other")
 
 
 async def run_turns(environment: type[Rally], steps: int) -> tuple[float, float]:
-    """Whole episodes, `steps` turns in all."""
+    """Time whole episodes with about `steps` turns in total."""
     policy, task = ReplayPolicy(["hello"] * Rally.turns), environment().task("train", 0)
     episodes = max(1, steps // Rally.turns)
 
@@ -107,14 +107,14 @@ def make() -> fe.Environment:
 
 
 async def timed(work: Callable[[], Awaitable[Any]], steps: int) -> tuple[float, float]:
-    """`(wall, CPU)` microseconds a step."""
+    """Return `(wall, CPU)` microseconds per step."""
     wall, cpu = time.perf_counter(), time.process_time()
     await work()
     return 1e6 * (time.perf_counter() - wall) / steps, 1e6 * (time.process_time() - cpu) / steps
 
 
 async def run_steps(episodes: int, steps: int, action: fe.Message | str) -> tuple[float, float]:
-    """`steps` steps in all, of that many episodes at once."""
+    """Time about `steps` steps in total, spread over `episodes` concurrent episodes."""
     envs = [make() for _ in range(episodes)]
     await asyncio.gather(*(env.reset(seed=0) for env in envs))
     each = max(1, steps // episodes)
@@ -122,7 +122,7 @@ async def run_steps(episodes: int, steps: int, action: fe.Message | str) -> tupl
     async def play(env: fe.Environment) -> None:
         for _ in range(each):
             await env.step(action)
-            await asyncio.sleep(0)  # as a policy would, so that episodes take turns
+            await asyncio.sleep(0)  # yields like a policy, so that episodes interleave
 
     async def work() -> None:
         await asyncio.gather(*(play(env) for env in envs))
@@ -149,8 +149,8 @@ async def cartpole(steps: int) -> tuple[float, float]:
 
 
 def cases(steps: int) -> dict[str, Callable[[], Awaitable[tuple[float, float]]]]:
-    """What is measured, by name."""
-    found: dict[str, Callable[[], Awaitable[tuple[float, float]]]] = {
+    """Return the measured cases by name."""
+    result: dict[str, Callable[[], Awaitable[tuple[float, float]]]] = {
         "gymnasium CartPole (floor)": lambda: cartpole(steps),
         "step, no tool": lambda: run_steps(1, steps, "hello"),
         "step, one tool": lambda: run_steps(1, steps, tool_message("nothing")),
@@ -164,16 +164,16 @@ def cases(steps: int) -> dict[str, Callable[[], Awaitable[tuple[float, float]]]]
         ("one sync tool", tool_message("nothing_sync")),
     ):
         for episodes in (10, 100, 1000):
-            found[f"step, {name}, {episodes} episodes at once"] = partial(
+            result[f"step, {name}, {episodes} episodes at once"] = partial(
                 run_steps, episodes, max(steps, 5 * episodes), action
             )
-    return found
+    return result
 
 
 async def measure(steps: int, repeats: int) -> dict[str, list[tuple[float, float]]]:
-    """`(wall, CPU)` microseconds a step of every repeat, by name."""
+    """Return `(wall, CPU)` microseconds per step of every repeat, by case."""
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in cases(steps)}
-    for _ in range(repeats):  # in turns, so that a busy moment hits all of them
+    for _ in range(repeats):  # interleaved, so that a load spike affects all cases alike
         for name, case in cases(steps).items():
             samples[name].append(await case())
     return samples

@@ -1,14 +1,14 @@
-"""What evaluating costs beside the model: CPU time a sample, against inspect_ai and verifiers, on one mock endpoint.
+"""Measure evaluation overhead: CPU time per sample, compared with inspect_ai and verifiers on one mock endpoint.
 
     python -m benchmarks.evaluation [--samples 500] [--repeats 3] [--inspect PYTHON] [--verifiers PYTHON] [--record]
     python -m benchmarks.evaluation --only growth --record
 
-The task is trivial (one turn, exact match) and the endpoint, a process of its own, answers at once; every way runs in
-a process of its own, in turns, with the same number of requests in flight. The floor is the same requests through bare
-httpx transports, one connection each. `--inspect` and `--verifiers` name interpreters that have these packages
-(verifiers below 0.2: later versions start a program for each rollout). CPU time counts, because the machine may be
-shared; importing is left out. Then floor and forge-env with up to 10,000 requests in flight, four requests to each
-connection, so that opening one does not count for all.
+The task is trivial (one turn, exact match) and the endpoint, a separate process, answers at once. Every harness runs in
+its own process, in turns, with the same number of requests in flight. The floor sends the same requests through bare
+httpx transports, one connection each. `--inspect` and `--verifiers` name interpreters with these packages (verifiers
+below 0.2: later versions start a program for each rollout). CPU time is compared, because the machine may be shared;
+imports are excluded. A second part measures the floor and forge-env with up to 10,000 requests in flight, and four
+requests to each connection, so that opening connections does not dominate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ANSWER = {
 }
 AIM_MS = 1.0
 ROUNDS = 4
-"""Requests to each connection where thousands are in flight."""
+"""Requests to each connection with thousands in flight."""
 COMMANDS = {
     "evaluation": "make bench ARGS='evaluation --inspect PYTHON --verifiers PYTHON --record'",
     "evaluation_growth": "make bench ARGS='evaluation --only growth --record'",
@@ -47,7 +47,7 @@ COMMANDS = {
 
 
 async def serve(delay_s: float) -> None:
-    """The endpoint: answers every request alike after `delay_s`; prints its port."""
+    """Run the endpoint: print its port, then answer every request with the same body after `delay_s` seconds."""
     body = json.dumps(ANSWER).encode()
     head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
 
@@ -95,7 +95,7 @@ def run_forge_env(url: str, samples: int, in_flight: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"concurrency": in_flight, "start_concurrency": in_flight, "out": f"{folder}/out"}
-        fe.evaluate(Question, "m", base_url=url, n=2, out=f"{folder}/warm")  # imports happen here
+        fe.evaluate(Question, "m", base_url=url, n=2, out=f"{folder}/warm")  # triggers imports
         cpu, wall = time.process_time(), time.perf_counter()
         result = fe.evaluate(Question, "m", base_url=url, n=samples, **settings)
         measured = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
@@ -132,9 +132,9 @@ def measure(command: list[str], url: str, samples: int, in_flight: int) -> dict[
     done = subprocess.run([*command, url, str(samples), str(in_flight)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    assert (found["score"], found["samples"]) == (1.0, samples), found
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    assert (result["score"], result["samples"]) == (1.0, samples), result
+    return result
 
 
 def measure_all(
@@ -142,7 +142,7 @@ def measure_all(
 ) -> list[dict[str, Any]]:
     taken: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     with endpoint(delay_s) as url:
-        for _ in range(repeats):  # in turns, so that a busy moment hits all of them
+        for _ in range(repeats):  # interleaved, so that a load spike affects all harnesses alike
             for name, command in ways.items():
                 taken[name].append(measure(command, url, samples, in_flight))
                 cost = 1000 * taken[name][-1]["cpu"] / samples
@@ -176,8 +176,8 @@ def main() -> None:
         way = {"forge-env": run_forge_env, "floor": run_floor}[args.way[0]]
         print(json.dumps(way(args.way[1], int(args.way[2]), int(args.way[3]))))
         return
-    own = [sys.executable, "-m", "benchmarks.evaluation", "--way"]
-    ways = {"floor": [*own, "floor"], "forge-env": [*own, "forge-env"]}
+    command = [sys.executable, "-m", "benchmarks.evaluation", "--way"]
+    ways = {"floor": [*command, "floor"], "forge-env": [*command, "forge-env"]}
     for name, python in (("inspect_ai", args.inspect), ("verifiers", args.verifiers)):
         if python:
             ways[name] = [python, str(HERE / f"evaluation_{name}.py")]
@@ -186,7 +186,7 @@ def main() -> None:
         report("evaluation", "Evaluation: what it costs beside the model", rows, args.record, "One turn, exact match.")
     if args.only != "peers":
         rows = []
-        for size in args.growth:  # a delay long enough for all of them to be in flight at once
+        for size in args.growth:  # the delay keeps all requests in flight at once
             both = {name: ways[name] for name in ("floor", "forge-env")}
             rows += measure_all(both, max(ROUNDS * size, 2000), size, args.growth_repeats, 0.5 + size / 1000)
         notes = f"The aim is {AIM_MS:g} ms a sample at any number in flight, everything included."
@@ -194,7 +194,7 @@ def main() -> None:
 
 
 def report(section: str, title: str, rows: list[dict[str, Any]], recorded: bool, notes: str) -> None:
-    """Print a table, and write it to docs/benchmarks.md where asked to."""
+    """Print a table and, if `recorded`, write it to docs/benchmarks.md."""
     columns = ["CPU ms a sample", "in flight", "samples", "median (smallest to largest)", "times forge-env"]
     lines = table(columns, [_cells(row, rows) for row in rows])
     print("\n".join(lines))
@@ -204,10 +204,10 @@ def report(section: str, title: str, rows: list[dict[str, Any]], recorded: bool,
 
 
 def _cells(row: dict[str, Any], rows: list[dict[str, Any]]) -> list[object]:
-    """A row of the table; how much it costs is set against forge-env with as many in flight."""
+    """Return a row of the table; its last cell is the cost relative to forge-env with as many requests in flight."""
     same = (row["samples"], row["in_flight"])
-    own = next(r for r in rows if r["what"] == "forge-env" and (r["samples"], r["in_flight"]) == same)
-    return [row["what"], *same[::-1], spread(row["costs"]), f"{row['cpu_ms'] / own['cpu_ms']:.2f}"]
+    reference = next(r for r in rows if r["what"] == "forge-env" and (r["samples"], r["in_flight"]) == same)
+    return [row["what"], *same[::-1], spread(row["costs"]), f"{row['cpu_ms'] / reference['cpu_ms']:.2f}"]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The trivial task in inspect_ai; run by `benchmarks.evaluation` with an interpreter that has it.
+"""Run the trivial task in inspect_ai; `benchmarks.evaluation` starts this with an interpreter that has inspect_ai.
 
 python evaluation_inspect_ai.py URL SAMPLES IN_FLIGHT
 """
@@ -33,5 +33,5 @@ def run(url: str, samples: int, in_flight: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], 2, 2)  # imports happen here
+    run(sys.argv[1], 2, 2)  # triggers imports
     print(json.dumps(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

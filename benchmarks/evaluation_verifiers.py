@@ -1,4 +1,4 @@
-"""The trivial task in verifiers (below 0.2); run by `benchmarks.evaluation` with an interpreter that has it.
+"""Run the trivial task in verifiers (below 0.2); `benchmarks.evaluation` starts this with an interpreter that has it.
 
 python evaluation_verifiers.py URL SAMPLES IN_FLIGHT
 """
@@ -43,5 +43,5 @@ def run(url: str, samples: int, in_flight: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], 2, 2)  # imports happen here
+    run(sys.argv[1], 2, 2)  # triggers imports
     print(json.dumps(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

@@ -1,9 +1,9 @@
-"""What the gateway adds to a request: CPU with few and with many requests open, and latency where it is saturated.
+"""Measure the gateway's overhead: CPU per request with few and many requests open, and latency under saturation.
 
     python -m benchmarks.gateway [--requests 1000] [--repeats 3] [--record]
 
-A process of its own asks; the model answers after as long as keeps that many requests open at 300 a second. The floor
-is a Starlette application that reads the same body and answers a constant, served by the same uvicorn.
+The client is a separate process; the model's delay keeps the given number of requests open at 300 requests per second.
+The floor is a Starlette application that reads the same body and returns a constant, served by the same uvicorn.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from forge_env.serve.server import serve
 from forge_env.types import Message
 
 RATE = 300.0
-"""Requests a second."""
+"""Requests per second."""
 OPEN = (1, 100, 1000)
 SATURATING = 32
-"""Clients that ask again at once."""
+"""Clients that send the next request as soon as the previous one is answered."""
 ABOUT = (
     "Median (smallest to largest) of the repeats. CPU is of the gateway's process alone, at 300 requests a second. "
     "Aims: 1 ms of CPU a request with 1,000 open, no growth with their number, 50 ms at the 99th percentile added "
@@ -59,11 +59,11 @@ MESSAGES = [
     ),
 ]
 BODY = json.dumps({"model": "m", "messages": MESSAGES}).encode()
-"""Of 17 messages, 9 kB."""
+"""A request of 17 messages, 9 kB."""
 
 
 def ask(port: int, key: str, path: str, clients: int, requests: int, told: Connection) -> None:
-    """In a process of its own: so many requests, by so many clients one after the other; seconds of each."""
+    """Run `clients` concurrent clients in this process, `requests` requests in all, and send the seconds of each."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
@@ -98,12 +98,15 @@ async def measured(
     path: str = "/v1/chat/completions",
     cpu_s: Callable[[], float] = time.process_time,
 ) -> tuple[float, list[float]]:
-    """`(CPU seconds of this process, or of another that `cpu_s` knows, seconds of each request)`."""
+    """Run the client process; return `(CPU seconds, seconds of each request)`.
+
+    `cpu_s` reads a CPU clock, that of this process by default.
+    """
     ours, theirs = multiprocessing.Pipe()
     arguments = (port, key, path, clients, requests, theirs)
     process = multiprocessing.get_context("spawn").Process(target=ask, args=arguments)
     process.start()
-    theirs.close()  # so that its end is noticed, however it ends
+    theirs.close()  # so that recv fails if the client process dies
     began = cpu_s()
     took = await asyncio.to_thread(ours.recv)
     cpu = cpu_s() - began

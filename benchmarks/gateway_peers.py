@@ -1,9 +1,10 @@
-"""The gateway beside agent-lightning's proxy: CPU and memory of each, in front of the same model server.
+"""Compare the gateway with agent-lightning's proxy: CPU and memory of each, in front of the same model server.
 
     python -m benchmarks.gateway_peers --peer-python PYTHON [--requests 500] [--repeats 3] [--record]
 
-PYTHON is an interpreter (3.12 or newer) that has agentlightning. Each runs in a process of its own, asks the server for
-token ids and log-probabilities, and keeps them; they are measured in turns. The server answers everybody the same.
+PYTHON is an interpreter (3.12 or newer) with agentlightning installed. Each gateway runs in its own process, requests
+token ids and log-probabilities from the server and stores them; the two are measured in turns. The server always
+returns the same answer.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ MODEL = "m"
 SECRET = "secret"
 OPEN = (100, 1000)
 FEW = 10
-"""Requests before those that are measured: a process imports and allocates with its first ones."""
+"""Warm-up requests, not measured: the first ones trigger imports and allocations."""
 PROMPT, SAMPLED = 2250, 50
-"""Tokens: of the request, a token for four bytes, and of the answer."""
+"""Tokens of the prompt (one for every four bytes) and of the answer."""
 ANSWER = json.dumps(
     {
         "id": "chatcmpl-0",
@@ -78,16 +79,16 @@ ABOUT = (
 
 
 class Figures(NamedTuple):
-    """Of one process."""
+    """Measurements of one process."""
 
     cpu_ms: float
-    """A request."""
+    """CPU milliseconds per request."""
     started_mb: float
-    """Resident, after a few requests."""
+    """Resident memory after the warm-up requests, in MiB."""
     kept_kb: float
-    """What it grew by, a request."""
+    """Growth of resident memory per request, in KiB."""
     added_ms: float
-    """How much later than the server's answer the client had it, median."""
+    """Median latency added to the server's delay, in milliseconds."""
 
 
 def free_port() -> int:
@@ -96,7 +97,7 @@ def free_port() -> int:
 
 
 def serve_model(port: int) -> None:
-    """In a process of its own: the model server. The path says after how many milliseconds it answers."""
+    """Run the model server (in its own process); the path gives the delay of answers in milliseconds."""
 
     async def answer(request: Request) -> Response:
         await request.body()
@@ -114,15 +115,15 @@ def serve_model(port: int) -> None:
 
 
 async def serve_ours(endpoint: str) -> None:
-    """In a process of its own: the gateway, which asks the server; prints its port and key."""
-    kept: list[tuple[ModelRequest, Reply]] = []
+    """Run the gateway (in its own process) in front of the model server; print its port and key."""
+    exchanges: list[tuple[ModelRequest, Reply]] = []
     async with EndpointPolicy(EndpointOptions(model=MODEL, base_url=endpoint, start_concurrency=1000)) as policy:
         await policy.check()
 
         async def answer(request: ModelRequest) -> Message:
             reply = await policy.session(request.tools).reply(request.messages)
             assert len(reply.token_ids) == SAMPLED
-            kept.append((request, reply))
+            exchanges.append((request, reply))
             return reply.message
 
         async with Gateway() as gateway:
@@ -139,7 +140,7 @@ def told(url: str, body: object) -> Any:
 
 
 def wait_for(port: int, process: subprocess.Popen[Any]) -> None:
-    """Until somebody listens; it has no event that says so."""
+    """Poll until the port accepts connections; the server offers no ready event."""
     while process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -152,7 +153,7 @@ def wait_for(port: int, process: subprocess.Popen[Any]) -> None:
 
 @contextmanager
 def running(*command: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A program in a group of its own, which ends with all that it has started."""
+    """Run a program in its own process group and kill the whole group on exit."""
     with subprocess.Popen(command, text=True, start_new_session=True, **options) as process:
         try:
             yield process
@@ -162,7 +163,7 @@ def running(*command: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
 
 @contextmanager
 def ours(endpoint: str, peer_python: str) -> Iterator[tuple[int, str, str, int]]:
-    """`(port, key, path, process)`."""
+    """Run forge-env's gateway; yields `(port, key, path, process id)`."""
     command = (sys.executable, "-m", "benchmarks.gateway_peers", "--serve", endpoint)
     with running(*command, stdout=subprocess.PIPE) as process:
         port, key = process.stdout.readline().split()  # type: ignore[union-attr]
@@ -171,7 +172,7 @@ def ours(endpoint: str, peer_python: str) -> Iterator[tuple[int, str, str, int]]
 
 @contextmanager
 def agent_lightning(endpoint: str, peer_python: str) -> Iterator[tuple[int, str, str, int]]:
-    """`(port, key, path, process)`."""
+    """Run agent-lightning's proxy; yields `(port, key, path, process id)`."""
     port = free_port()
     options = ("host=127.0.0.1", f"port={port}", f"key={SECRET}", f"default_proxy.model_name={MODEL}")
     command = (peer_python, "-m", "agentlightning.server", *options)
@@ -215,7 +216,7 @@ def main() -> None:
     parser.add_argument("--serve", metavar="ENDPOINT", help=argparse.SUPPRESS)
     parser.add_argument("--serve-model", type=int, metavar="PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # raises SystemExit, so that servers are stopped
     if args.serve_model:
         serve_model(args.serve_model)
     if args.serve:
@@ -228,11 +229,13 @@ def main() -> None:
     with running(sys.executable, "-m", "benchmarks.gateway_peers", "--serve-model", str(model_port)) as model:
         wait_for(model_port, model)
         for clients in args.open:
-            found: dict[str, list[Figures]] = {way: [] for way in WAYS}
+            results: dict[str, list[Figures]] = {way: [] for way in WAYS}
             for _ in range(args.repeats):
                 for way in WAYS:
-                    found[way].append(measure(way, model_port, clients, max(args.requests, clients), args.peer_python))
-            for way, figures in found.items():
+                    results[way].append(
+                        measure(way, model_port, clients, max(args.requests, clients), args.peer_python)
+                    )
+            for way, figures in results.items():
                 cells = (spread([getattr(each, name) for each in figures]) for name in Figures._fields)
                 rows.append([f"{clients:,} open", way, *cells])
     columns = ["", "", "CPU, ms a request", "MiB after a few", "KiB kept a request", "ms added, median"]

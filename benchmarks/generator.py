@@ -1,10 +1,10 @@
-"""Generator throughput: requests through the Monarch actor against vLLM's engine stepped by hand.
+"""Measure generator throughput: requests through the Monarch actor compared with stepping vLLM's engine directly.
 
 python -m benchmarks generator --bursts 12
 
-The same small untrained model, prompts and sampling in both, each in a process of its own. Both are there all the time
-and take turns burst by burst, since a shared machine is half as fast in one minute as in the next. What the actor adds
-is everything between a rollout and the engine: routing, messages between processes, delivery, per-token versions.
+Both use the same small untrained model, prompts and sampling, each in its own process. Both stay loaded and take turns
+burst by burst, because the speed of a shared machine can halve from one minute to the next. The actor adds everything
+between a rollout and the engine: routing, messages between processes, delivery, per-token policy versions.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from trainers.loop.stack import Stack, prepare_controller
 TOKENS = 96
 PROMPT = 80
 WARM_UP = 2
-"""Bursts that do not count: in them memory is touched for the first time."""
+"""Discarded first bursts, which touch memory for the first time."""
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
-    """Random prompts, [count][P], none of them in the prefix cache of those of another seed."""
+    """Return random prompts, [count][P]; prompts of different seeds share no entries of the prefix cache."""
     rng = random.Random(seed)
     return [[rng.randrange(10, 300) for _ in range(PROMPT)] for _ in range(count)]
 
 
 def recipe() -> RunConfig:
-    """The default sizes."""
+    """Return the recipe with default sizes."""
     return RunConfig(environment=EnvironmentSection(name="coding_rlvr"))
 
 
 async def through_actor(generators: GeneratorPool, count: int, burst: int) -> float:
-    """Tokens a second of `count` concurrent calls."""
+    """Return tokens per second of `count` concurrent calls."""
     started = time.perf_counter()
     options = SamplingOptions(max_tokens=TOKENS)
     calls = (generators.generate(prompt, options) for prompt in prompts(count, burst))
@@ -55,7 +55,7 @@ async def through_actor(generators: GeneratorPool, count: int, burst: int) -> fl
 
 
 def by_hand(folder: Path, count: int) -> None:
-    """For every line read, one burst of `count` requests through vLLM's engine; prints its tokens a second."""
+    """Run one burst of `count` requests through vLLM's engine for each line on stdin; print its tokens per second."""
     from trainers.generator.arguments import prepare_process
 
     section = recipe().generator
@@ -77,14 +77,14 @@ def by_hand(folder: Path, count: int) -> None:
 
 
 class ByHand:
-    """The process that runs `by_hand`."""
+    """Process that runs `by_hand`."""
 
     def __init__(self, folder: Path, count: int) -> None:
         command = [sys.executable, "-m", "benchmarks.generator", "--by-hand", str(folder), "--requests", str(count)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def burst(self) -> float:
-        """Tokens a second of one burst."""
+        """Run one burst; returns tokens per second."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write("\n")
@@ -92,12 +92,12 @@ class ByHand:
         return float(self._process.stdout.readline())
 
     def end(self) -> None:
-        """Wait until it has exited."""
+        """Close stdin and wait until the process has exited."""
         self._process.communicate()
 
 
 async def build(folder: Path) -> None:
-    """A model folder with random weights."""
+    """Create a model folder with random weights."""
     from trainers.model.tiny import build_tiny_folder
 
     config = recipe()
@@ -108,7 +108,7 @@ async def build(folder: Path) -> None:
 
 
 async def compare(folder: Path, count: int, bursts: int) -> list[tuple[float, float]]:
-    """Tokens a second through the actor and by hand, pair by pair; who begins alternates."""
+    """Return tokens per second through the actor and by hand for each burst; which one is first alternates."""
     await build(folder)
     pairs = []
     async with Stack(recipe()) as stack:
@@ -124,7 +124,7 @@ async def compare(folder: Path, count: int, bursts: int) -> list[tuple[float, fl
 
 
 def main() -> None:
-    """Measure both in turns, write the table."""
+    """Measure both in turns and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--bursts", type=int, default=12)

@@ -1,9 +1,9 @@
-"""What the death of a generator costs: steps a minute of a run with two, undisturbed and with one killed every minute.
+"""Measure the cost of generator deaths: steps per minute with two generators, undisturbed and with one killed a minute.
 
     python -m benchmarks.healing [--minutes 3] [--record]
 
-Both are `forge-env train` on the same recipe with all its real processes, one after the other. A generator's way back
-is the time from its death until the run says that it is back.
+Both are `forge-env train` runs of the same recipe with all their real processes, one after the other. Recovery time is
+measured from a generator's death until the run logs that it is back.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ SETTINGS: dict[str, object] = {
 
 
 def measure(cache: Path, minutes: float, *, deaths: bool) -> tuple[float, list[float]]:
-    """Steps a minute, and the seconds of every way back."""
-    with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as place:
-        run = Run(Path(place), cache, SETTINGS, resume=False)
+    """Return steps per minute, and the seconds of each recovery."""
+    with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as scratch:
+        run = Run(Path(scratch), cache, SETTINGS, resume=False)
         try:
             if not run.until(lambda: run.steps, START_S):
                 raise SystemExit(f"the run did not start: {run.said}")
@@ -55,20 +55,20 @@ def measure(cache: Path, minutes: float, *, deaths: bool) -> tuple[float, list[f
 
 
 def ways_back(log: str) -> list[float]:
-    """Seconds between a death and the news that the replica is back."""
-    found, died = [], {}
+    """Return the seconds from each death in the log to the line that reports the replica back."""
+    recoveries, died = [], {}
     for line in log.splitlines():
         if match := re.match(r"(\S+ \S+) .* generator (\d) (died|is back)", line):
             at = datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S,%f")
             if match[3] == "died":
                 died[match[2]] = at
             elif match[2] in died:
-                found.append((at - died.pop(match[2])).total_seconds())
-    return found
+                recoveries.append((at - died.pop(match[2])).total_seconds())
+    return recoveries
 
 
 def main() -> int:
-    """Measure and print; with `--record`, write it to docs/benchmarks.md."""
+    """Measure and print; with `--record`, write the table to docs/benchmarks.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=3, help="of each run")
     parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")

@@ -1,14 +1,14 @@
-"""What several hosts cost: the default recipe on one host and over three, and weight sync against a TCP copy.
+"""Measure the cost of several hosts: the default recipe on one host and on three, and weight sync against a TCP copy.
 
 python -m benchmarks hosts [--steps 20] [--repeats 5] [--only weights] [--record]
 
-The hosts are workers (`forge-env worker`) at loopback addresses of this machine, for root in namespaces of their own
-(host name, processes, mounts), so that nothing of one host is shared with another. They share its cores: what is
-compared is the cost of the way between hosts, not what more machines give. One host plays episodes, one generates, one
-has trainer, buffer and weight store. Steps are compared by the median of their lengths; start and warm-up don't count.
-The weights go from the trainer's process until another host's has copied every tensor into its own; the floor is one
-TCP connection between the same two processes, until all bytes lie in memory that was there already. A training run
-that has succeeded is not run again, so this can be interrupted.
+The hosts are workers (`forge-env worker`) at loopback addresses of this machine. For root they run in separate
+namespaces (host name, processes, mounts), so that hosts share nothing. They share the machine's cores: the comparison
+shows the cost of communication between hosts, not the gain from more machines. One host plays episodes, one generates,
+one has trainer, buffer and weight store. Steps are compared by their median duration, without start and warm-up. Weight
+sync is timed from the trainer's process until another host's process has copied every tensor into its own; the floor is
+one TCP connection between the same two processes, until all bytes are in memory that was allocated before. Training
+runs that have succeeded are not repeated, so the benchmark can be interrupted.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tests.trainers.actors.workers import workers
 from trainers.loop.stack import prepare_controller
 
 PLACE = {"rollouts": [0], "generator": [1], "trainer": [2]}
-"""Buffer and weight store go with the trainer."""
+"""Host index of each role; buffer and weight store are placed with the trainer."""
 RUN = ["evaluation.every=0", "logging.tensorboard=false", "checkpoint.every=0"]
 MOST_LONGER = 1.15
-"""Of the median step over three hosts, compared with that on one."""
+"""Limit of the median step on three hosts, relative to one host."""
 MOST_OF_TCP = 3.0
-"""Of a TCP copy of the same bytes."""
+"""Limit of weight sync time, relative to a TCP copy of the same bytes."""
 
 
 # ---
@@ -48,15 +48,15 @@ MOST_OF_TCP = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What came of a run.
+    """Results of a training run.
 
     Attributes:
-        steps: seconds a step, after those that fill the pipeline; each a mean of as many in a row as have their
-            batches sampled at once, since these come one right after the other.
-        summary: of the run.
-        account: share of its time by actor and what it did.
-        off: by how much, of the time that has passed, the account of the actor that is worst is off.
-        weights: medians of `weights/...`.
+        steps: seconds per step while the pipeline is full; each value is a mean over `max_off_policy_steps + 1`
+            consecutive steps, whose batches are sampled together and finish one right after the other.
+        summary: the run's summary.
+        account: share of its time by actor and activity.
+        off: largest deviation of an actor's account from the elapsed time, as a share of the elapsed time.
+        weights: medians of the metrics `weights/...`.
     """
 
     steps: list[float]
@@ -67,7 +67,7 @@ class Trained:
 
 
 def train(hosts: int, steps: int, seed: int) -> Path:
-    """One run of the default recipe, on this machine or over three hosts of it; its folder."""
+    """Train the default recipe on this machine, or over three of its hosts, and return the run's folder."""
     folder = Path("runs") / f"hosts-{hosts}-{steps}-{seed}"
     if has_succeeded(folder):
         return folder
@@ -76,19 +76,19 @@ def train(hosts: int, steps: int, seed: int) -> Path:
     command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", folder.name, *keys]
     with ExitStack() as stack:
         if hosts > 1:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fe-")))
-            command += job([each.address for each in stack.enter_context(workers(hosts, place))])
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fe-")))
+            command += job([each.address for each in stack.enter_context(workers(hosts, scratch))])
         subprocess.run(command, check=True)
     return folder
 
 
 def job(addresses: list[str]) -> list[str]:
-    """The keys of a run on these workers."""
+    """Return the config overrides of a run on these workers."""
     return ["job.kind=hosts", f"job.workers={json.dumps(addresses)}", f"job.place={json.dumps(PLACE)}"]
 
 
 def look(folder: Path) -> Trained:
-    """What came of a run."""
+    """Read the results of a run."""
     rows = [row for row in merge_rows(read_metrics(folder / "metrics.jsonl")) if "reward/mean" in row]
     summary = json.loads((folder / "summary.json").read_text())
     bound = summary["max_off_policy_steps"]
@@ -106,19 +106,19 @@ def look(folder: Path) -> Trained:
 
 
 def _off(rows: list[dict[str, Any]]) -> float:
-    """How far the sum of an actor's account is from the time that has passed, at worst."""
+    """Return the largest deviation of an actor's account from the elapsed time, as a share of the elapsed time."""
     passed = rows[-1]["time"] - rows[0]["time"]
     sums: dict[str, float] = {}
     for row in rows[1:]:
         for key, value in row.items():
-            if key.startswith("time/") and not key.startswith("time/episodes/"):  # of which there are many at once
+            if key.startswith("time/") and not key.startswith("time/episodes/"):  # episodes overlap in time
                 actor = key.split("/")[1]
                 sums[actor] = sums.get(actor, 0.0) + value
     return max(abs(value - passed) / passed for value in sums.values())
 
 
 def compare(one: Trained, three: Trained) -> list[str]:
-    """The table, and how to read it."""
+    """Return the table and its legend."""
     ratio = statistics.median(three.steps) / statistics.median(one.steps)
 
     def score(run: Trained, which: str) -> str:
@@ -165,7 +165,7 @@ def compare(one: Trained, three: Trained) -> list[str]:
 
 
 async def measure(workers_at: list[str], megabytes: float, repeats: int, folder: Path) -> dict[str, list[float]]:
-    """Seconds of every way, `repeats` times."""
+    """Return the seconds of each stage, `repeats` values each."""
     from benchmarks.weights_peers import Receiver, Sender
     from forge_env.job.addresses import Address
     from forge_env.job.survey import survey
@@ -180,9 +180,9 @@ async def measure(workers_at: list[str], megabytes: float, repeats: int, folder:
     run_folder = RunFolder(folder / f"weights-{megabytes:g}")
     run_folder.create()
     run = Run(config, run_folder)
-    found = await survey(config, run_folder.root)
-    assert found is not None
-    hosts = Hosts(run, found)
+    info = await survey(config, run_folder.root)
+    assert info is not None
+    hosts = Hosts(run, info)
     await hosts.open()
     host = Address.of(workers_at[PLACE["trainer"][0]]).plain_host
     times: dict[str, list[float]] = {"push": [], "pull": [], "sync": [], "call": [], "tcp": []}
@@ -205,12 +205,12 @@ async def measure(workers_at: list[str], megabytes: float, repeats: int, folder:
             ended = loop.time()
             await result(sender.entered.call_one())
             asked = loop.time()
-            await result(receiver.process_id.call_one())  # which takes no work
+            await result(receiver.process_id.call_one())  # does no work, so this times the call alone
             answered = loop.time()
             count = int(megabytes * 2**20)
             port = await result(sender.serve.call_one(host, count))
             copied = await result(receiver.copy.call_one(host, port, count))
-            if version == 1:  # the first allocates memory and imports
+            if version == 1:  # the first version also allocates memory and imports modules
                 continue
             times["push"].append(pushed)
             times["pull"].append(ended - between)
@@ -228,13 +228,13 @@ async def measure(workers_at: list[str], megabytes: float, repeats: int, folder:
 
 
 def sync(megabytes: list[float], repeats: int) -> list[str]:
-    """The table of weight sync; every size in a process of its own, as a store holds one model's layout."""
+    """Return the table of weight sync; each size runs in its own process, because a store holds one model's layout."""
     rows = []
-    with tempfile.TemporaryDirectory(prefix="fe-") as place, workers(3, Path(place)) as hosts:
+    with tempfile.TemporaryDirectory(prefix="fe-") as scratch, workers(3, Path(scratch)) as hosts:
         addresses = [host.address for host in hosts]
         for size in megabytes:
-            asked = json.dumps([addresses, size, repeats, place])
-            command = [sys.executable, "-m", "benchmarks.hosts", "--measure", asked]
+            request = json.dumps([addresses, size, repeats, scratch])
+            command = [sys.executable, "-m", "benchmarks.hosts", "--measure", request]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             times: dict[str, list[float]] = json.loads(output.splitlines()[-1])
             ms = {name: [value * 1e3 for value in values] for name, values in times.items()}
@@ -252,7 +252,7 @@ def sync(megabytes: list[float], repeats: int) -> list[str]:
 
 
 def main() -> None:
-    """Train, measure, write it down."""
+    """Train, measure and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)

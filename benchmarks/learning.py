@@ -1,7 +1,7 @@
-"""Learning: held-out score of a recipe from start to end, one run a seed, as a picture and a table.
+"""Plot and tabulate learning: a recipe's held-out score from start to end, one run for each seed.
 
-python -m benchmarks.learning --seeds 1 2 3             trains, then draws
-python -m benchmarks.learning --runs runs/a runs/b      draws what is there
+python -m benchmarks.learning --seeds 1 2 3             train, then plot
+python -m benchmarks.learning --runs runs/a runs/b      plot existing runs
 python -m benchmarks.learning --recipe grpo/math_cpu --out docs/curves_grpo_math.png
 """
 
@@ -21,7 +21,7 @@ COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626")
 
 
 def train(seed: int, recipe: str, overrides: list[str]) -> Path:
-    """One run of the recipe; its folder."""
+    """Train the recipe once and return the run's folder."""
     name = f"learning-{Path(recipe).with_suffix('').as_posix().replace('/', '-')}-{seed}"
     command = [sys.executable, "-m", "forge_env", "train", recipe, f"seed={seed}", "--name", name, *overrides]
     subprocess.run(command, check=True)
@@ -29,7 +29,7 @@ def train(seed: int, recipe: str, overrides: list[str]) -> Path:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Summary and curves of a run."""
+    """Return the summary and curves of a run."""
     rows = merge_rows(read_metrics(folder / "metrics.jsonl"))
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return {
@@ -40,7 +40,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Held-out score with its standard error, and the training reward behind it, a colour a seed."""
+    """Plot held-out scores with their standard errors over faint training rewards, one colour for each seed."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -62,14 +62,14 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def smooth(values: Curve, width: int = 5) -> list[float]:
-    """Running mean."""
+    """Return the running mean over the last `width` values."""
     return [
         sum(values.y[max(0, i - width + 1) : i + 1]) / (i + 1 - max(0, i - width + 1)) for i in range(len(values.y))
     ]
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """One Markdown row a run; of held-out families only where they were evaluated."""
+    """Return a Markdown table with one row for each run; held-out families only if they were evaluated."""
     summaries = [run["summary"] for run in runs]
     scores = {"held-out start": "heldout_start", "end": "heldout_end"}
     if any("heldout_unseen_start" in summary for summary in summaries):
@@ -86,7 +86,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Train or read, draw, print the table."""
+    """Train or read runs, plot them and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
     parser.add_argument("--runs", type=Path, nargs="*", default=[])

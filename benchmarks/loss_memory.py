@@ -1,11 +1,11 @@
-"""Memory and time of the last layer: log-probabilities and entropies of tokens with their gradients, tile by tile,
-against scores over the whole vocabulary at once, and against chunks of tokens that autograd recomputes.
+"""Measure memory and time of the last layer: log-probabilities and entropies of tokens with their gradients, computed
+tile by tile, over the whole vocabulary at once, and in chunks of tokens that autograd recomputes.
 
 python -m benchmarks loss_memory --tokens 512 2048 --repeats 3 --record
 
-Each measurement is a process of its own, in turns. Its peak is that of the resident set (VmHWM, reset before the
-passes, less what was resident then), so it holds whatever torch allocates; the weight's gradient is counted, weight
-and hidden states are not.
+Each measurement runs in its own process, in turns. The peak is that of the resident set (VmHWM, reset before the
+passes, minus the size before), so it includes everything that torch allocates: the weight's gradient, but not the
+weight and the hidden states.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from trainers.titan.device import use_device
 from trainers.titan.head import logprobs_and_entropy
 
 VOCABULARY, WIDTH = 151_936, 1024
-"""Of Qwen3 0.6B."""
+"""Sizes of Qwen3 0.6B."""
 CHUNK = 256
-"""Tokens."""
+"""Tokens per chunk."""
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def all_at_once(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the trainer had it: scores [N, V], their log-softmax, and the entropy as a metric."""
+    """Compute logits [N, V] and their log-softmax as a whole, and the entropy as a metric."""
     logits = (hidden @ weight.t()).float() / 1.0
     log_probs = torch.log_softmax(logits, dim=-1)
     chosen = log_probs.gather(-1, targets[:, None])[:, 0]
@@ -46,10 +46,10 @@ def all_at_once(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tenso
 def checkpointed(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`all_at_once` over chunks of tokens, each computed again in the backward pass."""
+    """Run `all_at_once` over chunks of tokens, with each chunk recomputed in the backward pass."""
     chunks = zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True)
-    found = [checkpoint(all_at_once, rows, weight, own, use_reentrant=False) for rows, own in chunks]
-    logprobs, entropy = (torch.cat(values) for values in zip(*found, strict=True))
+    outputs = [checkpoint(all_at_once, rows, weight, ids, use_reentrant=False) for rows, ids in chunks]
+    logprobs, entropy = (torch.cat(values) for values in zip(*outputs, strict=True))
     return logprobs, entropy
 
 
@@ -61,13 +61,13 @@ WAYS: dict[str, Way] = {
 
 
 def resident(name: str) -> int:
-    """VmRSS or VmHWM of this process, bytes."""
+    """Return VmRSS or VmHWM of this process in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def measure(way: str, tokens: int, passes: int) -> dict[str, float]:
-    """Peak bytes of `passes` forward and backward passes, and the median seconds of one, in this process."""
+    """Return peak bytes of `passes` forward and backward passes, and the median seconds of one, in this process."""
     use_device(with_gpus=False)
     torch.manual_seed(0)
     weight = (torch.randn(VOCABULARY, WIDTH) * 0.02).requires_grad_()
@@ -92,7 +92,7 @@ def measure(way: str, tokens: int, passes: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure every size in both ways, print, write the section."""
+    """Measure every size in every way, print, and write the section if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--repeats", type=int, default=3)
@@ -105,7 +105,7 @@ def main() -> None:
         return
     rows = []
     for tokens in args.tokens:
-        found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        results: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for _ in range(args.repeats):
             for way in WAYS:
                 options = ["--measure", way, "--tokens", str(tokens), "--passes", str(args.passes)]
@@ -115,9 +115,9 @@ def main() -> None:
                     stdout=subprocess.PIPE,
                     text=True,
                 ).stdout
-                found[way].append(json.loads(output))
-        floor = found["all at once"]
-        for way, runs in found.items():
+                results[way].append(json.loads(output))
+        floor = results["all at once"]
+        for way, runs in results.items():
             peaks, seconds = [run["peak"] for run in runs], [run["seconds"] for run in runs]
             slower = [run["seconds"] / other["seconds"] for run, other in zip(runs, floor, strict=True)]
             rows.append(

@@ -1,12 +1,12 @@
-"""Trainer against generator: how far their log-probabilities of the same tokens are apart, after weight updates.
+"""Compare the log-probabilities of trainer and generator for the same tokens, after weight updates.
 
 python -m benchmarks mismatch --updates 0 8 24
 
-The whole stack with the default recipe's small model: requests are in flight while the weights are trained, pushed
-and swapped. After so many updates new requests are sampled, and the trainer scores their tokens. Then both are compared
-with `transformers` in float64, which says how exact float32 can be: the trained checkpoint that comes with forge-env,
-on prompts of its environment and on random ones. At last the same is done for vLLM alone, without and with n-gram
-speculation, which no recipe can ask for.
+Runs the whole stack with the default recipe's small model: requests are in flight while the weights are trained, pushed
+and swapped. After each given number of updates new requests are sampled, and the trainer scores their tokens. Then both
+are compared with `transformers` in float64, which shows the error of float32 itself: the trained checkpoint shipped
+with forge-env, on prompts of its environment and on random prompts. Finally vLLM alone is compared with float64,
+without and with n-gram speculation, which recipes can't enable.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ Row = list[object]
 
 
 def prompts() -> list[list[int]]:
-    """Random prompts, [REQUESTS][P]."""
+    """Return random prompts, [REQUESTS][P]."""
     rng = random.Random(0)
     return [[rng.randrange(10, 300) for _ in range(60)] for _ in range(REQUESTS)]
 
 
 def sequence(completion: Completion) -> Segment:
-    """The completion with its sampled tokens as targets."""
+    """Convert a completion to a segment with its sampled tokens as targets."""
     prompt, sampled = completion.prompt_ids, completion.token_ids
     return Segment(np.array([*prompt, *sampled]), np.arange(len(prompt) + len(sampled)) >= len(prompt))
 
 
 def own_prompts(config: RunConfig, folder: Path) -> list[list[int]]:
-    """Prompts of the recipe's environment, [REQUESTS][P]."""
+    """Return prompts of the recipe's environment, [REQUESTS][P]."""
     environment = fe.make(config.environment.name, **config.environment.options)
     chat, length = Chat.of(folder, config.model), config.model.max_length
-    shown = Demonstrations(environment, chat, batch_size=REQUESTS, max_length=length, seed=0).batch()
-    return [each.token_ids[: int(np.argmax(each.mask))].tolist() for each in shown]
+    segments = Demonstrations(environment, chat, batch_size=REQUESTS, max_length=length, seed=0).batch()
+    return [each.token_ids[: int(np.argmax(each.mask))].tolist() for each in segments]
 
 
 async def sample(generators: GeneratorPool, asked: Sequence[Sequence[int]]) -> list[Completion]:
-    """One completion of each prompt."""
+    """Sample one completion for each prompt."""
     return await asyncio.gather(*(generators.generate(prompt, OPTIONS) for prompt in asked))
 
 
 async def measure(counts: Sequence[int], scratch: Path) -> list[Row]:
-    """A row for each number of updates."""
+    """Return a row for each number of updates."""
     config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"))
     folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, scratch / "tiny")
     rows: list[Row] = []
@@ -87,19 +87,21 @@ async def measure(counts: Sequence[int], scratch: Path) -> list[Row]:
             done = count
             await in_flight
             completions = await sample(generators, prompts())
-            theirs = await trainer.logprobs([sequence(completion) for completion in completions])
-            apart = [
-                abs(ours - other)
-                for completion, values in zip(completions, theirs, strict=True)
-                for ours, other in zip(completion.logprobs, values, strict=True)
+            trained = await trainer.logprobs([sequence(completion) for completion in completions])
+            differences = [
+                abs(generated - expected)
+                for completion, values in zip(completions, trained, strict=True)
+                for generated, expected in zip(completion.logprobs, values, strict=True)
             ]
-            rows.append([count, len(apart), f"{max(apart):.1e}", f"{sum(apart) / len(apart):.1e}"])
+            rows.append(
+                [count, len(differences), f"{max(differences):.1e}", f"{sum(differences) / len(differences):.1e}"]
+            )
         await generators.halt()
     return rows
 
 
 async def against_float64() -> list[Row]:
-    """How far vLLM and TorchTitan are from float64 and from each other, by kind of prompt."""
+    """Return the differences between vLLM, TorchTitan and float64, one row for each kind of prompt."""
     config = load_config("coding_rlvr")
     folder = checkpoint_folder(config.model.path)
     assert folder is not None
@@ -109,24 +111,24 @@ async def against_float64() -> list[Row]:
         trainer = await stack.start_trainer(folder)
         generators = await stack.start_generators(folder)
         await trainer.configure(OptimizerSection(), loss=SFTLoss(), steps=1, microbatch_tokens=4096)
-        for kind, asked in (("of its environment", own_prompts(config, folder)), ("random", prompts())):
-            completions = await sample(generators, asked)
+        for kind, requests in (("of its environment", own_prompts(config, folder)), ("random", prompts())):
+            completions = await sample(generators, requests)
             sequences = [sequence(completion) for completion in completions]
             sampled = np.concatenate([completion.logprobs for completion in completions])
             trained = np.concatenate(await trainer.logprobs(sequences))
             exact = np.concatenate(await asyncio.to_thread(float64_logprobs, folder, sequences))
-            apart = [abs(sampled - exact), abs(trained - exact), abs(sampled - trained)]
-            rows.append([kind, len(exact), *(f"{each.max():.1e} ({each.mean():.1e})" for each in apart)])
+            differences = [abs(sampled - exact), abs(trained - exact), abs(sampled - trained)]
+            rows.append([kind, len(exact), *(f"{each.max():.1e} ({each.mean():.1e})" for each in differences)])
         await generators.halt()
     return rows
 
 
 async def speculating() -> list[Row]:
-    """How far vLLM is from float64 as recipes have it, and where n-grams guess the next tokens."""
+    """Return the differences between vLLM and float64, without and with n-gram speculation."""
     rows: list[Row] = []
     for name, engine_args in (("none", {}), ("n-grams", {"speculative_config": N_GRAMS})):
         config = load_config("coding_rlvr")
-        config.generator.engine_args = engine_args  # a recipe's would be refused
+        config.generator.engine_args = engine_args  # set directly, because recipes refuse this option
         folder = checkpoint_folder(config.model.path)
         assert folder is not None
         async with Stack(config) as stack:
@@ -137,28 +139,28 @@ async def speculating() -> list[Row]:
         sampled = np.concatenate([completion.logprobs for completion in completions])
         exact = np.concatenate(float64_logprobs(folder, [sequence(completion) for completion in completions]))
         numbers = np.isfinite(sampled)
-        apart = abs(sampled - exact)[numbers]
-        rows.append([name, len(sampled), int((~numbers).sum()), f"{apart.max():.1e} ({apart.mean():.1e})"])
+        differences = abs(sampled - exact)[numbers]
+        rows.append([name, len(sampled), int((~numbers).sum()), f"{differences.max():.1e} ({differences.mean():.1e})"])
     return rows
 
 
 def float64_logprobs(folder: Path, sequences: Sequence[Segment]) -> list[NDArray[np.float64]]:
-    """Of the targets of each sequence, by `transformers`."""
+    """Return the log-probabilities of the targets of each sequence, computed by `transformers` in float64."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    found = []
+    result = []
     for each in sequences:
-        ids, places = torch.tensor(each.token_ids[None]), np.flatnonzero(each.mask)
+        ids, positions = torch.tensor(each.token_ids[None]), np.flatnonzero(each.mask)
         with torch.no_grad():
             scores = model(ids).logits[0].log_softmax(-1).numpy()
-        found.append(scores[places - 1, each.token_ids[places]])
-    return found
+        result.append(scores[positions - 1, each.token_ids[positions]])
+    return result
 
 
 def main() -> None:
-    """Measure, write the table."""
+    """Measure and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, nargs="+", default=[0, 8, 24], help="after how many to compare")
     args = parser.parse_args()

@@ -1,11 +1,11 @@
-"""What staleness costs: learning at 0, 1, 2, 4 and 8 steps off-policy, with and without correction, over seeds.
+"""Measure the cost of staleness: learning at 0 to 8 steps off-policy, with and without correction, over seeds.
 
-python -m benchmarks off_policy --seeds 0 1 2      trains what is missing under runs/, then draws
+python -m benchmarks off_policy --seeds 0 1 2      train missing runs under runs/, then plot
 
-Corrected is the default recipe's loss: the importance ratio of each token to the policy version that sampled it,
-clipped. Uncorrected is the plain policy gradient, the ratio taken as 1 whoever sampled. A step is one update of a
-batch half as large as the default recipe's, so at 0 steps off-policy the ratio is 1, and both are one run. The warm-up
-is shorter: more is left to learn. A run that has succeeded is not run again, so this can be interrupted.
+"Corrected" is the default recipe's loss with the clipped importance ratio of each token to the policy version that
+sampled it. "Uncorrected" is the plain policy gradient, with the ratio fixed at 1. A step is one update of a batch half
+the size of the default recipe's, so that at 0 steps off-policy the ratio is 1 and one run serves for both. The warm-up
+is shorter, which leaves more to learn. Runs that have succeeded are not repeated, so the benchmark can be interrupted.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ COLORS = ("#111827", "#2563eb", "#059669", "#d97706", "#dc2626", "#9333ea")
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm at one degree of asynchrony: what its seeds came to."""
+    """Results of one arm at one degree of asynchrony, over its seeds."""
 
     steps: list[float]
     scores: list[list[float]]
-    """Held-out score by seed and evaluation."""
+    """Held-out scores, [seeds][evaluations]."""
     oldest: int
     discarded: int
     wall_s: list[float]
 
     @property
     def mean(self) -> list[float]:
-        """Over seeds, by evaluation."""
+        """Mean score over seeds for each evaluation."""
         return [statistics.fmean(values) for values in zip(*self.scores, strict=True)]
 
 
 def train(arm: str, staleness: int, seed: int, steps: int, every: int) -> Path:
-    """One run, unless it is there already; its folder."""
+    """Return the folder of a run; train it first unless it has succeeded before."""
     folder = Path("runs") / f"off-policy-{arm}-{staleness}-{seed}"
     if not has_succeeded(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -70,7 +70,7 @@ def train(arm: str, staleness: int, seed: int, steps: int, every: int) -> Path:
 
 
 def read(folders: Sequence[Path]) -> Cell:
-    """The runs of one cell, one a seed."""
+    """Read the runs of one cell, one for each seed."""
     curves = [score_curve(merge_rows(read_metrics(folder / "metrics.jsonl")), "eval") for folder in folders]
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     return Cell(
@@ -83,7 +83,7 @@ def read(folders: Sequence[Path]) -> Cell:
 
 
 def draw(cells: dict[tuple[str, int], Cell], path: Path) -> None:
-    """Held-out score over steps, a panel an arm: thin lines are seeds, thick ones their mean."""
+    """Plot held-out scores over steps, one panel for each arm: thin lines are seeds, thick lines their means."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -107,7 +107,7 @@ def draw(cells: dict[tuple[str, int], Cell], path: Path) -> None:
 
 
 def rows_of(cells: dict[tuple[str, int], Cell]) -> list[list[object]]:
-    """One row a degree: the score at the end by arm, over seeds, and what held in all of them."""
+    """Return one row for each degree: scores by arm over seeds, oldest trained token and discarded tokens over arms."""
     rows: list[list[object]] = []
     for staleness in sorted({staleness for _, staleness in cells}):
         pair = [cells[arm, staleness] for arm in ARMS]
@@ -118,7 +118,7 @@ def rows_of(cells: dict[tuple[str, int], Cell]) -> list[list[object]]:
 
 
 def main() -> None:
-    """Train what is missing, draw, write the table."""
+    """Train missing runs, plot, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 2, 4, 8])
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/off_policy.png"))
     args = parser.parse_args()
     folders: dict[tuple[str, int], list[Path]] = {}
-    for seed in args.seeds:  # all of one seed first: they share its warmed-up model
+    for seed in args.seeds:  # grouped by seed, because runs of one seed share the warmed-up model
         for staleness in args.staleness:
             for arm in ARMS:
                 run = train(arm if staleness else next(iter(ARMS)), staleness, seed, args.steps, args.every)

@@ -1,9 +1,9 @@
-"""Many episodes of a small program side by side: what they cost, and what they leave.
+"""Run many episodes of a small program at once; measure their cost and what they leave behind.
 
     python -m benchmarks.programs [--episodes 500] [--record]
 
-Each program runs in a sandbox of its own (the local engine) and asks the model three times. The model answers nobody
-before every program has asked: all episodes are open at once, however long that takes.
+Each program runs in its own sandbox (the local engine) and calls the model three times. The model withholds its first
+answers until every program has asked, so all episodes are open at once, however long that takes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forge_env.types import Message, Observation, ToolSpec
 
 REQUESTS = 3
 ROOM_MB = 30
-"""Memory of a sandbox with its program."""
+"""Memory of a sandbox with its program, MiB."""
 AGENT = f"""
 import json, os, socket, sys
 
@@ -62,7 +62,7 @@ async def right(task: fe.Task, env: Small) -> float:
 
 
 class Small(fe.ProgramEnvironment):
-    """A small program."""
+    """Environment with a small program as the agent."""
 
     command = ("python", "agent.py", "{instruction}")
     rubric = fe.Rubric(right)
@@ -76,7 +76,7 @@ class Small(fe.ProgramEnvironment):
 
 
 class Together(Policy):
-    """Answers when so many conversations have begun."""
+    """Policy that answers once `count` conversations have begun."""
 
     def __init__(self, count: int) -> None:
         self.all = asyncio.Barrier(count + 1)
@@ -104,7 +104,7 @@ def below(process: psutil.Process) -> list[psutil.Process]:
 
 
 def shared_out(processes: Iterable[psutil.Process]) -> float:
-    """MiB of processes, with their part of what several hold."""
+    """Return the proportional set size (PSS) of processes in MiB."""
     total = 0
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -119,7 +119,7 @@ def children_cpu() -> float:
 
 @contextlib.contextmanager
 def own_temporary_folder() -> Iterator[Path]:
-    """All temporary files in one folder, so that what is left there is seen."""
+    """Put all temporary files of this process in one folder, to make leftovers visible."""
     with tempfile.TemporaryDirectory() as folder:
         before, tempfile.tempdir = tempfile.tempdir, folder
         try:
@@ -129,12 +129,12 @@ def own_temporary_folder() -> Iterator[Path]:
 
 
 async def played(count: int) -> dict[str, Any]:
-    """Play the episodes; figures by what they are of."""
-    here, figures = psutil.Process(), dict[str, Any]()
-    gateway, policy, before = await shared_gateway(), Together(count), here.memory_full_info().pss
-    process_before, children_before, began = below(here), children_cpu(), time.perf_counter()
+    """Play the episodes and return the table's figures by name."""
+    process, figures = psutil.Process(), dict[str, Any]()
+    gateway, policy, before = await shared_gateway(), Together(count), process.memory_full_info().pss
+    process_before, children_before, began = below(process), children_cpu(), time.perf_counter()
     async with fe.open_engine("local", concurrency=1, warm=0):
-        pass  # what engines of a process share stays open
+        pass  # opens resources that all engines of a process share, before open files are counted
     files_before = len(os.listdir("/proc/self/fd"))
     with own_temporary_folder() as folder:
         async with fe.open_engine("local", concurrency=count) as engine:
@@ -145,11 +145,11 @@ async def played(count: int) -> dict[str, Any]:
             ]
             asking = asyncio.create_task(policy.all.wait())
             finished, _ = await asyncio.wait([asking, *episodes], return_when=asyncio.FIRST_COMPLETED)
-            if asking not in finished:  # one has ended before it asked: the others would wait for ever
+            if asking not in finished:  # an episode ended before it asked: the others would wait forever
                 raise SystemExit(f"an episode ended early: {finished.pop().result().error}")
             figures["seconds until all have asked"] = time.perf_counter() - began
-            figures["MiB of the process, an episode"] = (here.memory_full_info().pss - before) / 2**20 / count
-            figures["MiB of its sandbox, program included"] = shared_out(below(here)) / count
+            figures["MiB of the process, an episode"] = (process.memory_full_info().pss - before) / 2**20 / count
+            figures["MiB of its sandbox, program included"] = shared_out(below(process)) / count
             began, used = time.perf_counter(), time.process_time()
             trajectories = await asyncio.gather(*episodes)
             figures["seconds from there to the last score"] = time.perf_counter() - began
@@ -158,7 +158,7 @@ async def played(count: int) -> dict[str, Any]:
         scored = sum(each.valid and each.reward == 1.0 and len(each.turns) == REQUESTS for each in trajectories)
         left_files = len(list(folder.iterdir()))
     left = {
-        "processes": len(set(below(here)) - set(process_before)),
+        "processes": len(set(below(process)) - set(process_before)),
         "open files": len(os.listdir("/proc/self/fd")) - files_before,
         "temporary files": left_files,
         "keys of the gateway": gateway.open_episodes,

@@ -1,8 +1,8 @@
-"""What the receipts of a step's tokens cost: made by the generator, a reply at a time; checked by the trainer.
+"""Measure the cost of token receipts of a step: made by the generator for each reply, checked by the trainer.
 
     python -m benchmarks.receipts [--repeats 9] [--record]
 
-The tokens are made up, in the shapes of a step: of the default recipe, and of long episodes with many turns.
+The tokens are synthetic, with the shapes of a step of the default recipe, and of long episodes with many turns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Step(NamedTuple):
     name: str
     sequences: int
     replies: int
-    """Of a sequence."""
+    """Replies per sequence."""
     told: int
     """Tokens before each reply."""
     sampled: int
@@ -37,7 +37,7 @@ STEPS = (Step("default recipe", 192, 2, 120, 13), Step("long episodes", 64, 40, 
 
 
 def made_up(step: Step) -> tuple[list[tuple[Any, Any, Any]], list[Segment]]:
-    """Each reply's prompt, tokens and log-probabilities, and the sequences they end up in."""
+    """Generate the prompt, tokens and log-probabilities of each reply, and the sequences that contain them."""
     dice = np.random.default_rng(0)
     length = step.replies * (step.told + step.sampled)
     mask = np.tile(np.repeat([False, True], [step.told, step.sampled]), step.replies)
@@ -46,12 +46,12 @@ def made_up(step: Step) -> tuple[list[tuple[Any, Any, Any]], list[Segment]]:
         tokens = dice.integers(0, 1000, length).astype(np.int32)
         logprobs = np.where(mask, -dice.random(length), 0).astype(np.float32)
         ends = range(step.told + step.sampled, length + 1, step.told + step.sampled)
-        own = [
+        parts = [
             (tokens[: end - step.sampled], *(each[end - step.sampled : end] for each in (tokens, logprobs)))
             for end in ends
         ]
-        signed = sum(receipt(*reply) for reply in own) % 2**64
-        replies += own
+        signed = sum(receipt(*reply) for reply in parts) % 2**64
+        replies += parts
         segments.append(Segment(tokens, mask, logprobs, np.where(mask, 0, -1), receipt=signed))
     return replies, segments
 
@@ -71,9 +71,9 @@ def main() -> None:
                 receipt(*reply)
             took["made"].append(1e3 * (time.process_time() - began))
             began = time.process_time()
-            found = audit(segments)
+            report = audit(segments)
             took["checked"].append(1e3 * (time.process_time() - began))
-            assert (found.altered, found.unsigned) == (0, 0), found
+            assert (report.altered, report.unsigned) == (0, 0), report
         shape = f"{step.sequences} sequences, {len(replies):,} replies of {step.sampled} tokens"
         rows.append([step.name, shape, *map(spread, took.values())])
     lines = table(["a step", "of", "made by the generator, ms", "checked by the trainer, ms"], rows)

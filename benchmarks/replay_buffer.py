@@ -1,10 +1,10 @@
-"""The replay buffer with 1,000 to 100,000 episodes held: rate of add and sample, memory, bytes on the wire.
+"""Measure the replay buffer with 1,000 to 100,000 episodes: rates of add and sample, memory, bytes on the wire.
 
     python -m benchmarks replay_buffer [--torchforge CHECKOUT] [--actor] [--repeats 7]
 
-The peer is torchforge's own `src/forge/actors/replay_buffer.py`, read from a checkout and run without its remote calls,
-metrics and traces. Ours is run without its actor as well, and with it where `--actor` says so. A step adds 256 episodes
-and samples 256, in groups of 8; its time is processor time, since the machine may be shared.
+The peer is torchforge's `src/forge/actors/replay_buffer.py`, loaded from a checkout and run without its remote calls,
+metrics and traces. Ours is also run without its actor, and additionally with it under `--actor`. A step adds 256
+episodes and samples 256, in groups of 8; its time is processor time, because the machine may be shared.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Step = Callable[[], Awaitable[None]]
 
 
 def trajectories(rng: random.Random, version: int) -> list[Trajectory]:
-    """A group of one-turn episodes as rolled out."""
+    """Make a group of one-turn episodes, like those from a rollout."""
     episodes = []
     for number in range(GROUP):
         ids = np.array([rng.randrange(150_000) for _ in range(PROMPT + SAMPLED)], np.int32)
@@ -60,7 +60,7 @@ def group_of(rng: random.Random, version: int) -> PackedGroup:
 
 
 async def ours(buffer: GroupBuffer[PackedGroup], held: int, steps: int) -> Step:
-    """Fill to `held` episodes, one batch of every version that the bound allows; then one call is one step."""
+    """Fill the buffer with `held` episodes, one batch per version within the bound; return a function for one step."""
     rng = random.Random(0)
     bound = held // EPISODES_PER_STEP
     version = 0
@@ -89,7 +89,7 @@ def settings(held: int, sampling: str) -> BufferSettings:
 
 
 def torchforge(checkout: Path) -> Any:
-    """The class of the peer, its decorators replaced by nothing."""
+    """Load the peer's buffer class, with its decorators replaced by stubs."""
 
     def same(function: Any) -> Any:
         return function
@@ -141,7 +141,7 @@ async def peer(checkout: Path, held: int) -> Step:
 
 
 async def seconds(step: Step, clock: Callable[[], float] = time.process_time) -> float:
-    """Of one step, the mean over `STEPS`."""
+    """Return the seconds of one step, as the mean over `STEPS`."""
     started = clock()
     for _ in range(STEPS):
         await step()
@@ -149,7 +149,7 @@ async def seconds(step: Step, clock: Callable[[], float] = time.process_time) ->
 
 
 async def rates(sizes: list[int], repeats: int, checkout: Path | None) -> list[list[object]]:
-    """A row for every size: microseconds an episode of ours (two rules) and of the peer, and the ratio."""
+    """Return a row per size: microseconds per episode of ours (two sampling rules) and the peer, and the ratio."""
     rows: list[list[object]] = []
     for held in sizes:
         steps: dict[str, Step] = {}
@@ -159,12 +159,12 @@ async def rates(sizes: list[int], repeats: int, checkout: Path | None) -> list[l
         if checkout is not None:
             steps["peer"] = await peer(checkout, held)
         taken: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(repeats):  # in turns
+        for _ in range(repeats):  # interleaved
             for name, step in steps.items():
                 taken[name].append(1e6 * await seconds(step) / EPISODES_PER_STEP)
         row: list[object] = [f"{held:,}", spread(taken["fifo"]), spread(taken["prioritized"])]
         if checkout is not None:
-            ratios = [theirs / own for theirs, own in zip(taken["peer"], taken["fifo"], strict=True)]
+            ratios = [peer_us / ours_us for peer_us, ours_us in zip(taken["peer"], taken["fifo"], strict=True)]
             row += [spread(taken["peer"]), spread(ratios)]
         rows.append(row)
         print(*row, sep="   ", flush=True)
@@ -172,7 +172,7 @@ async def rates(sizes: list[int], repeats: int, checkout: Path | None) -> list[l
 
 
 async def memory(groups: int) -> tuple[float, float, float]:
-    """Bytes an episode of the tensors alone, of the buffer that holds them, and of trajectories in its place."""
+    """Return bytes per episode of the tensors alone, of the buffer with them, and of trajectories in their place."""
     rng = random.Random(0)
     buffer: LocalReplayBuffer[PackedGroup] = LocalReplayBuffer(BufferSettings(groups, 0))
     warm = group_of(rng, 0)
@@ -181,14 +181,14 @@ async def memory(groups: int) -> tuple[float, float, float]:
     for _ in range(groups):
         await buffer.add(group_of(rng, 0), await buffer.admit())
     held = tracemalloc.get_traced_memory()[0] - before
-    kept = [trajectories(rng, 0) for _ in range(groups // 10)]
+    groups_of_trajectories = [trajectories(rng, 0) for _ in range(groups // 10)]
     lists = tracemalloc.get_traced_memory()[0] - before - held
     tracemalloc.stop()
-    return warm.nbytes / GROUP, held / groups / GROUP, lists / len(kept) / GROUP
+    return warm.nbytes / GROUP, held / groups / GROUP, lists / len(groups_of_trajectories) / GROUP
 
 
 async def actor_step(held: int, steps: int) -> tuple[float, float]:
-    """Milliseconds of a step over the actor's boundary, all groups of it at once: adding, sampling."""
+    """Return the milliseconds of adding and of sampling in a step through the actor, with all its groups at once."""
     from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
 
     process = await ReplayBuffer.as_actor(settings(held, "fifo"))

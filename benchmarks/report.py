@@ -1,4 +1,4 @@
-"""Writing a benchmark's figures down: each has a section of docs/benchmarks.md, replaced whenever it runs again.
+"""Tables and records of benchmarks: each benchmark has a section in docs/benchmarks.md, replaced by every new run.
 
 record("evaluation", "Evaluation", "make bench ARGS=evaluation", [*table(columns, rows), "", "How to read it."])
 """
@@ -28,11 +28,11 @@ def record(name: str, title: str, command: str, lines: Sequence[str], *, documen
     """Write the section of one benchmark.
 
     Args:
-        name: marks the section; one of this name is replaced where it stands, a new one is put last.
-        title: its heading.
-        command: what measures it again.
-        lines: Markdown.
-        document: the file.
+        name: marks the section; an existing section of this name is replaced in place, a new one is appended.
+        title: heading of the section.
+        command: command that repeats the measurement.
+        lines: Markdown lines.
+        document: file to write to.
     """
     text = document.read_text(encoding="utf-8") if document.exists() else PREAMBLE
     head = f"`{command}`, {time.strftime('%Y-%m-%d')}, {machine()}."
@@ -43,13 +43,13 @@ def record(name: str, title: str, command: str, lines: Sequence[str], *, documen
 
 
 def has_succeeded(folder: Path) -> bool:
-    """Whether a training run came to its end."""
+    """Whether a training run ended successfully."""
     summary = folder / "summary.json"
     return summary.exists() and json.loads(summary.read_text(encoding="utf-8")).get("exit") == "success"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """A Markdown table; floats with three significant digits."""
+    """Format a Markdown table; floats have three significant digits."""
     lines = [list(columns), ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
     return [f"| {' | '.join(line)} |" for line in lines]
 
@@ -61,13 +61,13 @@ def _cell(value: object) -> str:
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """`median (smallest to largest)`."""
+    """Format values as `median (smallest to largest)`."""
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{middle:.{digits}g} ({low:.{digits}g} to {high:.{digits}g})"
 
 
 def machine() -> str:
-    """Cores, processor, memory and Python of this machine."""
+    """Describe this machine: cores, processor, memory and Python version."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     processor = platform.machine()
     if Path("/proc/cpuinfo").exists():

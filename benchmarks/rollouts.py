@@ -1,20 +1,19 @@
-"""How many turns one run can carry: rollout workers, controller and replay buffer, against simulated generators.
+"""Measure the capacity of a run in turns per second: rollout workers, controller, buffer, simulated generators.
 
 python -m benchmarks rollouts --workers 1 4 --groups 400
 
-Everything but the generators, the trainer and the tools' work is real: episodes of ten turns are rendered, sampled,
-parsed, scored, recorded, packed and added to the buffer by workers, in processes of their own; the controller hands out
-tickets, keeps the books and looks at every worker once a second; a trainer that trains at once takes batch after batch.
-What is measured is the CPU time of each process: a worker carries 1 / (its CPU time a turn) turns a second where it has
-a core, and a run as many as its workers together, unless the controller or the buffer has less. The first row has a
-worker in the controller's own process, which is how runs were before there were workers.
+Everything is real except the generators, the trainer and the work of tools. Workers, in their own processes, render,
+sample, parse, score, record and pack episodes of ten turns and add them to the buffer; the controller issues tickets,
+keeps statistics and polls every worker once a second; a trainer that takes no time consumes batch after batch. Measured
+is the CPU time of each process: with a core to itself, a worker sustains 1 / (its CPU time per turn) turns per second,
+and a run the sum of its workers, unless the controller or the buffer sustains less. The first row plays in the
+controller's process, without worker processes.
 
-With `--open N`, so many episodes are under way at once, for the memory of each, wherever it is held: what workers,
-controller and buffer have grown by until the first of them ends, when all are at their last turn or the one before.
-Their generators take longer to answer, and workers that wait between turns find their caches cold: what a turn costs
-them is to be compared with that of few episodes with the same generators.
-Counted is what Python has allocated by then in one process that is worker and controller in one, with a quarter of
-the episodes.
+`--open N` keeps N episodes open at once and measures the memory of each, in whichever process: the growth of workers,
+controller and buffer until the first episode ends, when all are at their last turn or the one before. Their generators
+answer more slowly, and workers that wait between turns have cold caches, so compare the cost of a turn with that of few
+episodes on the same generators. The column `counted` has Python's allocations by then in one process that is both
+worker and controller, with a quarter of the episodes.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ class Case:
     """One measurement.
 
     Attributes:
-        workers: processes that play; 0: the controller plays by itself.
-        tokens: of an episode, about.
-        groups: that are played.
-        open: groups under way at once.
-        latency_s: of a generator's answer.
-        counted: whether Python's allocations are counted, which takes twice the time.
+        workers: worker processes; 0 plays in the controller's process.
+        tokens: approximate tokens of an episode.
+        groups: groups to play.
+        open: groups played at once.
+        latency_s: seconds until a generator answers.
+        counted: whether to count Python's allocations, which doubles the time.
     """
 
     workers: int
@@ -76,7 +75,7 @@ class Case:
 
 @dataclass
 class Measured:
-    """What came of it: CPU seconds, and by how many megabytes memory grew until the first episode ended, by process."""
+    """Results of a case: CPU seconds by process, and memory growth in MB until the first episode ended, by process."""
 
     turns: int
     tokens: float
@@ -85,13 +84,13 @@ class Measured:
     grown_mb: dict[str, float]
 
     def per_turn(self, role: str) -> float:
-        """Seconds of CPU a turn, of all processes of a role."""
+        """Return CPU seconds per turn, summed over the processes of a role."""
         spent = sum(seconds for name, seconds in self.cpu_s.items() if name.startswith(role))
         return spent / self.turns
 
 
 class Within:
-    """A worker in this process."""
+    """Crew of one worker in this process; has the interface of `Crew`."""
 
     count = 1
 
@@ -115,24 +114,24 @@ class Within:
         return [await getattr(self._worker, endpoint)(*args)]
 
     async def restore(self) -> None:
-        """Nothing is remembered."""
+        """Do nothing: there is no state to restore."""
 
     async def close(self) -> list[Any]:
         """See `Crew`."""
         return [await self._worker.close()]
 
     async def stop(self) -> None:
-        """It ends with this process."""
+        """Do nothing: the worker ends with this process."""
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process."""
+    """Return CPU seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
 def memory_mb(case: Case, pids: Mapping[str, int]) -> dict[str, float]:
-    """Memory of each process, MB: resident, or what Python has allocated in this one."""
+    """Return memory in MB: resident for each process, or allocated by Python in this process if `counted`."""
     if case.counted:
         return {"controller": tracemalloc.get_traced_memory()[0] / 1e6}
     pages = {name: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for name, pid in pids.items()}
@@ -140,16 +139,19 @@ def memory_mb(case: Case, pids: Mapping[str, int]) -> dict[str, float]:
 
 
 async def play(case: Case, scratch: Path) -> Measured:
-    """Play the groups of a case."""
+    """Set up the actors of a case and play its groups."""
     import forge_env as fe
     from benchmarks.simulated import SimulatedGenerator, reply
     from trainers.model.chat import Chat
     from trainers.model.tiny import build_tiny_folder
 
-    told = case.tokens // 2 // TURNS - 15  # and what the chat format adds
+    tokens_per_message = case.tokens // 2 // TURNS - 15  # leaves room for the chat format
     config = RunConfig.model_validate(
         {
-            "environment": {"name": "benchmarks.simulated:Chatter", "options": {"told": told, "max_turns": TURNS}},
+            "environment": {
+                "name": "benchmarks.simulated:Chatter",
+                "options": {"told": tokens_per_message, "max_turns": TURNS},
+            },
             "generator": {"num_replicas": GENERATORS},
             "rollouts": {"workers": max(1, case.workers)},
             "sandbox": {"engine": "local", "concurrency": max(1, case.workers)},
@@ -160,7 +162,7 @@ async def play(case: Case, scratch: Path) -> Measured:
     )
     environment = fe.make(config.environment.name, **config.environment.options)
     model = build_tiny_folder(config.model, environment, 0, scratch / "model")
-    token_ids = Chat.of(model, config.model).tokenizer.encode(reply(told))
+    token_ids = Chat.of(model, config.model).tokenizer.encode(reply(tokens_per_message))
     run = Run(config, RunFolder(scratch / "run"))
     run.folder.create()
     actors = []
@@ -171,8 +173,10 @@ async def play(case: Case, scratch: Path) -> Measured:
         settings = BufferSettings(case.open, 0, steps=-(-case.groups // case.open))
         actors.append(await ReplayBuffer.options(mesh_name="buffer").as_actor(settings))
         buffer: RemoteReplayBuffer[Any] = RemoteReplayBuffer(actors[-1])
-        made = [WorkerSettings(number, config, run.folder.root, model, Weighing) for number in range(case.workers or 1)]
-        crew: Any = Crew(made) if case.workers else Within(made[0])
+        settings_of_workers = [
+            WorkerSettings(number, config, run.folder.root, model, Weighing) for number in range(case.workers or 1)
+        ]
+        crew: Any = Crew(settings_of_workers) if case.workers else Within(settings_of_workers[0])
         await crew.start()
         try:
             rollouts = Rollouts(run, environment, crew)
@@ -193,7 +197,7 @@ async def play(case: Case, scratch: Path) -> Measured:
 
 
 async def measure(case: Case, rollouts: Rollouts, buffer: RemoteReplayBuffer[Any], pids: Mapping[str, int]) -> Measured:
-    """From the first ticket to the last step."""
+    """Play all groups and measure from the first ticket to the last step."""
     if case.counted:
         tracemalloc.start()
     before, began = {name: cpu_s(pid) for name, pid in pids.items()}, time.perf_counter()
@@ -213,13 +217,13 @@ async def measure(case: Case, rollouts: Rollouts, buffer: RemoteReplayBuffer[Any
                 largest = max(largest, memory_mb(case, pids), key=lambda memory: sum(memory.values()))
 
     async with asyncio.TaskGroup() as group:
-        beside = [group.create_task(generate()), group.create_task(look())]
+        background = [group.create_task(generate()), group.create_task(look())]
         for step in range(-(-case.groups // case.open)):
             await buffer.reserve(step)
             await buffer.release(step + 1)
         wall = time.perf_counter() - began
         spent = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
-        for task in beside:
+        for task in background:
             task.cancel()
     totals = rollouts.totals
     assert not totals.episodes_invalid + totals.episodes_late, totals
@@ -229,25 +233,25 @@ async def measure(case: Case, rollouts: Rollouts, buffer: RemoteReplayBuffer[Any
 
 
 def one(case: Case) -> Measured:
-    """Measure in a process of its own."""
+    """Measure a case in its own process."""
     command = [sys.executable, "-m", "benchmarks", "rollouts", "--case", json.dumps(asdict(case))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def row(case: Case, found: Measured, counted: tuple[Case, Measured] | None = None) -> list[object]:
-    """One line of the table; with the memory of open episodes where it was `counted` too."""
+    """Return one line of the table; `counted` adds the memory of open episodes."""
     controller, buffer = found.per_turn("controller"), found.per_turn("buffer")
     worker = found.per_turn("worker") if case.workers else controller
     limits = [1 / buffer, *([case.workers / worker, 1 / controller] if case.workers else [1 / controller])]
-    own = f"{worker * 1e3:.2f}" if case.workers else "in the controller"
+    worker_ms = f"{worker * 1e3:.2f}" if case.workers else "in the controller"
     measured = found.turns / found.wall_s
     return [
         case.workers or "none",
         case.tokens,
         case.open * GROUP_SIZE,
         case.latency_s,
-        own,
+        worker_ms,
         f"{controller * 1e3:.3f}",
         f"{buffer * 1e3:.3f}",
         f"{min(limits):.0f}",
@@ -261,13 +265,13 @@ def row(case: Case, found: Measured, counted: tuple[Case, Measured] | None = Non
 
 
 def open_kb(case: Case, found: Measured, role: str = "") -> str:
-    """Kilobytes of an open episode in the processes of a role."""
+    """Return the kilobytes of an open episode in the processes of a role."""
     grown = sum(megabytes for name, megabytes in found.grown_mb.items() if name.startswith(role))
     return f"{grown * 1e3 / (case.open * GROUP_SIZE):.1f}"
 
 
 def main() -> None:
-    """Measure every case, write the table."""
+    """Measure every case and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--groups", type=int, default=400)
@@ -277,8 +281,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.case:
         with tempfile.TemporaryDirectory() as scratch:
-            found = asyncio.run(play(Case(**json.loads(args.case)), Path(scratch)))
-        print(json.dumps(asdict(found)))
+            measured = asyncio.run(play(Case(**json.loads(args.case)), Path(scratch)))
+        print(json.dumps(asdict(measured)))
         return
     cases = [Case(workers, 1500, args.groups, 50, 0.05) for workers in [0, *args.workers]]
     cases += [Case(workers, 9000, args.groups // 4, 50, 0.05) for workers in [0, args.workers[-1]]]

@@ -1,11 +1,11 @@
-"""Sandboxes side by side: this project's engines, docker exec, the docker SDK, peers, and the floor.
+"""Compare sandboxes: this project's engines, docker exec, the docker SDK, peers, and a floor.
 
     python -m benchmarks.sandbox [--rounds 5] [--seconds 1] [--peers-python PYTHON] [--json FILE] [--record]
 
-Every way runs the same programs in turn, round after round, so that what else the machine does hits all alike. The
-floor is a fork of an interpreter that has everything loaded, without any isolation. `--peers-python` names an
-interpreter that has `swe-rex`, `aiohttp` and `inspect_ai` (from PyPI); what can't run there is said and left out.
-`--record` writes the section of docs/benchmarks.md.
+All ways run the same programs in turns, round after round, so that other load on the machine affects all alike. The
+floor forks an interpreter with everything loaded, without any isolation. `--peers-python` names an interpreter with
+`swe-rex`, `aiohttp` and `inspect_ai` (from PyPI); peers that can't run here are reported and skipped. `--record` writes
+the section of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ async def all_ways(peers_python: str | None) -> AsyncIterator[list[Way]]:
 
 
 async def cold_starts() -> dict[str, list[float]]:
-    """Milliseconds that a new sandbox takes until it answers, by engine."""
-    found = {}
+    """Return the milliseconds until a new sandbox answers, by engine."""
+    result = {}
     for name, reason in available_engines().items():
         if reason is None:
             times: list[float] = []
             async with open_engine(name, concurrency=COLD_STARTS, warm=0) as engine:
                 for _ in range(COLD_STARTS):
                     start = time.perf_counter()
-                    sandbox = await engine.acquire(SandboxSpec(disk_mb=32 + len(times)))  # no idle one is of this kind
+                    sandbox = await engine.acquire(SandboxSpec(disk_mb=32 + len(times)))  # new spec, so none is idle
                     times.append((time.perf_counter() - start) * 1e3)
                     await engine.release(sandbox)
-            found[f"forge-env {name}"] = times
-    return found
+            result[f"forge-env {name}"] = times
+    return result
 
 
 def rows_of(ways: list[Way]) -> list[dict[str, Any]]:
-    """Figures by way and program, with ratios to `docker exec` and to the floor of the same program."""
+    """Return results by way and program, with ratios to `docker exec` and to the floor on the same program."""
     by_name = {way.name: way for way in ways}
     rows = []
     for way in ways:
@@ -102,7 +102,7 @@ def rows_of(ways: list[Way]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: list[dict[str, Any]], cold: dict[str, list[float]]) -> list[str]:
-    """The section of docs/benchmarks.md."""
+    """Format the section of docs/benchmarks.md."""
     columns = ["way", "program", "p50 ms (rounds)", "p99 ms", "per s (rounds)", "rate, x docker exec", "p50, x floor"]
     body = [
         [

@@ -1,6 +1,6 @@
-"""A Docker daemon of one's own, to be killed: for `benchmarks.sandbox_soak`. Needs root and `dockerd`.
+"""A private Docker daemon that `benchmarks.sandbox_soak` can kill. Needs root and `dockerd`.
 
-It has its own folders, socket, containerd and bridge, so that a daemon that runs beside it notices nothing.
+It has separate folders, socket, containerd and bridge, so that it does not affect another daemon on this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ START_TIMEOUT_S = 60.0
 
 
 class OwnDaemon:
-    """`DOCKER_HOST` is set to it while it lasts."""
+    """Private Docker daemon with its own containerd in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,7 +29,7 @@ class OwnDaemon:
         self._dockerd: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start what does not run, and wait until it answers."""
+        """Start dockerd, and containerd unless it is running, and wait until dockerd answers."""
         sock = self.folder / "containerd.sock"
         if self._containerd is None:
             options = ["--root", f"{self.folder}/cd", "--state", f"{self.folder}/cds", "--address", str(sock)]
@@ -46,19 +46,19 @@ class OwnDaemon:
         _until(self.answers, "dockerd")
 
     def answers(self) -> bool:
-        """Whether a client gets an answer."""
+        """Whether the daemon answers a client."""
         done = subprocess.run(["docker", "-H", self.host, "version"], capture_output=True, check=False)
         return done.returncode == 0
 
     def kill(self) -> None:
-        """SIGKILL to the daemon; its containers go on until the next one finds them."""
+        """Send SIGKILL to the daemon; its containers keep running and are adopted by the next daemon."""
         if self._dockerd is not None:
             self._dockerd.kill()
             self._dockerd.wait()
             (self.folder / "pid").unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """End both."""
+        """Stop both processes."""
         for process in (self._dockerd, self._containerd):
             if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -74,7 +74,7 @@ class OwnDaemon:
 
 @contextlib.contextmanager
 def own_daemon() -> Iterator[OwnDaemon]:
-    """A daemon for the block."""
+    """Run a private daemon for the block, with `DOCKER_HOST` set to it."""
     folder = Path(tempfile.mkdtemp(prefix="forge-soak-"))
     daemon = OwnDaemon(folder)
     subprocess.run(["ip", "link", "add", BRIDGE, "type", "bridge"], check=True)
@@ -98,7 +98,7 @@ def own_daemon() -> Iterator[OwnDaemon]:
 
 def _mounts_below(folder: Path) -> list[str]:
     lines = Path("/proc/self/mounts").read_text().splitlines()
-    return [place for place in (line.split()[1] for line in lines) if place.startswith(f"{folder}/")]
+    return [path for path in (line.split()[1] for line in lines) if path.startswith(f"{folder}/")]
 
 
 def _until(true: object, what: str) -> None:

@@ -1,6 +1,7 @@
-"""Peers' sandboxes, run by an interpreter that has swe-rex, aiohttp and inspect_ai; started by `benchmarks.sandbox`.
+"""Run peers' sandboxes in an interpreter with swe-rex, aiohttp and inspect_ai; started by `benchmarks.sandbox`.
 
-Says which ways work, then answers one request a line, both in JSON, until its input ends. Needs nothing of forge-env.
+Prints the names of the ways that work, then answers one request per line until its input ends, all in JSON. Does not
+import forge-env.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Run = Callable[[str], Awaitable[None]]
 
 
 async def swerex_docker(stack: contextlib.AsyncExitStack, image: str) -> Run:
-    """SWE-ReX in containers, as its documentation starts them; its package comes in by a mount instead of an image."""
+    """Run in SWE-ReX containers, started as documented, but with the package mounted, not built into the image."""
     from swerex.deployment.docker import DockerDeployment  # type: ignore[import-not-found]
     from swerex.runtime.abstract import Command  # type: ignore[import-not-found]
 
@@ -45,7 +46,7 @@ async def swerex_docker(stack: contextlib.AsyncExitStack, image: str) -> Run:
 
 
 def swerex_command(folder: str) -> str:
-    """A folder with the command that the container is started with."""
+    """Write the command that starts the container into a folder, and return the folder."""
     os.chmod(folder, 0o755)
     command = Path(folder, "swerex-remote")
     command.write_text("#!/usr/bin/python3\nfrom swerex.server import main\nmain()\n")
@@ -54,7 +55,7 @@ def swerex_command(folder: str) -> str:
 
 
 async def swerex_local(stack: contextlib.AsyncExitStack, image: str) -> Run:
-    """SWE-ReX without a container: no isolation, its fastest."""
+    """Run in SWE-ReX without a container: no isolation, its fastest mode."""
     from swerex.deployment.local import LocalDeployment
     from swerex.runtime.abstract import Command
 
@@ -70,7 +71,7 @@ async def swerex_local(stack: contextlib.AsyncExitStack, image: str) -> Run:
 
 
 async def inspect_local(stack: contextlib.AsyncExitStack, image: str) -> Run:
-    """inspect_ai's local sandbox: no isolation. Its Docker sandbox needs Docker 24 and the compose plug-in."""
+    """Run in inspect_ai's local sandbox: no isolation. Its Docker sandbox needs Docker 24 and the compose plug-in."""
     from inspect_ai.util._sandbox.local import LocalSandboxEnvironment  # type: ignore[import-not-found]
 
     sandbox = LocalSandboxEnvironment()
@@ -90,7 +91,7 @@ WAYS = {
 
 
 async def measure(run: Run, source: str, seconds: float, callers: int, singles: int) -> dict[str, Any]:
-    """The same as `sandbox_ways.measure_steps`."""
+    """Measure like `sandbox_ways.measure_steps`."""
     await run(source)
     latency = []
     for _ in range(singles):
@@ -112,14 +113,14 @@ async def measure(run: Run, source: str, seconds: float, callers: int, singles: 
 
 async def main(image: str) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what the peers print must not get between the answers
+    os.dup2(2, 1)  # output of peers goes to stderr, to keep the answers apart
     async with contextlib.AsyncExitStack() as stack:
         ways: dict[str, Run] = {}
         for name, make in WAYS.items():
             try:
                 ways[name] = await make(stack, image)
                 await ways[name]("pass")
-            except Exception as error:  # noqa: BLE001  a peer that can't run here is left out, and said
+            except Exception as error:  # noqa: BLE001  a peer that can't run here is reported and skipped
                 ways.pop(name, None)
                 print(f"{name} does not run here: {type(error).__name__}: {error}", file=sys.stderr)
         print(json.dumps(list(ways)), file=answers)

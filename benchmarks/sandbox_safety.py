@@ -1,10 +1,10 @@
-"""What safety costs: rollouts a second with each sandbox engine, against a plain child process, in one environment.
+"""Measure the cost of isolation: rollouts per second with each sandbox engine and with a plain child process.
 
     python -m benchmarks.sandbox_safety [--rounds 5] [--episodes 60] [--json FILE] [--record]
 
-The environment is coding_rlvr played by a policy that submits the right program at once, so that what runs is the
-environment and the judging of code. The unsafe engine starts a Python for each judgement, as most do who have no
-sandbox: nothing keeps the program from the machine, or from the answers.
+The environment is coding_rlvr, played by a policy that submits the correct program at once, so that only the
+environment and the judging of code run. The unsafe engine starts a Python process for each judgement, as is common
+without a sandbox: nothing protects the machine or the answers from the program.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HARNESS = (
 
 
 class UnsafeSandbox(Sandbox):
-    """A child process for each call, with the user's rights."""
+    """Sandbox without isolation: a child process for each call, with the user's permissions."""
 
     async def exec(
         self,
@@ -91,7 +91,7 @@ class UnsafeSandbox(Sandbox):
 
 
 class UnsafeEngine(SandboxEngine):
-    """Gives out what isolates nothing. For comparison only; it is registered nowhere."""
+    """Engine without isolation. For comparison only; not registered."""
 
     name = UNSAFE
 
@@ -110,7 +110,7 @@ class UnsafeEngine(SandboxEngine):
 
 
 async def rollouts_per_s(engine: SandboxEngine, episodes: int) -> float:
-    """Play `episodes` with `CONCURRENCY` at once; every one must score full marks."""
+    """Return episodes per second with `CONCURRENCY` at once; every episode must get full reward."""
     numbers = iter(range(episodes))
 
     async def player() -> None:

@@ -1,10 +1,10 @@
-"""Mixed executions with random kills: no result lost, none wrong, nothing left behind.
+"""Soak test: mixed executions with random kills must lose no result, return no wrong one and leave nothing behind.
 
     python -m benchmarks.sandbox_soak [--engine docker] [--count 10000] [--kill-every 200] [--kill-daemon-every 2000]
 
-Every program's right answer is known. Every so often a sandbox is killed from outside, and with `--kill-daemon-every`
-(as root) a Docker daemon of the benchmark's own, which is then started again. A call that fails with `SandboxError` is
-repeated on another sandbox, as a rollout does.
+The correct answer of every program is known. Sandboxes are killed from outside at random, and `--kill-daemon-every` (as
+root) also kills and restarts a private Docker daemon. A call that fails with `SandboxError` is repeated on another
+sandbox, as in a rollout.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ KINDS = [
     *["daemon"] * 4, *["left"] * 4, *["shell"] * 2, *["late"] * 2,
 ]  # fmt: skip
 WAIT_S = 0.2
-"""Before a call is repeated: its engine may be coming back."""
+"""Seconds before a call is repeated, since its engine may be restarting."""
 
 
 async def one(sandbox: Sandbox, kind: str, number: int) -> bool:
-    """Run one program; whether its outcome is the right one."""
+    """Run one program; return whether its outcome is correct."""
     if kind == "print":
         return (await sandbox.run_python(f"print({number} * 7)")).stdout == f"{number * 7}\n"
     if kind == "fail":
@@ -65,7 +65,7 @@ async def one(sandbox: Sandbox, kind: str, number: int) -> bool:
 
 
 class Soak:
-    """One run over one engine."""
+    """One soak run of an engine."""
 
     def __init__(self, engine: SandboxEngine, args: argparse.Namespace, daemon: OwnDaemon | None) -> None:
         self.engine = engine
@@ -77,7 +77,7 @@ class Soak:
         self.daemon_lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Every number once, by as many callers as there are sandboxes."""
+        """Run every number once, with `concurrency` concurrent callers."""
         await asyncio.gather(*(self._caller() for _ in range(self.args.concurrency)))
 
     async def _caller(self) -> None:
@@ -104,17 +104,17 @@ class Soak:
 
 
 def kill_one(engine: str, chance: random.Random) -> int:
-    """Kill one of our sandboxes from outside. Returns how many."""
-    mine = [box for box in load_engine(engine).running() if box.owner_pid == os.getpid()]
-    if not mine:
+    """Kill one of this process's sandboxes from outside; return the number killed, 0 or 1."""
+    candidates = [box for box in load_engine(engine).running() if box.owner_pid == os.getpid()]
+    if not candidates:
         return 0
-    victim = chance.choice(mine).id
+    victim = chance.choice(candidates).id
     command = ["kill", "-9", victim] if engine == "local" else ["docker", "kill", victim]
     return int(subprocess.run(command, capture_output=True, check=False).returncode == 0)
 
 
 def left_behind(engine: type[SandboxEngine]) -> list[str]:
-    """Sandboxes, socket folders, control groups and runners of this process that are still there."""
+    """Return sandboxes, socket folders, control groups and runners of this process that still exist."""
     left = [box.id for box in engine.running() if box.owner_pid == os.getpid()]
     mark = f".{os.getpid()}."
     left += [str(path) for path in Path(tempfile.gettempdir()).glob(f"forge-env-*{mark}*")]

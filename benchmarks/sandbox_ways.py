@@ -1,4 +1,4 @@
-"""The ways of running a program that `benchmarks.sandbox` compares, and how one of them is measured."""
+"""Ways of running a program that `benchmarks.sandbox` compares, and how they are measured."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Measured:
 
 @dataclass
 class Way:
-    """One way of running programs, with what was measured of it."""
+    """One way of running programs, with its measurements."""
 
     name: str
     measure: Callable[[str, float, int], Awaitable[Measured]]
@@ -48,7 +48,7 @@ class Way:
 
 
 async def measure_steps(step: Step, seconds: float, callers: int) -> Measured:
-    """Latency of single runs one after the other, then throughput with `callers`."""
+    """Measure the latency of single runs in sequence, then the throughput with `callers`."""
     await step()
     latency = []
     for _ in range(SINGLES):
@@ -69,12 +69,12 @@ async def measure_steps(step: Step, seconds: float, callers: int) -> Measured:
 
 
 def way_of(name: str, steps: dict[str, Step]) -> Way:
-    """A way whose steps run in this process."""
+    """Make a way whose steps run in this process."""
     return Way(name, lambda program, seconds, callers: measure_steps(steps[program], seconds, callers), list(steps))
 
 
 def engine_way(engine: SandboxEngine) -> Way:
-    """Acquire, run, release: every run in a clean sandbox."""
+    """Run through an engine: acquire, run, release, so that every run has a clean sandbox."""
 
     async def program(source: str) -> None:
         async with engine.session() as sandbox:
@@ -108,7 +108,7 @@ def engine_way(engine: SandboxEngine) -> Way:
 
 
 def exec_ways(container: Any) -> list[Way]:
-    """`docker exec` on the command line and in the SDK, into a container that runs already."""
+    """Run `docker exec`, by command line and SDK, in a running container."""
 
     async def command(source: str) -> None:
         argv = ["docker", "exec", container.id, "python3", "-I", "-c", source]
@@ -127,7 +127,7 @@ def exec_ways(container: Any) -> list[Way]:
 
 
 def unsafe_way() -> Way:
-    """A plain child process."""
+    """Run in a plain child process."""
 
     async def command(source: str) -> None:
         process = await asyncio.create_subprocess_exec(sys.executable, "-I", "-c", source, stdout=-1, stderr=-1)
@@ -138,7 +138,7 @@ def unsafe_way() -> Way:
 
 
 def floor_way() -> Way:
-    """Fork, execute, collect the output, wait: nothing of it can be left out."""
+    """Fork, execute, collect the output and wait: the minimum that every way does."""
     import unittest  # noqa: F401  loaded before the fork, as a zygote would
 
     async def forked(source: str) -> None:
@@ -160,14 +160,14 @@ def floor_way() -> Way:
         while os.read(reading, 65536):
             pass
         os.close(reading)
-        os.waitpid(pid, 0)  # noqa: ASYNC222  the floor blocks: that is the least it can take
+        os.waitpid(pid, 0)  # noqa: ASYNC222  blocking is intended: it is the cheapest
 
     return way_of("floor: fork, no isolation", {"print": lambda: forked(PRINT), "unittest": lambda: forked(UNITTEST)})
 
 
 @contextlib.contextmanager
 def plain_container(image: str) -> Iterator[Any]:
-    """A hardened container that only waits to be exec'ed into."""
+    """Run a hardened container that stays idle for `docker exec`."""
     import docker
 
     client = docker.from_env()
@@ -183,14 +183,14 @@ def plain_container(image: str) -> Iterator[Any]:
 
 
 def docker_image() -> str:
-    """The bundled image, built when missing."""
+    """Return the bundled image, built if missing."""
     build = [sys.executable, "-m", "forge_env", "sandbox", "build", "--engine", "docker"]
     return subprocess.run(build, capture_output=True, text=True, check=True).stdout.split()[0]
 
 
 @contextlib.asynccontextmanager
 async def peer_ways(python: str, image: str) -> AsyncIterator[list[Way]]:
-    """The peers that the interpreter `python` has, measured in a process of its own by `sandbox_peers.py`."""
+    """Measure the peers installed for the interpreter `python`, in a process that runs `sandbox_peers.py`."""
     script = Path(__file__).with_name("sandbox_peers.py")
     process = await asyncio.create_subprocess_exec(python, str(script), image, stdin=-1, stdout=-1)
     assert process.stdin is not None

@@ -1,13 +1,12 @@
-"""What a run would do on many hosts: a simulation of its queues, with the costs that this machine measures.
+"""Simulate a run on many hosts: a queueing model with the costs measured on this machine.
 
 python -m benchmarks scale
 
-Measured first: the CPU time that a turn costs a worker and that a group costs the controller and the buffer
-(`benchmarks.rollouts`, four workers), and that one call of a process costs whoever makes it. Then every open episode is
-played by a simulation: its group waits for the controller, each of its turns for a generator (a constant time: there
-are as many as are needed) and then for its worker, the finished group for the buffer. Controller, buffer and each
-worker do one thing at a time, in order of arrival, and need what was measured. Besides, the controller looks at
-every worker every so often.
+Measured first: the CPU time of a turn in a worker, of a group in the controller and the buffer (`benchmarks.rollouts`,
+four workers), and of one actor call in the calling process. Then every open episode is simulated: its group waits for
+the controller, each of its turns for a generator (a constant time, since there are as many as needed) and then for its
+worker, and the finished group for the buffer. Controller, buffer and workers each process one item at a time, in order
+of arrival, at the measured costs. In addition, the controller polls every worker at a fixed interval.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ SIZES = [
     *((1000, episodes, 1.0) for episodes in (10_000, 100_000)),
     *((1000, episodes, 10.0) for episodes in (10_000, 100_000)),
 ]
-"""Hosts, episodes open, seconds from look to look."""
+"""Hosts, open episodes, and seconds between two polls."""
 CALLS, AT_ONCE = 4000, 50
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of CPU: of a worker a turn, of controller and buffer a group, of the controller a call of a worker."""
+    """CPU seconds: of a worker per turn, of controller and buffer per group, of the controller per call of a worker."""
 
     turn: float
     controller: float
@@ -48,7 +47,7 @@ class Costs:
 
 
 class Played(NamedTuple):
-    """Turns a second, shares of their time that they worked, and the mean time that a group waited for the two."""
+    """Result: turns per second, utilisations, and the mean seconds that a group waited for controller and buffer."""
 
     turns_s: float
     controller: float
@@ -57,20 +56,20 @@ class Played(NamedTuple):
     waited_s: float
 
     def row(self) -> list[str]:
-        """As cells."""
+        """Format the result as table cells."""
         shares = [f"{100 * share:.1f} %" for share in (self.controller, self.buffer, self.workers)]
         return [f"{self.turns_s:.0f}", *shares, f"{self.waited_s:.3g}"]
 
 
 class Server:
-    """Does one thing at a time, in order of arrival; `own` is the share of its time that something else takes."""
+    """Server of a queue: one item at a time, in order of arrival; `own` is the share of time used for other work."""
 
     def __init__(self, own: float = 0.0) -> None:
         self.free = self.busy = 0.0
         self._rate = 1.0 - own
 
     def done(self, now: float, seconds: float) -> float:
-        """When work that arrives now is done."""
+        """Queue work that arrives at `now` and return its completion time."""
         seconds /= self._rate
         self.busy += seconds
         self.free = max(self.free, now) + seconds
@@ -78,9 +77,9 @@ class Server:
 
 
 def play(costs: Costs, hosts: int, episodes: int, look_s: float) -> Played:
-    """Every place for a group plays `ROUNDS` groups, the first of which begin evenly over the time of one.
+    """Simulate `ROUNDS` groups in every slot; the first groups start evenly spread over the duration of one group.
 
-    Where looking at the workers takes all of the controller's time, nothing is played.
+    If polling the workers takes all of the controller's time, no turns are played.
     """
     workers = [Server() for _ in range(hosts * WORKERS_A_HOST)]
     looking = len(workers) * costs.call / look_s
@@ -88,38 +87,38 @@ def play(costs: Costs, hosts: int, episodes: int, look_s: float) -> Played:
         return Played(0.0, looking, 0.0, 0.0, math.inf)
     controller, buffer = Server(looking), Server()
     groups, waited, last = episodes // GROUP_SIZE, 0.0, 0.0
-    began = [TURNS * GENERATE_S * place / groups for place in range(groups)]
-    events = [(began[place], place, 0) for place in range(groups)]  # when, which place, turns begun by then
+    began = [TURNS * GENERATE_S * slot / groups for slot in range(groups)]
+    events = [(began[slot], slot, 0) for slot in range(groups)]  # time, slot, turns begun so far
     heapq.heapify(events)
-    under_way = [0] * groups
+    episodes_left = [0] * groups
     while events:
-        now, place, turn = heapq.heappop(events)
-        worker = workers[place % len(workers)]
-        if turn % (TURNS + 1) == 0:  # a ticket
+        now, slot, turn = heapq.heappop(events)
+        worker = workers[slot % len(workers)]
+        if turn % (TURNS + 1) == 0:  # the group requests a ticket
             at = controller.done(now, costs.controller)
             waited += at - now
-            under_way[place] = GROUP_SIZE
+            episodes_left[slot] = GROUP_SIZE
             for _ in range(GROUP_SIZE):
-                heapq.heappush(events, (at + GENERATE_S, place, turn + 1))
+                heapq.heappush(events, (at + GENERATE_S, slot, turn + 1))
             continue
         at = worker.done(now, costs.turn)
         if turn % (TURNS + 1) < TURNS:
-            heapq.heappush(events, (at + GENERATE_S, place, turn + 1))
+            heapq.heappush(events, (at + GENERATE_S, slot, turn + 1))
             continue
-        under_way[place] -= 1
-        if not under_way[place]:
+        episodes_left[slot] -= 1
+        if not episodes_left[slot]:
             last = buffer.done(at, costs.buffer)
             waited += last - at
             if turn + 1 < ROUNDS * (TURNS + 1):
-                heapq.heappush(events, (last, place, turn + 1))
-    count, span = groups * ROUNDS, last - TURNS * GENERATE_S  # the first and the last ones have it to themselves
+                heapq.heappush(events, (last, slot, turn + 1))
+    count, span = groups * ROUNDS, last - TURNS * GENERATE_S  # excludes ramp-up and ramp-down
     mean = sum(worker.busy for worker in workers) / len(workers) / span
     busy = looking + controller.busy * (1 - looking) / span
     return Played(count * GROUP_SIZE * TURNS / span, busy, buffer.busy / span, mean, waited / count)
 
 
 async def cost_of_a_call() -> float:
-    """CPU seconds that a small call costs this process."""
+    """Return the CPU seconds of a small actor call in this process."""
     actor = await SimulatedGenerator.options(mesh_name="called").as_actor([1], 0.0)
 
     async def some(count: int) -> None:
@@ -138,19 +137,19 @@ async def cost_of_a_call() -> float:
 
 
 def measure(groups: int) -> Costs:
-    """The costs on this machine."""
-    found = one(Case(4, 1500, groups, 50, 0.05))
+    """Measure the costs on this machine."""
+    measured = one(Case(4, 1500, groups, 50, 0.05))
     group = TURNS * GROUP_SIZE
     return Costs(
-        found.per_turn("worker"),
-        found.per_turn("controller") * group,
-        found.per_turn("buffer") * group,
+        measured.per_turn("worker"),
+        measured.per_turn("controller") * group,
+        measured.per_turn("buffer") * group,
         asyncio.run(cost_of_a_call()),
     )
 
 
 def main() -> None:
-    """Measure, simulate, write the table."""
+    """Measure, simulate, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=400)
     parser.add_argument("--record", action="store_true", help="write the table to docs/scale.md")

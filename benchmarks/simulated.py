@@ -1,4 +1,4 @@
-"""What `benchmarks.rollouts` plays: an environment without work, and generators that say what they were told to."""
+"""Simulated parts for `benchmarks.rollouts`: an environment without work, and generators with fixed answers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from trainers.actors.processes import settle_heap
 from trainers.generator.types import Completion
 
 NEWEST = 1 << 20
-"""The version of every token: the buffer takes those that it doesn't know of for the newest it knows."""
+"""Policy version of every token; the buffer treats unknown versions as the newest that it knows."""
 LETTERS = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=20_000))
-"""Text of about a token a letter, whatever the tokenizer."""
+"""Text with about one token per letter, for any tokenizer."""
 
 
 class ChatterConfig(ToolEnvironmentConfig):
-    """How much is said."""
+    """Options of `Chatter`."""
 
     told: int = 60
-    """Characters of every answer of the tool."""
+    """Characters of every tool result."""
 
 
 def talked(task: fe.Task, answer: str) -> float:
-    """A reward like any other."""
+    """Return an arbitrary reward of 0 or 1."""
     return float(hash(answer) % 2)
 
 
 class Chatter(fe.ToolEnvironment):
-    """A conversation with a tool that does nothing."""
+    """Conversation with a tool that does nothing."""
 
     config_class = ChatterConfig
     config: ChatterConfig
@@ -44,11 +44,11 @@ class Chatter(fe.ToolEnvironment):
     rubric = fe.Rubric(talked)
 
     def task(self, split: str, index: int) -> fe.Task:
-        """One of as many as are wanted."""
+        """Return a task; there is no limit to their number."""
         return fe.Task(id=f"{split}-{index}", split=split, prompt=f"Conversation {index}: begin.")
 
     def demonstrate(self, task: fe.Task, rng: random.Random) -> list[Message]:
-        """Something for a tokenizer to be made of."""
+        """Return sample text to build a tokenizer from."""
         return [*self.prompt(task), Message(role="assistant", content=f"{rng.random()}")]
 
     @fe.tool
@@ -62,17 +62,17 @@ class Chatter(fe.ToolEnvironment):
 
 
 def reply(length: int) -> str:
-    """An assistant message of so many letters that calls the tool."""
+    """Return an assistant message with `length` letters and a call of the tool."""
     call = json.dumps({"name": "note", "arguments": {"text": "as above"}})
     return f"{LETTERS[:length]}\n<tool_call>\n{call}\n</tool_call><|im_end|>"
 
 
 class SimulatedGenerator(ForgeActor):
-    """Answers every request with the same tokens, after a while.
+    """Generator that answers every request with the same tokens after a delay.
 
     Args:
-        token_ids: what it samples.
-        latency_s: how long that takes.
+        token_ids: sampled tokens of every answer.
+        latency_s: seconds until the answer.
     """
 
     def __init__(self, token_ids: list[int], latency_s: float) -> None:
@@ -81,7 +81,7 @@ class SimulatedGenerator(ForgeActor):
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Nothing to load."""
+        """Prepare the process; there is no model to load."""
         settle_heap()
 
     @concurrent_endpoint
@@ -96,4 +96,4 @@ class SimulatedGenerator(ForgeActor):
 
     @concurrent_endpoint
     async def abort(self, request_id: str) -> None:
-        """Nobody waits for it any more."""
+        """Do nothing: the caller no longer waits for the request."""

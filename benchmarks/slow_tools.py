@@ -1,4 +1,4 @@
-"""`coding_rlvr` whose programs take a while: tools that wait for something, as most tools outside a benchmark do."""
+"""`coding_rlvr` with slow programs: its tools wait, as most real tools wait for something."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from forge_env.sandbox import CallsResult
 
 
 class SlowToolsConfig(CodingRLVRConfig):
-    """`coding_rlvr`'s options and the wait."""
+    """Options of `coding_rlvr`, and the delay."""
 
     tool_latency_s: float = 1.0
-    """Seconds that every run of a program takes besides its own time."""
+    """Seconds added to every run of a program."""
 
 
 class SlowTools(CodingRLVR):
-    """Every run of a program, the scoring one included, waits first."""
+    """`coding_rlvr` with a delay before every run of a program, including those for scoring."""
 
     config_class = SlowToolsConfig
     config: SlowToolsConfig

@@ -1,15 +1,15 @@
-"""What judging a software task costs beside its tests' own time, and what cached packages cost to acquire.
+"""Measure the overhead of judging a software task over its tests, and of cached packages when acquiring a sandbox.
 
     python -m benchmarks.software_tasks [--engines local docker] [--rounds 15] [--acquired 60] [--record]
 
-Judging is all of it: a fresh sandbox, the files, one process or two, the verdict. Beside it the same tests run plainly
-in a sandbox of the same kind that has the files already: in an interpreter that has the framework loaded, as the judge
-has, and as the usual command. The ways take turns, and each difference is of one round, so that what else the machine
-does falls on all of them.
+Judging includes everything: a fresh sandbox, the files, one process or two, the verdict. For comparison the same tests
+run plainly in a sandbox of the same kind that already has the files: in an interpreter with the framework loaded, like
+the judge's, and as the usual command. The ways take turns, and differences are taken within a round, so that other load
+on the machine affects all of them alike.
 
-Acquiring is measured twice: a sandbox that was used before (given back, wiped, checked and taken again), as nearly all
-episodes get one, and a new one. Each new one is started when the one before is gone, and which kind is first changes
-from round to round: else one kind is started while the other is removed.
+Acquiring is measured for a used sandbox (returned, wiped, checked and taken again), which almost all episodes get, and
+for a new one. Each new sandbox is started after the previous one has been removed, and the kind that comes first
+alternates between rounds; otherwise one kind would start during the removal of the other.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ COMMANDS = {
     "pytest": ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
 }
 Measure = Callable[[], Awaitable[float]]
-"""Returns milliseconds."""
+"""Runs once and returns milliseconds."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Tests, and the way in which they are judged."""
+    """Tests, and the judging mode expected for them."""
 
     framework: str
     how: str
@@ -64,11 +64,11 @@ class Case:
 
     @property
     def spec(self) -> SandboxSpec:
-        """Of its sandboxes."""
+        """Spec of the case's sandboxes."""
         return PACKED if self.framework == "pytest" else PLAIN
 
     def measures(self, engine: SandboxEngine) -> Mapping[str, Measure]:
-        """By what is measured."""
+        """Return the measurements of the case by name."""
 
         async def judged() -> float:
             start = time.perf_counter()
@@ -116,22 +116,22 @@ ABOUT = (
 
 
 async def judging(name: str, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds of every round, by case and by what was measured."""
-    found: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Return milliseconds of every round, by case and measurement."""
+    result: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with open_engine(name, concurrency=4, warm=2) as engine:
         cases = {f"{case.framework}, {case.how}": case.measures(engine) for case in CASES}
         for round_number in range(rounds + 2):
             for label, measures in cases.items():
                 for what, measure in measures.items():
                     took = await measure()
-                    if round_number >= 2:  # the first ones install and fill caches
-                        found[label][what].append(took)
-    return {label: dict(measured) for label, measured in found.items()}
+                    if round_number >= 2:  # the first two rounds install packages and fill caches
+                        result[label][what].append(took)
+    return {label: dict(measured) for label, measured in result.items()}
 
 
 async def acquiring(name: str, rounds: int) -> dict[str, dict[SandboxSpec, list[float]]]:
-    """Milliseconds of every round, for sandboxes used before and for new ones, without packages and with them."""
-    found: dict[str, dict[SandboxSpec, list[float]]] = {how: {PLAIN: [], PACKED: []} for how in ("used before", "new")}
+    """Return milliseconds of every round, for used and for new sandboxes, without and with packages."""
+    result: dict[str, dict[SandboxSpec, list[float]]] = {how: {PLAIN: [], PACKED: []} for how in ("used before", "new")}
     async with open_engine(name, concurrency=1, warm=0) as plain, open_engine(name, concurrency=1, warm=0) as packed:
         engines = {PLAIN: plain, PACKED: packed}
         held = {spec: await engine.acquire(spec) for spec, engine in engines.items()}
@@ -140,16 +140,18 @@ async def acquiring(name: str, rounds: int) -> dict[str, dict[SandboxSpec, list[
                 await held[spec].exec(["true"])
                 start = time.perf_counter()
                 await engines[spec].release(held[spec])
-                held[spec] = await engines[spec].acquire(spec)  # the only one: wiped and checked meanwhile
-                found["used before"][spec].append((time.perf_counter() - start) * 1e3)
+                held[spec] = await engines[spec].acquire(
+                    spec
+                )  # the engine's only sandbox, so it is wiped and checked first
+                result["used before"][spec].append((time.perf_counter() - start) * 1e3)
     for round_number in range(rounds):
         for spec in [PLAIN, PACKED][:: 1 - 2 * (round_number % 2)]:
             async with open_engine(name, concurrency=1, warm=0) as engine:
                 await engine.build(spec)
                 start = time.perf_counter()
                 await engine.acquire(spec)
-                found["new"][spec].append((time.perf_counter() - start) * 1e3)
-    return found
+                result["new"][spec].append((time.perf_counter() - start) * 1e3)
+    return result
 
 
 def _beside(values: Sequence[float], others: Sequence[float]) -> str:

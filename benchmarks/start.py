@@ -1,10 +1,10 @@
-"""How long it takes to start: `forge-env --help`, and `forge-env eval` until its first request reaches the endpoint.
+"""Measure start-up time: `forge-env --help`, and `forge-env eval` until its first request reaches the endpoint.
 
     python -m benchmarks.start [--repeats 9] [--inspect PYTHON] [--verifiers PYTHON] [--record]
 
-Wall and CPU seconds from starting the process, the latter because the machine may be shared; the floor is an
-interpreter that does nothing. The peers play the trivial task
-of `benchmarks.evaluation`; `--inspect` and `--verifiers` name interpreters that have them. One after another, in turns.
+Wall and CPU seconds since the start of the process; CPU time because the machine may be shared. The floor is an
+interpreter that does nothing. The peers run the trivial task of `benchmarks.evaluation`; `--inspect` and `--verifiers`
+name interpreters with these packages. Everything runs in sequence, in turns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLI = [sys.executable, "-c", "import sys; from forge_env.cli.main import main; s
 
 
 class Endpoint:
-    """Notes when the first request for a completion comes in, and answers none."""
+    """Endpoint that records when the first completion request arrives, and never answers it."""
 
     async def __aenter__(self) -> Endpoint:
         self.server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -58,7 +58,7 @@ class Endpoint:
 
 
 def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Run with compiled modules, as whatever pip has installed is."""
+    """Start a process with cached compiled modules, as for an installed package."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.Popen(command, env={**environ, "PYTHONPYCACHEPREFIX": COMPILED.name}, **options)
 
@@ -72,7 +72,7 @@ async def until_done(command: list[str]) -> Taken:
 
 
 async def until_asked(command: list[str]) -> Taken:
-    """`URL` in the command is replaced by the endpoint's address."""
+    """Run the command, with `URL` replaced by the endpoint's address, until its first request; then kill it."""
     async with Endpoint() as endpoint:
         words = [endpoint.url if word == "URL" else word for word in command]
         started = time.perf_counter()
@@ -89,7 +89,7 @@ async def until_asked(command: list[str]) -> Taken:
 
 
 async def ended(process: subprocess.Popen[bytes]) -> tuple[int, float]:
-    """Status and CPU seconds of a process that has ended."""
+    """Wait for a process to end; return its status and CPU seconds."""
     _, status, used = await asyncio.to_thread(os.wait4, process.pid, 0)
     process.returncode = status
     return status, used.ru_utime + used.ru_stime
@@ -98,16 +98,16 @@ async def ended(process: subprocess.Popen[bytes]) -> tuple[int, float]:
 async def measure(peers: dict[str, str], repeats: int, folder: str) -> dict[str, list[Taken]]:
     evaluation = [*CLI, "eval", "coding_rlvr", "--model", "m", "--base-url", "URL", "-n", "1", "--out"]
     taken: dict[str, list[Taken]] = {}
-    for number in range(repeats + 1):  # the first round fills the caches of the file system and does not count
-        found = {
+    for number in range(repeats + 1):  # the first round fills file system caches and is discarded
+        round_times = {
             "python -c pass (floor)": await until_done([sys.executable, "-c", "pass"]),
             "forge-env --help": await until_done([*CLI, "--help"]),
             "forge-env eval, first request": await until_asked([*evaluation, f"{folder}/{number}"]),
         }
         for name, python in peers.items():
             script = str(HERE / f"evaluation_{name}.py")
-            found[f"{name}, first request"] = await until_asked([python, script, "URL", "1", "1"])
-        for name, seconds in found.items() if number else ():
+            round_times[f"{name}, first request"] = await until_asked([python, script, "URL", "1", "1"])
+        for name, seconds in round_times.items() if number else ():
             taken.setdefault(name, []).append(seconds)
     return taken
 
@@ -125,7 +125,7 @@ def main() -> None:
         taken = asyncio.run(measure(peers, args.repeats, folder))
     rows: list[list[object]] = []
     for name, runs in taken.items():
-        wall, cpu = ([run[place] for run in runs] for place in (0, 1))
+        wall, cpu = ([run[index] for run in runs] for index in (0, 1))
         rows.append([name, spread(wall), spread(cpu), AIMS.get(name, "")])
     lines = table(["seconds", "wall", "CPU", "aim (wall)"], rows)
     print("\n".join(lines))

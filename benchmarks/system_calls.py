@@ -1,9 +1,9 @@
-"""Which system calls real programs make that sandboxes refuse, and whether the programs work all the same.
+"""Report the system calls of real programs that sandboxes refuse, and whether the programs still work.
 
     python -m benchmarks.system_calls [-- PROGRAM ARGUMENT ...]
 
-Runs programs of this machine under the filter that programs in sandboxes get, without the sandbox around them. What
-the filter refuses is answered by this process, which counts it and gives the error that the filter would give.
+Runs programs of this machine under the seccomp filter of sandboxes, without the rest of the sandbox. Refused calls are
+answered by this process, which counts them and returns the error that the filter would return.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REPLY = struct.Struct("=QqiI")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended: exit code (negative: by that signal), output, and the calls that were refused."""
+    """Result of a program: exit code (negative: signal number), output, and counts of refused calls."""
 
     code: int
     output: str
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def answer(machine: str, number: int, arguments: Sequence[int] = (), audit: int | None = None) -> int:
-    """What the filter returns for a call: an interpreter of the BPF instructions that it is made of."""
+    """Return the filter's result for a system call, by interpreting its BPF instructions."""
     audit = ARCHITECTURES[machine] if audit is None else audit
     data = struct.pack("=IIQ6Q", number & 0xFFFFFFFF, audit, 0, *([*arguments, 0, 0, 0, 0, 0, 0][:6]))
     code = seccomp.instructions(machine)
@@ -66,13 +66,13 @@ def answer(machine: str, number: int, arguments: Sequence[int] = (), audit: int 
 
 
 def names(machine: str) -> dict[int, str]:
-    """Names of the calls of the table by their numbers."""
+    """Return the names of the system calls in the table, by number."""
     column = list(ARCHITECTURES).index(machine)
     return {numbers[column]: name for group in (ALLOWED, REFUSED, MISSING) for name, numbers in group.items()}
 
 
 def run(argv: list[str], *, cwd: str, env: dict[str, str] | None = None) -> Outcome:
-    """Run a program under the filter and wait for it and all it started."""
+    """Run a program under the filter, and wait for it and all the processes that it started."""
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     pid = os.fork()
@@ -102,7 +102,7 @@ def run(argv: list[str], *, cwd: str, env: dict[str, str] | None = None) -> Outc
 
 
 def _listen(channel: socket.socket) -> None:
-    """Install the filter and hand on the descriptor from which the refused calls are read."""
+    """Install the filter and send the descriptor for reading refused calls through the channel."""
     machine = os.uname().machine
     code = [
         (operation, yes, no, _ASK if operation == 0x06 and operand & _ACTION == _ERRNO else operand)
@@ -135,7 +135,7 @@ def _serve(listener: int, reading: int) -> tuple[str, Counter[str]]:
                 output += chunk
                 continue
             question = bytearray(_QUESTION.size)
-            with contextlib.suppress(FileNotFoundError):  # the caller was killed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the caller was killed in the meantime
                 fcntl.ioctl(listener, _RECEIVE, question)
                 number, _, _, *arguments = _QUESTION.unpack(question)[3:]
                 refused[known.get(number, str(number))] += 1
@@ -241,11 +241,11 @@ PROGRAMS: dict[str, tuple[str, str]] = {
         f"{sys.executable} -c 'import numpy as n; a = n.ones((600, 600)); print((a @ a).sum(), n.linalg.svd(a)[1])'",
     ),
 }
-"""Name: the program that must be installed, and a shell script that runs it in an empty folder."""
+"""By name: a program that must be installed, and a shell script that runs it in an empty folder."""
 
 
 def run_program(name: str) -> Outcome | None:
-    """Run one of `PROGRAMS`; None if this machine does not have it."""
+    """Run one of `PROGRAMS`; returns None if it is not installed."""
     needed, script = PROGRAMS[name]
     if not shutil.which(needed):
         return None
@@ -258,7 +258,7 @@ def run_program(name: str) -> Outcome | None:
 
 
 def main() -> None:
-    """Run the table, or one program."""
+    """Run all programs and print the table, or run one given program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("argv", nargs="*")
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""The trainer's tokens a second beside a bare TorchTitan step on the same batch, and how much of it is padding.
+"""Compare the trainer's tokens per second with a bare TorchTitan step on the same batch, and measure padding.
 
 python -m benchmarks trainer --repeats 9
 
-The floor is TorchTitan's own Qwen3 with its causal attention, AdamW and gradient clipping on padded rows that are
-prepared beforehand: cross-entropy over all positions, no metrics. The trainer starts from token sequences and does all
-it does in a run. Both have the same shape and batch and take turns. Wall time and CPU time are both given: on a
-shared machine the second is steadier.
+The floor is TorchTitan's Qwen3 with its causal attention, AdamW and gradient clipping, on padded rows prepared in
+advance: cross-entropy over all positions, no metrics. The trainer starts from token sequences and does everything that
+it does in a run. Both have the same shapes and batch and take turns. Both wall time and CPU time are reported, because
+CPU time is steadier on a shared machine.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from trainers.titan.packing import Budget, plan
 
 MAX_LENGTH = 512
 VOCABULARY = 1024
-MICROBATCH_TOKENS = 2048  # as in the default recipe
+MICROBATCH_TOKENS = 2048  # default of the recipe
 IGNORED = -100
 FLOOR = "bare TorchTitan"
 
 
 def episodes(count: int) -> list[Segment]:
-    """Prompts of 60 tokens and answers of very different lengths, as rollouts have them."""
+    """Make sequences with prompts of 60 tokens and answers of widely varying length, as in rollouts."""
     rng = random.Random(0)
     result = []
     for _ in range(count):
@@ -64,16 +64,16 @@ def episodes(count: int) -> list[Segment]:
 
 
 def bare_step(folder: Path, data: Sequence[Segment]) -> Callable[[], None]:
-    """One update by TorchTitan alone."""
-    mine = titan_config(read_hf_config(folder), MAX_LENGTH)
-    for layer in mine.layers:
+    """Return a function for one update with TorchTitan alone."""
+    model_config = titan_config(read_hf_config(folder), MAX_LENGTH)
+    for layer in model_config.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
-    head = mine.lm_head  # ours computes no scores
-    mine.lm_head = Linear.Config(
+    head = model_config.lm_head  # forge-env's head computes no logits
+    model_config.lm_head = Linear.Config(
         in_features=head.in_features, out_features=head.out_features, param_init=head.param_init
     )
     torch.manual_seed(0)
-    module = Qwen3Model(mine)
+    module = Qwen3Model(model_config)
     with torch.no_grad():
         module.init_states(buffer_device=torch.device("cpu"))
     section = OptimizerSection()
@@ -99,7 +99,7 @@ def bare_step(folder: Path, data: Sequence[Segment]) -> Callable[[], None]:
 
 
 def trainer_step(folder: Path, data: Sequence[Segment], *, packed: bool, threads: int) -> Callable[[], None]:
-    """One update as a run makes it."""
+    """Return a function for one update with the trainer, as in a run."""
     device = replace(use_device(with_gpus=False), packed=packed)
     model = TitanModel(folder, max_length=MAX_LENGTH, device=device.torch)
     engine = TitanEngine(
@@ -115,11 +115,11 @@ def trainer_step(folder: Path, data: Sequence[Segment], *, packed: bool, threads
 
 
 def void(_: object) -> None:
-    """Forget a result."""
+    """Discard a result."""
 
 
 def padding(data: Sequence[Segment]) -> dict[str, float]:
-    """Share of the computed tokens that are padding, by how rows are laid out."""
+    """Return the share of padding among the computed tokens, by layout of rows."""
     used = sum(len(sequence.token_ids) for sequence in data)
     lengths, answers = [len(item.token_ids) for item in data], [int(item.mask.sum()) for item in data]
     prompt = max(length - answer for length, answer in zip(lengths, answers, strict=True))
@@ -135,7 +135,7 @@ def padding(data: Sequence[Segment]) -> dict[str, float]:
 
 
 def measure(repeats: int, sequences: int) -> tuple[dict[str, list[float]], dict[str, list[float]], list[Segment]]:
-    """Tokens a second by wall time and by CPU time, in turns after one warm-up each."""
+    """Return tokens per second of wall time and of CPU time; steps take turns, after one warm-up each."""
     data = episodes(sequences)
     tokens = sum(len(sequence.token_ids) for sequence in data)
     with tempfile.TemporaryDirectory() as temporary:
@@ -161,7 +161,7 @@ def measure(repeats: int, sequences: int) -> tuple[dict[str, list[float]], dict[
 
 
 def main() -> None:
-    """Measure, print, write the section."""
+    """Measure, print and write the section."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--sequences", type=int, default=32)

@@ -1,9 +1,9 @@
-"""Trajectories on disk: bytes a token, and what writing one costs the event loop.
+"""Measure trajectories on disk: bytes per token, and the cost of a write to the event loop.
 
     python -m benchmarks.trajectories [--repeats 9]
 
-An episode has turns of 1,000 tokens, half observed and half sampled. Its text is English (Python's own reference), its
-ids are those of a tokenizer with 131,072 tokens (Mistral's, which comes with vLLM), its log-probs are drawn.
+Every turn of an episode has 1,000 tokens, half observed and half sampled. The text is English (Python's reference), ids
+are from a tokenizer with 131,072 tokens (Mistral's, shipped with vLLM), and log-probabilities are random.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn, read_trajec
 from forge_env.types import Message
 
 TOKENS = 500
-"""Observed, and sampled, in a turn."""
+"""Observed tokens per turn, and also sampled tokens per turn."""
 AIM_BYTES = 12.0
 ABOUT = (
     "Processor time of the event loop's thread to hand over one episode of 50 turns, and of all threads until it is on "
@@ -48,13 +48,13 @@ def tokenizer() -> Tekkenizer:
 
 
 def episode(turns: int, vocabulary: Tekkenizer, ids: list[int], rng: np.random.Generator) -> Trajectory:
-    """An episode whose text begins anywhere in `ids`."""
+    """Make an episode with text from a random position in `ids`."""
     start = int(rng.integers(0, len(ids) - 2 * TOKENS * turns))
     played, before = Trajectory("e", "env", "task", reward=1.0), NO_TOKENS
     for turn in range(turns):
-        place = start + 2 * TOKENS * turn
-        observed, sampled = ids[place : place + TOKENS], ids[place + TOKENS : place + 2 * TOKENS]
-        sure = rng.random(TOKENS) < 0.5  # a model is sure of every other token
+        position = start + 2 * TOKENS * turn
+        observed, sampled = ids[position : position + TOKENS], ids[position + TOKENS : position + 2 * TOKENS]
+        sure = rng.random(TOKENS) < 0.5  # half of the tokens have a probability near 1
         logprobs = -np.where(sure, rng.exponential(0.001, TOKENS), rng.exponential(1.0, TOKENS))
         message = Message(role="assistant", content=vocabulary.decode(sampled))
         reply = Reply(message, [*before, *observed], sampled, logprobs, np.full(TOKENS, turn // 10))
@@ -64,13 +64,13 @@ def episode(turns: int, vocabulary: Tekkenizer, ids: list[int], rng: np.random.G
 
 
 def messages(played: Trajectory) -> dict[str, Any]:
-    """The record without tokens."""
+    """Return the record without tokens."""
     turns = [Turn(turn.observation, Reply(turn.message)) for turn in played.turns]
     return replace(played, turns=turns).to_dict()
 
 
 def before(played: Trajectory) -> dict[str, Any]:
-    """The record as it was: every turn with its whole prompt, all tokens as numbers."""
+    """Return the record in the old format: every turn has its whole prompt, and all tokens are numbers."""
     data, conversation = messages(played), []
     for turn, item in zip(played.turns, data["turns"], strict=True):
         reply = turn.reply
@@ -87,35 +87,35 @@ def run_in(folder: Path) -> Run:
 
 
 def written(folder: Path, played: Trajectory) -> tuple[float, float, float]:
-    """Milliseconds of the event loop's thread, of all, and to read it again."""
+    """Return milliseconds of the event loop's thread, of all threads, and of reading the episode back."""
     run = run_in(folder)
-    run.trajectory(Trajectory("warm", "env", "task"), "warm")  # the thread has started
-    own, everybody = time.thread_time(), time.process_time()
+    run.trajectory(Trajectory("warm", "env", "task"), "warm")  # starts the writer thread
+    loop_time, total_time = time.thread_time(), time.process_time()
     run.trajectory(played, "train")
-    own = time.thread_time() - own
+    loop_time = time.thread_time() - loop_time
     run.close()
-    everybody = time.process_time() - everybody
+    total_time = time.process_time() - total_time
     reading = time.process_time()
     assert list(read_trajectories(folder / "trajectories" / "train.jsonl")) == [played]
-    return 1e3 * own, 1e3 * everybody, 1e3 * (time.process_time() - reading)
+    return 1e3 * loop_time, 1e3 * total_time, 1e3 * (time.process_time() - reading)
 
 
 def dumped(
     folder: Path, make: Callable[[Trajectory], dict[str, Any]], played: Trajectory
 ) -> tuple[float, float, float]:
-    """The same for a record made and written by the event loop itself."""
+    """Measure like `written`, for a record that is built and written in the event loop's thread."""
     folder.mkdir(parents=True)
     started = time.thread_time()
     with (folder / "a.jsonl").open("wb") as file:
         file.write(json.dumps(make(played), separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
-    own = time.thread_time() - started
+    loop_time = time.thread_time() - started
     reading = time.process_time()
     json.loads((folder / "a.jsonl").read_bytes())
-    return 1e3 * own, 1e3 * own, 1e3 * (time.process_time() - reading)
+    return 1e3 * loop_time, 1e3 * loop_time, 1e3 * (time.process_time() - reading)
 
 
 async def longest_pause(work: Callable[[], object]) -> float:
-    """Milliseconds between two turns of an event loop while `work` is done in another thread."""
+    """Return the longest pause of an event loop in milliseconds while `work` runs in another thread."""
     doing = asyncio.ensure_future(asyncio.to_thread(work))
     longest, last = 0.0, time.perf_counter()
     while not doing.done():
@@ -133,7 +133,7 @@ def write_eight(folder: Path, played: Trajectory) -> None:
 
 
 def size(folder: Path, played: Trajectory) -> float:
-    """Bytes a token on disk."""
+    """Return the bytes per token on disk."""
     path = folder / f"{len(played.turns)}.jsonl"
     path.unlink(missing_ok=True)
     with TrajectoryWriter(path) as writer:

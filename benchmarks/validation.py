@@ -1,8 +1,8 @@
-"""How long `forge-env validate` takes for each environment that comes with forge-env.
+"""Measure the duration of `forge-env validate` for each bundled environment.
 
     python -m benchmarks.validation [NAME...] [--record]
 
-Each is a process of its own, as at the command line; sandboxes of the local engine, whose images are there already.
+Each validation is a separate process, as on the command line, with sandboxes of the local engine and cached images.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ABOUT = (
 
 
 def seconds(name: str) -> tuple[float, float]:
-    """Of one validation, which must succeed: by the clock, and of CPU."""
+    """Validate an environment, which must succeed; return wall and CPU seconds."""
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-m", "forge_env", "validate", name, "--sandbox", "local"],

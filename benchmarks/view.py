@@ -1,15 +1,15 @@
-"""The pages of `forge-env view` over a run of 100,000 episodes: processor time of the server, and of the browser.
+"""Measure the pages of `forge-env view` on a run of 100,000 episodes: processor time of server and browser.
 
     python -m benchmarks view [--episodes 100000] [--folder PATH [--make]]
 
-The run is made up (tests/forge_env/view/made.py): 8 episodes a group, 60 groups a step. Each figure is the processor
-time of all threads of the process that makes the page, the smallest of the repeats; the first one of a page computes
-what the others take from the answers that are kept until the index changes, and is the smallest of three servers'.
-"After a change" is the first one again, with 8 episodes more. What the server loads once while nobody has asked for a
-page yet (templates, numpy, lexers) has a line of its own.
+The run is synthetic (tests/forge_env/view/made.py): 8 episodes per group, 60 groups per step. Each value is the
+processor time of all threads of the server process for one page, as the minimum of the repeats. The first request of a
+page computes answers that later requests take from a cache, which is valid until the index changes; its value is the
+minimum over three servers. "After a change" is again a first request, after 8 new episodes. Resources that the server
+loads before the first request (templates, numpy, lexers) have a separate row.
 
-32,000 tokens are drawn by headless Chromium: processor time of its page's own thread (script, style, layout and paint,
-as the DevTools protocol's TaskDuration counts them), from the click on "Tokens" until they are coloured.
+32,000 tokens are drawn in headless Chromium: processor time of the page's main thread (script, style, layout and paint,
+as in the DevTools protocol's TaskDuration), from the click on "Tokens" until they are coloured.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 
 GROUPS = 60
 LONG = "/run/long/t/eval/long"
-"""Address of the episode of 32,000 tokens."""
+"""Path of the page of the episode with 32,000 tokens."""
 PORT = 7000
 SERVERS = 3
 
 
 def make(folder: Path, episodes: int) -> None:
-    """A run of so many training episodes, most of them in one file."""
+    """Make a run with `episodes` training episodes, most of them in one file."""
     training_run(folder, steps=max(10, episodes // (GROUP * GROUPS)), groups=1)
     chance = random.Random(1)
     records = folder / "trajectories" / "train.jsonl"
@@ -70,7 +70,7 @@ def make(folder: Path, episodes: int) -> None:
 
 
 def long_episode(folder: Path) -> None:
-    """An evaluation with one episode of 32,000 sampled tokens in 16 turns."""
+    """Make an evaluation with one episode of 32,000 sampled tokens in 16 turns."""
     chance = random.Random(2)
     turns = [
         Turn(
@@ -87,18 +87,18 @@ def long_episode(folder: Path) -> None:
 
 @contextmanager
 def shown(root: Path, **environment: str) -> Iterator[tuple[str, Browser]]:
-    """`forge-env view` of a folder, with these environment variables: its first address, and a browser."""
+    """Start `forge-env view` on a folder with extra environment variables; yields its first address and a browser."""
     from playwright.sync_api import sync_playwright
 
     command = [Path(sys.executable).with_name("forge-env"), "view", root, "--no-browser", "--port", "0"]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}) as process,
-        sync_playwright() as own,
+        sync_playwright() as playwright,
     ):
         try:
             assert process.stdout is not None
             address = process.stdout.readline().split(" is shown at ")[1].split()[0]
-            browser = own.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
             yield address, browser
             browser.close()
         finally:
@@ -106,11 +106,11 @@ def shown(root: Path, **environment: str) -> Iterator[tuple[str, Browser]]:
 
 
 def drawn(root: Path, cache: Path, path: str, repeats: int) -> tuple[float, float]:
-    """Milliseconds that a browser's page works to draw the tokens of an episode, and to colour them otherwise."""
+    """Return the milliseconds of page work to draw the tokens of an episode, and to recolour them."""
 
     def worked(session: CDPSession) -> float:
-        found = session.send("Performance.getMetrics")["metrics"]
-        return 1000 * float(next(item["value"] for item in found if item["name"] == "TaskDuration"))
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return 1000 * float(next(item["value"] for item in metrics if item["name"] == "TaskDuration"))
 
     first, again = [], []
     with shown(root, FORGE_ENV_CACHE=str(cache)) as (address, browser):
@@ -136,12 +136,12 @@ def drawn(root: Path, cache: Path, path: str, repeats: int) -> tuple[float, floa
 
 
 def own_bytes() -> int:
-    """Of all that a page loads besides itself."""
+    """Return the size in bytes of all static files that pages load."""
     return sum(len(content) for name, content in static_files().items() if not name.endswith(".txt"))
 
 
 def append(folder: Path, version: int) -> None:
-    """8 episodes more, of a group that is not there yet."""
+    """Append 8 episodes of a new group to the run."""
     records = folder / "trajectories" / "train.jsonl"
     number = records.stat().st_size
     chance = random.Random(number)
@@ -151,28 +151,28 @@ def append(folder: Path, version: int) -> None:
 
 
 def opened(folder: Path, repeats: int) -> float:
-    """Seconds to index a run, the smallest of the repeats."""
-    found = []
+    """Return the seconds to index a run, as the minimum of the repeats."""
+    times = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as cache:
             started = time.process_time()
             RunIndex(folder, Path(cache)).update()
-            found.append(time.process_time() - started)
-    return min(found)
+            times.append(time.process_time() - started)
+    return min(times)
 
 
 async def measured(act: Callable[[], Awaitable[object]], repeats: int) -> tuple[float, float]:
-    """Seconds of the first time, and of the quickest of the others."""
-    found = []
+    """Return the seconds of the first call, and the minimum of the later ones."""
+    times = []
     for _ in range(repeats):
         started = time.process_time()
         await act()
-        found.append(time.process_time() - started)
-    return found[0], min(found[1:])
+        times.append(time.process_time() - started)
+    return times[0], min(times[1:])
 
 
 def smallest(found: list[list[list[Any]]]) -> list[list[object]]:
-    """The same rows of several servers as one: of each figure the smallest."""
+    """Merge the rows of several servers: every value is the minimum over the servers."""
     result: list[list[object]] = []
     for what, *columns in (zip(*rows, strict=True) for rows in zip(*found, strict=True)):
         result.append([what[0], *("" if "" in same else min(same, key=float) for same in columns)])
@@ -180,7 +180,7 @@ def smallest(found: list[list[list[Any]]]) -> list[list[object]]:
 
 
 async def pages(root: Path, cache: Path, repeats: int, version: int) -> list[list[object]]:
-    """The figures of one server, whose index is not there yet."""
+    """Measure the pages of one server that starts without an index."""
     shown = Pages(Runs(root, cache))
     started = time.process_time()
     shown.load()
@@ -229,8 +229,8 @@ def main() -> None:
     parser.add_argument("--make", action="store_true", help="only make it")
     parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        root, cache = args.folder or Path(place) / "runs", Path(place) / "cache"
+    with tempfile.TemporaryDirectory() as scratch:
+        root, cache = args.folder or Path(scratch) / "runs", Path(scratch) / "cache"
         if not (root / "big").exists():
             make(root / "big", args.episodes)
             long_episode(root / "long")
@@ -244,9 +244,9 @@ def main() -> None:
         tokens, recoloured = drawn(root, cache, LONG, args.repeats)
         rows.append(["32,000 tokens, in the browser", f"{tokens:.0f}", ""])
         rows.append(["coloured by something else", f"{recoloured:.0f}", ""])
-        index_path(records).rename(Path(place) / "index")
+        index_path(records).rename(Path(scratch) / "index")
         rows.insert(1, ["opened without", f"{1000 * opened(root / 'big', 1):.0f}", ""])
-        shutil.move(Path(place) / "index", index_path(records))
+        shutil.move(Path(scratch) / "index", index_path(records))
     lines = table(["what", "first, ms of CPU", "again"], rows)
     print("\n".join(lines))
     if args.record:

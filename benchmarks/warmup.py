@@ -1,11 +1,10 @@
-"""How quickly a warm-up goes, everything included: demonstrations made, sent, learned, logged.
+"""Measure the speed of a warm-up, everything included: demonstrations are made, sent, learned and logged.
 
 python -m benchmarks warmup --record
 
-A run of `forge-env train coding_rlvr/base`, shortened: the model that coding_rlvr begins with is made in this way. Its
-own record says what each step took. Tokens are those of the demonstrations; there is no padding. The recipe's optimizer
-is Muon, which takes the same time for every step, however few its tokens are; with AdamW a step is little more than the
-gradients.
+Runs a shortened `forge-env train coding_rlvr/base`, which makes the initial model of coding_rlvr, and reads the time of
+each step from its metrics. Tokens are those of the demonstrations; there is no padding. The recipe's optimizer is Muon,
+which takes the same time for every step, however few its tokens; with AdamW a step is little more than the gradients.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from typing import Any
 from benchmarks.report import record, spread, table
 
 FIRST = 20
-"""Steps that are left out: memory is new, and caches are empty."""
+"""Number of first steps to skip: they allocate memory and start with empty caches."""
 
 
 def run(steps: int, optimizer: str, threads: int, folder: Path) -> list[dict[str, Any]]:
-    """The rows of a warm-up's metrics, without the first ones."""
+    """Return the metrics rows of a warm-up, without the first steps."""
     name = f"{optimizer}-{threads}"
     command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr/base", "--name", name]
     keys = [f"warmup.steps={steps}", f"warmup.threads={threads}", f"output_dir={folder}", "logging.tensorboard=false"]
@@ -38,7 +37,7 @@ def run(steps: int, optimizer: str, threads: int, folder: Path) -> list[dict[str
 
 
 def rates(rows: list[dict[str, Any]], pieces: int = 5) -> tuple[list[float], list[float]]:
-    """Tokens a second over pieces of a run: by the clock, and by the trainer's own time."""
+    """Return tokens per second for each of several pieces of a run: by the clock, and by the trainer's busy time."""
     size = (len(rows) - 1) // pieces
     clock, trainer = [], []
     for first in range(0, pieces * size, size):
@@ -50,7 +49,7 @@ def rates(rows: list[dict[str, Any]], pieces: int = 5) -> tuple[list[float], lis
 
 
 def main() -> None:
-    """Measure, print, write the section."""
+    """Measure, print and write the section."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--record", action="store_true", help="write the section of docs/benchmarks.md")

@@ -1,11 +1,11 @@
-"""Weight sync: from the trainer's push until the generator has copied every tensor into its model's, against copying
-the same bytes once.
+"""Measure weight sync, from the trainer's push until the generator has copied every tensor into its model, relative to
+one copy of the same bytes.
 
 python -m benchmarks weights --megabytes 3.5 1024 --repeats 5
 
-Two processes, one of which is told where the weights of the other lie, as in a run; the store's index learns of them
-meanwhile. The peers in the same run are one `memcpy` of the
-bytes to memory that is there already, and TorchStore given the tensors one by one.
+As in a run, there are two processes: one sends the other the location of its weights, and the store's index is updated
+in the meantime. Compared in the same run: one `memcpy` of the bytes into allocated memory, and TorchStore with each
+tensor put separately.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from benchmarks.report import record, spread, table
 from trainers.loop.stack import prepare_controller
 
 TENSORS = 46
-"""As many as the default recipe's model has."""
+"""Number of tensors in the default recipe's model."""
 
 
 def tensors(megabytes: float) -> dict[str, Any]:
-    """A state dict of that size in float32: a few large matrices, many small ones."""
+    """Make a state dict of this size in float32: a few large matrices, many small ones."""
     import torch
 
     elements = int(megabytes * 2**20 / 4)
@@ -37,7 +37,7 @@ def tensors(megabytes: float) -> dict[str, Any]:
 
 
 def memcpy_s(state: dict[str, Any], own: dict[str, Any]) -> float:
-    """Seconds to copy every tensor once, into `own`."""
+    """Copy every tensor once into `own`; returns seconds."""
     started = time.perf_counter()
     for name, tensor in state.items():
         own[name].copy_(tensor)
@@ -45,7 +45,7 @@ def memcpy_s(state: dict[str, Any], own: dict[str, Any]) -> float:
 
 
 async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
-    """Seconds of every way, `repeats` times."""
+    """Return the seconds of each stage, `repeats` values each."""
     import torchstore
 
     from benchmarks.weights_peers import Receiver
@@ -53,7 +53,7 @@ async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
     from trainers.weights.store import Keeper, WeightStore
 
     state = tensors(megabytes)
-    own = {name: tensor.clone() for name, tensor in state.items()}
+    copies = {name: tensor.clone() for name, tensor in state.items()}
     store = WeightStore()
     keeper = await Keeper.options(mesh_name="weights").launch()
     await store.open(keeper)
@@ -75,13 +75,13 @@ async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
                 await torchstore.put(f"single/{name}", tensor)
             await receiver.pull_one_by_one.call_one([f"single/{name}" for name in state])
             ended = time.perf_counter()
-            if version == 1:  # the first allocates shared memory and imports
+            if version == 1:  # the first version also allocates shared memory and imports modules
                 continue
             times["push"].append(pushed - started)
             times["pull"].append(pulled - pushed)
             times["sync"].append(pulled - started)
             times["tensor by tensor"].append(ended - single)
-            times["memcpy"].append(memcpy_s(state, own))
+            times["memcpy"].append(memcpy_s(state, copies))
     finally:
         await Receiver.shutdown(receiver)
         await store.close()
@@ -90,7 +90,7 @@ async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
 
 
 def measured(megabytes: float, repeats: int) -> dict[str, list[float]]:
-    """`measure` in a process of its own: a store holds one model's layout."""
+    """Run `measure` in its own process, because a store holds one model's layout."""
     command = [sys.executable, "-m", "benchmarks.weights", "--measure", str(megabytes), "--repeats", str(repeats)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     times: dict[str, list[float]] = json.loads(output.splitlines()[-1])
@@ -98,7 +98,7 @@ def measured(megabytes: float, repeats: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measure every size, write the table."""
+    """Measure every size and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[3.5, 1024])
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,4 +1,4 @@
-"""The sending and the receiving process of `benchmarks.weights` and `benchmarks.hosts`."""
+"""Sending and receiving actors for `benchmarks.weights` and `benchmarks.hosts`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trainers.weights.store import Published, WeightStore
 
 
 class _Peer(ForgeActor):
-    """What both are.
+    """Base of sender and receiver.
 
     Args:
-        threads: that it computes with; None: as many as there are cores.
+        threads: torch threads; None uses one per core.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -28,18 +28,18 @@ class _Peer(ForgeActor):
 
     @endpoint
     async def setup(self) -> None:
-        """Connect."""
+        """Set the number of threads and create the store's client."""
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         self._store = WeightStore()
 
 
 class Sender(_Peer):
-    """Pushes weights as a trainer does, and sends the same bytes over plain TCP."""
+    """Actor that pushes weights like a trainer, and sends the same number of bytes over plain TCP."""
 
     @endpoint
     async def prepare(self, megabytes: float) -> None:
-        """Have weights of this size."""
+        """Create weights of this size."""
         from benchmarks.weights import tensors
 
         self._entering: asyncio.Task[None] | None = None
@@ -47,7 +47,7 @@ class Sender(_Peer):
 
     @endpoint
     async def push(self, version: int) -> tuple[Published, float]:
-        """Publish the weights, as a trainer does: where they lie, and seconds; the index has them later."""
+        """Publish the weights like a trainer; returns their location and seconds. The index is updated later."""
         started = time.perf_counter()
         published = self._store.publish([self._store.snapshot(Part.all_of(self._state))])
         self._entering = asyncio.create_task(self._enter(published, version))
@@ -60,13 +60,13 @@ class Sender(_Peer):
 
     @endpoint
     async def entered(self) -> None:
-        """Wait until the index has them, and the version before is forgotten."""
+        """Wait until the index has the version and the previous one is dropped."""
         assert self._entering is not None
         await self._entering
 
     @endpoint
     async def serve(self, host: str, count: int) -> int:
-        """Send so many bytes to the next one who connects; the port."""
+        """Send `count` bytes to the next client that connects; returns the port."""
         listening = socket.create_server((host, 0))
         sent = bytes(count)
 
@@ -81,7 +81,7 @@ class Sender(_Peer):
 
 
 class Receiver(_Peer):
-    """Pulls weights as a generator does."""
+    """Actor that pulls weights like a generator."""
 
     def __init__(self, threads: int | None = None) -> None:
         super().__init__(threads)
@@ -89,14 +89,14 @@ class Receiver(_Peer):
 
     @endpoint
     async def pull(self, published: Published) -> float:
-        """Have every tensor of a version in this process's own; returns seconds."""
+        """Copy every tensor of a version into this process's tensors; returns seconds."""
         started = time.perf_counter()
         self._load(await self._store.take(published))
         return time.perf_counter() - started
 
     @endpoint
     async def copy(self, host: str, port: int, count: int) -> float:
-        """Seconds until so many bytes have come over TCP, into memory that is there already."""
+        """Receive `count` bytes over TCP into allocated memory; returns seconds."""
         into = memoryview(bytearray(count))
         into[:] = bytes(count)
         started, got = time.perf_counter(), 0
@@ -107,7 +107,7 @@ class Receiver(_Peer):
 
     @endpoint
     async def pull_one_by_one(self, keys: list[str]) -> float:
-        """As `pull`, for tensors put under keys of their own."""
+        """Pull like `pull`, for tensors stored under separate keys."""
         import torchstore
 
         started = time.perf_counter()
@@ -115,7 +115,7 @@ class Receiver(_Peer):
         return time.perf_counter() - started
 
     def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
-        """Copy into the tensors of the time before, as a model's parameters are filled."""
+        """Copy into the existing tensors, like loading a model's parameters."""
         for name, tensor in weights:
             if name not in self._own:
                 self._own[name] = tensor.clone()

@@ -1,1 +1,1 @@
-"""."""
+"""Bundled environments."""

@@ -1,4 +1,4 @@
-"""Seeds for the worlds that tasks are about, divided among the splits."""
+"""Seeds for generated task worlds, disjoint between `eval` and the other splits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from random import Random
 
 
 def draw_seed(rng: Random, split: str) -> str:
-    """A seed that only `split` has: one number in five belongs to `eval`, whatever the environment's own seed is."""
+    """Draw a world seed. Multiples of 5 are for `eval`, all others for other splits, for every environment seed."""
     number = 5 * rng.randrange(200_000)
     return str(number if split == "eval" else number + rng.randint(1, 4))

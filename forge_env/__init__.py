@@ -1,6 +1,6 @@
 """forge-env: environments, sandboxes, evaluation and asynchronous GRPO for LLM agents.
 
-`import forge_env as fe` is enough for everything an environment author needs; names load when first used.
+`import forge_env as fe` gives an environment author everything they need. Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         from forge_env.errors import did_you_mean
 
-        guess = None if name.startswith("_") else did_you_mean(name, __all__)  # tools look for such names in whatever
-        meant = f"; did you mean {guess}?" if guess else ""
-        raise AttributeError(f"module 'forge_env' has no attribute {name!r}{meant}")
+        guess = None if name.startswith("_") else did_you_mean(name, __all__)  # tools probe for private names
+        hint = f"; did you mean {guess}?" if guess else ""
+        raise AttributeError(f"module 'forge_env' has no attribute {name!r}{hint}")
     value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """Also the names that are loaded when they are first used, for tab completion."""
+    """All public names, including those not loaded yet, for tab completion."""
     return sorted({*globals(), *__all__})
 
 

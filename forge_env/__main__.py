@@ -1,4 +1,4 @@
-"""`python -m forge_env`: the command line without the console script."""
+"""`python -m forge_env`: run the command line without the console script."""
 
 import sys
 

@@ -1,5 +1,5 @@
-"""Waiting for several coroutines at once, for functions in threads, and for a share of an event loop; parsing beside
-threads."""
+"""Concurrency helpers: running coroutines together, functions in threads, fair use of an event loop, and thread-safe
+parsing."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from forge_env.errors import HeldUpError
 S = TypeVar("S")
 T = TypeVar("T")
 PARSE_TRIES = 20
-"""Each is a moment of some microseconds; two in a row are rare."""
+"""Maximum attempts of `parse_python`. The race that fails one lasts microseconds; two failures in a row are rare."""
 SHARE = 0.1
-"""Share of an event loop's time that one client gets while others need it too."""
+"""Fraction of an event loop's time that one client gets while others need it too."""
 BURST_S = 0.5
-"""Seconds of work that a client may ask for at once."""
+"""Seconds of work that a client may request at once."""
 MAX_IDLE_THREADS = 256
-"""Threads kept for later calls; those of a larger crowd end when their call does."""
+"""Maximum idle threads kept for later calls; any beyond that end with their call."""
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order; the first failure cancels the others, waits for them, and is raised as it is."""
-    if len(coroutines) == 1:  # nothing to overlap: spare the task
+    """Run coroutines together and return their results in order.
+
+    The first failure cancels the others, waits for them, and is raised unwrapped.
+    """
+    if len(coroutines) == 1:  # nothing to overlap: no task needed
         return [await coroutines[0]]
     tasks: list[asyncio.Task[T]] = []
     try:
@@ -44,10 +47,10 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list
 
 
 async def for_each(items: Iterable[S], work: Callable[[S], Coroutine[Any, Any, object]], *, limit: int) -> None:
-    """Run `work` on every item, at most `limit` at once; the first failure cancels the others and is raised as it is.
+    """Run `work` on every item, at most `limit` at once; the first failure cancels the others and is raised unwrapped.
 
-    Items are taken as there is room for them, so memory depends on `limit` and not on the number of items, which may be
-    endless. Each call has a task, and so a context, of its own.
+    Items are drawn only when a slot is free, so memory depends on `limit` and not on the number of items, which may be
+    infinite. Each call runs in its own task, and so in its own context.
     """
     room = asyncio.Semaphore(limit)
 
@@ -72,7 +75,7 @@ async def for_each(items: Iterable[S], work: Callable[[S], Coroutine[Any, Any, o
 
 
 async def to_its_end(work: asyncio.Future[T]) -> T:
-    """Await `work`, however often this task is cancelled meanwhile; only then is it cancelled."""
+    """Await `work` to completion; a cancellation of this task in the meantime is raised afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -86,20 +89,20 @@ async def to_its_end(work: asyncio.Future[T]) -> T:
 
 
 class Pace:
-    """Spaces out the work that one client asks of an event loop: `SHARE` of the time, after `BURST_S` at once."""
+    """Rate limiter for one client's work on an event loop: a burst of `BURST_S`, then `SHARE` of the time."""
 
     def __init__(self) -> None:
         self._next_at = -math.inf
 
     def charge(self, seconds: float, *, alone: bool = False) -> float:
-        """Add work.
+        """Schedule work.
 
         Args:
-            seconds: estimated time that it takes.
+            seconds: estimated duration of the work.
             alone: no other client needs the event loop; the work may begin at once, but uses up the burst.
 
         Returns:
-            Seconds until the work may begin; 0 or less: at once.
+            Seconds until the work may begin; 0 or less means at once.
         """
         now = asyncio.get_running_loop().time()
         begin = max(self._next_at, now - BURST_S / SHARE)
@@ -109,13 +112,13 @@ class Pace:
         return begin - now
 
     async def turn(self, seconds: float) -> None:
-        """Add work, and wait until it may begin."""
+        """Schedule work and wait until it may begin."""
         if (delay := self.charge(seconds)) > 0:
             await asyncio.sleep(delay)
 
 
 async def settled(value: Any) -> Any:
-    """What an author's function returned, awaited where it is a coroutine: an author may leave the `async` out."""
+    """Await a value if it is awaitable, else return it: authors may write functions with or without `async`."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -124,14 +127,14 @@ def parse_python(source: str) -> ast.Module: ...
 @overload
 def parse_python(source: str, mode: Literal["eval"]) -> ast.Expression: ...
 def parse_python(source: str, mode: Literal["exec", "eval"] = "exec") -> ast.AST:
-    """`ast.parse`, safe beside other threads.
+    """`ast.parse`, safe with other threads.
 
-    CPython 3.11 counts the depth of its tree in one place for all threads. Where a collection in the middle lets
-    another parse run, the count is off and the first one fails with SystemError (CPython issue 106905). The source is
-    not at fault, so it is parsed again.
+    CPython 3.11 shares one recursion counter between threads. If a garbage collection during a parse lets another
+    thread parse, the counter is wrong and the first parse fails with SystemError (CPython issue 106905). The source is
+    valid, so it is parsed again.
 
     Raises:
-        SyntaxError, ValueError: as `ast.parse` does.
+        SyntaxError, ValueError: as in `ast.parse`.
     """
     for _ in range(PARSE_TRIES - 1):
         try:
@@ -142,13 +145,13 @@ def parse_python(source: str, mode: Literal["exec", "eval"] = "exec") -> ast.AST
 
 
 Outcome: TypeAlias = tuple[Any, BaseException | None]
-"""What a function returned, or what it raised."""
+"""A function's return value, or the exception that it raised."""
 _IDLE: list[SimpleQueue[Callable[[], None] | None]] = []
-"""Where threads that are idle now wait for their next function; None ends one.
+"""Queues of the idle threads, which wait for their next function; None ends a thread.
 
-A thread is added whenever none is idle, so calls that never end can't make it run dry.
+A new thread starts whenever none is idle, so calls that never return can't exhaust the pool.
 """
-os.register_at_fork(after_in_child=_IDLE.clear)  # the threads are the parent's
+os.register_at_fork(after_in_child=_IDLE.clear)  # a forked child doesn't have the parent's threads
 
 
 class Running(Future[Outcome]):
@@ -157,19 +160,20 @@ class Running(Future[Outcome]):
     def __init__(self) -> None:
         super().__init__()
         self.ident: int | None = None
-        """Of the thread, once it has begun."""
+        """Identifier of the thread, once it has started."""
         self.has_ended = False
         self.broken_off = False
         self._raised = threading.Event()
 
     def break_off(self) -> None:
-        """Have `HeldUpError` raised in it as soon as it runs Python code; once, and not after its end.
+        """Raise `HeldUpError` in the function as soon as it runs Python code; once, and not after it has ended.
 
-        Code that waits in a C library, or catches everything, goes on all the same.
+        Code that blocks in a C library, or that catches every exception, continues anyway.
         """
         if self.broken_off or self.ident is None:
             return
-        self.broken_off = True  # before the look at its end: whoever ends after it waits for what comes (`end`)
+        # Set before `has_ended` is read: a function that ends later waits for `_raised` in `end`.
+        self.broken_off = True
         try:
             if not self.has_ended:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(HeldUpError))
@@ -177,31 +181,34 @@ class Running(Future[Outcome]):
             self._raised.set()
 
     def end(self) -> bool:
-        """In its thread, after the function: whether that may run another one. What was raised too late stops here."""
+        """Finish a function, in its own thread; return whether the thread may run another.
+
+        A `HeldUpError` that arrives after the function's end is caught here.
+        """
         self.has_ended = True
         if not self.broken_off:
             return True
         try:
             self._raised.wait()
             for _ in range(2):
-                pass  # Python raises it at a jump backwards at the latest
+                pass  # Python raises a pending exception at a backward jump at the latest
         except HeldUpError:
             pass
         return False
 
 
 def start_in_thread(function: Callable[[], Any]) -> Running:
-    """Run `function` in a daemon thread, which no other call uses meanwhile; nobody can cancel the future.
+    """Run `function` in a daemon thread of its own; the future can't be cancelled.
 
-    Threads are kept for the next call: there are as many as calls ever ran at once. asyncio's own pool would run dry
-    when calls that timed out keep its threads, and would hold up the interpreter's exit: here such a call goes on in
-    the background until it ends or is broken off, and its result is dropped.
+    Threads are reused: there are at most as many as calls ran at the same time. asyncio's default pool would be
+    exhausted by calls that timed out but still occupy threads, and would delay the interpreter's exit. Here such a
+    call continues in the background until it ends or is broken off, and its result is dropped.
     """
     running = Running()
     running.set_running_or_notify_cancel()
     context = contextvars.copy_context()
     try:
-        inbox = _IDLE.pop()  # the one used last: its stack is warm. `pop` and `append` are atomic
+        inbox = _IDLE.pop()  # the most recently used thread has a warm stack; `pop` and `append` are atomic
     except IndexError:
         inbox = SimpleQueue()
         threading.Thread(target=_work, args=[inbox], name="forge-env-tool", daemon=True).start()
@@ -216,11 +223,11 @@ def start_in_thread(function: Callable[[], Any]) -> Running:
             except BaseException as error:  # noqa: BLE001 - handed to the awaiting task, which raises it
                 result = None, error
             reusable = running.end()
-        except HeldUpError as error:  # raised between the function's end and ours
+        except HeldUpError as error:  # raised after the function ended, before `running.end()` returned
             result = None, error
             running.end()
         if reusable and len(_IDLE) < MAX_IDLE_THREADS:
-            _IDLE.append(inbox)  # before the caller wakes, so that its next call finds this thread
+            _IDLE.append(inbox)  # before the caller wakes, so that its next call can use this thread
         else:
             inbox.put(None)
         running.set_result(result)
@@ -235,7 +242,7 @@ def _work(inbox: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 async def result_of(outcome: Future[Outcome]) -> Any:
-    """What `start_in_thread` ran to: its result, or its exception."""
+    """Await a function run by `start_in_thread`: return its result, or raise its exception."""
     value, error = await asyncio.wrap_future(outcome)
     if error is not None:
         raise error

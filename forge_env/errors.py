@@ -1,9 +1,8 @@
-"""Every error that forge-env raises on purpose.
+"""Exceptions that forge-env raises deliberately.
 
-The distinction that matters runs through the whole platform: what the *agent* did wrong is an
-observation, never an exception; what the *infrastructure* did wrong is an `InfrastructureError`,
-retried and then excluded from statistics; what the *user* wrote wrong is a `UsageError`, shown in one
-line with its fix.
+The whole platform distinguishes three kinds of failure. A mistake of the *agent* is an observation, never an
+exception. A failure of the *infrastructure* is an `InfrastructureError`: it is retried, then excluded from statistics.
+A mistake of the *user* is a `UsageError`, shown in one line with its fix.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ _BUNDLED = os.path.join(_HERE, "environments", "")
 
 
 class ForgeError(Exception):
-    """Base of every deliberate error. `fix` says what the person can do about it.
+    """Base class of all deliberate errors. `fix` is advice to the user.
 
     Args:
-        message: what is wrong, and where.
-        fix: what to do; shown in brackets.
+        message: the problem and its location.
+        fix: what to do about it; shown in brackets.
 
     Examples:
         >>> import forge_env as fe
@@ -46,7 +45,7 @@ class ForgeError(Exception):
 
     exit_code = 1
     truncates = False
-    """Whether it ends an episode as truncated, also when a policy's own code raises it."""
+    """Whether the error ends an episode as truncated, even if a policy's own code raises it."""
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
         super().__init__(message)
@@ -56,16 +55,16 @@ class ForgeError(Exception):
     def __str__(self) -> str:
         return f"{self.message} ({self.fix})" if self.fix else self.message
 
-    def __reduce__(self) -> tuple[object, ...]:  # keeps `fix` when an actor in another process raises it
+    def __reduce__(self) -> tuple[object, ...]:  # preserves `fix` across processes
         return partial(type(self), fix=self.fix), (self.message,)
 
 
 class UsageError(ForgeError):
-    """The command line, a recipe or a call is wrong: nothing was started.
+    """Invalid command line, recipe or call; nothing was started.
 
     Args:
-        message: what is wrong, and where.
-        fix: what to do.
+        message: the problem and its location.
+        fix: what to do about it.
 
     Examples:
         >>> import forge_env as fe
@@ -78,23 +77,23 @@ class UsageError(ForgeError):
 
 
 class ConfigError(UsageError):
-    """A recipe does not validate."""
+    """Invalid recipe."""
 
 
 class NotRegisteredError(UsageError):
-    """No environment, engine, trainer or loss of that name is installed."""
+    """A name under which no environment, engine, trainer or loss is installed."""
 
 
 class PluginError(ForgeError):
-    """An installed plug-in can't be loaded, or speaks another API version; the others go on working."""
+    """A plug-in that can't be loaded or has an incompatible API version; other plug-ins still work."""
 
 
 class ToolError(ForgeError):
-    """Raised inside a tool: the agent used it wrongly. The message becomes the tool's answer to the model.
+    """Raised by a tool that the agent used wrongly. The message becomes the tool's answer to the model.
 
     Args:
-        message: what the agent reads.
-        fix: shown to it in brackets.
+        message: text that the agent reads.
+        fix: advice to the agent, shown in brackets.
 
     Examples:
         >>> import forge_env as fe
@@ -109,71 +108,73 @@ class ToolError(ForgeError):
 
 
 class SandboxPathError(UsageError):
-    """A path that is not inside a sandbox's work folder. In a tool it is the agent's mistake, and answered."""
+    """A path outside a sandbox's work folder. In a tool it is the agent's mistake and becomes the tool's answer."""
 
 
 class SandboxFileError(OSError):
-    """A file of a sandbox that can't be read or written. In a tool it is the agent's mistake, and answered."""
+    """An unreadable or unwritable sandbox file. In a tool it is the agent's mistake and becomes the tool's answer."""
 
     def __str__(self) -> str:
         return f"{self.strerror}: {self.filename}"
 
 
 class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
-    """A sandbox has no such file."""
+    """A file that doesn't exist in the sandbox."""
 
 
 class ContextLengthExceeded(ForgeError):
-    """The conversation no longer fits the model's context: the policy raises it, the episode is truncated."""
+    """Raised by a policy when the conversation no longer fits the model's context; the episode is truncated."""
 
     truncates = True
 
 
 class ChatFormatError(ForgeError):
-    """The model's chat format can't write what the conversation has become: the policy raises it, the episode is
-    truncated. Programs send what they like, and some formats take a system message only at the beginning."""
+    """Raised by a policy when the model's chat format can't render the conversation; the episode is truncated.
+
+    Programs send arbitrary messages, and some formats allow a system message only at the beginning.
+    """
 
     truncates = True
 
 
 class EnvironmentBugError(ForgeError):
-    """The environment's own code (prompt, tool, reward function) raised; shown with its task, never scored as zero."""
+    """An exception in the environment's own code (prompt, tool, reward); shown with its task, never scored as 0."""
 
     place = ""
-    """What raised, and where, in the process that met it."""
+    """The failing code and its location, in the process where it failed."""
 
     @property
     def same(self) -> str:
-        """The same for the same bug on other tasks, as far as that is known."""
+        """Key that the same bug has on every task: the location if known, else the message."""
         return self.place or self.message
 
 
 class AgentError(ForgeError):
-    """The agent's own code raised (a scripted agent, a policy's function, a program). The episode scores 0."""
+    """An exception in the agent's own code (a scripted agent, a policy function, a program); the episode scores 0."""
 
 
 class ProgramCrashError(EnvironmentBugError):
     """The program of a `ProgramEnvironment` failed before its first request to the model.
 
-    In training, where nothing was sampled, it is a bug of the environment; in an evaluation, it is a crash of the
-    agent, which scores 0.
+    In training this is a bug of the environment, as nothing was sampled; in an evaluation it is a crash of the agent,
+    which scores 0.
     """
 
 
 class HeldUpError(BaseException):
-    """Thrown into code that holds up the event loop (`environment_code` makes an `EnvironmentBugError` of it), and into
-    tools in threads that go on when their episode is over.
+    """Raised asynchronously in code that blocks the event loop, and in tool threads that outlive their episode.
 
-    No `Exception`, so that an author's `except Exception` doesn't keep an endless loop going.
+    `environment_code` converts it to an `EnvironmentBugError`. It doesn't derive from `Exception`, so an author's
+    `except Exception` can't keep an endless loop running.
     """
 
 
 class InfrastructureError(ForgeError):
-    """Something outside the agent's control failed: retry it, then mark the episode invalid.
+    """A failure outside the agent's control; the episode is retried, then marked invalid.
 
     Args:
-        message: what failed.
-        fix: what to do.
+        message: description of the failure.
+        fix: what to do about it.
 
     Examples:
         >>> import forge_env as fe
@@ -182,15 +183,15 @@ class InfrastructureError(ForgeError):
     """
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
-        super().__init__(redact(message), fix=fix)  # servers repeat the keys that they refuse
+        super().__init__(redact(message), fix=fix)  # servers quote rejected keys in their errors
 
 
 class SandboxError(InfrastructureError):
-    """A sandbox or its engine was lost, could not start, or answered out of protocol.
+    """A sandbox or engine that was lost, could not start, or violated its protocol.
 
     Args:
-        message: what failed.
-        fix: what to do.
+        message: description of the failure.
+        fix: what to do about it.
 
     Examples:
         >>> import forge_env as fe
@@ -201,39 +202,39 @@ class SandboxError(InfrastructureError):
 
 
 class ContractError(ForgeError):
-    """What is trained is not what was sampled, served or asked: going on would train something else (docs/trust.md)."""
+    """Trained data differs from the data sampled, served or requested; continuing would be wrong (docs/trust.md)."""
 
 
 class SandboxUnavailableError(ForgeError):
-    """This machine can't isolate code the way the engine needs; execution is refused."""
+    """This machine lacks the isolation that the sandbox engine needs; execution is refused."""
 
 
 class ImageError(SandboxUnavailableError):
-    """An image can't be built here; others may."""
+    """An image that can't be built on this machine; other images may still work."""
 
 
 class GeneratorError(InfrastructureError):
-    """The model endpoint or generator died or refused a request."""
+    """A model endpoint or generator that died or refused a request."""
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that `name` was probably meant to be, or None."""
+    """Return the choice most similar to `name`, or None."""
     return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)), None)
 
 
 def suggestion(name: str, choices: Iterable[str], otherwise: str) -> str:
-    """The fix for a name that isn't known: the choice that was probably meant, or else what to do otherwise."""
+    """Return the fix for an unknown name: the most similar choice, or else `otherwise`."""
     guess = did_you_mean(name, choices)
     return f"did you mean {guess!r}?" if guess else otherwise
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, in one line."""
+    """First line of the message of another library's exception."""
     return next(iter(redact(str(error)).strip().splitlines()), type(error).__name__)[:300]
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The exception to show for a group of them: a deliberate one where there is one, else the first."""
+    """The exception to show for an exception group: its first `ForgeError`, else its first exception."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     causes = [root_cause(inner) for inner in error.exceptions]
@@ -241,16 +242,17 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def is_library(filename: str) -> bool:
-    """Whether this frame is of the standard library or pydantic, and so not where the mistake is."""
+    """Whether a frame belongs to the standard library or pydantic, and so not to the code at fault."""
     if f"{os.sep}pydantic{os.sep}" in filename:
         return True
     return filename.startswith(("<frozen", _STDLIB)) and "site-packages" not in filename
 
 
 def _is_mistake(error: BaseException) -> bool:
-    """Whether code that raised this failed: also by `sys.exit`, or a cancellation that nobody asked its task for.
+    """Whether an exception is a failure of the code that raised it.
 
-    Passed on, the one would end the program without a word, and the other a rollout.
+    `SystemExit` is one, and so is a cancellation that the current task did not request. If propagated, the former would
+    end the program silently, and the latter a rollout.
     """
     import asyncio
 
@@ -263,13 +265,13 @@ def _is_mistake(error: BaseException) -> bool:
 
 
 def in_words(item: ErrorDetails) -> str:
-    """What one of pydantic's errors says, without its key: `should be a valid integer, not 'x'`."""
+    """Message of one pydantic error, without its key: `should be a valid integer, not 'x'`."""
     kind, given = item["type"], item["input"]
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return "unknown key"
     if kind in ("missing", "missing_argument"):
         return "missing"
-    if kind in ("value_error", "assertion_error"):  # an author's own words
+    if kind in ("value_error", "assertion_error"):  # the author's own message
         return item["msg"].partition(", ")[2]
     if kind in ("model_type", "dataclass_type", "dict_type", "model_attributes_type"):
         message = "should be a mapping of keys to values"
@@ -281,20 +283,20 @@ def in_words(item: ErrorDetails) -> str:
 
 
 def mistakes(error: ValidationError, most: int = 5) -> str:
-    """What pydantic refused, in one line: `a.b: should be a valid integer, not 'x'; c: missing`."""
+    """Summary of a validation error in one line: `a.b: should be a valid integer, not 'x'; c: missing`."""
     items = error.errors(include_url=False)[:most]
     return "; ".join(": ".join(filter(None, [".".join(map(str, item["loc"]))[:80], in_words(item)])) for item in items)
 
 
 def misfit(default: object, hint: Any) -> str | None:
-    """Why a default doesn't fit its type hint, which pydantic itself never looks at; None where it does."""
+    """The reason why a default doesn't fit its type hint (pydantic doesn't validate defaults), or None if it does."""
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     try:
         fitting: Any = TypeAdapter(hint).validate_python(default)
     except ValidationError as error:
         return mistakes(error, most=1)
-    except PydanticUserError:  # a hint that pydantic doesn't know: whoever uses it says so
+    except PydanticUserError:  # a hint unknown to pydantic is reported on use
         return None
     if fitting is default or fitting == default or isinstance(fitting, float):
         return None
@@ -303,18 +305,18 @@ def misfit(default: object, hint: Any) -> str | None:
 
 @contextmanager
 def agent_code(what: str, function: object = None) -> Iterator[None]:
-    """Run an agent's own code: what it raises becomes `AgentError`, whatever its class.
+    """Run an agent's own code; exceptions of any class become `AgentError`.
 
-    These propagate: what truncates an episode, and errors that forge-env raised, such as those of an endpoint or a
-    sandbox that the agent uses. A `UsageError` of a call that the agent made is the agent's mistake.
+    Two kinds propagate unchanged: errors that truncate an episode, and errors raised by forge-env, such as those of an
+    endpoint or a sandbox that the agent uses. A `UsageError` caused by the agent's call is the agent's mistake.
 
     Args:
-        what: is run.
-        function: that is called; its first line is named where none of its own frames raised (a wrong signature).
+        what: description of the code, for messages.
+        function: the function called; its first line is named if the traceback has no frame of it (a wrong signature).
     """
     try:
         yield
-    except BaseException as error:  # anything that the agent's code raises, even SystemExit
+    except BaseException as error:  # the agent's code may raise anything, even SystemExit
         if isinstance(error, ForgeError):
             called = bool(_authors(traceback.extract_tb(error.__traceback__)))
             agents = called and (isinstance(error, UsageError) or not raised_by_platform(error))
@@ -326,7 +328,7 @@ def agent_code(what: str, function: object = None) -> Iterator[None]:
 
 
 def raised_by_platform(error: BaseException) -> bool:
-    """Whether forge-env raised an exception: the innermost function of its traceback, libraries aside, is its own."""
+    """Whether forge-env raised an exception: the innermost non-library frame of its traceback belongs to forge-env."""
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
     return bool(frames) and is_platform(frames[-1])
 
@@ -339,28 +341,28 @@ def crash_of(what: str, error: BaseException, function: object = None) -> AgentE
 
 
 def _definition(function: object) -> str:
-    """`name, file:line` of a function, or of an object's `__call__`."""
+    """Definition of a function, or of an object's `__call__`, as `name, file:line`."""
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return "" if code is None else f"{code.co_name}, {code.co_filename}:{code.co_firstlineno}"
 
 
 def with_place(error: BaseException) -> str:
-    """`KeyError: 'x' [file:line]`."""
+    """Describe an exception with its location: `KeyError: 'x' [file:line]`."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} [{frame.filename}:{frame.lineno}]"
 
 
 def is_platform(filename: str) -> bool:
-    """Whether a file is one of forge-env's own."""
+    """Whether a file belongs to forge-env."""
     return filename.startswith(_PLATFORM)
 
 
 def author_place(stack: traceback.StackSummary, called: Callable[..., object] | None = None) -> str:
-    """`judge (file.py:12)`: the innermost function of a stack that is neither a library's nor the platform's own.
+    """Innermost frame of a stack that belongs to neither a library nor the platform, as `judge (file.py:12)`.
 
     Args:
-        stack: innermost function last.
-        called: the author's function that was called. Its definition is named if the stack has no code of an author,
+        stack: frames, innermost last.
+        called: the author's function that was called. Its definition is used if the stack has no frame of an author,
             because the call has not begun or has just ended.
     """
     code = getattr(called, "__code__", None)
@@ -370,58 +372,59 @@ def author_place(stack: traceback.StackSummary, called: Callable[..., object] | 
 
 
 def _authors(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """The functions of a stack that are neither a library's nor the platform's own."""
+    """Frames of a stack that belong to neither a library nor the platform."""
     return [frame for frame in stack if not (is_library(frame.filename) or is_platform(frame.filename))]
 
 
 def is_environments(stack: traceback.StackSummary) -> bool:
-    """Whether the innermost function of a stack, libraries aside, is not the platform's, and forge_env called it.
+    """Whether a stack ends in an environment's code.
 
-    That is code of an environment: losses and other plug-ins of training are called by `trainers`.
+    That is: its innermost non-library frame is not the platform's, and the platform frame that called it is in
+    `forge_env`. Losses and other training plug-ins are called by `trainers` instead.
     """
-    own = [frame.filename for frame in stack if not is_library(frame.filename)]
-    callers = [filename for filename in own if filename.startswith(_PLATFORM)]
-    return bool(callers) and own[-1] != callers[-1] and callers[-1].startswith(_PLATFORM[0])
+    filenames = [frame.filename for frame in stack if not is_library(frame.filename)]
+    callers = [filename for filename in filenames if filename.startswith(_PLATFORM)]
+    return bool(callers) and filenames[-1] != callers[-1] and callers[-1].startswith(_PLATFORM[0])
 
 
 CODE_TIMEOUT_S = 120.0
-"""For an environment's code that was given no limit of its own."""
+"""Default limit of an environment's code, in seconds."""
 CODE_LIMIT_S: ContextVar[float] = ContextVar("code_limit_s", default=0.0)
-"""How long the code of an environment that runs now may hold everything up, in seconds; 0: there is no
-`environment_code` around it that would catch a `HeldUpError`."""
+"""Seconds that the running environment code may block the event loop; 0 outside of `environment_code`, which would
+catch a `HeldUpError`."""
 CODE_BLOCK: ContextVar[object] = ContextVar("code_block", default=None)
-"""The outermost `environment_code` that runs now: what it may take begins with it."""
+"""Identity of the outermost running `environment_code`, at whose start the time limit begins."""
 GIVEN_UP: ContextVar[list[str] | None] = ContextVar("given_up", default=None)
-"""Where code was that a time limit cancelled, innermost first, for whoever set the limit."""
+"""Locations in code that a time limit cancelled, innermost first; read by the code that set the limit."""
 
 
 @contextmanager
 def environment_code(what: str, task_id: str | None = None, *, limit_s: float = 0.0) -> Iterator[None]:
-    """Run an environment author's code: its unexpected exceptions become `EnvironmentBugError`, typed ones pass.
+    """Run an environment author's code; unexpected exceptions become `EnvironmentBugError`, typed ones propagate.
 
     Args:
-        what: is run.
-        task_id: for which task.
-        limit_s: seconds that it may hold everything up; 0: what is around it says.
+        what: description of the code, for messages.
+        task_id: task that it runs for.
+        limit_s: seconds that it may block the event loop; 0 inherits the limit of the enclosing block.
     """
-    place = "" if task_id is None else f" on task {task_id!r}"
+    suffix = "" if task_id is None else f" on task {task_id!r}"
     token = CODE_LIMIT_S.set(limit_s or CODE_LIMIT_S.get() or CODE_TIMEOUT_S)
     block = CODE_BLOCK.set(CODE_BLOCK.get() or object())
     try:
         yield
     except HeldUpError as error:
-        bug = EnvironmentBugError(f"{what} {error}{place}", fix="end the loop there")
+        bug = EnvironmentBugError(f"{what} {error}{suffix}", fix="end the loop there")
         bug.place = f"{what} {error}"
         raise bug from error
     except ForgeError as error:
-        if isinstance(error, ToolError):  # outside a tool there is no model to tell
-            raise EnvironmentBugError(f"{what} raised ToolError{place}: {error}") from error
-        own = _authors(traceback.extract_tb(error.__traceback__))
-        if isinstance(error, UsageError) and own and not own[-1].filename.startswith(_BUNDLED):
-            where = f" [{own[-1].name}, {own[-1].filename}:{own[-1].lineno}]"  # who calls the platform wrongly
+        if isinstance(error, ToolError):  # outside a tool there is no model to answer
+            raise EnvironmentBugError(f"{what} raised ToolError{suffix}: {error}") from error
+        stack = _authors(traceback.extract_tb(error.__traceback__))
+        if isinstance(error, UsageError) and stack and not stack[-1].filename.startswith(_BUNDLED):
+            where = f" [{stack[-1].name}, {stack[-1].filename}:{stack[-1].lineno}]"  # the author's wrong call
             error.message = error.message.removesuffix(where) + where
         raise
-    except BaseException as error:  # the boundary of the author's code, which may even exit; what is no mistake goes on
+    except BaseException as error:  # the author's code may even exit; a requested cancellation propagates
         if not _is_mistake(error):
             if (given_up := GIVEN_UP.get()) is not None:
                 given_up.append(f"{what}, in {author_place(traceback.extract_tb(error.__traceback__))}")
@@ -429,10 +432,10 @@ def environment_code(what: str, task_id: str | None = None, *, limit_s: float = 
         from pydantic import ValidationError
 
         frames = traceback.extract_tb(error.__traceback__)
-        own = _authors(frames) or [frame for frame in frames if not is_library(frame.filename)] or frames
-        where = f"{own[-1].name}, {own[-1].filename}:{own[-1].lineno}"
-        said = mistakes(error) if isinstance(error, ValidationError) else str(error)
-        bug = EnvironmentBugError(f"{what} raised {type(error).__name__}{place}: {said} [{where}]")
+        stack = _authors(frames) or [frame for frame in frames if not is_library(frame.filename)] or frames
+        where = f"{stack[-1].name}, {stack[-1].filename}:{stack[-1].lineno}"
+        reason = mistakes(error) if isinstance(error, ValidationError) else str(error)
+        bug = EnvironmentBugError(f"{what} raised {type(error).__name__}{suffix}: {reason} [{where}]")
         bug.place = f"{what} {type(error).__name__} [{where}]"
         raise bug from error
     finally:

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, line by line, on a disk that may run full, one process to a folder; read on."""
+"""Files: atomic writes, appending lines on a disk that may fill up, following growing files, locked folders."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ from forge_env.reading import LONGEST_ROW, UnsafeFileError, open_file, whole_lin
 from forge_env.redaction import redact, redact_json
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""No room on the disk, in the quota, or under the limit of a file's size."""
+"""Error numbers of a full disk, an exhausted quota, and the file size limit."""
 
 
 class DiskFullError(ForgeError):
-    """What should be kept can't be written."""
+    """Data that could not be written because the disk is full."""
 
 
 class FolderGoneError(ForgeError):
-    """The folder that a process writes to was removed, renamed or replaced by another."""
+    """The folder that a process writes to was removed, renamed or replaced."""
 
     @classmethod
     def of(cls, gone: Path, rescued: Path) -> Self:
-        """The error that names both folders."""
+        """Create the error that names both folders."""
         fix = f"all that could be saved is in {rescued}"
         return cls(f"{gone} was removed, renamed or replaced while it was written to", fix=fix)
 
 
 @contextmanager
 def written_whole(path: Path, as_good: Callable[[Path], object] = lambda path: False) -> Iterator[Path]:
-    """A place to write a file or make a folder at, which becomes `path` when the block ends: whole or not at all.
+    """Write a file or folder completely or not at all: yields a temporary path, renamed to `path` when the block ends.
 
-    Several processes may do so at once. What killed processes left half-written beside it is removed.
+    Several processes may do so at once. Partial files left beside it by killed processes are removed.
 
     Args:
-        path: of the file or folder.
-        as_good: asked of a folder that is there by the end of the block. If so it stays: somebody may read it.
+        path: target file or folder.
+        as_good: called with a folder that exists at `path` by the end of the block. If true, that folder is kept,
+            because other processes may be reading it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
-        owner = left.name.removesuffix(".partial").rsplit(".", 1)[-1]
+    for partial in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
+        owner = partial.name.removesuffix(".partial").rsplit(".", 1)[-1]
         if not owner.isdigit() or not Path("/proc", owner).exists():
-            remove(left)
+            remove(partial)
     staging = path.with_name(f"{path.name}.{os.getpid()}.partial")
     remove(staging)
     try:
@@ -65,7 +66,7 @@ def written_whole(path: Path, as_good: Callable[[Path], object] = lambda path: F
         shutil.rmtree(path, ignore_errors=True)
         try:
             staging.rename(path)
-        except OSError:  # another process was quicker, by a moment: its folder is as good
+        except OSError:  # another process has just created it: its folder is equivalent
             if not path.is_dir():
                 raise
     finally:
@@ -73,7 +74,7 @@ def written_whole(path: Path, as_good: Callable[[Path], object] = lambda path: F
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it, as far as that is possible."""
+    """Remove a file, or a folder with its content; errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -82,9 +83,9 @@ def remove(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that it has its old content or the new one, whatever happens meanwhile.
+    """Replace a file's content atomically.
 
-    A text is written without secrets (`forge_env.redaction`).
+    Secrets in text are redacted (`forge_env.redaction`).
     """
     if isinstance(content, str):
         is_json = path.suffix == ".json"
@@ -94,25 +95,23 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 class LineWriter:
-    """Appends whole lines of JSON, without secrets (`forge_env.redaction`). Each is with the operating system when
-    `append` returns, so a kill loses none.
+    """Appends whole lines of JSON to a file, with secrets redacted (`forge_env.redaction`).
 
-    Several processes may append to one file. An incomplete last line, which a killed process or a full disk left, is
-    cut off by whoever writes next. On a full disk lines are held in memory, and written with the next ones as soon as
-    there is room.
+    A line has reached the operating system when `append` returns, so killing the process loses none. Several processes
+    may append to one file. An incomplete last line, left by a killed process or a full disk, is truncated by the next
+    writer. While the disk is full, lines are held in memory; they are written with later lines once there is space.
 
     Args:
-        path: of the file; its folder is made.
-        what: the lines are called in messages.
-        reserve: bytes set aside in a file beside it: when the disk is full they are given up, so that what is under
-            way can still be written.
-        most_held: bytes held at most; lines beyond are dropped and counted.
-        on_full: called whenever something could not be written.
-        write: of the operating system.
+        path: the file; its folder is created.
+        what: name of the lines in messages.
+        reserve: bytes reserved in a second file. On a full disk that file is deleted, to make space for pending lines.
+        most_held: maximum bytes held in memory; further lines are dropped and counted.
+        on_full: called whenever a line could not be written.
+        write: replacement for `os.write`.
     """
 
     exact: ClassVar[tuple[str, ...]] = ()
-    """Keys of a line's object whose values are not text, and are never changed."""
+    """Keys of a line's object that are never redacted, because their values are not text."""
 
     def __init__(
         self,
@@ -133,16 +132,16 @@ class LineWriter:
         self._reserve = path.with_name(path.name + ".reserve")
         self._held: list[bytes] = []
         self.full = False
-        """Whether the disk is full; code that waits for room resets it."""
+        """Whether the disk is full; reset by the code that waits for space."""
         self._closed = False
         self.dropped = 0
-        """Lines that were given up."""
+        """Number of dropped lines."""
         try:
             self._open()
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
-            self.full = True  # no inode is left: the file is made when there is one
+            self.full = True  # no inode is left: the file is created later
         if reserve:
             self._set_aside(reserve)
 
@@ -154,16 +153,16 @@ class LineWriter:
 
     @property
     def is_made(self) -> bool:
-        """Whether the file was made: not yet if no inode was left."""
+        """Whether the file exists; false until an inode is free."""
         return self._file >= 0
 
     @property
     def held(self) -> int:
-        """Lines that wait for room."""
+        """Number of lines held in memory."""
         return len(self._held)
 
     def append(self, line: bytes) -> None:
-        """Write a line (its line feed is added), or hold it while the disk is full."""
+        """Write a line, or hold it while the disk is full. The line feed is added here."""
         line = redact_json(line, self.exact)
         if self._held and not self.flush() and sum(map(len, self._held)) + len(line) > self._most_held:
             self.dropped += 1
@@ -172,7 +171,7 @@ class LineWriter:
         self.flush()
 
     def flush(self) -> bool:
-        """Write what is held, oldest first; whether all of it could be."""
+        """Write the held lines, oldest first; return whether all were written."""
         while self._held:
             try:
                 self._append(self._held[0])
@@ -189,16 +188,16 @@ class LineWriter:
         return True
 
     def close(self) -> None:
-        """Close the file and give the reserve back.
+        """Close the file and delete the reserve.
 
         Raises:
-            DiskFullError: lines are still held, or were dropped; they are lost.
+            DiskFullError: some lines were dropped or could not be written; they are lost.
         """
         if self._closed:
             return
         self._closed = True
         written = self.flush()
-        with suppress(OSError):  # it is there no more, or the folder has become read-only
+        with suppress(OSError):  # already deleted, or the folder has become read-only
             self._reserve.unlink()
         written = written or self.flush()
         if self._file >= 0:
@@ -213,12 +212,12 @@ class LineWriter:
         self.close()
 
     def move(self, path: Path) -> None:
-        """Continue in another file, which begins with all that was written; the old one may have been removed."""
-        before, self._path = self._file, path
+        """Continue in a new file that begins with a copy of the old one, even if the old one was deleted."""
+        previous, self._path = self._file, path
         self._reserve = path.with_name(path.name + ".reserve")
         self._open()
-        if before >= 0:
-            with open(before, "rb") as written, open(self._file, "wb", closefd=False) as copy:
+        if previous >= 0:
+            with open(previous, "rb") as written, open(self._file, "wb", closefd=False) as copy:
                 written.seek(0)
                 shutil.copyfileobj(written, copy)
 
@@ -236,12 +235,12 @@ class LineWriter:
         self.written(start, len(line))
 
     def written(self, offset: int, length: int) -> None:
-        """The oldest line that was held is in the file now, at this offset; a subclass may keep account of it."""
+        """Hook for subclasses: the oldest held line was written at this offset."""
         return
 
     @contextmanager
     def _alone(self) -> Iterator[int]:
-        """No other process writes meanwhile; yields the end of the last whole line, where this one goes on."""
+        """Lock the file against other writers; yield the offset after its last whole line, where writing continues."""
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             end = end_of_last_line(self._file)
@@ -253,7 +252,7 @@ class LineWriter:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _set_aside(self, size: int) -> None:
-        """Make the reserve; without room for it, go on without."""
+        """Create the reserve file; skip it if there is no space."""
         try:
             descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -266,26 +265,28 @@ class LineWriter:
 
 
 def end_of_last_line(descriptor: int, longest: float = math.inf) -> int:
-    """Offset just behind the last line feed, searched from the end; 0 if the last `longest` bytes have none."""
+    """Offset just after the last line feed; 0 if the last `longest` bytes have none."""
     size = end = os.fstat(descriptor).st_size
     if end and os.pread(descriptor, 1, end - 1) == b"\n":
         return end
     while end > 0 and size - end < longest:
         start = max(0, end - 65_536)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        position = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if position >= 0:
+            return start + position + 1
         end = start
     return 0
 
 
 class NewLines:
-    """The whole lines of a file that others append to, each once. One that is not read (`reading`) has none.
+    """Follows a file that other processes append to, and yields each whole line once.
+
+    A file that `forge_env.reading` refuses has no lines.
 
     Args:
-        path: it may come later, be cut short, go, or be replaced by another.
-        longest: bytes of a line; longer ones are left out.
-        largest: bytes of the file; None: any number.
+        path: the file; it may be created later, truncated, deleted or replaced.
+        longest: maximum bytes of a line; longer lines are skipped.
+        largest: maximum bytes of the file, or None for no limit.
     """
 
     def __init__(self, path: Path, *, longest: int = LONGEST_ROW, largest: int | None = None) -> None:
@@ -294,16 +295,16 @@ class NewLines:
         self._read = self._inode = 0
 
     def read(self, begin_again: Callable[[], object] = lambda: None) -> Iterator[bytes]:
-        """Lines since the last call.
+        """Yield the lines added since the last call.
 
         Args:
-            begin_again: called first when the file was truncated, replaced or removed: earlier lines count no more.
+            begin_again: called first if the file was truncated, replaced or removed, so earlier lines are obsolete.
         """
         try:
             with open_file(self.path, largest=self._largest) as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._read:
-                    self._read, self._inode = 0, found.st_ino
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._read:
+                    self._read, self._inode = 0, status.st_ino
                     begin_again()
                 file.seek(self._read)
                 for line in whole_lines(file, self._longest):
@@ -317,10 +318,10 @@ class NewLines:
 
 
 class HeldFolder:
-    """A folder that one process at a time writes to. Nothing is created before it is held."""
+    """A folder locked for writing by one process. Nothing is created before it is locked."""
 
     another: ClassVar[str] = "choose another folder"
-    """How a person chooses another one."""
+    """Advice on choosing another folder, for error messages."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = self._named = Path(root).absolute()
@@ -328,15 +329,15 @@ class HeldFolder:
 
     @property
     def inside(self) -> tuple[Path, ...]:
-        """Folders in it that are made with it."""
+        """Subfolders that are created with it."""
         return ()
 
     def hold(self) -> None:
-        """Make the folder with those inside, and hold it until `release`.
+        """Create the folder and its subfolders, and lock it until `release`.
 
         Raises:
-            ForgeError: it can't be made.
-            UsageError: another process holds it.
+            ForgeError: it can't be created.
+            UsageError: another process has locked it.
         """
         try:
             for path in (self.root, *self.inside):
@@ -353,7 +354,7 @@ class HeldFolder:
             ) from error
 
     def is_there(self, *files: Path) -> bool:
-        """Whether the path still leads to the folder that is held, and it still has these files."""
+        """Whether the path still refers to the locked folder, and the folder still contains these files."""
         if self._lock is None:
             return True
         try:
@@ -363,12 +364,12 @@ class HeldFolder:
         return same and all(path.exists() for path in files)
 
     def rescue(self) -> FolderGoneError:
-        """Hold a new folder beside the one that is gone, `NAME.rescued-1`: all paths are in it from here on.
+        """Replace a folder that has disappeared by a new one beside it, `NAME.rescued-1`, and lock that.
 
-        Where none can be made there, it is in the folder for temporary files.
+        If it can't be created there, it is created in the folder for temporary files.
 
         Returns:
-            The error to end with.
+            The error with which the process should end.
         """
         gone = self.root
         self.release()
@@ -384,7 +385,7 @@ class HeldFolder:
         return FolderGoneError.of(gone, self.root)
 
     def release(self) -> None:
-        """Let other processes have the folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -398,21 +399,21 @@ class HeldFolder:
 
 
 def claim(path: Path) -> Path:
-    """Make the folder `path`, or where another process has just done so, one with a number after its name."""
+    """Create the folder `path`; if it already exists, one with a number appended to its name."""
     for number in itertools.count(1):
-        found = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
         try:
-            found.mkdir(parents=True)
+            folder.mkdir(parents=True)
         except FileExistsError:
             continue
-        except OSError:  # whoever writes to it says why
+        except OSError:  # the first write reports the reason
             break
-        return found
+        return folder
     return path
 
 
 def unused(stem: Path) -> Path:
-    """A path that doesn't exist yet: `stem`, and the time."""
+    """Return a path that doesn't exist yet: `stem` with the current time appended."""
     wanted = f"{stem.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (wanted if number == 1 else f"{wanted}-{number}" for number in range(1, 1000))
     return next(path for name in names if not (path := stem.with_name(name)).exists())

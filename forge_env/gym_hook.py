@@ -1,8 +1,8 @@
-"""`gymnasium.make("forge_env/NAME")` works once both packages are imported, in either order.
+"""Registration with gymnasium: `gymnasium.make("forge_env/NAME")` works once both packages are imported.
 
-Gymnasium has no plug-in mechanism of its own (an environment is there when the module that registers it was
-imported), and `import forge_env` must not import gymnasium. So when gymnasium comes second, a finder waits
-for its import, registers the names, and is gone.
+The order of the imports doesn't matter. Gymnasium has no plug-in mechanism (an environment exists once the module that
+registers it was imported), and `import forge_env` must not import gymnasium. If gymnasium is imported later, an import
+hook registers the names at that moment and then removes itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import ModuleType
 
 
 def register_with_gymnasium() -> None:
-    """Register every environment with gymnasium: now if it is imported, or else when it will be."""
+    """Register every environment with gymnasium: now if it is imported, otherwise on its import."""
     if hasattr(sys.modules.get("gymnasium"), "make_vec"):
         _register()
     elif not any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
@@ -24,11 +24,11 @@ def register_with_gymnasium() -> None:
 
 
 def _register() -> None:
-    import_module("forge_env.gym")  # which registers them
+    import_module("forge_env.gym")  # importing it registers them
 
 
 class _WhenImported(MetaPathFinder):
-    """Finds gymnasium as everybody else would, and has `_register` run after it."""
+    """Import hook that finds gymnasium as usual, and calls `_register` after its import."""
 
     def __init__(self) -> None:
         self._searching = False
@@ -51,5 +51,5 @@ class _WhenImported(MetaPathFinder):
                 sys.meta_path.remove(self)
             _register()
 
-        setattr(spec.loader, "exec_module", exec_module)  # noqa: B010 - of this one loader, not of its class
+        setattr(spec.loader, "exec_module", exec_module)  # noqa: B010 - set on this loader, not on its class
         return spec

@@ -1,4 +1,4 @@
-"""Episodes in the formats of other tools: ATIF (the Agent Trajectory Interchange Format), and logs of inspect_ai."""
+"""Export of episodes to other tools: ATIF (the Agent Trajectory Interchange Format) and inspect_ai logs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from forge_env.types import Message, ToolCall
 
 ATIF = "ATIF-v1.8"
 INSPECT = 2
-"""Version of inspect's logs."""
+"""Version of inspect_ai's log format."""
 _STOPS = {"length": "max_tokens", "content_filter": "content_filter"}
 
 
 # ---
-# ATIF: a document an episode. Conversations beside the first are its sub-agents.
+# ATIF: one document per episode. Conversations after the first are its sub-agents.
 
 
 def atif(trajectory: Trajectory, model: str = "") -> dict[str, Any]:
-    """An episode as an ATIF document, JSON-ready.
+    """Convert an episode to an ATIF document, JSON-ready.
 
-    Prompts are counted, not repeated: of tokens it has those that were sampled, with their log-probabilities.
+    Prompt tokens are only counted; sampled tokens are included with their log-probabilities.
 
     Args:
-        trajectory: of an evaluation or a run.
-        model: its name, where it is known.
+        trajectory: from an evaluation or a run.
+        model: name of the model, or "" if unknown.
     """
     seats: dict[str, list[Turn]] = {}
     for turn in trajectory.turns:
@@ -84,9 +84,9 @@ def _document(name: str, turns: list[Turn], final: list[Message], model: str) ->
 
 
 def _observe(steps: list[dict[str, Any]], observation: list[Message]) -> None:
-    """Add what the agent was told. A tool's answer belongs to the step that called it."""
+    """Append an observation to the steps; a tool's answer is added to the step that called it."""
     for message in observation:
-        if message.role == "assistant":  # of a history that a program has sent again
+        if message.role == "assistant":  # part of a history that a program resent
             steps.append({"source": "agent", **_said(message), "is_copied_context": True})
         elif message.role == "tool" and steps and steps[-1]["source"] == "agent":
             calls = {call["tool_call_id"] for call in steps[-1].get("tool_calls", ())}
@@ -98,31 +98,31 @@ def _observe(steps: list[dict[str, Any]], observation: list[Message]) -> None:
 
 
 def _said(message: Message) -> dict[str, Any]:
-    said: dict[str, Any] = {"message": message.content}
+    fields: dict[str, Any] = {"message": message.content}
     if message.reasoning_content:
-        said["reasoning_content"] = message.reasoning_content
+        fields["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
-        said["tool_calls"] = [
+        fields["tool_calls"] = [
             {"tool_call_id": call.id, "function_name": call.function.name, "arguments": _arguments(call)}
             for call in message.tool_calls
         ]
-    return said
+    return fields
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:
-    """A call's arguments as an object; what is none is wrapped, as the model wrote it."""
+    """Arguments of a call as an object; if they are not a JSON object, their text is wrapped in one."""
     try:
-        found = json.loads(call.function.arguments)
+        parsed = json.loads(call.function.arguments)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": call.function.arguments}
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {"arguments": call.function.arguments}
 
 
 def _metrics(reply: Reply) -> dict[str, Any]:
     if not reply.has_tokens:
         usage = reply.metadata.get("usage") or {}
-        told = {"prompt_tokens": usage.get("prompt_tokens"), "completion_tokens": usage.get("completion_tokens")}
-        return {name: value for name, value in told.items() if isinstance(value, int)}
+        counts = {"prompt_tokens": usage.get("prompt_tokens"), "completion_tokens": usage.get("completion_tokens")}
+        return {name: value for name, value in counts.items() if isinstance(value, int)}
     return {
         "prompt_tokens": reply.prompt_length,
         "completion_tokens": len(reply.token_ids),
@@ -132,17 +132,17 @@ def _metrics(reply: Reply) -> dict[str, Any]:
 
 
 # ---
-# inspect_ai: a log an evaluation, a zip file with a header and a file for each sample.
+# inspect_ai: one log per evaluation, a zip file with a header and a file for each sample.
 
 
 def write_inspect(trajectories: Iterable[Trajectory], path: Path, *, model: str = "", created: float = 0.0) -> int:
-    """Write a log that `inspect_ai.log.read_eval_log` reads; how many samples it has.
+    """Write a log that `inspect_ai.log.read_eval_log` reads; return the number of samples.
 
     Args:
-        trajectories: of an evaluation. Of two with one id, the later counts.
-        path: of the file, which ends with `.eval`.
-        model: its name, where it is known.
-        created: seconds since the epoch at which the evaluation was done.
+        trajectories: from an evaluation; for equal ids, the last one is used.
+        path: the file, with suffix `.eval`.
+        model: name of the model, or "" if unknown.
+        created: time of the evaluation, in seconds since the epoch.
     """
     episodes = {episode.id: episode for episode in trajectories}
     epochs: dict[tuple[str, str], int] = {}
@@ -219,7 +219,7 @@ def _stop(reply: Reply) -> str:
 
 
 def _chat(message: Message) -> dict[str, Any]:
-    """A message as inspect has it."""
+    """Convert a message to inspect_ai's format."""
     content: Any = message.content
     if message.reasoning_content:
         thought = {"type": "reasoning", "reasoning": message.reasoning_content}

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first finishes and saves, the second stops at once, the third ends the process."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP: the first finishes and saves, the second cancels, the third exits."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 INTERRUPTED = 130
-"""Exit code of what was interrupted."""
+"""Exit code of an interrupted command."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOW_CURSOR = b"\x1b[?25h"
 HINT_AFTER_S = 1.0
-"""Seconds in which what was cancelled should have ended."""
+"""Seconds after a cancellation until a hint says that the work is still stopping."""
 CLEAN_UP_S = 10.0
-"""What is left of a grace when work is cancelled, so that everything is closed before the platform kills; half of it
-where it is short."""
+"""Seconds of a grace period reserved for clean-up after cancelling, before the platform kills the process; half of a
+short grace period."""
 TERM_GRACE_S = 10.0
-"""Seconds from a SIGTERM to an evaluation's end, as long as `docker stop` waits; half of it finishes samples."""
+"""Seconds from a SIGTERM to an evaluation's end, as long as `docker stop` waits; its first half finishes samples."""
 LAST_S = 1.0
-"""What is left of it when the process ends itself, whatever holds it up."""
+"""Seconds before the end of a grace period at which the process exits unconditionally."""
 
 
 _requested = 0
 
 
 def requested() -> bool:
-    """Whether a signal has asked what runs now to end."""
+    """Whether a signal has requested that the running work end."""
     return _requested > 0
 
 
@@ -50,19 +50,19 @@ def run_until_interrupted(
     tell: Callable[[str], object] = say,
     grace_s: float = 0.0,
 ) -> T:
-    """`asyncio.run`, which a person may end.
+    """`asyncio.run` with handling of interrupts.
 
-    The first signal lets what is under way finish; where there is nothing to finish, and at the second, `work` is
-    cancelled; one more ends the process at once, also where code without an `await` holds everything up. What such an
-    end leaves behind (sandboxes, temporary files) the next command removes.
+    The first signal lets current work finish. The second signal, or the first if there is nothing to finish, cancels
+    `work`. One more exits the process at once, even if code blocks the event loop. The next command removes the
+    sandboxes and temporary files that such an exit leaves behind.
 
     Args:
-        work: what is run.
-        finish: begins to end in order, and returns what is being finished ("the samples under way"), or None where
-            there is nothing to finish now; None where there never is.
-        tell: shows the person a line.
-        grace_s: seconds from a SIGTERM until whoever sent it kills: by then all has ended, in order where there is
-            time for that, else cancelled. 0: nobody will.
+        work: coroutine to run.
+        finish: starts an orderly end and returns a description of the work being finished ("the samples under way"),
+            or None if there is nothing to finish now. None: there is never anything to finish.
+        tell: shows a line to the user.
+        grace_s: seconds from a SIGTERM until its sender kills the process. All work ends within that time: finished if
+            there is enough time, otherwise cancelled. 0: no kill is expected.
 
     Raises:
         KeyboardInterrupt: `work` was cancelled by a signal; everything was closed.
@@ -77,7 +77,7 @@ def run_until_interrupted(
 
 
 class _Interruption:
-    """What signals make of some work; arguments as of `run_until_interrupted`."""
+    """State of the signal handling around some work; the arguments are those of `run_until_interrupted`."""
 
     def __init__(self, finish: Callable[[], str | None] | None, tell: Callable[[str], object], grace_s: float) -> None:
         self._finish = finish
@@ -88,7 +88,7 @@ class _Interruption:
         self.cancelled = False
 
     async def attend(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work, and answer signals meanwhile."""
+        """Run the work while handling signals."""
         task = asyncio.current_task()
         assert task is not None
         self._loop, self._task = asyncio.get_running_loop(), task
@@ -96,19 +96,19 @@ class _Interruption:
         self._graces = _graces(self._grace_s, lambda: self._loop.call_soon_threadsafe(self._cut_short))
         for timer in (self._hint, *self._graces):
             timer.daemon = True
-        # Not the event loop's own handlers: those would have to wait for code that holds the loop up.
-        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # as `nohup` wants it
-        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS if number not in ignored}
+        # Not `loop.add_signal_handler`: its handlers can't run while code blocks the event loop.
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # set by `nohup`
+        previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS if number not in ignored}
         try:
             return await work
         finally:
-            if self._received:  # else `asyncio.run` waits for every thread, also one that waits for a download or lock
+            if self._received:  # else `asyncio.run` waits for threads blocked in downloads or locks
                 self._loop.set_default_executor(ThreadPoolExecutor(1))
             global _requested
             _requested = 0
             for timer in (self._hint, *self._graces):
                 timer.cancel()
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -125,7 +125,7 @@ class _Interruption:
         self._loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
-        """In order where that can be, once; else now."""
+        """Start an orderly end on the first signal if possible; otherwise cancel."""
         if self._received == 1 and self._finish is not None and (what := self._finish()) is not None:
             self._tell(f"finishing {what}; Ctrl-C again stops now")
         else:
@@ -143,7 +143,7 @@ class _Interruption:
 
 
 def _graces(grace_s: float, cut_short: Callable[[], object]) -> list[threading.Timer]:
-    """What a SIGTERM starts: one timer cuts the work short, the last ends the process whatever holds it up."""
+    """Timers that a SIGTERM starts: the first cancels the work, the second exits the process unconditionally."""
     if not grace_s:
         return []
     cancel_after = max(grace_s - CLEAN_UP_S, grace_s / 2)
@@ -154,6 +154,6 @@ def _graces(grace_s: float, cut_short: Callable[[], object]) -> list[threading.T
 def _end_the_process() -> None:
     with suppress(OSError):
         os.write(2, b"stopped\n")
-    with suppress(OSError):  # a live display may have hidden it; our own descriptors may lead to a log
+    with suppress(OSError):  # a live display may have hidden the cursor, and stdout may be redirected to a log
         os.write(os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY), SHOW_CURSOR)
     os._exit(INTERRUPTED)

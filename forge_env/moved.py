@@ -1,4 +1,4 @@
-"""Modules that have moved: the names that documentation once showed still import, and say where they are now."""
+"""Deprecated module names: previously documented names still import, with a warning that gives the new name."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class _Moved(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own_spec  # which the import system has just replaced
+        module.__spec__ = self._own_spec  # the import system has just replaced it
 
 
 def keep_old_names() -> None:
-    """Let the old names of `MOVED` import, once."""
+    """Install the import hook for the old names in `MOVED`, once."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Moved())  # before the one that would load a moved file a second time
+        sys.meta_path.insert(0, _Moved())  # before the finder that would load a moved file twice

@@ -1,6 +1,6 @@
-"""Plug-ins of every kind (environments, sandboxes, trainers, losses, loggers), found by entry points.
+"""Plug-ins of every kind (environments, sandboxes, trainers, losses, loggers), discovered by entry points.
 
-A package adds one with a line of its own pyproject.toml:
+A package registers one in its pyproject.toml:
 
     [project.entry-points."forge_env.environments"]
     my_env = "my_package:MyEnvironment"
@@ -32,69 +32,69 @@ from forge_env.errors import (
 
 log = logging.getLogger(__name__)
 SIBLINGS = ("environments", "sandboxes", "trainers", "apps")
-"""Packages installed beside `forge_env`; plain words, so a user's own folder may hide them."""
+"""Packages installed together with `forge_env`; a user's folder of the same name may shadow them."""
 
 
 class Installed(dict[str, EntryPoint]):
     """Entry points by name."""
 
     rivals: dict[str, list[EntryPoint]]
-    """Those of names that more than one package registers."""
+    """Entry points of each name that several packages register."""
 
 
 @cache
 def installed(group: str) -> Installed:
-    """Entry points of a group by name, read once a process; `installed.cache_clear()` reads them again."""
+    """Entry points of a group by name, read once per process; `installed.cache_clear()` resets this."""
     of_name: dict[str, list[EntryPoint]] = {}
     for entry in _entry_points(group):
         known = of_name.setdefault(entry.name, [])
         if not known or (entry.value, source_of(entry)) not in [(other.value, source_of(other)) for other in known]:
             known.append(entry)
-    found = Installed({name: of_name[name][0] for name in sorted(of_name)})
-    found.rivals = {name: entries for name, entries in of_name.items() if len(entries) > 1}
-    return found
+    result = Installed({name: of_name[name][0] for name in sorted(of_name)})
+    result.rivals = {name: entries for name, entries in of_name.items() if len(entries) > 1}
+    return result
 
 
 def _entry_points(group: str) -> list[EntryPoint]:
     try:
         return list(entry_points(group=group))
-    except Exception as error:  # noqa: BLE001 - one package's file can't be parsed: the others' are read all the same
+    except Exception as error:  # noqa: BLE001 - one package's file is invalid: the others are read below
         log.debug("reading entry points of every package by itself: %s", error)
-    found: list[EntryPoint] = []
+    result: list[EntryPoint] = []
     for distribution in distributions():
         try:
-            found += distribution.entry_points.select(group=group)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is named, and the rest goes on
+            result += distribution.entry_points.select(group=group)
+        except Exception as error:  # noqa: BLE001 - a broken package is logged and skipped
             log.warning("the entry points of %s can't be read: %s", distribution.metadata["Name"], error)
-    return found
+    return result
 
 
 def source_of(entry: EntryPoint) -> str:
-    """Package and version that an entry point comes from."""
+    """Package and version that define an entry point."""
     if entry.dist is None:
         return "unknown"
-    about = entry.dist.metadata  # read anew each time
+    about = entry.dist.metadata  # parsed on every access
     return f"{about['Name']} {about['Version']}"
 
 
 def kind_of(group: str) -> str:
-    """`"forge_env.losses"` -> `"loss"`, for messages."""
+    """Name of a group's kind for messages: `"forge_env.losses"` -> `"loss"`."""
     plural = group.rpartition(".")[2]
     kinds = {"losses": "loss", "sandboxes": "sandbox engine", "trainers": "training method"}
     return kinds.get(plural, plural.removesuffix("s").replace("_", " "))
 
 
 def load_plugin(group: str, name: str) -> Any:
-    """The object registered as `name` in `group`, or at the import path `module:attribute`.
+    """Load the object registered as `name` in `group`, or at the import path `module:attribute`.
 
     Raises:
-        NotRegisteredError: there is no such entry; the nearest name is suggested.
-        PluginError: it is installed but its import fails; the reason is named.
+        NotRegisteredError: there is no such entry; the most similar name is suggested.
+        PluginError: several packages register it, or its import fails; the message has the reason.
     """
     if rivals := installed(group).rivals.get(name):
-        said = ", ".join(f"{source_of(entry)} ({entry.value})" for entry in rivals)
+        listed = ", ".join(f"{source_of(entry)} ({entry.value})" for entry in rivals)
         fix = f"uninstall all but one, or write the import path: {rivals[0].value}"
-        raise PluginError(f"{len(rivals)} packages register the {kind_of(group)} {name!r}: {said}", fix=fix)
+        raise PluginError(f"{len(rivals)} packages register the {kind_of(group)} {name!r}: {listed}", fix=fix)
     if name in installed(group):
         return load_entry(installed(group)[name])
     check_registered(group, name)
@@ -104,7 +104,7 @@ def load_plugin(group: str, name: str) -> Any:
 
 
 def check_registered(group: str, name: str, own: Iterable[str] = ()) -> None:
-    """`NotRegisteredError` when a name is neither installed in `group`, nor one of our `own`, nor an import path."""
+    """Raise `NotRegisteredError` unless a name is installed in `group`, in `own`, or an import path."""
     known = [*own, *installed(group)]
     if name not in known and ":" not in name:
         fix = suggestion(name, known, f"there are: {', '.join(known) or 'none'}")
@@ -120,20 +120,20 @@ def make_plugin(
     options_at: str,
     own: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What the class (or function) registered as `name` makes of its options.
+    """Call the class (or function) registered as `name` with its options, and return the result.
 
     Args:
         group: entry-point group.
         name: registered name, or import path `module:attribute`.
-        options: its arguments by name; unknown ones are refused, with the one that was probably meant.
-        name_at: dotted key of the recipe that names it.
-        options_at: dotted key that its options stand at.
-        own: classes of ours by name, which need no entry point.
+        options: arguments by name; unknown names are refused with a suggestion.
+        name_at: dotted key of `name` in the recipe.
+        options_at: dotted key of `options` in the recipe.
+        own: built-in classes by name, which need no entry point.
 
     Raises:
-        NotRegisteredError: there is none of that name.
-        PluginError: it can't be imported, is not a class, or makes what can't be called.
-        UsageError: it doesn't take these options.
+        NotRegisteredError: there is no plug-in of that name.
+        PluginError: it can't be imported, is not a class, or its result is not callable.
+        UsageError: it doesn't accept these options.
     """
     from forge_env.config.reader import construct
 
@@ -149,7 +149,7 @@ def make_plugin(
 
 
 def load_entry(entry: EntryPoint) -> Any:
-    """Import what an entry point names; `PluginError` says why it can't be."""
+    """Import the object of an entry point; raise `PluginError` with the reason if that fails."""
     kind = kind_of(entry.group)
     if EntryPoint.pattern.match(entry.value) is None:
         text = f"{kind} {entry.name!r} can't be loaded: {entry.value!r} is not an import path"
@@ -158,50 +158,50 @@ def load_entry(entry: EntryPoint) -> Any:
         return entry.load()
     except (KeyboardInterrupt, HeldUpError):
         raise
-    except BaseException as error:  # whatever another's module does at import, the rest goes on
+    except BaseException as error:  # a third-party module may raise anything on import
         if hidden := shadowed(entry.module):
             raise PluginError(
                 f"{kind} {entry.name!r} can't be loaded: {hidden}", fix="rename that folder, or run from another"
             ) from error
         fix = error.fix if isinstance(error, ForgeError) else _fix_of(entry, error)
-        said = error.message if isinstance(error, ForgeError) else first_line(error)
+        message = error.message if isinstance(error, ForgeError) else first_line(error)
         stack = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
-        own = [frame for frame in stack if not is_platform(frame.filename)]
-        place = f" [{author_place(traceback.StackSummary.from_list(own))}]" if own else ""
-        reason = f"{type(error).__name__}: {said}{place}"
+        author_frames = [frame for frame in stack if not is_platform(frame.filename)]
+        location = f" [{author_place(traceback.StackSummary.from_list(author_frames))}]" if author_frames else ""
+        reason = f"{type(error).__name__}: {message}{location}"
         raise PluginError(f"{kind} {entry.name!r} ({entry.value}) can't be loaded: {reason}", fix=fix) from error
 
 
 def _fix_of(entry: EntryPoint, error: BaseException) -> str | None:
-    """What to do about an error of a library's, where its own words don't say."""
+    """Advice on a library's error whose message has none, or None."""
     from pydantic import PydanticUserError
 
     module = sys.modules.get(entry.module)
     if isinstance(error, AttributeError) and error.obj is module and module is not None:
-        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == entry.module]
-        return suggestion(entry.attr, own, f"it has {', '.join(own) or 'none'}")
+        available = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == entry.module]
+        return suggestion(entry.attr, available, f"it has {', '.join(available) or 'none'}")
     if isinstance(error, PydanticUserError) and error.code == "model-field-missing-annotation":
         return "give it a type: `name: int = 3`"
     return None
 
 
 def shadowed(module: str) -> str | None:
-    """One sentence when a folder hides the installed package that `module` lives in, else None.
+    """Describe, in one sentence, a folder that shadows the installed package of `module`; None if there is none.
 
-    A folder of the same name in the current directory does so: a package if it comes first, and even without
-    an `__init__.py` where the package was installed in editable mode.
+    A folder of the same name in the current directory can shadow it: as a package if it comes first on the path, and
+    even without an `__init__.py` if the package was installed in editable mode.
     """
     top = module.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # a module without a spec belongs to no package
+    except ValueError:  # modules without a spec are not in a package
         spec = None
     if spec is None:
         return None
-    places = [Path(place).resolve() for place in spec.submodule_search_locations or []]
-    found = places[0] if places else spec.origin
+    folders = [Path(folder).resolve() for folder in spec.submodule_search_locations or []]
+    location = folders[0] if folders else spec.origin
     if top not in SIBLINGS:
-        return f"the folder {found} hides the installed package {top!r}" if places and spec.origin is None else None
-    if Path(__file__).resolve().parent.parent / top in places:
+        return f"the folder {location} hides the installed package {top!r}" if folders and spec.origin is None else None
+    if Path(__file__).resolve().parent.parent / top in folders:
         return None
-    return f"your own {found} hides the package {top!r} that comes with forge-env"
+    return f"your own {location} hides the package {top!r} that comes with forge-env"

@@ -1,4 +1,4 @@
-"""What plays an episode: a policy opens a session per episode, and the session answers turn by turn."""
+"""Policies, which play episodes: a policy opens a session per episode, and the session answers turn by turn."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 
 NO_TOKENS: Any = ()
-"""Stands for an empty array where there are no token ids, so that numpy isn't needed there."""
+"""Placeholder for an empty array of tokens, so that numpy needn't be imported."""
 TOKEN_FIELDS = ("prompt_ids", "token_ids", "logprobs", "versions")
 BYTES_A_TOKEN = 4
-"""Of UTF-8, where tokens are estimated."""
+"""Bytes of UTF-8 per token, for estimates."""
 
 
 def estimated_tokens(text: str) -> int:
-    """About how many tokens a text has: right for English and code, within a factor of two for other scripts."""
+    """Estimate the number of tokens of a text: good for English and code, within a factor of two for other scripts."""
     return -(-len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN)
 
 
 def words_of(message: Message) -> str:
-    """All that a message says: text, thoughts, calls."""
+    """Text of a message including its reasoning and tool calls."""
     calls = (call.function.name + call.function.arguments for call in message.tool_calls)
     return "".join([message.content, message.reasoning_content or "", *calls])
 
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """One assistant turn. The token fields are empty where the endpoint gives no tokens; lists become arrays.
+    """One assistant turn. The token fields are empty if the endpoint returns no tokens; lists are converted to arrays.
 
-    A conversation's replies hold each token once: `prompt_ids` begins where the tokens of the turn before end.
+    The replies of a conversation store each token once: `prompt_ids` begins after the tokens of the previous turn.
 
     Attributes:
-        message: what the model said, parsed (content, tool calls).
+        message: the model's parsed output (content, tool calls).
         prompt_ids: the tokens the model was conditioned on, without the first `continues` of them, int32 [P].
         token_ids: tokens the model sampled, int32 [N].
         logprobs: log-probability of each sampled token under the policy that sampled it, float32 [N].
@@ -53,10 +53,10 @@ class Reply:
         stop_reason: "stop" (the model ended its turn), "length" or "content_filter".
         forked: the prompt does not continue the previous turn's tokens.
         metadata: JSON-ready facts worth recording: "usage", "latency_s", "attempts", ...
-        continues: how many tokens the prompt has before `prompt_ids`: all of the turn before, prompt and sampled, or
-            none (0: `prompt_ids` is the whole prompt).
-        receipt: hash of the sampled tokens by whoever sampled them (`trainers.generator.receipt`), by which a trainer
-            knows them again; None: nobody signs for them. It is not recorded.
+        continues: number of prompt tokens before `prompt_ids`: all tokens of the previous turn, prompt and sampled, or
+            0 if `prompt_ids` is the whole prompt.
+        receipt: hash of the sampled tokens made by the generator (`trainers.generator.receipt`), with which a trainer
+            verifies them; None if there is none. It is not recorded.
     """
 
     message: Message
@@ -84,22 +84,22 @@ class Reply:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether it says which tokens it was conditioned on, or sampled."""
+        """Whether prompt or sampled tokens are known."""
         return bool(self.prompt_length or len(self.token_ids))
 
     @property
     def prompt_length(self) -> int:
-        """Tokens the model was conditioned on."""
+        """Number of tokens the model was conditioned on."""
         return self.continues + len(self.prompt_ids)
 
     def follow(self, before: IntArray) -> IntArray:
-        """Of a whole prompt, keep what it adds to `before`: the tokens of the turn before, prompt and sampled.
+        """Remove from a whole prompt the tokens of the previous turn, or mark the reply as forked if they differ.
 
         Args:
-            before: int32 [P].
+            before: prompt and sampled tokens of the previous turn, int32 [P].
 
         Returns:
-            `before` of the next turn.
+            `before` for the next turn.
         """
         if not self.has_tokens:
             return before
@@ -119,16 +119,16 @@ class Reply:
             if name in TOKEN_FIELDS
             else getattr(self, name) == getattr(other, name)
             for name in self.__slots__
-            if name != "receipt"  # no record has it
+            if name != "receipt"  # not recorded
         )
 
     __hash__ = None  # type: ignore[assignment]
 
 
 class LimitReached(ForgeError):
-    """A policy's session says that a limit (tokens, cost, tool calls) ends the episode: it is truncated.
+    """Raised by a policy's session when a limit (tokens, cost, tool calls) truncates the episode.
 
-    The message is the limit's name. `reply` is the turn that went beyond; it is recorded and not acted on.
+    The message is the limit's name. `reply` is the turn that exceeded it: it is recorded but not executed.
     """
 
     truncates = True
@@ -139,67 +139,75 @@ class LimitReached(ForgeError):
 
 
 class PolicySession(ABC):
-    """One conversation. It keeps the history, so that a turn passes only the messages that are new."""
+    """One conversation. The session stores the history, so each turn passes only the new messages."""
 
     __slots__ = ()
 
     @abstractmethod
     async def reply(self, observation: Observation) -> Reply:
-        """The assistant's answer to the new messages.
+        """Return the assistant's answer to the new messages.
 
         Raises:
             ContextLengthExceeded: the conversation no longer fits; the episode is truncated.
             ChatFormatError: the model's chat format can't write the conversation; the episode is truncated.
             LimitReached: another limit; the episode is truncated.
-            GeneratorError: forge-env could not ask the model; the episode is tried again. In an evaluation, one that
-                the policy's own code raises is a crash of the agent.
+            GeneratorError: forge-env could not query the model; the episode is retried. If the policy's own code raises
+                it, an evaluation counts it as a crash of the agent.
         """
 
-    def limit_reply(self, tokens: int) -> None:  # noqa: B027 - a session that can't be told ignores it
-        """Let no further reply be longer than this. A session may ignore it: the limit then ends the episode after the
-        reply that went beyond."""
+    def limit_reply(self, tokens: int) -> None:  # noqa: B027 - sessions without a limit ignore it
+        """Limit the tokens of further replies. If a session ignores this, the episode ends after the reply that exceeds
+        the limit."""
 
     def fork(self, turns: int, *, seed: int | None = None) -> PolicySession | None:
-        """A conversation that begins as this one did, to the end of its `turns`-th reply, and then goes its own way.
+        """Branch the conversation: the new session shares the history up to the end of the `turns`-th reply.
 
-        Its `reply` is told only what comes after. Its first reply continues nothing: its whole prompt is in
-        `prompt_ids`. None: this session can't, and another is opened, which is told all messages.
+        Its `reply` receives only later messages. Its first reply has `continues == 0`, with the whole prompt in
+        `prompt_ids`.
 
         Args:
-            turns: replies of this session, at least one.
-            seed: of what the new one samples.
+            turns: number of this session's replies to share, at least one.
+            seed: sampling seed of the new session.
+
+        Returns:
+            The new session, or None if branching is not supported. The caller then opens a new session and sends it all
+            messages.
         """
         return None
 
     def unanswered(self) -> InfrastructureError | None:
-        """A time limit has just ended a reply. Why that is the fault of the infrastructure (an endpoint that did not
-        answer), or None: the model took too long."""
+        """Explain a reply that has just timed out.
+
+        Returns:
+            The error if the infrastructure is at fault (an endpoint that did not answer), or None if the model took too
+            long.
+        """
         return None
 
 
 class Policy:
-    """Anything that can play: a generator, an endpoint, a script."""
+    """Base class of everything that can play episodes: a generator, an endpoint, a script."""
 
     name: str = ""
-    """What an evaluation records as the model; empty is the class's name."""
+    """Model name recorded by evaluations; if empty, the class's name."""
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """Open a conversation with these tools. One of this method and `session_inside` is a policy's own.
+        """Open a conversation. A policy overrides this method or `session_inside`.
 
         Args:
-            tools: that the conversation may call.
-            seed: of sampling, where the policy samples.
+            tools: tools that the model may call.
+            seed: sampling seed, if the policy samples.
         """
         name = type(self).__name__
         raise UsageError(f"{name} plays through run_episode only", fix=f"or define {name}.session")
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
-        """Open a conversation for one episode. Scripted policies override this to see the environment and the task's
-        hidden data; every other policy is given the tools alone.
+        """Open a conversation for one episode. Scripted policies override this to access the environment and the task's
+        hidden data; by default a policy gets only the tools.
 
         Args:
             env: the environment.
-            task: with its hidden data.
-            seed: of sampling, where the policy samples.
+            task: the task, including its hidden data.
+            seed: sampling seed, if the policy samples.
         """
         return self.session(env.tools, seed=seed)

@@ -1,8 +1,8 @@
-"""Reading files that strangers may have made: regular files below the folder that was named, in bounded pieces.
+"""Safe reading of untrusted files: only regular files below a given folder, in bounded pieces.
 
-A run folder may come from anybody. A named pipe in it would block its reader for ever, a link to `/dev/zero` has no
-end, a link to `~/.ssh` shows a page of the viewer what the folder does not hold, and a line may have any length. All
-that is read from the folder of a run, an evaluation or a checkpoint is opened here.
+A run folder may come from an untrusted source. A named pipe in it would block its reader forever, a link to
+`/dev/zero` never ends, a link to `~/.ssh` would expose files outside the folder to the viewer, and a line may have any
+length. Every file in the folder of a run, an evaluation or a checkpoint is therefore opened by this module.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import BinaryIO, NamedTuple
 from forge_env.errors import UsageError
 
 ANYWHERE = Path("/")
-"""As `root`: a file that a person named, who may name a link."""
+"""Value of `root` for a file named by the user, which may be a link to any place."""
 LONGEST_LINE = 64 << 20
-"""Bytes of a line that is read, such as the record of an episode."""
+"""Maximum bytes of a line that is read, such as the record of an episode."""
 LONGEST_ROW = 4 << 20
-"""Bytes of a line of figures, events or the log."""
+"""Maximum bytes of a line of metrics, events or the log."""
 LONGEST_SKIPPED = 1 << 30
-"""Bytes of a line that is skipped; a file with a longer one is not read on."""
+"""Maximum bytes of a line that is skipped; reading a file stops with an error at a longer one."""
 LARGEST_DOCUMENT = 8 << 20
-"""Bytes of a JSON document that is read as a whole."""
+"""Maximum bytes of a JSON document."""
 LARGEST_RECIPE = 1 << 19
-"""Bytes of a recipe in a run folder; YAML takes longer."""
+"""Maximum bytes of a recipe in a run folder; smaller because YAML is slower to parse."""
 LARGEST_TABLE = 128 << 20
-"""Bytes of a file that is held in memory: rows of figures, a tokenizer, a checkpoint's index."""
+"""Maximum bytes of a file that is loaded into memory: rows of metrics, a tokenizer, a checkpoint's index."""
 _PIECE = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -41,16 +41,16 @@ _KINDS = {
 
 
 class UnsafeFileError(UsageError):
-    """A file that is not read: it is not a regular file below its folder, or too large."""
+    """A file that is refused: it is not a regular file, is outside its folder, or is too large."""
 
 
 class Line(NamedTuple):
     """A line of a file.
 
     Attributes:
-        offset: of its first byte.
-        length: bytes, its line feed included.
-        text: with its line feed; empty if the line is longer than was asked for.
+        offset: position of its first byte in the file.
+        length: bytes, including the line feed.
+        text: content including the line feed; empty if the line exceeds the requested length.
     """
 
     offset: int
@@ -59,57 +59,57 @@ class Line(NamedTuple):
 
 
 def folder_of(path: Path) -> Path:
-    """The folder that a file belongs to: RUN for `RUN/metrics.jsonl` and `RUN/trajectories/train.jsonl`."""
+    """Run folder that a file belongs to: RUN for `RUN/metrics.jsonl` and `RUN/trajectories/train.jsonl`."""
     return path.parent.parent if path.parent.name == "trajectories" else path.parent
 
 
 def open_file(path: Path, *, root: Path | None = None, largest: int | None = None) -> BufferedReader:
-    """Open a regular file below `root` for reading; never waits, and has no effect on what is not a file.
+    """Open a regular file below `root` for reading. Never blocks, and has no side effects on pipes and devices.
 
     Args:
-        path: of the file. Links are followed as long as they stay below `root`.
-        root: the folder that it must be in; by default the one it belongs to (`folder_of`), `ANYWHERE` for none.
-        largest: bytes that it may have; None: any number.
+        path: the file. Links are followed as long as they stay below `root`.
+        root: folder that must contain it; by default its run folder (`folder_of`). `ANYWHERE` allows every folder.
+        largest: maximum size in bytes, or None for no limit.
 
     Raises:
-        UnsafeFileError: it is something else, elsewhere, or larger.
-        OSError: it is missing, or can't be read.
+        UnsafeFileError: it is not a regular file, is outside `root`, or is too large.
+        OSError: it is missing or unreadable.
     """
-    # O_PATH opens nothing yet: no pipe waits, no tape rewinds; and the descriptor goes on referring to the same file
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    # O_PATH does not open the file yet (no pipe blocks, no tape rewinds) but pins it for the later open
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        there = f"/proc/self/fd/{place}"
-        folder, target = os.path.realpath(folder_of(path) if root is None else root), os.readlink(there)
+        pinned = f"/proc/self/fd/{descriptor}"
+        folder, target = os.path.realpath(folder_of(path) if root is None else root), os.readlink(pinned)
         if not target.startswith(os.path.join(folder, "")):
             raise UnsafeFileError(f"{path} is a link to {target}, outside of {folder}", fix="replace it with a copy")
-        found = os.fstat(place)
-        if not stat.S_ISREG(found.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(info.st_mode), "no regular file")
             raise UnsafeFileError(f"{path} is {kind}, not a file", fix="remove it")
-        if largest is not None and found.st_size > largest:
-            raise UnsafeFileError(f"{path} has {found.st_size:,} bytes; at most {largest:,} are read", fix="shorten it")
-        return open(path, "rb", opener=lambda _, flags: os.open(there, flags | os.O_NONBLOCK | os.O_CLOEXEC))
+        if largest is not None and info.st_size > largest:
+            raise UnsafeFileError(f"{path} has {info.st_size:,} bytes; at most {largest:,} are read", fix="shorten it")
+        return open(path, "rb", opener=lambda _, flags: os.open(pinned, flags | os.O_NONBLOCK | os.O_CLOEXEC))
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
 def read_bytes(path: Path, *, largest: int = LARGEST_DOCUMENT, root: Path | None = None) -> bytes:
-    """The content of a file; raises as `open_file`."""
+    """Read a file. Raises the errors of `open_file`."""
     with open_file(path, root=root, largest=largest) as file:
-        return file.read(largest)  # it may have grown
+        return file.read(largest)  # the file may have grown
 
 
 def read_text(path: Path, *, largest: int = LARGEST_DOCUMENT, root: Path | None = None) -> str:
-    """The content of a file as text, what is not UTF-8 replaced; raises as `open_file`."""
+    """Read a file as text, with invalid UTF-8 replaced. Raises the errors of `open_file`."""
     return read_bytes(path, largest=largest, root=root).decode("utf-8", "replace")
 
 
 def whole_lines(file: BinaryIO, longest: int = LONGEST_LINE) -> Iterator[Line]:
-    """The lines of a file from its current position; an incomplete last one, which may be being written, is left out.
+    """Yield the lines of a file from its current position; an incomplete last line is omitted.
 
     Args:
-        file: as `open_file` gives it.
-        longest: bytes of a line whose text is given.
+        file: as returned by `open_file`.
+        longest: maximum bytes of a line; the text of a longer one is omitted.
 
     Raises:
         UnsafeFileError: a line is longer than `LONGEST_SKIPPED`.
@@ -132,7 +132,7 @@ def whole_lines(file: BinaryIO, longest: int = LONGEST_LINE) -> Iterator[Line]:
 
 
 def unsafe(path: Path, *, root: Path | None = None, largest: int | None = None) -> str:
-    """Why a file is not read; empty if it is, or is missing. The arguments are those of `open_file`."""
+    """Reason why a file is refused; "" if it is readable or missing. The arguments are those of `open_file`."""
     try:
         open_file(path, root=root, largest=largest).close()
     except (FileNotFoundError, NotADirectoryError):
@@ -145,15 +145,17 @@ def unsafe(path: Path, *, root: Path | None = None, largest: int | None = None) 
 
 
 def is_below(path: Path, root: Path) -> bool:
-    """Whether a path, links followed, is a folder or below it."""
+    """Whether a path, with links resolved, is `root` or below it."""
     return os.path.join(os.path.realpath(path), "").startswith(os.path.join(os.path.realpath(root), ""))
 
 
 def regular_files(folder: Path, root: Path) -> list[os.DirEntry[str]]:
-    """The regular files in a folder; links count if they stay below `root`. Empty if the folder itself doesn't.
+    """List the regular files in a folder, including links that stay below `root`.
+
+    The list is empty if the folder itself is not below `root`.
 
     Raises:
-        OSError: the folder is missing, or can't be read.
+        OSError: the folder is missing or unreadable.
     """
     if not is_below(folder, root):
         return []
@@ -167,10 +169,10 @@ def regular_files(folder: Path, root: Path) -> list[os.DirEntry[str]]:
 
 
 def check_files(folder: Path, root: Path) -> None:
-    """Refuse a folder in which, at any depth, something is not a regular file below `root`.
+    """Check that a folder contains, at any depth, only regular files below `root`.
 
     Raises:
-        UnsafeFileError: names the first one.
+        UnsafeFileError: for the first other file.
     """
     for path in sorted(folder.rglob("*")):
         if not path.is_dir() and (why := unsafe(path, root=root)):

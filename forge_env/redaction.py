@@ -1,9 +1,10 @@
-"""Secrets stay out of what is written: files, logs and the terminal show `(redacted NAME)` in their place.
+"""Redaction of secrets: files, logs and the terminal show `(redacted NAME)` instead of a secret.
 
-Values become known when they are read (`add`, `learn`), and whatever writes text redacts it: `forge_env.files` (every
-file of a run or an evaluation), `forge_env.logs`, the console of the command line (`console`), `forge_env.visible`.
-A secret is replaced as it is, and as JSON, URLs, HTML, hexadecimal and base64 spell it, also inside a longer
-text that was encoded ("Basic USER:KEY"). Token ids are never changed: what is trained on stays what was sampled.
+Secrets are registered when they are read (`add`, `learn`), and all code that writes text redacts it: `forge_env.files`
+(every file of a run or an evaluation), `forge_env.logs`, the console of the command line (`console`), and
+`forge_env.visible`. A secret is replaced in plain text and in its JSON, URL, HTML, hexadecimal and base64 encodings,
+also within a longer encoded text ("Basic USER:KEY"). Token ids are never changed, so training uses exactly the sampled
+tokens.
 """
 
 from __future__ import annotations
@@ -20,45 +21,45 @@ from typing import Any, TextIO, cast
 from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
 
 LEAST = 8
-"""Characters of the shortest secret that is replaced anywhere; of shorter ones, only `Bearer SECRET` is: a placeholder
-such as "EMPTY" is part of many words."""
+"""Minimum length of a secret that is replaced everywhere. Shorter secrets are replaced only in `Bearer SECRET`, because
+a placeholder such as "EMPTY" is part of many words."""
 LEAST_LINE = 16
-"""Characters of a line that is replaced by itself, of a secret of several lines."""
+"""Minimum length of a line that is replaced on its own, in a secret of several lines."""
 MARK = re.compile(r"\(redacted [^()\s]+\)")
-"""Stands in a text for a secret. It needs no quotes or escapes in JSON, YAML, HTML and a rich console."""
+"""Pattern of the replacement text, which needs no quoting in JSON, YAML, HTML and a rich console."""
 NAMED = re.compile(
     r"(?:^|[_.-])(?:(?:api|access|private|secret|auth|account|subscription|signing|encryption|master)[_-]?key"
     r"|pass(?:word|wd|phrase)?|secret|token|credentials?|authorization|cookie|(?<=_)(?:pwd|pat|sas))$"
 )
-"""Names of settings whose values are secrets, in lower case."""
+"""Pattern of lower-case names of settings whose values are secrets."""
 VARIABLE = re.compile(rf"{NAMED.pattern}|_(?:key|auth)$|password$|apikey$")
-"""Names of environment variables whose values are secrets, in lower case."""
+"""Pattern of lower-case names of environment variables whose values are secrets."""
 KEYLIKE = re.compile(
     r"(?<![\w-])(?:(?:sk|pk|rk|xai|glpat|nvapi|pplx|csk|xoxb|xoxp)-|(?:sk|hf|gsk|gh[posu]|github_pat|r8|rpa)_|A(?:KIA|Iza))"
     r"(?=[\w-]*[A-Z0-9])[\w-]{8,}"
 )
-"""Keys by the form that their issuers give them."""
+"""Pattern of keys that are recognizable by their issuer's format."""
 _IN_QUERY = ("key", "sig", "signature", "code", "auth")
 _RANDOM = re.compile(r"(?=[^\W_]*\d)(?=[^\W_]*[A-Za-z])[^\W_]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PAIR = re.compile(r"""([\w.-]+)["']?\s*[:=]\s*["']?([^\s,"'{}\[\]]+)""")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 _names: dict[str, str] = {}
-"""Name of each secret, by value."""
+"""Names of the secrets by value."""
 _forms: list[tuple[str, bytes, str]] = []
-"""What is replaced: text, the same as UTF-8, and what stands for it. The longest first."""
+"""Replacements, longest first: text, its UTF-8 encoding, and the replacement text."""
 
 
 # ---
-# What is secret.
+# Registering secrets.
 
 
 def add(value: str, name: str) -> None:
-    """Keep `value` out of all that is written from here on.
+    """Register a secret, to be redacted in all text written from now on.
 
     Args:
-        value: the secret; "" is none.
-        name: stands in its place.
+        value: the secret; "" is ignored.
+        name: shown in its place.
     """
     global _forms
     value = value.strip()
@@ -73,33 +74,33 @@ def add(value: str, name: str) -> None:
 
 
 def _spelled(value: str) -> set[str]:
-    """The secret in all spellings that are replaced."""
+    """All encodings of a secret that are replaced."""
     lines = [line for line in value.splitlines() if len(line) >= LEAST_LINE and "-----" not in line]
     forms = {form for text in (value, *lines) for form in (text, json.dumps(text)[1:-1], html.escape(text))}
     forms |= {json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], quote_plus(value)}
-    forms |= {quote(value, safe=safe) for safe in ("", "/", "/!$&'()*+,;=:@?")}  # in a query, in paths
+    forms |= {quote(value, safe=safe) for safe in ("", "/", "/!$&'()*+,;=:@?")}  # as encoded in queries and paths
     forms |= {json.dumps(form)[1:-1] for form in forms}  # a tool call's arguments are JSON in JSON
     content = value.encode("utf-8", "surrogatepass")
     forms |= {content.hex(), content.hex().upper()}
     for encoded in (base64.b64encode, base64.urlsafe_b64encode):
         forms.add(encoded(content).decode().rstrip("="))
-        for before in range(3):  # bytes of what precedes it in the three that four characters encode
+        for before in range(3):  # number of preceding bytes in its first base64 group of three
             text = encoded(bytes(before) + content).decode()
-            depends = 1 + text.count("=") if text.endswith("=") else 0  # on what follows
+            depends = 1 + text.count("=") if text.endswith("=") else 0  # characters that depend on the following bytes
             forms.add(text[(0, 2, 3)[before] : len(text) - depends])
     return {form for form in forms if len(form) >= LEAST}
 
 
 def names_secret(name: str) -> bool:
-    """Whether a setting of this name holds a secret: `api_key`, `judge.apiKey`, `X-Auth-Token`."""
+    """Whether a setting of this name contains a secret: `api_key`, `judge.apiKey`, `X-Auth-Token`."""
     return NAMED.search(_CAMEL.sub("_", name).lower()) is not None
 
 
 def learn(value: Any, name: str = "") -> None:
-    """Add the secrets in settings: by their names, by their form, and those in addresses.
+    """Register the secrets in settings, recognized by name, by format, or as part of a URL.
 
     Args:
-        value: mappings, lists and texts, as read from a file or a command line.
+        value: mappings, lists and strings, as read from a file or a command line.
         name: dotted key of the value.
     """
     if isinstance(value, Mapping):
@@ -113,7 +114,7 @@ def learn(value: Any, name: str = "") -> None:
         if scheme.lower() in ("bearer", "basic", "token") and credentials:
             add(credentials, name)
         if scheme.lower() == "basic":
-            with suppress(ValueError):  # of base64 and UTF-8
+            with suppress(ValueError):  # not base64 or not UTF-8
                 add(base64.b64decode(credentials, validate=True).decode().partition(":")[2], name)
         if names_secret(name) and _is_key(value):
             add(value, name)
@@ -124,28 +125,28 @@ def learn(value: Any, name: str = "") -> None:
 
 
 def _is_key(value: str) -> bool:
-    """Whether the value of a setting that is called like one may be a secret; `<|end|>` and a path are none."""
+    """Whether the value of a setting with a secret's name may be a secret; `<|end|>` and existing paths are not."""
     return not re.fullmatch(r"<.*>|\[.*\]", value) and not os.path.exists(value)
 
 
 def learn_arguments(arguments: Sequence[str]) -> None:
-    """Add the secrets of a command line: `--api-key VALUE`, `--extra.token=VALUE`, `api_key=VALUE`, addresses."""
-    before = ""
+    """Register the secrets of a command line: `--api-key VALUE`, `--extra.token=VALUE`, `api_key=VALUE`, URLs."""
+    previous = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if equals and "://" not in name:
             learn(value, name.lstrip("-").replace("-", "_"))
-        elif before.startswith("-"):
-            learn(argument, before.lstrip("-").replace("-", "_"))
+        elif previous.startswith("-"):
+            learn(argument, previous.lstrip("-").replace("-", "_"))
         elif not argument.startswith("-"):
             learn(argument, "argument")
-        for pair in _PAIR.finditer(argument):  # YAML, which may turn out to be none
+        for pair in _PAIR.finditer(argument):  # possibly YAML
             learn(pair[2], pair[1])
-        before = argument
+        previous = argument
 
 
 def learn_environment() -> None:
-    """Add the environment variables whose names say that they are secret, and passwords in addresses of others."""
+    """Register environment variables with the name of a secret, and passwords in the URLs of others."""
     for name, value in os.environ.items():
         if VARIABLE.search(name.lower()) and _is_key(value):
             add(value, name)
@@ -154,29 +155,29 @@ def learn_environment() -> None:
 
 
 def learn_address(address: str, name: str, *, path: bool = False) -> None:
-    """Add what is secret in an address: its password, a key in its query, or one in its path.
+    """Register the secrets of a URL: its password, and keys in its query or path.
 
     Args:
-        address: a URL.
-        name: of its setting.
-        path: whether a part of the path that looks random is one too.
+        address: the URL.
+        name: name of its setting.
+        path: whether random-looking parts of the path are secrets too.
     """
     try:
         parts = urlsplit(address.strip())
         password = parts.password or (parts.username if parts.scheme not in ("ssh", "git") else None)
-    except ValueError:  # not an address, which is said elsewhere
+    except ValueError:  # an invalid URL is reported elsewhere
         return
     secrets = [password] if password else []
     for key, _, text in (pair.partition("=") for pair in parts.query.split("&")):
         if names_secret(key) or key.lower() in _IN_QUERY:
             secrets.append(text)
-    before = ""
+    previous = ""
     for segment in parts.path.split("/"):
         key, _, text = segment.rpartition("=")
-        named = names_secret(before) or names_secret(key) or key.lower() in _IN_QUERY
+        named = names_secret(previous) or names_secret(key) or key.lower() in _IN_QUERY
         if KEYLIKE.fullmatch(text) or (named and len(text) >= LEAST) or (path and _RANDOM.search(text)):
             secrets.append(text)
-        before = segment
+        previous = segment
     for secret in secrets:
         add(secret, name)
         add(unquote_plus(secret), name)
@@ -188,7 +189,7 @@ def learn_address(address: str, name: str, *, path: bool = False) -> None:
 
 
 def redact(text: str) -> str:
-    """The text without secrets; the text itself, at little cost, if there are none in it."""
+    """Redact the secrets in a text; cheap if it has none, and returns the same object then."""
     for form, _, mark in _forms:
         if form in text:
             text = text.replace(form, mark)
@@ -196,11 +197,11 @@ def redact(text: str) -> str:
 
 
 def redact_value(value: Any, exact: Sequence[str] = ()) -> Any:
-    """A copy of JSON-like data without secrets; `value` itself where there are none.
+    """Copy JSON-like data with secrets redacted.
 
     Args:
-        value: mappings, lists, texts and numbers.
-        exact: keys of the outermost mapping that are left as they are.
+        value: mappings, lists, strings and numbers.
+        exact: keys of the outermost mapping whose values are not redacted.
     """
     if isinstance(value, str):
         return redact(value)
@@ -212,7 +213,7 @@ def redact_value(value: Any, exact: Sequence[str] = ()) -> Any:
 
 
 def redact_settings(value: Any, name: str = "") -> Any:
-    """As `redact_value`, for settings to be recorded: whatever is called a secret is one, however short."""
+    """Redact settings for recording: like `redact_value`, but also values of any length with a secret's name."""
     if isinstance(value, Mapping):
         return {key: redact_settings(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -223,12 +224,12 @@ def redact_settings(value: Any, name: str = "") -> Any:
 
 
 def redact_json(text: bytes, exact: Sequence[str] = (), *, indent: int | None = None) -> bytes:
-    """A JSON text without secrets; its numbers stay numbers, and the keys `exact` keep their values.
+    """Return a JSON text with secrets redacted; numbers stay numbers, and the values of the keys `exact` are unchanged.
 
     Args:
-        text: one JSON value; of anything else, the text is redacted as it is.
+        text: one JSON value; other text is redacted as plain text.
         exact: see `redact_value`.
-        indent: of the JSON that is written where there was a secret.
+        indent: indentation of the JSON if it is rewritten because of a secret.
     """
     if not any(form in text for _, form, _ in _forms):
         return text
@@ -240,12 +241,12 @@ def redact_json(text: bytes, exact: Sequence[str] = (), *, indent: int | None = 
     value = redact_value(value, exact)
     try:
         return json.dumps(value, indent=indent, separators=separators, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # a surrogate without its other half
+    except UnicodeEncodeError:  # an unpaired surrogate
         return json.dumps(value, indent=indent, separators=separators).encode()
 
 
 def marks(value: Any, name: str = "") -> Iterator[str]:
-    """Dotted keys of settings that were redacted when they were recorded."""
+    """Yield the dotted keys of settings that were redacted when recorded."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from marks(item, f"{name}.{key}" if name else str(key))
@@ -261,13 +262,13 @@ def marks(value: Any, name: str = "") -> Iterator[str]:
 
 
 class RedactingStream:
-    """A text stream that writes no secret; all else is the stream's own."""
+    """Wrapper of a text stream that redacts secrets on writing."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text without secrets."""
+        """Write the text with secrets redacted."""
         self._stream.write(redact(text))
         return len(text)
 
@@ -281,13 +282,13 @@ class RedactingStream:
 
 
 def redacting(stream: TextIO) -> TextIO:
-    """The stream, which writes no secret from here on."""
+    """Wrap a stream so that it redacts secrets; a wrapped stream is returned unchanged."""
     return stream if isinstance(stream, RedactingStream) else cast(TextIO, RedactingStream(stream))
 
 
 @contextmanager
 def console(arguments: Sequence[str] = ()) -> Iterator[None]:
-    """Keep the secrets of the environment and of a command line out of stdout and stderr while the block runs."""
+    """Redact the secrets of the environment and the command line in stdout and stderr while the block runs."""
     learn_environment()
     learn_arguments(arguments)
     with redirect_stdout(redacting(sys.stdout)), redirect_stderr(redacting(sys.stderr)):

@@ -1,10 +1,9 @@
-"""Finding and making environments.
+"""Registry of environments: look up and create them by name.
 
     env = fe.make("coding_rlvr", max_turns=4)
 
-Names come from the entry points `forge_env.environments` of installed packages, from `fe.register`, or are an
-import path `module:Class`. `NAME:VALUE` stands for an environment and the one option that it can't be made without:
-`reasoning_gym:chain_sum`.
+A name is registered by an entry point `forge_env.environments` of an installed package or by `fe.register`, or is an
+import path `module:Class`. `NAME:VALUE` sets the one required option of an environment: `reasoning_gym:chain_sum`.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ _LISTENERS: list[Callable[[], None]] = []
 
 
 def on_register(listener: Callable[[], None]) -> None:
-    """Call `listener` after every `register`; once, however often it is given."""
+    """Call `listener` after every `register`; adding the same listener again has no effect."""
     if listener not in _LISTENERS:
         _LISTENERS.append(listener)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentEntry:
-    """One registered environment; `error` says why it can't be used, `cls` is None then."""
+    """One registered environment. If it can't be used, `error` has the reason and `cls` is None."""
 
     name: str
     target: str
     """Import path `module:Class`."""
     source: str
-    """Distribution and version it comes from, or "code" for `fe.register`."""
+    """Package and version that registered it, or "code" for `fe.register`."""
     cls: type[Environment] | None = None
     error: str | None = None
 
@@ -57,7 +56,7 @@ class EnvironmentEntry:
 
     @property
     def needs(self) -> list[str]:
-        """Options that have no default: it can't be made without them."""
+        """Required options: those without a default."""
         fields = self.cls.config_class.model_fields if self.cls else {}
         return [name for name, field in fields.items() if field.is_required()]
 
@@ -74,10 +73,10 @@ def register(name: str, target: type[Environment] | str) -> None:
 
     Args:
         name: letters, digits, `_` and `-`.
-        target: the class, or where it is.
+        target: the class or its import path.
 
     Raises:
-        PluginError: the class is broken, or written for another version of the contract.
+        PluginError: the class is invalid, or written for another API version.
 
     Examples:
         >>> import forge_env as fe
@@ -103,12 +102,12 @@ def unregister(name: str) -> None:
 
 
 def names() -> list[str]:
-    """Every registered name, whether it can be loaded or not."""
+    """All registered names, including those that can't be loaded."""
     return sorted({*_REGISTERED, *installed(GROUP)})
 
 
 def given_in(name: str) -> tuple[str, dict[str, Any]]:
-    """Environment and option that `NAME:VALUE` stands for; any other name, and no option."""
+    """Split `NAME:VALUE` into the environment's name and its required option; other names have no option."""
     head, colon, value = name.partition(":")
     if not colon or head not in {*_REGISTERED, *installed(GROUP)}:
         return name, {}
@@ -118,11 +117,11 @@ def given_in(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def environment_class(name: str | type[Environment]) -> type[Environment]:
-    """The class registered as `name`, or `name` itself if it is an environment's class.
+    """Return the class registered as `name`, or `name` itself if it is an environment class.
 
     Raises:
         UsageError: it is neither a name nor a class.
-        NotRegisteredError: nothing of that name is installed; the nearest is suggested.
+        NotRegisteredError: nothing of that name is installed; the most similar name is suggested.
         PluginError: it can't be imported, is not an environment, or was written for another API version.
     """
     if isinstance(name, type):
@@ -140,16 +139,16 @@ def environment_class(name: str | type[Environment]) -> type[Environment]:
 
 
 def make(name: str | type[Environment], /, *, sandboxes: SandboxEngine | None = None, **options: Any) -> Environment:
-    """A new environment.
+    """Create an environment.
 
     Args:
         name: registered name, `NAME:VALUE`, import path `module:Class`, or the class itself.
-        sandboxes: the started engine that its code runs in, where it runs any.
-        options: fields of its `config_class`; an unknown one is refused.
+        sandboxes: started engine for its sandboxes, if it uses any.
+        options: fields of its `config_class`; unknown ones are refused.
 
     Raises:
-        UsageError: there is no such environment or option, or it can't be made as asked.
-        PluginError: its class is broken.
+        UsageError: there is no such environment or option, or an argument is invalid.
+        PluginError: its class is invalid.
 
     Examples:
         >>> import forge_env as fe
@@ -163,7 +162,7 @@ def make(name: str | type[Environment], /, *, sandboxes: SandboxEngine | None = 
 def maker(
     environment: str | type[Environment], /, *, sandboxes: SandboxEngine | None = None, **options: Any
 ) -> Callable[[], Environment]:
-    """A function that creates environments like `make`, with one `config` that is parsed and validated once."""
+    """Return a function that creates environments like `make`, with one config that is validated only once."""
     if sandboxes is not None:
         from forge_env.sandbox.protocol import SandboxEngine
 
@@ -189,15 +188,16 @@ def maker(
 
 
 def make_config(name: str, cls: type[Environment], options: dict[str, Any], at: str = "") -> EnvironmentConfig:
-    """`options`, and that in the name, validated against the environment's config model.
-
-    `ConfigError` names every problem.
+    """Validate `options`, and the option in the name, against the environment's config model.
 
     Args:
-        name: of the environment.
-        cls: its class.
-        options: by name.
-        at: dotted key that they stand at in a file, where they come from one.
+        name: name of the environment.
+        cls: class of the environment.
+        options: options by name.
+        at: dotted key of the options in a file; empty if they are not from a file.
+
+    Raises:
+        ConfigError: lists every problem.
     """
     options = {**given_in(name)[1], **options}
     source = Source("" if at else f"environment {name!r}", options)
@@ -205,7 +205,7 @@ def make_config(name: str, cls: type[Environment], options: dict[str, Any], at: 
 
 
 def list_environments() -> list[EnvironmentEntry]:
-    """Every environment, also those that can't be loaded (with the reason), by name.
+    """List all environments by name, including those that can't be loaded (with the reason).
 
     Examples:
         >>> import forge_env as fe

@@ -1,7 +1,7 @@
-"""Versions of the files that forge-env writes: `schema: 1` stands in each of them.
+"""Versions of the files that forge-env writes, stored as `schema: 1` in each file.
 
-A file without a version was written before there were any, and is read as version 1. A newer one than this forge-env
-knows is refused: read as if it were old, it could be misunderstood.
+A file without a version predates versioning and is read as version 1. A version newer than this forge-env supports is
+refused, because the file could be misinterpreted.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from forge_env.errors import UsageError
 
 KEY = "schema"
 VERSION = 1
-"""Of every kind of file, until one of them changes: that kind then gets a constant of its own."""
+"""Version of every kind of file; a kind that changes gets its own constant."""
 
 
 def with_schema(data: Mapping[str, Any], version: int = VERSION) -> dict[str, Any]:
-    """The content of a file, its version first."""
+    """Add the version to a file's content, as its first key."""
     return {KEY: version, **data}
 
 
 def without_schema(data: Mapping[str, Any], name: str, newest: int = VERSION) -> dict[str, Any]:
-    """What was read from a file, without its version.
+    """Check the version of a file's content and remove it.
 
     Args:
-        data: the file's content.
-        name: what the file is called in messages.
-        newest: the newest version that can be read.
+        data: content of the file.
+        name: name of the file in messages.
+        newest: newest supported version.
 
     Raises:
-        UsageError: the file is of a newer version, or its version is not one.
+        UsageError: the version is invalid or newer than supported.
     """
     version = data.get(KEY, 1)
     if type(version) is not int or version < 1:

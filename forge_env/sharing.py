@@ -1,4 +1,4 @@
-"""What the episodes of one event loop share: made by the first that needs it, ended some time after the last."""
+"""Resources shared by the episodes of one event loop, opened on first use and closed some time after the last."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 LINGER_S = 30.0
-"""Seconds that it is kept for the next episode."""
+"""Seconds that an unused resource stays open for the next episode."""
 
 
 class Shared(Generic[K, T]):
-    """Values by key, each kept open by a task of its own: many libraries close only in the task that opened.
+    """Shared values by key, each held open by its own task, since many libraries must be closed by the opening task.
 
-    A value that ends or fails is made anew for the next that asks. What is still open when the event loop ends is
-    closed with it (`asyncio.run` cancels the task and waits for it).
+    A value that has ended or failed is opened again on the next use. Values still open when the event loop ends are
+    closed with it (`asyncio.run` cancels their tasks and waits for them).
     """
 
     def __init__(self, make: Callable[[K], AbstractAsyncContextManager[T]], *, linger_s: float = LINGER_S) -> None:
@@ -28,26 +28,26 @@ class Shared(Generic[K, T]):
 
     @asynccontextmanager
     async def use(self, key: K) -> AsyncIterator[T]:
-        """The value of `key`. Whatever `make` raises when it is opened is raised here."""
+        """Yield the value of `key`. Exceptions of `make` on opening it are raised here."""
         loop = asyncio.get_running_loop()
-        here = self._kept.setdefault(loop, {})
-        kept = here.get(key)
-        if kept is None or kept.keeper.done():
-            kept = here[key] = _Kept(self._make(key))
-        kept.use()
+        values = self._kept.setdefault(loop, {})
+        entry = values.get(key)
+        if entry is None or entry.keeper.done():
+            entry = values[key] = _Kept(self._make(key))
+        entry.use()
         try:
-            yield await asyncio.shield(kept.ready)
+            yield await asyncio.shield(entry.ready)
         finally:
-            kept.leave(self._linger_s)
+            entry.leave(self._linger_s)
 
     def forget(self, key: K) -> None:
-        """It is of no more use: the next that asks gets a new one."""
-        if kept := self._kept.get(asyncio.get_running_loop(), {}).pop(key, None):
-            kept.end()
+        """Close the value of `key`; the next use opens a new one."""
+        if entry := self._kept.get(asyncio.get_running_loop(), {}).pop(key, None):
+            entry.end()
 
 
 class _Kept(Generic[T]):
-    """One value, its task, and how many use it."""
+    """One value, its task, and its number of users."""
 
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
         loop = asyncio.get_running_loop()
@@ -62,11 +62,11 @@ class _Kept(Generic[T]):
             async with manager as value:
                 self.ready.set_result(value)
                 await self._unused.wait()
-        except BaseException as error:  # the boundary of a task: whoever waits raises it
+        except BaseException as error:  # passed to the waiting tasks, which raise it
             if self.ready.done():
                 raise
             self.ready.set_exception(error)
-            self.ready.exception()  # those that wait raise it; where none does, nothing is lost
+            self.ready.exception()  # marks it as retrieved: asyncio doesn't log it if no task waits
             if isinstance(error, asyncio.CancelledError):
                 raise
 

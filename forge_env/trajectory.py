@@ -1,4 +1,4 @@
-"""What happened in an episode, exactly, and how it is kept on disk: trained on, evaluated and viewed alike."""
+"""Trajectories: the exact record of an episode, and its file format. Training, evaluation and viewer share them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forge_env.policy import BoolArray, FloatArray, IntArray
 
 NOT_CHEAT_PROOF = "not_cheat_proof"
-"""Metric of episodes whose tests could not exclude cheats: they shared a process with the code that they judged."""
+"""Metric of episodes whose tests could not rule out cheating, as they shared a process with the code under test."""
 
 
 @dataclass(slots=True)
@@ -38,38 +38,38 @@ class Turn:
     observation: list[Message]
     """Messages that were new to the agent."""
     reply: Reply
-    """Its answer, with the tokens."""
+    """The agent's answer, with its tokens."""
     reward: float = 0.0
-    """What this exchange earned."""
+    """Reward earned by this exchange."""
     generate_s: float = 0.0
-    """Seconds from asking the policy to its answer."""
+    """Seconds from the request to the policy until its answer."""
     step_s: float = 0.0
-    """Seconds in the environment (tools, scoring)."""
+    """Seconds spent in the environment (tools, scoring)."""
     seat: str = ""
-    """Whose turn it was, where the episode has seats."""
+    """Seat that took this turn, if the episode has seats."""
     calls_s: list[float] = field(default_factory=list)
-    """Seconds of each tool call of the message, in order, where the environment measures them."""
+    """Seconds of each of the message's tool calls, in order, if the environment measures them."""
 
     @property
     def message(self) -> Message:
-        """What the assistant said."""
+        """The assistant's message."""
         return self.reply.message
 
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A token sequence to train on, arrays of one length T; lists become arrays.
+    """A token sequence to train on, as arrays of the same length T; lists are converted to arrays.
 
     Attributes:
         token_ids: prompt, sampled and observed tokens in order, int32 [T].
-        mask: True where the policy sampled the token and it is to be learned, bool [T].
+        mask: True for tokens to train on, which the policy sampled, bool [T].
         logprobs: log-probability of a sampled token when it was sampled, 0 elsewhere, float32 [T].
-        versions: policy version that sampled it, -1 elsewhere, int32 [T].
-        advantages: of each sampled token, 0 elsewhere, float32 [T].
+        versions: policy version that sampled the token, -1 elsewhere, int32 [T].
+        advantages: advantage of each sampled token, 0 elsewhere, float32 [T].
         ref_logprobs: log-probability under the reference model, 0 elsewhere, float32 [T]; None without one.
-        receipt: sum of the `Reply.receipt` of its sampled tokens, modulo 2**64; None: nobody signs for some of them.
+        receipt: sum of the `Reply.receipt` of its sampled tokens, modulo 2**64; None if any of them has no receipt.
         episode: number of its episode in its group or batch; an episode that forked, or that has several conversations,
-            has several segments. None: it is an episode of its own.
+            has several segments. None: the segment is an episode by itself.
     """
 
     token_ids: IntArray
@@ -96,7 +96,7 @@ class Segment:
 
 
 class _Joined:
-    """Turns whose tokens are one sequence: the first `count` of `parts`, and where its sampled tokens lie."""
+    """Turns whose tokens form one sequence: the first `count` of `parts`, and the offsets of the sampled tokens."""
 
     def __init__(self) -> None:
         self.parts: list[IntArray] = []
@@ -104,7 +104,7 @@ class _Joined:
         self.sampled: list[tuple[int, Reply]] = []
 
     def begins(self, prompt: list[IntArray]) -> bool:
-        """Whether a prompt, in parts, begins with these tokens."""
+        """Whether a prompt, given in parts, starts with these tokens."""
         import numpy as np
 
         return np.array_equal(np.concatenate(prompt)[: self.length], np.concatenate(self.parts[: self.count]))
@@ -114,10 +114,10 @@ class _Joined:
 
         segment = Segment(np.concatenate(self.parts[: self.count]), np.zeros(self.length, np.bool_))
         for start, reply in self.sampled:
-            place = slice(start, start + len(reply.token_ids))
-            segment.mask[place] = True
-            segment.logprobs[place] = reply.logprobs
-            segment.versions[place] = reply.versions
+            span = slice(start, start + len(reply.token_ids))
+            segment.mask[span] = True
+            segment.logprobs[span] = reply.logprobs
+            segment.versions[span] = reply.versions
         receipts = [reply.receipt for _, reply in self.sampled]
         signed = [receipt for receipt in receipts if receipt is not None]
         segment.receipt = sum(signed) % 2**64 if len(signed) == len(receipts) else None
@@ -126,9 +126,9 @@ class _Joined:
 
 @dataclass(slots=True)
 class Trajectory:
-    """One episode from reset to its end.
+    """One episode from reset to end.
 
-    `valid` is False when infrastructure failed beyond retry; such a trajectory is counted and shown but
+    `valid` is False if infrastructure failed beyond retry; such a trajectory is counted and shown but
     enters no statistic, baseline or score.
 
     Examples:
@@ -149,54 +149,54 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     """The exchanges in order."""
     final_observation: list[Message] = field(default_factory=list)
-    """Messages after the last answer, which nobody answered."""
+    """Messages after the last answer, to which the agent did not respond."""
     reward: float = 0.0
-    """Of the whole episode; where there are seats, the mean over those that the policy played."""
+    """Reward of the whole episode; with seats, the mean over those that the policy played."""
     answer: str | None = None
-    """What the agent submitted, or else its last message, as the environment knows it (`Environment.given_answer`)."""
+    """The agent's submission, or else its last message, as `Environment.given_answer` returns it."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What else was measured of it, by name."""
+    """Other measurements of the episode, by name."""
     terminated: bool = False
-    """The environment ended it."""
+    """Whether the environment ended the episode."""
     truncated: bool = False
-    """A limit ended it."""
+    """Whether a limit ended the episode."""
     truncation: str | None = None
-    """Which limit truncated it: "turns", "tokens", "context", "time", "tool_calls", ..."""
+    """The limit that truncated the episode: "turns", "tokens", "context", "time", "tool_calls", ..."""
     valid: bool = True
-    """False: infrastructure or the environment failed, and it enters no statistic."""
+    """False if infrastructure or the environment failed; the episode then enters no statistic."""
     error: str | None = None
-    """Why the episode is invalid; for a valid one, how the agent's own code failed."""
+    """Why the episode is invalid; for a valid one, the failure of the agent's code."""
     retries: int = 0
-    """How often it was begun again after a failure."""
+    """Number of times the episode was restarted after a failure."""
     wall_s: float = 0.0
-    """Seconds from reset to its end."""
+    """Seconds from reset to the end."""
     waited_s: float = 0.0
-    """Seconds of the last try spent waiting for shared things (rate limits, a free sandbox), after reset."""
+    """Seconds of the last attempt, after reset, spent waiting for shared resources (rate limits, a free sandbox)."""
     reset_s: float = 0.0
     """Seconds of the last attempt's reset."""
     close_s: float = 0.0
     """Seconds to release the episode's resources."""
     reason: str = ""
-    """Why the episode scored below the maximum, as a kind that episodes share (`forge_env.rewards.explain`); empty if
-    unknown."""
+    """Why the episode scored below the maximum, as a category shared by episodes (`forge_env.rewards.explain`); empty
+    if unknown."""
     failures: list[str] = field(default_factory=list)
-    """Failures, limited in number and length: tests with their expected and actual values, ..."""
+    """Failures, limited in number and length: for example tests with their expected and actual values."""
     difficulty: int = 1
     """`Task.difficulty`."""
     tags: list[str] = field(default_factory=list)
     """`Task.tags`."""
     info: dict[str, Any] = field(default_factory=dict)
-    """Further records of the run that played it, JSON-ready: sample, usage, cost, ..."""
+    """Additional JSON-ready data of the run that played it: sample, usage, cost, ..."""
     rewards: dict[str, float] = field(default_factory=dict)
-    """What each seat earned; empty where the environment has none."""
+    """Reward of each seat; empty if the environment has no seats."""
     opponents: dict[str, str] = field(default_factory=dict)
-    """Seats that the policy didn't play, and the name of who did."""
+    """Seats that the policy didn't play -> name of the player."""
     group: int | None = None
-    """Position of its group in the order of tasks; of a held-out episode of a run, the index of its task."""
+    """Position of its group in the order of tasks; for a held-out episode of a training run, the index of its task."""
     member: int | None = None
-    """Which episode of its group it is, from 0."""
+    """Index of the episode in its group, from 0."""
     started: float = 0.0
-    """When it began: seconds since 1970, UTC; it ended `wall_s` later. 0: not recorded."""
+    """Start time in seconds since 1970, UTC; the episode ended `wall_s` later. 0: not recorded."""
 
     @property
     def messages(self) -> list[Message]:
@@ -205,17 +205,17 @@ class Trajectory:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens the policy sampled in this episode."""
+        """Number of tokens that the policy sampled in this episode."""
         return sum(len(turn.reply.token_ids) for turn in self.turns)
 
     @property
     def oldest_version(self) -> int:
-        """Policy version of the oldest sampled token; -1 when there are none."""
+        """Oldest policy version that sampled a token; -1 if there are no sampled tokens."""
         return min((int(turn.reply.versions.min()) for turn in self.turns if len(turn.reply.token_ids)), default=-1)
 
     @property
     def sampled_by_version(self) -> dict[int, int]:
-        """How many tokens each policy version sampled."""
+        """Number of tokens that each policy version sampled."""
         counts: dict[int, int] = {}
         for turn in self.turns:
             if len(turn.reply.token_ids):
@@ -224,7 +224,7 @@ class Trajectory:
         return counts
 
     def earn(self, rewards: Mapping[str, float]) -> None:
-        """Seats ("" where there are none) have earned this, each with its last turn.
+        """Add rewards of seats ("" without seats), each to the seat's last turn and to the episode.
 
         Args:
             rewards: seat -> reward.
@@ -243,14 +243,14 @@ class Trajectory:
 
     @property
     def crashed(self) -> bool:
-        """Whether the agent's own code failed, so that it scores 0."""
+        """Whether the agent's code failed, so that the episode scores 0."""
         return self.valid and self.error is not None
 
     def crash(self, error: AgentError | ProgramCrashError) -> None:
-        """The agent's own code failed: what was earned by then counts no more.
+        """Record that the agent's code failed; rewards earned so far are set to 0.
 
         Args:
-            error: that it raised.
+            error: the exception it raised.
         """
         self.valid, self.error, self.reward = True, str(error), 0.0
         self.rewards = dict.fromkeys(self.rewards, 0.0)
@@ -258,26 +258,26 @@ class Trajectory:
             turn.reward = 0.0
 
     def _mean_reward(self) -> float:
-        own = [value for seat, value in self.rewards.items() if seat not in self.opponents]
-        return sum(own) / len(own) if own else 0.0
+        played = [value for seat, value in self.rewards.items() if seat not in self.opponents]
+        return sum(played) / len(played) if played else 0.0
 
     def by_seat(self) -> dict[str, Trajectory]:
-        """What is trained on: a trajectory for each seat that the policy played, with that seat's turns and reward.
+        """Split the episode for training: one trajectory per seat that the policy played, with its turns and reward.
 
-        Seats without a reward of their own stay together, seat after seat, under the name "". What the episode earned
-        besides its seats' rewards (`score_group`) each of them has earned.
+        Without rewards per seat there is one trajectory, named "", with the turns sorted by seat. A reward that the
+        episode earned beyond its seats' rewards (`score_group`) is added to each of them.
         """
         if not self.rewards:
             seats = self._turns_by_seat()
             return {"": self if len(seats) < 2 else replace(self, turns=[turn for turns in seats for turn in turns])}
-        beside = self.reward - self._mean_reward()
+        bonus = self.reward - self._mean_reward()
         return {
             seat: replace(
                 self,
                 id=f"{self.id}/{seat}",
                 turns=[turn for turn in self.turns if turn.seat == seat],
                 final_observation=[],
-                reward=reward + beside,
+                reward=reward + bonus,
                 rewards={},
                 opponents={},
             )
@@ -286,26 +286,26 @@ class Trajectory:
         }
 
     def _turns_by_seat(self) -> list[list[Turn]]:
-        """The turns of each seat, in the order in which they first acted."""
-        found: dict[str, list[Turn]] = {}
+        """The turns of each seat, in the order of the seats' first turns."""
+        seats: dict[str, list[Turn]] = {}
         for turn in self.turns:
-            found.setdefault(turn.seat, []).append(turn)
-        return list(found.values())
+            seats.setdefault(turn.seat, []).append(turn)
+        return list(seats.values())
 
     def segments(self) -> list[Segment]:
-        """Merge the turns of each seat into as few token sequences as are exact, seat after seat.
+        """Merge the turns of each seat, seat after seat, into the smallest number of exact token sequences.
 
-        Turn t+1 continues the sequence when its prompt begins with turn t's prompt and sampled tokens;
+        Turn t+1 continues the sequence if its prompt starts with turn t's prompt and sampled tokens;
         otherwise (the chat was re-rendered differently) a new sequence starts.
 
         Raises:
-            UsageError: a reply continues more or fewer tokens than came before it.
+            UsageError: a reply claims to continue more or fewer tokens than precede it.
         """
         return [joined.segment() for turns in self._turns_by_seat() for joined in self._joined(turns)]
 
     def _joined(self, turns: list[Turn]) -> list[_Joined]:
-        found: list[_Joined] = []
-        prompt: list[IntArray] = []  # the conversation's tokens since it last began anew
+        sequences: list[_Joined] = []
+        prompt: list[IntArray] = []  # the tokens since the conversation last restarted
         length = 0
         for reply in (turn.reply for turn in turns):
             if not reply.has_tokens:
@@ -320,19 +320,19 @@ class Trajectory:
             length = reply.prompt_length
             if not len(reply.token_ids):
                 continue
-            if not found or (found[-1].parts is not prompt and not found[-1].begins(prompt)):
-                found.append(_Joined())
-            joined = found[-1]
+            if not sequences or (sequences[-1].parts is not prompt and not sequences[-1].begins(prompt)):
+                sequences.append(_Joined())
+            joined = sequences[-1]
             joined.sampled.append((length, reply))
             prompt.append(reply.token_ids)
             length += len(reply.token_ids)
             joined.parts, joined.count, joined.length = prompt, len(prompt), length
-        return found
+        return sequences
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dictionary; `from_dict` reads it back. See `Record format` below."""
         data = {name: getattr(self, name) for name in self.__slots__ if name not in _APART}
-        sometimes = {name: own for name, none in _SOMETIMES.items() if (own := getattr(self, name)) != none}
+        sometimes = {name: value for name, none in _SOMETIMES.items() if (value := getattr(self, name)) != none}
         data["turns"] = [_turn_to_dict(turn) for turn in self.turns]
         data["final_observation"] = [message.to_openai() for message in self.final_observation]
         replies = [turn.reply for turn in self.turns if turn.reply.has_tokens]
@@ -350,10 +350,10 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trajectory:
-        """Rebuild what `to_dict` wrote, or an earlier version of it.
+        """Rebuild a trajectory from the output of `to_dict`, of this or an earlier schema version.
 
         Args:
-            data: a line of a record, parsed.
+            data: one parsed line of a record file.
         """
         if type(version := data.get("schema", 1)) is not int:
             raise ValueError(f"{version!r} is not a version")  # a damaged byte, which costs this record only
@@ -371,18 +371,18 @@ class Trajectory:
 # ---
 # Record format: one JSON object, in which messages are plain text and the tokens of all turns are three values.
 #
-# schema 5   as 4; reset_s, close_s, reason, failures, each where there is any; a valid record with an error is of an
-#            agent whose own code failed.
-# schema 4   as 3; group, member, started and turns[i].calls_s, each where there is any. Of a turn, these are left out
-#            where they are as usual: stop_reason "stop", forked false, metadata {}, reward 0.
-# schema 3   as 2, for episodes with seats: turns[i].seat, rewards and opponents by seat; each where there is any.
-# schema 2   turns[i].tokens = [continues, prompt, sampled], numbers of tokens; a turn without tokens has none.
+# schema 5   adds to 4: reset_s, close_s, reason, failures, each omitted if empty; a valid record with an error means
+#            that the agent's code failed.
+# schema 4   adds to 3: group, member, started and turns[i].calls_s, each omitted if empty. A turn omits these fields if
+#            they have their usual values: stop_reason "stop", forked false, metadata {}, reward 0.
+# schema 3   adds to 2, for episodes with seats: turns[i].seat, rewards and opponents by seat; each omitted if empty.
+# schema 2   turns[i].tokens = [continues, prompt, sampled], numbers of tokens; absent for a turn without tokens.
 #            tokens.ids       prompt and sampled ids, turn by turn, as "i4:BASE64"
 #            tokens.logprobs  of the sampled tokens, as "f4:BASE64"
-#            tokens.versions  of the sampled tokens, as runs: [version, how often], ...
-#            "i4" is int32, "f4" float32: first the lowest byte of all values, then the next of all, and so on. Where
-#            it is smaller so, the bytes are compressed with zlib: "i4z", "f4z".
-# schema 1   (without a "schema") each turn holds its whole prompt, its tokens, log-probs and versions, as lists.
+#            tokens.versions  of the sampled tokens, as runs: [version, number of tokens], ...
+#            "i4" is int32, "f4" float32: first the lowest byte of all values, then the next byte of all, and so on. If
+#            zlib makes the bytes smaller they are compressed: "i4z", "f4z".
+# schema 1   (without a "schema" key) each turn holds its whole prompt, its tokens, log-probs and versions, as lists.
 
 SCHEMA = 5
 _SOMETIMES: dict[str, Any] = {
@@ -409,7 +409,7 @@ _USUAL: dict[str, Any] = {
 
 
 def runs(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """`(value, how often in a row)` of a vector."""
+    """Run-length encode a vector: its values and the length of each run."""
     import numpy as np
 
     starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])[: len(values)])
@@ -437,7 +437,7 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
 
 
 def _turns(data: dict[str, Any]) -> list[Turn]:
-    """The turns of a record, whose tokens are taken out of it."""
+    """Build the turns of a record; removes the record's "tokens" entry."""
     tokens = data.pop("tokens", None)
     parts: list[tuple[Any, ...]] = []
     counts = [turn["tokens"] for turn in data["turns"] if "tokens" in turn]
@@ -470,8 +470,8 @@ def _turns(data: dict[str, Any]) -> list[Turn]:
                 raise ValueError("fewer or more tokens than its turns say")
             reply = replace(reply, **dict(zip(TOKEN_FIELDS, arrays, strict=True)), continues=continues)
         observation = [Message.from_openai(message) for message in item["observation"]]
-        own = {name: item[name] for name in (*_TIMES, "seat")}
-        turns.append(Turn(observation, reply, **own, calls_s=list(item["calls_s"])))
+        figures = {name: item[name] for name in (*_TIMES, "seat")}
+        turns.append(Turn(observation, reply, **figures, calls_s=list(item["calls_s"])))
     return turns
 
 
@@ -479,33 +479,33 @@ _KINDS: dict[str, Any] = {
     "str": str, "int": int, "float": (int, float), "bool": bool, "Any": object,
     "str | None": (str, type(None)), "int | None": (int, type(None)),
 }  # fmt: skip
-"""Of a field's type, or of what is in its list or dictionary: what a record may hold."""
+"""Type of a field, or of the items of a list or dictionary field -> Python types that a record may contain."""
 
 
 def _expected(part: type[Trajectory | Turn]) -> list[tuple[str, str, Any]]:
-    """Name and type of each field that is checked, and what is in it, or it itself, may be."""
-    found = []
+    """Name, type and permitted Python types of each checked field; of its items for lists and dictionaries."""
+    expected = []
     for item in fields(part):
         kind = str(item.type)
         inside = kind.rpartition("[")[2].rstrip("]").rpartition(", ")[2]
         if inside in _KINDS:
-            found.append((item.name, kind, _KINDS[inside]))
-    return found
+            expected.append((item.name, kind, _KINDS[inside]))
+    return expected
 
 
 _OF_TRAJECTORY, _OF_TURN = _expected(Trajectory), _expected(Turn)
 
 
 def _check(part: Trajectory | Turn, expected: list[tuple[str, str, Any]]) -> None:
-    """`TypeError`: a text or a figure of a damaged record is something else; messages were checked before."""
-    for name, kind, own in expected:
+    """Raise `TypeError` if a field of a damaged record has a wrong type; messages have been validated already."""
+    for name, kind, types in expected:
         value = getattr(part, name)
         if kind.startswith("list"):
-            right = isinstance(value, list) and all(isinstance(item, own) for item in value)
+            right = isinstance(value, list) and all(isinstance(item, types) for item in value)
         elif kind.startswith("dict"):
-            right = isinstance(value, dict) and all(isinstance(item, own) for item in value.values())
+            right = isinstance(value, dict) and all(isinstance(item, types) for item in value.values())
         else:
-            right = isinstance(value, own)
+            right = isinstance(value, types)
         if not right:
             raise TypeError(f"{name} is not {kind}: {value!r:.100}")
 
@@ -525,21 +525,21 @@ def _to_text(values: NDArray[Any], kind: str) -> str:
     import numpy as np
 
     content = values.astype(f"<{kind}").view(np.uint8).reshape(-1, 4).T.tobytes()
-    packed = zlib.compress(content, 1)  # higher levels save a twentieth, and take twice as long
+    packed = zlib.compress(content, 1)  # higher levels save another 5 % and take twice as long
     zipped = len(packed) < len(content)
     return f"{kind}{'z' if zipped else ''}:{base64.b64encode(packed if zipped else content).decode()}"
 
 
 def _from_text(text: str, kind: str, number: int) -> NDArray[Any]:
-    """So many values; of a damaged record, which may claim gigabytes, no more are unpacked."""
+    """Decode `number` values. Never unpacks more than these, since a damaged record may claim gigabytes."""
     import numpy as np
 
-    found, _, coded = text.partition(":")
+    prefix, _, coded = text.partition(":")
     content = base64.b64decode(coded, validate=True)
-    if found == f"{kind}z":
+    if prefix == f"{kind}z":
         content = zlib.decompressobj().decompress(content, 4 * number + 1)
-    elif found != kind:
-        raise ValueError(f"tokens are {found[:20]!r} where {kind!r} is expected")
+    elif prefix != kind:
+        raise ValueError(f"tokens are {prefix[:20]!r} where {kind!r} is expected")
     if len(content) != 4 * number:
         raise ValueError(f"fewer or more tokens than its turns say: {number}")
     planes = np.frombuffer(content, np.uint8).reshape(4, -1)
@@ -547,7 +547,7 @@ def _from_text(text: str, kind: str, number: int) -> NDArray[Any]:
 
 
 # ---
-# Trajectories on disk: JSON lines, appended one whole record at a time.
+# Trajectories on disk: JSON lines, appended one complete record at a time.
 #
 # A process killed while writing leaves at most one incomplete last line: readers skip it, and the next writer
 # cuts it off.
@@ -557,12 +557,12 @@ DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, R
 
 
 class TrajectoryWriter(LineWriter):
-    """Appends trajectories to a file; every record is handed to the operating system as it is written.
+    """Appends trajectories to a file; each record is handed to the operating system when it is written.
 
-    Beside it, in `KIND.index.jsonl`, a row says where each record is and what a list shows of it
+    A second file, `KIND.index.jsonl`, holds a row for each record with its offset and the values that lists show
     (`forge_env.trajectory_index`).
 
-    Used from one thread at a time. An event loop leaves it to a thread: a long episode takes milliseconds.
+    Use it from one thread at a time. In an event loop, call it in a thread: writing a long episode takes milliseconds.
     """
 
     exact = ("tokens",)
@@ -570,23 +570,23 @@ class TrajectoryWriter(LineWriter):
     def __init__(self, path: Path, **options: Any) -> None:
         super().__init__(path, **options)
         self._rows: deque[IndexRow | None] = deque()
-        """Of the lines that are held, or being written."""
+        """Index rows of the lines that are held back or being written."""
         self._index = IndexWriter(path)
 
     def write(self, trajectory: Trajectory) -> None:
-        """Append one record and its row of the index, or hold them while the disk is full (see `LineWriter`).
+        """Append one record and its index row, or hold them while the disk is full (see `LineWriter`).
 
         Raises:
-            TypeError, ValueError, RecursionError: what a policy or an environment put in it is not JSON.
+            TypeError, ValueError, RecursionError: a value from the policy or the environment can't be stored as JSON.
         """
         data = trajectory.to_dict()
         try:
             line = json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode()
-        except UnicodeEncodeError:  # a surrogate without its other half: JSON has it, UTF-8 does not
+        except UnicodeEncodeError:  # an unpaired surrogate, valid in JSON but not in UTF-8
             line = json.dumps(data, separators=(",", ":")).encode()
         try:
             row = row_of(data, 0, 0)
-        except BAD_RECORD:  # an environment's figures that are none: the record is kept as it is
+        except BAD_RECORD:  # an environment's metric is not a number; the record is written nevertheless
             row = None
         self._rows.append(row)
         dropped = self.dropped
@@ -595,21 +595,21 @@ class TrajectoryWriter(LineWriter):
             self._rows.pop()
 
     def move(self, path: Path) -> None:
-        """As `LineWriter.move`; the index begins anew, since readers make rows that it lacks of the records."""
+        """Move as `LineWriter.move`, and start a new index: readers rebuild missing rows from the records."""
         super().move(path)
         with suppress(DiskFullError):
             self._index.close()
         self._index = IndexWriter(path)
 
     def written(self, offset: int, length: int) -> None:
-        """Give the index the row of what was written."""
+        """Add the index row of the record that was just written."""
         row = self._rows.popleft()
         if row is not None:
             row.offset, row.length = offset, length
             self._index.append(row)
 
     def close(self) -> None:
-        """Close both files; raises as `LineWriter.close`, of the records only."""
+        """Close both files. Raises as `LineWriter.close`, for the record file only."""
         try:
             super().close()
         finally:
@@ -625,17 +625,17 @@ def read_trajectories(
     check: Callable[[Trajectory], object] = lambda trajectory: None,
     root: str | Path | None = None,
 ) -> Iterator[Trajectory]:
-    """The complete records of a file, in order; an incomplete last line is left out.
+    """Read the complete records of a file in order; an incomplete last line is skipped.
 
     Args:
-        path: of the file.
-        on_damage: is told of a line in the middle that is not a trajectory, which is then left out.
-        on_newer: is told of a record of a newer version, which is then left out.
-        check: raises such an error as `from_dict` does for a trajectory that is none the reader can use.
-        root: the folder that the file must be in, links followed; None: anywhere.
+        path: path of the file.
+        on_damage: called with a message for each complete line that is not a trajectory, which is then skipped.
+        on_newer: called with a message for each record of a newer schema version, which is then skipped.
+        check: raises an exception like those of `from_dict` for a trajectory that the caller can't use.
+        root: folder that must contain the file after symbolic links are resolved; None: any folder.
 
     Raises:
-        UsageError: there is such a line and no callback for it, or the path is not that of a regular file.
+        UsageError: such a line has no callback, or the path is not a regular file.
     """
     with open_file(Path(path), root=ANYWHERE if root is None else Path(root)) as file:
         for number, (_, length, line) in enumerate(whole_lines(file), start=1):
@@ -644,7 +644,7 @@ def read_trajectories(
                     raise ValueError(f"it has {length:,} bytes; at most {LONGEST_LINE:,} are read")
                 trajectory = Trajectory.from_dict(json.loads(line))
                 check(trajectory)
-            except UsageError as error:  # of a newer version
+            except UsageError as error:  # newer schema version
                 if on_newer is None:
                     raise UsageError(f"{path}, line {number}: {error.message}", fix=error.fix) from error
                 on_newer(f"{path}, line {number}: {error}")

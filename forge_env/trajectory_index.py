@@ -1,14 +1,14 @@
-"""`KIND.index.jsonl` beside `KIND.jsonl`: one short row for each trajectory, so that a list needs no transcript.
+"""`KIND.index.jsonl` beside `KIND.jsonl`: one short row per trajectory, so that lists need not read the transcripts.
 
-The writer of the trajectories writes it, behind the records. It may be missing, or lack rows: of the newest records, of
-a folder from before, of a process that was killed between the two writes, of a full disk. `IndexReader` makes such rows
-from the records themselves, so nothing depends on the file but the time that a list takes. It can be deleted.
+The trajectory writer appends rows after the records. The file may be missing or lack rows: for the newest records, in
+an old folder, after a process was killed between the two writes, or after the disk was full. `IndexReader` rebuilds
+such rows from the records, so the index only saves time and can be deleted.
 
-A row is a JSON array, in the order of `COLUMNS`; its first value is the version of the row. What is of a reader's
-interest and long is cut off (`MOST`). A line of the file is a row, or packs the rows of about 64 kB of records
-(`pack`), so that the file stays below a twentieth of the records. Lines are appended only. Several processes append to
-one pair of files, so the rows needn't be in the order of the records. Of two rows for one offset the later counts, and
-a row that reaches beyond the end of the records is of records that were lost.
+A row is a JSON array in the order of `COLUMNS`; its first value is the row's format version. Long values are cut off at
+the limits below (`MOST_...`). A line of the file is a row, or packs the rows of about 64 kB of records (`pack`), so
+that the file stays below 5 % of the size of the records. Lines are only appended. Several processes append to one pair
+of files, so the rows needn't be in the order of the records. If two rows have the same offset, the later one counts. A
+row that ends beyond the end of the record file belongs to a record that was lost.
 """
 
 from __future__ import annotations
@@ -33,83 +33,83 @@ from forge_env.reading import UnsafeFileError, open_file, whole_lines
 
 VERSION = 1
 PACKED = b'[2,"'
-"""How a line begins that holds several rows."""
+"""Prefix of a line that holds several rows."""
 SUFFIX = ".index.jsonl"
 SCORED = ("ended", "limit", "crashed")
-"""Outcomes of episodes that have a score."""
+"""Outcomes of episodes that are scored."""
 LIMITS = (
     *("turns", "tool_calls", "tokens", "context", "time"),
     *("working_time", "agent_time", "program_time", "cost"),
 )
-"""Limits that an episode can run out of; others are named as they are."""
+"""Known limits of an episode; other limits are shown by their names."""
 MOST_METRICS, MOST_TAGS, MOST_NAME, MOST_ANSWER = 12, 8, 64, 48
-"""What a row holds of one trajectory: metrics, tags, characters of a name, characters of the answer."""
+"""Limits of a row: number of metrics, number of tags, characters of a name, characters of the answer."""
 PACKED_RECORDS = 1 << 16
-"""Bytes of records after which their rows are written; a reader makes them itself until then."""
+"""Bytes of records after which their rows are written; until then readers build them from the records."""
 MOST_UNPACKED = 1 << 22
-"""Bytes of rows in one line; one that claims to hold more is damaged."""
+"""Maximum bytes of unpacked rows in one line; a line that claims more is damaged."""
 MOST_ROWS_HELD = 1 << 20
-"""Bytes of lines that wait for room on a full disk; readers make the other rows of the records."""
+"""Maximum bytes of lines held while the disk is full; readers rebuild the other rows from the records."""
 BAD_RECORD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Exceptions raised when a line that is not a record is read."""
 
 
 @dataclass(slots=True)
 class IndexRow:
-    """What a list shows of one trajectory, and where its record is.
+    """The location of one trajectory's record and the values that lists show.
 
-    `outcome` is "ended", "limit" (`why` names it: "turns", "tool_calls", ...), "crashed" (the agent's own code failed),
-    "lost" (`why` is the kind of the error) or "unreadable" (`why` says what is wrong with the record).
+    `outcome` is "ended", "limit" (`why` names it: "turns", "tool_calls", ...), "crashed" (the agent's code failed),
+    "lost" (`why` is the type of the error) or "unreadable" (`why` describes the damage).
     """
 
     offset: int
-    """Of the record's first byte in `KIND.jsonl`."""
+    """Offset of the record's first byte in `KIND.jsonl`."""
     length: int
-    """Bytes of the record, its line feed included."""
+    """Bytes of the record, including its line feed."""
     id: str = ""
     environment: str = ""
     task: str = ""
     split: str = ""
     group: int | None = None
-    """Of a training episode the position of its group; else the index of the task."""
+    """Position of the group for a training episode; else the index of the task."""
     member: int | None = None
-    """Which episode of the group, or epoch of the evaluation."""
+    """Index of the episode in its group, or the epoch of the evaluation."""
     reward: float = 0.0
     best: float = 1.0
-    """The environment's highest reward, where the record has it."""
+    """The environment's highest reward, if the record contains it."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """By name; `turns` and `tool_calls` only where they differ from the columns, `tool_errors` only above 0."""
+    """Metrics by name; `turns` and `tool_calls` only if they differ from the columns, `tool_errors` only above 0."""
     outcome: str = "ended"
     why: str = ""
     turns: int = 0
     calls: dict[str, int] = field(default_factory=dict)
-    """How often the agent called each tool."""
+    """Number of the agent's calls of each tool."""
     tokens: int = 0
-    """That the policy sampled; where no tokens are known, what the endpoint counted."""
+    """Number of tokens the policy sampled; if there are no tokens, the endpoint's count."""
     context: int = 0
-    """Tokens of the longest conversation; 0: not known."""
+    """Tokens of the longest conversation; 0: unknown."""
     wall_s: float = 0.0
     waited_s: float = 0.0
     generate_s: float = 0.0
     step_s: float = 0.0
     started: float = 0.0
-    """Seconds since 1970, UTC; 0: not recorded."""
+    """Start time in seconds since 1970, UTC; 0: not recorded."""
     oldest: int = -1
-    """Policy version of the oldest sampled token; -1: no version is known."""
+    """Oldest policy version that sampled a token; -1: unknown."""
     newest: int = -1
     difficulty: int = 1
     tags: list[str] = field(default_factory=list)
     retries: int = 0
     cost: float = 0.0
-    """In the currency of the price list, where the evaluation has one."""
+    """Cost in the currency of the price list, if the evaluation has one."""
     answer: str = ""
-    """Beginning of the answer, or of the last message, in one line."""
+    """Start of the answer, or of the last message, as one line."""
     reset_s: float = 0.0
     close_s: float = 0.0
     reason: str = ""
     """The judge's reason for a score below the maximum; numbers are masked."""
     read: str = ""
-    """Beginning of the last tool result that the agent read; numbers are masked."""
+    """Start of the last tool result that the agent read; numbers are masked."""
 
     @property
     def end(self) -> int:
@@ -118,37 +118,37 @@ class IndexRow:
 
     @property
     def num_calls(self) -> int:
-        """Tool calls."""
+        """Total number of tool calls."""
         return sum(self.calls.values())
 
 
 COLUMNS = ("version", *(item.name for item in fields(IndexRow)))
-"""Of a row on disk."""
+"""Columns of a row on disk."""
 _values = attrgetter(*COLUMNS[1:])
 _EMPTY: list[tuple[int, type]] = [
     (COLUMNS.index(item.name), {"str": str, "dict": dict, "list": list}[str(item.type).partition("[")[0]])
     for item in fields(IndexRow)
     if item.type not in ("int", "float", "int | None")
 ]
-"""Places and types of the columns that are no numbers: 0 stands for an empty one."""
+"""Index and type of each column that is not a number; in these columns 0 represents an empty value."""
 _FIGURES = [COLUMNS.index(item.name) for item in fields(IndexRow) if item.type == "float"]
 
 
 def index_path(records: Path) -> Path:
-    """The index of a file of trajectories."""
+    """Path of the index of a trajectory file."""
     return records.with_name(records.name.removesuffix(".jsonl") + SUFFIX)
 
 
 def is_index(path: Path) -> bool:
-    """Whether it is an index, and no file of trajectories."""
+    """Whether the path is that of an index rather than of a trajectory file."""
     return path.name.endswith(SUFFIX)
 
 
 def row_of(record: Mapping[str, Any], offset: int, length: int) -> IndexRow:
-    """The row of a record of any version (`Trajectory.to_dict`).
+    """Build the row of a record of any schema version (`Trajectory.to_dict`).
 
     Raises:
-        ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError: it is no record.
+        ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError: it is not a record.
     """
     turns, info = record["turns"], record.get("info") or {}
     usage = info.get("usage")
@@ -204,11 +204,11 @@ def row_of(record: Mapping[str, Any], offset: int, length: int) -> IndexRow:
 
 
 _NUMBER = re.compile(r"\b(\d{1,9})/(\d{1,9})\b|\d+(?:\.\d+)?", re.ASCII)
-"""A fraction, or a number."""
+"""Pattern of a fraction or a number."""
 
 
 def masked(text: str) -> str:
-    """The first line of a text with its numbers masked, so that texts that differ only in numbers are equal.
+    """Mask the numbers in the first line of a text, so that texts that differ only in numbers become equal.
 
     A masked fraction still shows none, part or all: `0/2 passed` becomes `0/n passed`, `1/2` `k/n` and `2/2` `n/n`.
     """
@@ -224,7 +224,7 @@ def _mask(number: re.Match[str]) -> str:
 
 
 def last_read(turns: Sequence[Mapping[str, Any]]) -> str:
-    """The last tool result that the agent read before it answered; empty if there is none."""
+    """The last tool result that the agent read before its answer; empty if there is none."""
     for turn in reversed(turns):
         for message in reversed(turn["observation"]):
             if message["role"] == "tool":
@@ -234,25 +234,25 @@ def last_read(turns: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _place(record: Mapping[str, Any], name: str, otherwise: Any) -> int | None:
-    found = record.get(name)
-    found = otherwise if found is None else found
-    return found if type(found) is int else None
+    index = record.get(name)
+    index = otherwise if index is None else index
+    return index if type(index) is int else None
 
 
 def _short(value: float, digits: int) -> float:
-    """A figure with few digits; a whole one without a point."""
+    """Round a value to `digits` decimals; whole values become integers."""
     rounded = round(float(value), digits)
     return int(rounded) if math.isfinite(rounded) and rounded == int(rounded) else rounded
 
 
 def _tokens(record: Mapping[str, Any]) -> tuple[int, int, list[int]]:
-    """Sampled tokens, those of the longest conversation, and the versions that sampled them."""
+    """Number of sampled tokens, length of the longest conversation, and the policy versions that sampled."""
     turns, packed = record["turns"], record.get("tokens")
     if packed is not None:
         counts = [turn["tokens"] for turn in turns if "tokens" in turn]
         versions = [int(version) for version, _ in packed["versions"]]
-        return sum(own[2] for own in counts), max(map(sum, counts), default=0), versions
-    sampled = [turn["token_ids"] for turn in turns if turn.get("token_ids")]  # of version 1
+        return sum(count[2] for count in counts), max(map(sum, counts), default=0), versions
+    sampled = [turn["token_ids"] for turn in turns if turn.get("token_ids")]  # schema version 1
     versions = [int(version) for turn in turns for version in set(turn.get("versions") or ())]
     context = (len(turn.get("prompt_ids") or ()) + len(turn.get("token_ids") or ()) for turn in turns)
     return sum(map(len, sampled)), max(context, default=0), versions
@@ -270,7 +270,7 @@ def _outcome(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def out_of(limit: str) -> str:
-    """`out of tool calls`, for the name of a limit."""
+    """Phrase for a limit, such as `out of tool calls`."""
     return f"out of {limit.replace('_', ' ')}" if limit in LIMITS else f"limit: {limit}"
 
 
@@ -285,7 +285,10 @@ def _beginning(record: Mapping[str, Any], turns: Any) -> str:
 
 
 def encode(row: IndexRow) -> bytes:
-    """A line of the index, without its line feed. What follows from the id is left out, and so is what is usual."""
+    """Encode a row as a line of the index, without the line feed.
+
+    Values that are the default or follow from the id are replaced by 0.
+    """
     left_out = {
         "outcome": row.outcome == "ended",
         "environment": row.environment == _environment_in(row.id),
@@ -298,15 +301,15 @@ def encode(row: IndexRow) -> bytes:
     values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in values]
     try:
         return json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # a surrogate without its other half: JSON has it, UTF-8 does not
+    except UnicodeEncodeError:  # an unpaired surrogate, valid in JSON but not in UTF-8
         return json.dumps(values, separators=(",", ":")).encode()
 
 
 def decode(line: bytes) -> IndexRow:
-    """The row that a line of an index holds.
+    """Decode a line of the index that holds one row.
 
     Raises:
-        ValueError, TypeError: it holds none, or one of a version that this forge-env doesn't know.
+        ValueError, TypeError: the line is not a row, or has a version unknown to this forge-env.
     """
     return _row(json.loads(line))
 
@@ -314,18 +317,18 @@ def decode(line: bytes) -> IndexRow:
 def _row(values: Any) -> IndexRow:
     if not isinstance(values, list) or values[:1] != [VERSION] or len(values) < len(COLUMNS):
         raise ValueError("no row of version 1")
-    for place, kind in _EMPTY:
-        value = values[place]
+    for column, kind in _EMPTY:
+        value = values[column]
         if value.__class__ is kind:
             continue
         if value == 0:
-            values[place] = kind()
+            values[column] = kind()
         else:
-            raise ValueError(f"{COLUMNS[place]} is a {type(value).__name__}")
+            raise ValueError(f"{COLUMNS[column]} is a {type(value).__name__}")
     if None in values:
-        for place in _FIGURES:
-            if values[place] is None:
-                values[place] = math.nan
+        for column in _FIGURES:
+            if values[column] is None:
+                values[column] = math.nan
     row = IndexRow(*values[1 : len(COLUMNS)])
     row.outcome = row.outcome or "ended"
     row.environment = row.environment or _environment_in(row.id)
@@ -336,15 +339,18 @@ def _row(values: Any) -> IndexRow:
 
 
 def pack(rows: Sequence[bytes]) -> bytes:
-    """Rows as one line of the index, without its line feed: a single one as it is, several as `[2, TEXT]`, where TEXT
-    is the base64 of what zlib makes of the rows with commas between them."""
+    """Combine rows into one line of the index, without its line feed.
+
+    A single row is returned unchanged. Several become `[2, TEXT]`, where TEXT encodes the rows, separated by
+    commas, with zlib and base64.
+    """
     if len(rows) == 1:
         return rows[0]
     return b'%b%b"]' % (PACKED, base64.b64encode(zlib.compress(b",".join(rows))))
 
 
 def unpack(line: bytes) -> list[Any]:
-    """The values of the rows that a line holds.
+    """Parse the values of the rows in a line.
 
     Raises:
         ValueError, zlib.error, RecursionError: the line is damaged.
@@ -359,31 +365,31 @@ def unpack(line: bytes) -> list[Any]:
     content = b"[%b]" % content
     try:
         return list(from_json(content, cache_strings="none"))
-    except ValueError:  # a surrogate without its other half: only Python's reader takes it
+    except ValueError:  # an unpaired surrogate, which only Python's parser accepts
         return list(json.loads(content))
 
 
 def _decoded(lines: Iterable[bytes]) -> Iterator[IndexRow]:
-    """The rows of these lines that can be read."""
+    """Decode the rows of these lines, skipping unreadable ones."""
     for line in lines:
         try:
             values = unpack(line)
         except (ValueError, zlib.error, RecursionError):
             continue
-        for found in values:
+        for row in values:
             try:
-                yield _row(found)
+                yield _row(row)
             except (ValueError, TypeError):
                 continue
 
 
 class IndexWriter:
-    """Writes rows to the index of a file of trajectories: those of `PACKED_RECORDS` bytes of records as one line.
+    """Writes rows to the index of a trajectory file; the rows of `PACKED_RECORDS` bytes of records form one line.
 
-    What is not written yet, or can't be for lack of room, costs nothing but time: readers make it of the records.
+    Rows that are not written yet, or don't fit on the disk, only cost time: readers rebuild them from the records.
 
     Args:
-        records: the file of trajectories.
+        records: path of the trajectory file.
     """
 
     def __init__(self, records: Path) -> None:
@@ -392,35 +398,35 @@ class IndexWriter:
         self._bytes = 0
 
     def append(self, row: IndexRow) -> None:
-        """Take a row, and write all that were taken where they are enough."""
+        """Add a row, and write the collected rows once they cover enough records."""
         self._rows.append(encode(row))
         self._bytes += row.length
         if self._bytes >= PACKED_RECORDS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was taken."""
+        """Write the collected rows."""
         if self._rows:
             self._file.append(pack(self._rows))
         self._rows, self._bytes = [], 0
 
     def close(self) -> None:
-        """Write what was taken, and close the file.
+        """Write the collected rows and close the file.
 
         Raises:
-            DiskFullError: there is no room.
+            DiskFullError: the disk is full.
         """
         self.flush()
         self._file.close()
 
 
 def _environment_in(name: str) -> str:
-    """Of the ids of an evaluation: ENVIRONMENT/SPLIT/INDEX/EPOCH."""
+    """The environment in the id of an evaluation's sample: ENVIRONMENT/SPLIT/INDEX/EPOCH."""
     return name.partition("/")[0] if "/" in name else ""
 
 
 def _split_in(name: str, group: int | None, member: int | None) -> str:
-    """Of the ids of a run, SPLIT-GROUP-MEMBER and SPLIT-INDEX; empty where there is none in it."""
+    """The split in the id of a training run's episode, SPLIT-GROUP-MEMBER or SPLIT-INDEX; empty if there is none."""
     if group is not None:
         for suffix in (f"-{group}-{member}", f"-{group}"):
             if name.endswith(suffix):
@@ -429,9 +435,9 @@ def _split_in(name: str, group: int | None, member: int | None) -> str:
 
 
 def scan(records: Path, start: int = 0, end: int | None = None) -> Iterator[IndexRow]:
-    """Rows made of the records themselves, of the whole lines between two offsets: about 10,000 a second.
+    """Build rows from the records themselves, for the complete lines between two offsets: about 10,000 a second.
 
-    A line that holds no record, or is too long, gives a row with the outcome "unreadable". Raises as `open_file`.
+    A line that is not a record, or is too long, yields a row with the outcome "unreadable". Raises as `open_file`.
     """
     with open_file(records) as file:
         file.seek(start)
@@ -451,20 +457,20 @@ def _too_long(offset: int, length: int) -> IndexRow:
 
 
 def new_lines(records: Path, read: int, most: float = math.inf) -> tuple[list[bytes], int]:
-    """The whole lines of an index behind its byte `read`, and where to read on. One that was cut short is read anew.
+    """Read the complete lines of an index from byte `read` on, and the next offset. A truncated index is read again.
 
     Args:
-        records: the file of trajectories.
-        read: bytes of its index that were read before.
-        most: bytes to read now, about.
+        records: path of the trajectory file.
+        read: bytes of its index that have been read already.
+        most: approximate number of bytes to read now.
 
     Raises:
-        OSError: the index is there and can't be read.
+        OSError: the index exists but can't be read.
     """
     lines, start = [], read
     try:
         file = open_file(index_path(records))
-    except (FileNotFoundError, UnsafeFileError):  # the rows are made of the records
+    except (FileNotFoundError, UnsafeFileError):  # the caller rebuilds the rows from the records
         return [], read
     with file:
         if os.fstat(file.fileno()).st_size < read:
@@ -479,37 +485,37 @@ def new_lines(records: Path, read: int, most: float = math.inf) -> tuple[list[by
 
 
 def rows_of(lines: Iterable[bytes], start: int, end: int) -> list[IndexRow]:
-    """The rows in an index's lines of records between two offsets, in order of offset.
+    """Rows in index lines whose records are between two offsets, in order of offset.
 
-    A line that is damaged, or of a newer version, gives none: its row is made of the record. Of rows that overlap the
-    later counts: the others' records were lost with a machine's memory, and written over.
+    Damaged lines and those of a newer version yield no rows; readers build them from the records. If rows overlap, the
+    later one counts: the record of the other was lost in a crash of the machine and overwritten.
     """
-    found = [row for row in _decoded(lines) if start <= row.offset and row.end <= end]
-    if all(one.end <= other.offset for one, other in pairwise(found)):
-        return found
-    kept: list[tuple[int, IndexRow]] = []
-    for number, row in sorted(enumerate(found), key=lambda item: (item[1].offset, item[0])):
-        while kept and row.offset < kept[-1][1].end and kept[-1][0] < number:
-            kept.pop()
-        if not kept or row.offset >= kept[-1][1].end:
-            kept.append((number, row))
-    return [row for _, row in kept]
+    rows = [row for row in _decoded(lines) if start <= row.offset and row.end <= end]
+    if all(one.end <= other.offset for one, other in pairwise(rows)):
+        return rows
+    current: list[tuple[int, IndexRow]] = []
+    for number, row in sorted(enumerate(rows), key=lambda item: (item[1].offset, item[0])):
+        while current and row.offset < current[-1][1].end and current[-1][0] < number:
+            current.pop()
+        if not current or row.offset >= current[-1][1].end:
+            current.append((number, row))
+    return [row for _, row in current]
 
 
 class IndexReader:
-    """The rows of one file of trajectories, complete and as they come.
+    """Reads the rows of one trajectory file: first all of them, then each time those that were added.
 
     reader = IndexReader(folder / "train.jsonl")
-    rows = {row.offset: row for row in reader.news()}        # all there are
-    rows |= {row.offset: row for row in reader.news()}       # later: those that came since
+    rows = {row.offset: row for row in reader.news()}        # all rows
+    rows |= {row.offset: row for row in reader.news()}       # later: rows added since
 
     Args:
-        records: the file of trajectories; it may not be there yet.
+        records: path of the trajectory file; it need not exist yet.
 
     Attributes:
-        begun_anew: the file was replaced or cut short since the call before: rows of before count no more. Set by
-            `news`.
-        covered: bytes of the records, from the start, whose rows have been given.
+        begun_anew: whether the file was replaced or truncated since the previous call, which makes earlier rows
+            invalid. Set by `news`.
+        covered: bytes of the records, from the start, whose rows have been returned.
     """
 
     def __init__(self, records: Path) -> None:
@@ -519,30 +525,30 @@ class IndexReader:
         self._read = 0
         self._file: tuple[int, int] | None = None
         self._ahead: dict[int, int] = {}
-        """Ends by offset of rows beyond a gap."""
+        """Offset -> end of rows that follow a gap."""
 
     def news(self) -> Iterator[IndexRow]:
-        """Rows since the last call: those of the index first, then of records that have none.
+        """Yield the rows added since the last call: from the index first, then from records that it lacks.
 
         Raises:
             OSError, UnsafeFileError: a file can't be read.
         """
         self.begun_anew = False
-        lines, self._read = new_lines(self.records, self._read)  # before the size: what they tell of is in the file
+        lines, self._read = new_lines(self.records, self._read)  # before `stat`, so that their records are in the file
         try:
-            found = self.records.stat()
+            status = self.records.stat()
         except FileNotFoundError:
             return
-        if self._file not in (None, (found.st_dev, found.st_ino)) or found.st_size < self.covered:
+        if self._file not in (None, (status.st_dev, status.st_ino)) or status.st_size < self.covered:
             self.begun_anew, self.covered = True, 0
             self._ahead.clear()
             lines, self._read = new_lines(self.records, 0)
-        self._file = (found.st_dev, found.st_ino)
-        for row in rows_of(lines, self.covered, found.st_size):
+        self._file = (status.st_dev, status.st_ino)
+        for row in rows_of(lines, self.covered, status.st_size):
             self._ahead[row.offset] = row.end
             yield row
         self._close_up()
-        while self.covered < found.st_size:
+        while self.covered < status.st_size:
             gap_ends = min((start for start in self._ahead if start > self.covered), default=None)
             before = self.covered
             for row in scan(self.records, self.covered, gap_ends):
@@ -550,7 +556,7 @@ class IndexReader:
                 yield row
             self._close_up()
             if self.covered == before:
-                return  # half a line, which somebody is writing
+                return  # the last line is incomplete and still being written
 
     def _close_up(self) -> None:
         while (end := self._ahead.pop(self.covered, None)) is not None:

@@ -1,13 +1,13 @@
 """Parsing of a model's turn into content, thoughts, tool calls and malformed calls.
 
 Training, endpoints with native or text tools, `vllm:CHECKPOINT` and the gateway all parse turns here, so that a turn
-has the same meaning wherever it was sampled:
+has the same meaning regardless of its source:
 
 - Thoughts (`<think>...</think>`) at the beginning of the text are `reasoning_content`. So is everything before a
   closing tag that the prompt has opened, and everything after an opening tag that is never closed.
 - Calls are those that the chat format or the endpoint has already parsed. If there are none and tools were offered,
   they are the `<tool_call>` blocks of the text, in the format of Hermes and Qwen, except those inside thoughts.
-- A call without a name (`is_malformed`) could not be parsed; its arguments are the text as the model wrote it, and
+- A call without a name (`is_malformed`) could not be parsed; its arguments are the model's unchanged text, and
   `explain` describes the mistake.
 """
 
@@ -59,9 +59,9 @@ def read_turn(
 
 
 def _split_calls(text: str) -> tuple[str, list[str]]:
-    """The text before the first call, and the calls. Tags inside the strings of a call's JSON don't end it.
+    """Split a text into the part before the first call, and the calls.
 
-    A tag in backticks is prose about calls.
+    Tags inside the strings of a call's JSON don't end it. A tag in backticks is prose about calls.
     """
     first, blocks, position = len(text), [], 0
     while opening := _CALL_OPEN.search(text, position):
@@ -78,7 +78,7 @@ def _split_calls(text: str) -> tuple[str, list[str]]:
 
 
 def _json_end(text: str, start: int) -> int:
-    """Where the JSON value at `start` ends; `start` if it isn't valid."""
+    """End position of the JSON value at `start`; `start` if it isn't valid."""
     try:
         return _JSON.raw_decode(text, start)[1]
     except (ValueError, RecursionError):  # a number with too many digits is a ValueError
@@ -92,7 +92,7 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
     closing their thoughts. A block may contain others.
 
     Args:
-        text: of the turn.
+        text: text of the turn.
         only_leading: thoughts that the prompt opened are already parsed, so a lone closing tag has no meaning.
         opened: the prompt has opened a block.
     """
@@ -115,7 +115,7 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
 
 
 def _closing(text: str, start: int) -> re.Match[str] | None:
-    """The tag that closes the block whose content begins at `start`; the next one if blocks in it are never closed."""
+    """Find the tag that closes the block with content at `start`; the next closing tag if inner blocks stay open."""
     first, depth = None, 1
     for tag in _TAG.finditer(text, start):
         if _OPEN.fullmatch(tag.group()):
@@ -137,13 +137,13 @@ def call_of(name: Any, arguments: Any, call_id: str, raw: str | None = None) -> 
     """Build a call from a name and arguments of any JSON type; a malformed call if the name is not a text.
 
     Args:
-        name: of the tool.
-        arguments: as text, or as a parsed value.
+        name: name of the tool.
+        arguments: arguments as text, or as a parsed value.
         call_id: id of the call.
         raw: the call as the model wrote it, if known.
     """
     if isinstance(name, str) and name.strip():
-        # interned: every call of every open episode keeps it
+        # interned: shared by the calls of all open episodes
         function = FunctionCall(name=sys.intern(clean_unicode(name)), arguments=arguments_text(arguments))
         return ToolCall(id=call_id, function=function)
     if raw is None:
@@ -163,7 +163,7 @@ def read_call(block: str, call_id: str) -> ToolCall:
 
 
 def malformed(raw: str, call_id: str = "call_0") -> ToolCall:
-    """Build the call that stands for text that could not be parsed."""
+    """Build a malformed call from text that could not be parsed."""
     return ToolCall(id=call_id, function=FunctionCall(name="", arguments=clean_unicode(raw.strip())))
 
 

@@ -1,4 +1,4 @@
-"""The vocabulary shared by environments, policies, rollouts and trainers: messages, tools, tasks."""
+"""Types shared by environments, policies, rollouts and trainers: messages, tools, tasks."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ def clean_unicode(text: str) -> str:
 
 
 Whole = Annotated[str, AfterValidator(clean_unicode)]
-"""A text with U+FFFD in place of unpaired surrogates, which UTF-8 can't encode. Data sets have them if a text was
-truncated within an emoji, for example."""
+"""A string in which unpaired surrogates, which UTF-8 can't encode, are replaced by U+FFFD. Data sets contain them if a
+text was cut within an emoji, for example."""
 Text = Annotated[str, BeforeValidator(_number_as_text)]
-"""A text that a file may hold as a number: a split called 2024, an answer 42."""
+"""A string that a file may give as a number, such as a split named 2024 or the answer 42."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
 class SlottedModel:
-    """The methods of a pydantic model for its dataclasses: a third of the size, and every episode holds hundreds."""
+    """The pydantic model methods, for slotted pydantic dataclasses.
+
+    Such an object takes a third of a model's memory, and every episode holds hundreds of them.
+    """
 
     __slots__ = ()
     __pydantic_validator__: ClassVar[SchemaValidator]
@@ -42,21 +45,21 @@ class SlottedModel:
 
     @classmethod
     def model_validate(cls, data: Any) -> Self:
-        """An object of this class made of a mapping, or itself. `ValidationError`: it doesn't fit."""
-        found: Self = cls.__pydantic_validator__.validate_python(data)
-        return found
+        """Build an object from a mapping, or return it if it is one. Raises `ValidationError` on invalid data."""
+        validated: Self = cls.__pydantic_validator__.validate_python(data)
+        return validated
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
-        """A dictionary; options as `pydantic.BaseModel.model_dump`."""
+        """Convert to a dictionary; takes the options of `pydantic.BaseModel.model_dump`."""
         data: dict[str, Any] = self.__pydantic_serializer__.to_python(self, **options)
         return data
 
     def model_dump_json(self, **options: Any) -> str:
-        """JSON; options as `pydantic.BaseModel.model_dump_json`."""
+        """Convert to JSON; takes the options of `pydantic.BaseModel.model_dump_json`."""
         return self.__pydantic_serializer__.to_json(self, **options).decode()
 
     def model_copy(self, *, update: dict[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy, `deep` or not, with some fields replaced, which are not validated."""
+        """Copy the object, deeply if `deep`. Fields in `update` are replaced without validation."""
         copied = copy.deepcopy(self) if deep else copy.copy(self)
         for name, value in (update or {}).items():
             setattr(copied, name, value)
@@ -65,10 +68,10 @@ class SlottedModel:
 
 @dataclass(slots=True, kw_only=True)
 class FunctionCall(SlottedModel):
-    """The function an assistant asks for; `arguments` is JSON text exactly as the model wrote it."""
+    """The function that an assistant calls; `arguments` is the JSON text exactly as the model wrote it."""
 
     name: str
-    """Of the tool."""
+    """Name of the tool."""
     arguments: str = "{}"
     """A JSON object as text."""
 
@@ -85,11 +88,11 @@ class ToolCall(SlottedModel):
     """
 
     id: str
-    """The tool's answer names it (`Message.tool_call_id`)."""
+    """Id that the tool's answer refers to in `Message.tool_call_id`."""
     type: Literal["function"] = "function"
-    """OpenAI knows no other."""
+    """Always "function", the only type that OpenAI's format defines."""
     function: FunctionCall
-    """What is called, with what."""
+    """The tool's name and the arguments."""
 
 
 @dataclass(slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -103,25 +106,25 @@ class Message(SlottedModel):
     """
 
     role: Role
-    """Who says it."""
+    """Author of the message."""
     content: str = ""
     """The text."""
     tool_calls: list[ToolCall] = Field(default_factory=list)
-    """What an assistant calls."""
+    """Tool calls of an assistant message."""
     tool_call_id: str | None = None
-    """Of a tool's answer: which call it answers."""
+    """Id of the call that a tool message answers."""
     name: str | None = None
-    """Of a tool's answer: the tool's."""
+    """Name of the tool, in a tool message."""
     reasoning_content: str | None = None
-    """What the model thought before its answer, where that is told apart."""
+    """The model's reasoning before its answer, if the endpoint returns it separately."""
     stop_reason: Literal["stop", "length", "content_filter"] = "stop"
-    """Why an assistant's message ended, as `Reply` knows it. Rollouts tell `Environment.step`; records and models are
-    not told."""
+    """Why an assistant message ended, as in `Reply`. Rollouts pass it to `Environment.step`; it is neither recorded nor
+    sent to models."""
     images: tuple[str, ...] = ()
-    """Shown after the text to models that see: `data:` addresses (`fe.image` makes them of files), or `https:` ones."""
+    """Images shown after the text to vision models: `https:` URLs, or `data:` URLs as `fe.image` makes them."""
 
     def to_openai(self) -> dict[str, Any]:
-        """The message as an OpenAI chat dictionary, unset fields left out; with images, its content is in parts."""
+        """Convert to an OpenAI chat dictionary without unset fields; with images, the content is a list of parts."""
         data = self.model_dump(exclude_none=True, exclude={"images", "stop_reason"})
         if not self.tool_calls:
             data.pop("tool_calls")
@@ -130,7 +133,7 @@ class Message(SlottedModel):
 
     @property
     def parts(self) -> str | list[dict[str, Any]]:
-        """The content as OpenAI has it: the text, or a list of parts where there are images."""
+        """The content in OpenAI's format: the text, or a list of parts if there are images."""
         if not self.images:
             return self.content
         text = [{"type": "text", "text": self.content}] if self.content else []
@@ -138,7 +141,9 @@ class Message(SlottedModel):
 
     @classmethod
     def from_openai(cls, data: Any) -> Message:
-        """What `to_openai` gave. `ValidationError`, `TypeError` or `KeyError`: it is something else.
+        """Rebuild a message from the output of `to_openai`.
+
+        Raises `ValidationError`, `TypeError` or `KeyError` if `data` is not a chat message.
 
         Args:
             data: a chat message as a dictionary.
@@ -152,20 +157,20 @@ class Message(SlottedModel):
 
 
 _IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
-"""How a file begins -> its kind."""
+"""First bytes of an image file -> its format."""
 
 
 def image(source: str | Path | bytes) -> str:
-    """A picture for `Message.images`: PNG, JPEG, GIF or WebP, from a file or its bytes.
+    """Convert a PNG, JPEG, GIF or WebP image to a URL for `Message.images`.
 
     Args:
-        source: a file's path, or what is in it.
+        source: path of the file, or its content.
 
     Returns:
-        A `data:` address.
+        A `data:` URL.
 
     Raises:
-        UsageError: it is none of these, or there is no such file.
+        UsageError: the content is in none of these formats, or the file can't be read.
 
     Examples:
         >>> import forge_env as fe
@@ -189,25 +194,25 @@ def image(source: str | Path | bytes) -> str:
 
 
 Observation: TypeAlias = list[Message]
-"""What an agent sees next: only the messages that are new since its last action."""
+"""Input of the agent's next action: only the messages that are new since its last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Branch(SlottedModel):
-    """How a conversation begins that doesn't begin from nothing: `info["branch"]`, beside its `info["seat"]`.
+    """How a conversation starts if it continues from another one: `info["branch"]`, beside its `info["seat"]`.
 
-    The observation holds all of its messages. A policy that can goes on from the other conversation's own tokens, and
-    reads only what is new.
+    The observation holds all of its messages. A policy that supports it continues from the other conversation's tokens
+    and reads only the messages that are new.
     """
 
     why: str
-    """It is not the other conversation that goes on; for the record."""
+    """Why this is a new conversation rather than a continuation of the other one; for the record."""
     seat: str = ""
-    """The other conversation."""
+    """Seat of the other conversation."""
     turns: int = 0
-    """Of the other, how many answers this one begins with; 0: none is as it was."""
+    """Number of answers of the other conversation that this one starts with; 0 if none is unchanged."""
     messages: int = 0
-    """Messages of the observation to the end of these answers."""
+    """Number of messages of the observation up to the end of these answers."""
 
 
 Action: TypeAlias = Message | str
@@ -221,7 +226,7 @@ StepResult: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 
 def as_message(action: Action) -> Message:
-    """The assistant message that `action` stands for. `UsageError`: it stands for none."""
+    """Convert an action to an assistant message. Raises `UsageError` if that is impossible."""
     if isinstance(action, str):
         return Message(role="assistant", content=action)
     if not isinstance(action, Message):
@@ -232,11 +237,11 @@ def as_message(action: Action) -> Message:
 
 
 def call_tool(name: str, /, **arguments: Any) -> Message:
-    """The assistant message that calls one tool, for gold actions, scripts and tests.
+    """Build an assistant message that calls one tool, for gold actions, scripts and tests.
 
     Args:
-        name: of the tool.
-        arguments: of the call, JSON-ready.
+        name: name of the tool.
+        arguments: arguments of the call, JSON-ready.
 
     Examples:
         >>> import forge_env as fe
@@ -248,7 +253,7 @@ def call_tool(name: str, /, **arguments: Any) -> Message:
 
 
 class ToolSpec(BaseModel):
-    """A tool as the model sees it: name, what it does, JSON schema of its arguments.
+    """A tool as the model sees it: its name, its description and the JSON schema of its arguments.
 
     Examples:
         >>> import forge_env as fe
@@ -257,11 +262,11 @@ class ToolSpec(BaseModel):
     """
 
     name: str
-    """Of the tool."""
+    """Name of the tool."""
     description: str = ""
-    """What it does, for the model."""
+    """Description for the model."""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-    """JSON schema of its arguments, an object."""
+    """JSON schema of the arguments; its type is an object."""
 
     def to_openai(self) -> dict[str, Any]:
         """The tool as an entry of OpenAI's `tools` list."""
@@ -269,7 +274,7 @@ class ToolSpec(BaseModel):
 
 
 class Task(BaseModel):
-    """One problem: what the agent is shown, what it is scored against, and where it belongs.
+    """One problem: the prompt for the agent, the data to score it against, and the split that it belongs to.
 
     `data` is hidden from the agent: environments must never copy it into an observation or a sandbox
     that runs agent code. `gold` is an answer that scores full marks, used by validation only.
@@ -284,18 +289,18 @@ class Task(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: Whole
-    """Unique within the environment; records and comparisons go by it."""
+    """Id, unique within the environment; records and comparisons identify tasks by it."""
     prompt: Whole
-    """What the agent is told."""
+    """Text shown to the agent."""
     data: dict[str, Any] = Field(default_factory=dict)
-    """Whatever the environment needs to play and score it; never shown to the agent."""
+    """Data the environment needs to play and score the task; never shown to the agent."""
     gold: Whole | None = None
-    """An answer that scores full marks; None where none is known."""
+    """An answer that scores full marks; None if none is known."""
     history: list[Message] = Field(default_factory=list)
-    """Messages that are shown to the agent before the prompt: a system message, earlier turns."""
+    """Messages shown to the agent before the prompt: a system message, earlier turns."""
     difficulty: int = 1
     """Level, for curricula and for scores by level."""
     tags: list[Whole] = Field(default_factory=list)
-    """Words by which scores are told apart."""
+    """Labels by which scores are broken down."""
     split: Whole = "train"
-    """The set that it belongs to."""
+    """Name of the set that the task belongs to."""

@@ -1,9 +1,9 @@
-"""Texts of agents on a terminal: what would move its cursor, change its colours or turn text round is spelled out.
+"""Safe display of untrusted text on a terminal: control and hidden characters are escaped.
 
-Whatever an agent, a tool or a foreign model wrote goes through `visible` before it is printed. A terminal obeys what it
-reads: an escape sequence can rewrite what stands above it, set the title, fill the clipboard; a right-to-left override
-makes "evil" of "live"; a carriage return hides what stood before it. `forge_env.view.text` puts the
-same characters of a page into boxes.
+All text written by an agent, a tool or an external model passes through `visible` before it is printed. A terminal
+interprets its input: an escape sequence can rewrite earlier lines, set the title or fill the clipboard; a right-to-left
+override turns "live" into "evil"; a carriage return hides the text before it. `forge_env.view.text` shows the same
+characters in boxes on web pages.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
     "\u2060-\u206f\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]|\r(?!\n)"
 )
-"""Characters without a form of their own, or that move what stands around them; line feeds and tabs are none."""
+"""Characters that are invisible or that move the surrounding text, except line feeds and tabs."""
 MARKS = 4
-"""Combining marks on one character; further ones would draw over the lines around it."""
+"""Maximum combining marks on one character; more would overlap neighbouring lines."""
 PILED = re.compile(
     rf"(?<=[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{{{MARKS}}})"
     r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]+"
@@ -28,26 +28,29 @@ PILED = re.compile(
 
 
 def visible(text: str) -> str:
-    """The text for a terminal: without secrets, hidden characters as Python writes them (`\\x1b`, `\\u202e`), marks
-    piled on a character left out. Its lines stay lines, each ended by a line feed alone."""
+    """Make a text safe for a terminal.
+
+    Secrets are redacted, hidden characters are written as Python escapes (`\\x1b`, `\\u202e`), and excessive combining
+    marks are removed. Lines are preserved, each ended by a single line feed.
+    """
     text = HIDDEN.sub(lambda found: ascii(found[0])[1:-1], redact(text).replace("\r\n", "\n")).replace("\r", "\\r")
     return text if text.isascii() else PILED.sub("", text)
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """The beginning of a text in one line of at most `most` characters, as `visible` gives it."""
+    """Beginning of a text, made `visible`, in one line of at most `most` characters."""
     line = visible(" ".join(redact(text)[: 4 * most].split()))
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 SAFE_BITS = 2_048
-"""Maximum bits of an integer that is written out, 617 digits. Python's own limit is 4,300, and can be set to 640."""
+"""Maximum bits of an integer that is written in full (617 digits). Python's limit is 4,300 digits, or down to 640."""
 
 
 def shown(value: object, most: int = 80) -> str:
-    """A value as Python writes it, in at most `most` characters; never raises.
+    """Return the `repr` of a value in at most `most` characters; never raises.
 
-    An agent's values may be huge numbers, long, or deeply nested; only the beginning is written.
+    An agent's values may be huge, long or deeply nested, so only the beginning is formatted.
 
     >>> shown([1, "two"]), shown("x" * 100, 8), shown(10**5000)
     ("[1, 'two']", "'xxxx...", '<an integer of about 5001 digits>')
@@ -64,7 +67,7 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def _pieces(value: Any, most: int) -> Iterator[str]:
-    """`repr(value)` in pieces of at most about `most` characters."""
+    """Yield `repr(value)` in pieces of at most about `most` characters."""
     if type(value) is int and value.bit_length() > SAFE_BITS:
         yield f"<an integer of about {int(value.bit_length() * 0.30103) + 1} digits>"
     elif type(value) is str and len(value) > most:
@@ -102,5 +105,5 @@ def _enclosed(start: str, items: Iterable[object], end: str, most: int) -> Itera
 def _written(value: object) -> str:
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001 - of a class that isn't ours
+    except Exception:  # noqa: BLE001 - a third-party class may raise anything
         return f"<{type(value).__name__}>"

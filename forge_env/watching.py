@@ -1,4 +1,4 @@
-"""Waiting until somebody writes to a folder, told by the kernel (inotify(7))."""
+"""Waiting for changes in folders, with inotify(7)."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from pathlib import Path
 
 MODIFY, MOVED_TO, CREATE, DELETE = 0x2, 0x80, 0x100, 0x200
 ANYWAY_S = 5.0
-"""What another machine writes to a shared folder is not told: look after this long whether told or not."""
+"""Seconds between checks without an event, as inotify doesn't report writes of other machines to a shared folder."""
 
 
 async def changes(folders: Sequence[Path], anyway_s: float = ANYWAY_S) -> AsyncGenerator[None]:
-    """An item at first, then whenever something in one of these folders was written, made, renamed or removed.
+    """Yield at once, then whenever a file in one of these folders was written, created, renamed or removed.
 
-    What happens while the caller is busy gives one item. Items also come after `anyway_s` seconds without any: a folder
-    may be on a file system whose events the kernel doesn't hear of, and a process may end without writing.
+    Changes while the caller is busy are combined into one item. An item is also yielded after `anyway_s` seconds
+    without changes: the file system may not support inotify, and a process may end without writing.
 
     Args:
-        folders: not what is in folders within them; one that isn't there is left out.
-        anyway_s: seconds.
+        folders: folders to watch, without their subfolders; missing ones are ignored.
+        anyway_s: maximum seconds between two items.
     """
     descriptor = _watch(folders)
-    told = asyncio.Event()
+    changed = asyncio.Event()
     loop = asyncio.get_running_loop()
     if descriptor >= 0:
-        loop.add_reader(descriptor, _heard, descriptor, told)
+        loop.add_reader(descriptor, _heard, descriptor, changed)
     try:
         while True:
             yield
             with suppress(TimeoutError):
                 async with asyncio.timeout(anyway_s):
-                    await told.wait()
-            told.clear()
+                    await changed.wait()
+            changed.clear()
     finally:
         if descriptor >= 0:
             loop.remove_reader(descriptor)
@@ -43,7 +43,7 @@ async def changes(folders: Sequence[Path], anyway_s: float = ANYWAY_S) -> AsyncG
 
 
 def _watch(folders: Sequence[Path]) -> int:
-    """A descriptor that is readable when something happens; -1 where the kernel has none to give."""
+    """Create an inotify descriptor, which becomes readable on changes; -1 if the kernel refuses one."""
     library = ctypes.CDLL(None, use_errno=True)
     descriptor = int(library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
     if descriptor < 0:

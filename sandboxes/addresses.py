@@ -1,8 +1,8 @@
-"""Public addresses: those of the internet, not of this machine, its networks or its cloud.
+"""Tests for public addresses: on the internet, and not of this machine, its networks or its cloud provider.
 
-IANA's special-purpose registries (https://www.iana.org/assignments/iana-ipv4-special-registry, and -ipv6-), as of
-2025-10, and the ways to write an IPv4 address as an IPv6 one. `ipaddress.is_global` knows only some of both, and
-which depends on the patch release of Python.
+The ranges are those of IANA's special-purpose registries
+(https://www.iana.org/assignments/iana-ipv4-special-registry, and -ipv6-), as of 2025-10, plus the ways to embed an
+IPv4 address in an IPv6 one. `ipaddress.is_global` covers only some of both, depending on the patch release of Python.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _SPECIAL_IPV4 = [
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # shared by a carrier's customers; Alibaba's metadata service
         "127.0.0.0/8",  # loopback
-        "168.63.129.16/32",  # Azure's host, for every machine in it; not in the registry
+        "168.63.129.16/32",  # Azure's host, as seen by each of its virtual machines; not in the registry
         "169.254.0.0/16",  # link-local; metadata services
         "172.16.0.0/12",  # private
-        "192.0.0.0/24",  # protocol assignments: the nearest gateway, also where the registry says global
+        "192.0.0.0/24",  # protocol assignments and anycast gateways, including those that the registry marks as global
         "192.0.2.0/24",  # documentation
-        "192.88.99.0/24",  # the nearest 6to4 relay
+        "192.88.99.0/24",  # 6to4 relay anycast
         "192.168.0.0/16",  # private
         "198.18.0.0/15",  # benchmarks
         "198.51.100.0/24",  # documentation
@@ -31,7 +31,7 @@ _SPECIAL_IPV4 = [
     )
 ]
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
-"""All that is assigned so far: not loopback, link-local, site-local, unique local, multicast, SRv6 ..."""
+"""All address space assigned so far; excludes loopback, link-local, site-local, unique local, multicast and SRv6."""
 _SPECIAL_IPV6 = [
     IPv6Network(network)
     for network in (
@@ -47,9 +47,9 @@ _ISATAP, _UNIVERSAL = 0x5EFE, 0x0200_0000
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether the address is one of the public internet, and so is the IPv4 address that it embeds, if any.
+    """Whether the address, and the IPv4 address embedded in it (if any), belong to the public internet.
 
-    A NAT64 gateway whose prefix is its operator's own can't be recognised.
+    A NAT64 gateway with an operator-specific prefix can't be recognised.
     """
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _SPECIAL_IPV4)
@@ -62,7 +62,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that packets to a mapped, NAT64, 6to4 or ISATAP address are sent to."""
+    """The IPv4 destination of packets sent to a mapped, NAT64, 6to4 or ISATAP address, or None for other addresses."""
     number = int(address)
     if address in _6TO4:
         return IPv4Address(number >> 80 & 0xFFFFFFFF)

@@ -1,7 +1,7 @@
-"""One isolated machine with a runner in it, and the `Sandbox` that is handed out for a while on top of it.
+"""A `Box` (one isolated machine with a runner inside) and the `Sandbox` that gives one user temporary access to it.
 
-A call becomes a request to the runner (what is wrong in it is a `UsageError`, never the program's failure), and
-the runner's answer becomes a result of the protocol.
+Each call becomes a request to the runner, and the runner's answer becomes a result of the sandbox protocol. Invalid
+arguments raise `UsageError`; they are never reported as a failure of the program.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ from sandboxes.runner.wire import Header
 from sandboxes.suite import suite_of, verdict_apart, verdict_beside
 
 GRACE_S = 10.0
-"""How late a runner may be beyond a call's wall limit before it counts as lost."""
+"""Seconds beyond a call's wall limit after which a silent runner counts as lost."""
 SESSION_CPU_S = 24 * 3600.0
-"""A session's commands are bounded in wall time, one by one; its CPU time adds up over all of them."""
+"""CPU limit of a session. Its commands have wall limits of their own, but its CPU time accumulates over all of them."""
 MAX_PROCESSES = 480
-"""Most processes and threads that one call may ask for: beyond it the runner itself could no longer fork."""
+"""Maximum `Limits.processes` (processes and threads) of one call; with more, the runner itself could no longer fork."""
 FILE_LIMITS = Limits(wall_s=20.0, memory_mb=1024, file_size_mb=1024)
 MAX_FILE = 128 << 20
 _MAX_CLOCK_SKEW_S = 5.0
 _FILES = dict.fromkeys(("write", "read", "folder", "pack", "unpack"), "files")
 PHASES = {"argv": "command", "python": "python", "calls": "python", "judge": "tests", "counted": "tests", **_FILES}
-"""What a timeline calls a request, by its kind."""
+"""Timeline phase of each kind of request."""
 
 
 class Box(ABC):
-    """A container, or a set of namespaces, with its runner."""
+    """A container or a set of namespaces, together with its runner."""
 
     def __init__(self, name: str, spec: SandboxSpec, connection: Connection) -> None:
         self.name = name
@@ -70,41 +70,41 @@ class Box(ABC):
         self.proxy: FilteringProxy | None = None
         self.uses = 0
         self._skew = 0.0
-        """Seconds that this clock was ahead of the sandbox's when it started."""
+        """How far this machine's clock was ahead of the sandbox's at start, in seconds."""
 
     async def join(self, channel: socket.socket) -> None:
-        """Take over our end of the channel and wait for the runner's first word. Raises `SandboxError`."""
+        """Take ownership of our end of the channel and wait until the runner is ready. Raises `SandboxError`."""
         channel.setblocking(False)
         try:
             if self.spec.proxied:
                 self.proxy = FilteringProxy(await receive_listener(channel), AllowList.of(self.spec))
                 await self.proxy.start()
             await asyncio.get_running_loop().create_unix_connection(lambda: self.connection, sock=channel)
-        except BaseException:  # cancelled too: the channel is nobody else's yet
+        except BaseException:  # also when cancelled: nothing else owns the channel yet
             channel.close()
             raise
         await self.ready()
 
     async def ready(self) -> None:
-        """Wait for the runner's first word. Raises `SandboxError`."""
+        """Wait for the runner's ready message. Raises `SandboxError`."""
         self._skew = time.time() - float((await self.connection.ready)["time"])
 
     def hang_up(self) -> None:
-        """Close what leads to it: the runner ends itself."""
+        """Close the channel and the proxy; the runner then exits."""
         self.connection.close()
         if self.proxy is not None:
             self.proxy.close()
 
     @abstractmethod
     async def destroy(self) -> None:
-        """End it and everything in it; safe to call twice."""
+        """Destroy the box and everything in it. Safe to call twice."""
 
     async def reset(self) -> list[str]:
-        """Kill and wipe everything the last user left. Returns what is not as it was (empty: clean)."""
+        """Kill and wipe everything the last user left. Returns the differences from a clean box (empty: clean)."""
         if self.proxy is not None:
             self.proxy.drop_connections()
         header, _ = await self.connection.request({"op": "reset"}, timeout=GRACE_S)
-        if self.proxy is not None:  # connections that its programs opened until they were killed
+        if self.proxy is not None:  # connections that programs opened before they were killed
             self.proxy.drop_connections()
         dirty = [str(item) for item in header.get("dirty", ["no report"])]
         if abs(time.time() - float(header.get("time", 0.0)) - self._skew) > _MAX_CLOCK_SKEW_S:
@@ -113,14 +113,14 @@ class Box(ABC):
 
 
 class BoxSandbox(Sandbox):
-    """A box for as long as one user holds it. Calls of one sandbox run one after the other."""
+    """One user's access to a box. Calls on one sandbox run one at a time."""
 
     def __init__(self, box: Box) -> None:
         self.box: Box | None = box
         self._turn = asyncio.Lock()
 
     def detach(self) -> Box | None:
-        """End this user's access; returns the box the first time."""
+        """Revoke this user's access. Returns the box the first time, None afterwards."""
         box, self.box = self.box, None
         return box
 
@@ -220,17 +220,17 @@ class BoxSandbox(Sandbox):
         how: How | None = None,
         limits: Limits | None = None,
     ) -> TestsResult:
-        there = self._held().spec.packages
-        if missing := [name for name in packages if name not in there and name not in map(bare_name, there)]:
-            fix = f"acquire it with SandboxSpec(packages={[*there, *missing]})"
+        installed = self._held().spec.packages
+        if missing := [name for name in packages if name not in installed and name not in map(bare_name, installed)]:
+            fix = f"acquire it with SandboxSpec(packages={[*installed, *missing]})"
             raise UsageError(f"this sandbox was acquired without {', '.join(missing)}", fix=fix)
         test_files = tests if isinstance(tests, str) else checked_files(tests)
         suite = suite_of(code, test_files, checked_files(files or {}), how)
         if suite.how == "counted":
             executions = []
             for run in suite.runs:
-                header, everything = suite.beside_header(run)
-                _, execution, stream = await self._run(header, limits, files=everything)
+                header, all_files = suite.beside_header(run)
+                _, execution, stream = await self._run(header, limits, files=all_files)
                 executions.append((execution, stream))
             return verdict_beside(executions, suite)
         header, tail = suite.apart_header()
@@ -261,7 +261,7 @@ class BoxSandbox(Sandbox):
         return BoxProcess(*await self._open("process", program, limits))
 
     async def _open(self, kind: str, program: Header, limits: Limits | None = None) -> tuple[Connection, int]:
-        """Start a session or background process: the connection that leads to it, and its number there."""
+        """Start a session or background process. Returns its connection and the number that identifies it there."""
         connection = self._held().connection
         limits = replace(limits or Limits(), cpu_s=SESSION_CPU_S)
         header: Header = {"op": "open", "kind": kind, "argv": [], **program, "limits": limits_header(limits)}
@@ -290,7 +290,7 @@ class BoxSandbox(Sandbox):
         tail: bytes = b"",
         listener: Listener | None = None,
     ) -> tuple[Header, ExecResult, bytes]:
-        """Send a request and wait: the answer's header, the result, and the bytes of the value channel."""
+        """Send a request and wait. Returns the answer's header, the result, and the bytes of the value channel."""
         limits = limits or Limits()
         code_bytes, stdin_bytes = source_text(code, "the code"), encoded(stdin, "stdin")
         header.setdefault("op", "run")
@@ -308,11 +308,11 @@ class BoxSandbox(Sandbox):
         return answer, *exec_result(answer, output)
 
 
-# --- what lives on between calls: shells, Python sessions, background programs
+# --- persistent processes: shells, Python sessions, background programs
 
 
 class _Persistent:
-    """A persistent process in a box, by the number of the request that opened it."""
+    """A persistent process in a box, identified by the number of the request that opened it."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection = connection
@@ -355,7 +355,7 @@ class BoxSession(_Persistent, Session):
             try:
                 with phase("session"):
                     return await self._ask(header, code, wait_s=limits.wall_s)
-            except asyncio.CancelledError:  # what it runs would go on, and mix with the next command
+            except asyncio.CancelledError:  # the command would keep running and mix its output with the next one's
                 self._ended = True
                 self._connection.notify({"op": "kill", "target": self._number})
                 raise
@@ -383,11 +383,11 @@ class BoxProcess(_Persistent, Process):
         await self._end()
 
 
-# --- from what callers give to requests
+# --- from callers' arguments to requests
 
 
 def surroundings(env: Mapping[str, str] | None, cwd: str | None) -> Header:
-    """Environment variables and folder of a program, for its request. Raises `UsageError`."""
+    """Environment variables and working directory of a program, as request fields. Raises `UsageError`."""
     for name, value in (env or {}).items():
         if not _text(name) or not name or "=" in name or not _text(value):
             raise UsageError(
@@ -400,7 +400,7 @@ def surroundings(env: Mapping[str, str] | None, cwd: str | None) -> Header:
 
 
 def command(argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None) -> Header:
-    """A program, its arguments and its surroundings, for its request. Raises `UsageError`."""
+    """A program with its arguments, environment and working directory, as request fields. Raises `UsageError`."""
     if isinstance(argv, str | bytes) or not argv:
         raise UsageError("argv must be a non-empty list", fix="for a shell line use ['bash', '-c', line]")
     for item in argv:
@@ -410,33 +410,33 @@ def command(argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None)
 
 
 def is_script(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether it is a Python file with its arguments, and neither an option nor a variable for the interpreter."""
-    if any(name == "PATH" or name.startswith("PYTHON") for name in env):  # another interpreter, or its settings
+    """Whether the command runs a Python file by path, with no interpreter options or variables that affect Python."""
+    if any(name == "PATH" or name.startswith("PYTHON") for name in env):  # selects another interpreter or configures it
         return False
     return argv[0] in ("python", "python3") and len(argv) > 1 and not argv[1].startswith("-")
 
 
 def encoded(text: str | bytes, what: str) -> bytes:
-    """Input or a file as the runner reads it. Raises `UsageError` unless it is text or bytes."""
+    """Standard input or a file's content, encoded for the runner. Raises `UsageError` unless it is text or bytes."""
     if not isinstance(text, str | bytes):
         raise UsageError(f"{what} is of type {type(text).__name__}", fix="use text or bytes")
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
 
 
 def source_text(text: str, what: str) -> bytes:
-    """A program as the runner reads it. Raises `UsageError` unless it is a string."""
+    """Source code, encoded for the runner. Raises `UsageError` unless it is a string."""
     if not isinstance(text, str):
         raise UsageError(f"{what} is of type {type(text).__name__}", fix="use a string")
     return encoded(text, what)
 
 
 def checked_files(files: Mapping[str, str | bytes]) -> dict[str, bytes]:
-    """Files by path as the runner reads them. Raises `SandboxPathError` and `UsageError`."""
+    """Files by checked path, encoded for the runner. Raises `SandboxPathError` and `UsageError`."""
     return {checked_path(path): encoded(content, path) for path, content in files.items()}
 
 
 def checked_path(path: str, writable: Sequence[str] = ()) -> str:
-    """A relative path that stays inside the work folder, or an absolute one in a `writable` folder, normalised.
+    """The normalised path: a relative one inside the work folder, or an absolute one in a `writable` folder.
 
     Raises `SandboxPathError`.
     """
@@ -453,17 +453,17 @@ def _text(value: object) -> bool:
 
 
 def limits_header(limits: Limits) -> Header:
-    """The limits as the runner reads them."""
+    """The limits as a request field. Raises `UsageError` for more processes than `MAX_PROCESSES`."""
     if limits.processes > MAX_PROCESSES:
         raise UsageError(f"processes={limits.processes} is more than a sandbox has", fix=f"use {MAX_PROCESSES} or less")
     return {name: getattr(limits, name) for name in Limits.__slots__}
 
 
-# --- from answers to results
+# --- from runners' answers to results
 
 
 def exec_result(answer: Header, output: bytes) -> tuple[ExecResult, bytes]:
-    """The result, and the bytes of the value channel."""
+    """The result of a call, and the bytes of the value channel."""
     stdout, stderr, _ = answer["parts"]
     usage = Usage(wall_s=answer["wall_s"], cpu_s=answer["cpu_s"], peak_memory_mb=answer["peak_kb"] / 1024)
     result = ExecResult(
@@ -480,7 +480,7 @@ def exec_result(answer: Header, output: bytes) -> tuple[ExecResult, bytes]:
 
 
 def call_outcome(frame: object) -> CallOutcome:
-    """One frame of the value channel; candidate code may have written anything there."""
+    """The outcome in one frame of the value channel, which is untrusted: candidate code may have written to it."""
     if isinstance(frame, dict) and set(frame) == {"v"}:
         try:
             return CallOutcome(value=values.decode(frame["v"]))
@@ -493,7 +493,7 @@ def call_outcome(frame: object) -> CallOutcome:
 
 
 def raise_io_error(result: ExecResult, path: str) -> None:
-    """Raise the `SandboxFileError` that a file request met inside the sandbox."""
+    """Raise the `SandboxFileError` that a file request hit inside the sandbox, if any."""
     if result.ok:
         return
     number, _, reason = result.stderr.partition(" ")

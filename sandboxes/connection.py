@@ -1,4 +1,4 @@
-"""The engine's end of the channel to one runner: requests go out, answers come back by number."""
+"""The engine's end of the channel to one runner: sends requests and matches answers to them by number."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sandboxes.runner.wire import FrameReader, Header, WireError, pack
 
 Answer = tuple[Header, bytes]
 Listener = Callable[[int, bytes], None]
-"""Called with 1 or 2 (stdout, stderr) and what was written there."""
+"""Called with the descriptor (1: stdout, 2: stderr) and the bytes written to it."""
 
 
 class Connection(asyncio.Protocol):
-    """One runner. Everything fails with `SandboxError` from the moment the runner is gone."""
+    """A connection to one runner. When the runner is lost, all pending and later requests fail with `SandboxError`."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Header] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
         self.said = b""
-        """The last of what the runner wrote to stderr, where that comes here too."""
+        """The last bytes of the runner's stderr, for attachments that receive it."""
         self._transport: asyncio.WriteTransport | None = None
         self._reader = FrameReader()
         self._answers: dict[int, asyncio.Future[Answer]] = {}
@@ -31,7 +31,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the runner is there."""
+        """Whether the runner is connected."""
         return self._transport is not None and not self.lost.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -59,9 +59,9 @@ class Connection(asyncio.Protocol):
         if not self.lost.done():
             self.lost.set_result(None)
         if not self.ready.done():
-            said = self.said.decode("utf-8", "replace").strip()
-            self.ready.set_exception(SandboxError(f"the sandbox ended before it was ready{said and f': {said}'}"))
-            self.ready.exception()  # nobody may be waiting: no warning about it
+            output = self.said.decode("utf-8", "replace").strip()
+            self.ready.set_exception(SandboxError(f"the sandbox ended before it was ready{output and f': {output}'}"))
+            self.ready.exception()  # marks the exception as retrieved: asyncio must not warn when no caller is waiting
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             if not answer.done():
@@ -70,9 +70,9 @@ class Connection(asyncio.Protocol):
     async def request(
         self, header: Header, body: bytes = b"", *, timeout: float, listener: Listener | None = None
     ) -> Answer:
-        """Send one request and wait for its answer, at most `timeout` seconds; `listener` hears output at once.
+        """Send one request and wait up to `timeout` seconds for its answer; `listener` receives output as it arrives.
 
-        A caller who stops waiting has the program killed. Raises `SandboxError` when the runner is lost or silent.
+        Cancelling the call kills the program. Raises `SandboxError` if the runner is lost or does not answer in time.
         """
         if not self.alive or self._transport is None:
             raise SandboxError("the sandbox is gone")
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
             self._listeners.pop(number, None)
 
     def send(self, data: bytes) -> None:
-        """What comes before the first request: nothing of this protocol."""
+        """Write raw bytes before the first request, outside the frame protocol."""
         if self._transport is not None:
             self._transport.write(data)
 
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(pack(header))
 
     def close(self) -> None:
-        """Hang up: the runner ends itself."""
+        """Close the connection; the runner then exits."""
         if self._transport is not None:
             self._transport.abort()
         elif not self.lost.done():

@@ -1,4 +1,4 @@
-"""What the engines share: a pool over boxes that each engine makes in its own way."""
+"""Base class of the sandbox engines: a pool of boxes that each engine starts in its own way."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sandboxes.network import AllowList
 from sandboxes.pool import Pool
 
 MAX_SANDBOXES = 10_000
-"""No machine carries more; a larger number is a slip."""
+"""Upper bound of `concurrency`; a larger number is taken for a mistake."""
 RESERVE_MB = 256
 RUNNER_MB = 64
-"""Memory of the runner itself, on top of what the spec grants the program."""
+"""Memory of the runner itself (MiB), added to the program's `memory_mb`."""
 SCRATCH_MB = 32
-"""Each writable folder besides the work folders."""
+"""Size of each writable folder other than the work folders (MiB)."""
 PIDS = 1024
-"""Twice `MAX_PROCESSES`, for the two users of a sandbox, and the runner's own."""
+"""Process limit of a box: `MAX_PROCESSES` for each of its two users, plus the runner's own."""
 CPU_PERIOD_US = 100_000
 MAX_USES = 5000
-"""Executions after which a box is replaced."""
+"""Default number of leases after which a box is replaced."""
 
 
 class PooledEngine(SandboxEngine):
@@ -32,7 +32,7 @@ class PooledEngine(SandboxEngine):
 
     Args:
         concurrency: most sandboxes alive at once; by default four per CPU.
-        warm: how many to start ahead; by default one per CPU.
+        warm: sandboxes to start ahead; by default one per CPU.
         max_uses: leases after which a box is replaced by a new one.
     """
 
@@ -48,11 +48,11 @@ class PooledEngine(SandboxEngine):
 
     @abstractmethod
     async def _prepare(self) -> None:
-        """Build what is missing and remove what dead owners left."""
+        """Build missing images and files, and remove the leftovers of dead owners."""
 
     @abstractmethod
     async def _make_box(self, spec: SandboxSpec) -> Box:
-        """Start one box and wait until its runner answers. Raises `SandboxError`."""
+        """Start one box and wait until its runner is ready. Raises `SandboxError`."""
 
     def check(self, spec: SandboxSpec) -> None:  # noqa: D102
         AllowList.of(spec)
@@ -65,7 +65,7 @@ class PooledEngine(SandboxEngine):
         self._pool = pool
         try:
             await pool.start(SandboxSpec())
-        except BaseException:  # cancelled too: what was started is ended
+        except BaseException:  # also when cancelled: boxes that were started must be destroyed
             await self.close()
             raise
 
@@ -94,9 +94,9 @@ class PooledEngine(SandboxEngine):
 
     @property
     def _alive(self) -> int:
-        """Sandboxes there are."""
+        """Number of sandboxes alive."""
         return self._pool.total if self._pool else 0
 
     def _has_room(self, spec: SandboxSpec) -> bool:
-        """Whether a sandbox that uses all it may still leaves the machine some memory."""
+        """Whether the machine would have memory to spare if this sandbox used its whole limit."""
         return free_memory_gb() * 1024 > spec.memory_mb + RESERVE_MB

@@ -1,12 +1,12 @@
-"""An allow-list for sandboxes that need some of the network: a filtering HTTP proxy, run by the engine's own process.
+"""A filtering HTTP proxy, run in the engine's own process, for sandboxes that may reach only an allow-list of hosts.
 
-The sandbox keeps its network namespace with nothing but a loopback in it. Its runner opens a listening socket there
-and hands the descriptor to the engine, which accepts the connections: the only way out is a proxy that forwards
-`CONNECT` and plain `http://` requests to the hosts on the list and answers 403 to everything else. No bridge, no
-firewall rule, no second container, and the same on every engine.
+The sandbox's network namespace has nothing but a loopback interface. Its runner opens a listening socket there and
+passes the descriptor to the engine, which accepts the connections. The only way out is therefore a proxy that forwards
+`CONNECT` and plain `http://` requests to listed hosts and answers 403 to all others. This works the same on every
+engine and needs no bridge, firewall rule or second container.
 
-A listed name leads to public addresses only: whoever controls its zone could otherwise point it at this machine, its
-neighbours or a metadata service. The address that was checked is the one that is connected to.
+A listed name may resolve to public addresses only: otherwise the owner of its DNS zone could point it at this machine,
+its neighbours or a metadata service. The proxy connects to the same address that it checked.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ _MAX_CONNECTIONS = 64
 _RETRY_S = 1.0
 _CHUNK = 1 << 16
 _CONNECTION_S = 2e-3
-"""Estimated time that the event loop spends on a connection, its request and its answer included."""
+"""Estimated seconds of event loop time for one connection, including its request and answer."""
 _BYTE_S = 2e-9
-"""Estimated time that it spends on a byte."""
+"""Estimated seconds of event loop time for each byte."""
 _HOP_BY_HOP = re.compile(rb"proxy-.*|connection|keep-alive|upgrade|host", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r\n[ \t]")
-"""What h11 takes and a server could read as another line, or as a continuation of the one before."""
+"""Line endings that h11 accepts but a server could read as a separate line or as a continuation of the previous one."""
 
 
 class AllowList:
-    """Hosts that may be reached: `name`, `name:port` or `*.name` (any name below); without a port, 80 and 443.
+    """Hosts that may be reached: `name`, `name:port` or `*.name` (any subdomain); without a port, 80 and 443.
 
     Args:
         entries: the hosts.
-        origin: `HOST:PORT` of whoever answers requests that name the proxy itself, or no host; may be reached too.
+        origin: `HOST:PORT` of the server that answers requests addressed to the proxy itself or to no host; it is
+            allowed too.
 
     Raises:
         UsageError: an entry is not of this form.
@@ -62,18 +63,18 @@ class AllowList:
 
     @classmethod
     def of(cls, spec: SandboxSpec) -> AllowList:
-        """What programs of such a sandbox may reach."""
+        """The allow-list of a sandbox's specification."""
         return cls(spec.allow, spec.origin)
 
     def destination(self, method: str, target: str) -> tuple[str, int, str]:
-        """Host, port and path that a request leads to. Raises `ValueError`."""
-        own = target.removeprefix(f"http://127.0.0.1:{PROXY_PORT}")
-        if self._origin is not None and own.startswith("/") and method != "CONNECT":
-            return *self._origin, own
+        """Destination of a request: host, port and path. Raises `ValueError`."""
+        path = target.removeprefix(f"http://127.0.0.1:{PROXY_PORT}")
+        if self._origin is not None and path.startswith("/") and method != "CONNECT":
+            return *self._origin, path
         return _destination(method, target)
 
     def permits(self, host: str, port: int) -> bool:
-        """Whether a connection to `host:port` is allowed. An address is allowed only where it is listed itself."""
+        """Whether a connection to `host:port` is allowed. An IP address is allowed only if it is listed itself."""
         host = host.lower().rstrip(".")
         return any(
             port in ports and (host.endswith(name[1:]) if name.startswith("*.") else host == name)
@@ -81,10 +82,10 @@ class AllowList:
         )
 
     def permits_address(self, address: str, port: int) -> bool:
-        """Whether a permitted name may lead to this address: a public one, or one that is listed itself."""
+        """Whether a permitted name may resolve to this address: it is public, or listed itself."""
         parsed = ipaddress.ip_address(address.partition("%")[0])
         if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
-            parsed = parsed.ipv4_mapped  # the same destination
+            parsed = parsed.ipv4_mapped  # an IPv4-mapped address has the same destination
         return is_public(parsed) or self.permits(str(parsed), port)
 
 
@@ -106,15 +107,15 @@ def _parse(entry: str) -> tuple[str, tuple[int, ...]]:
 
 
 class _PrivateAddressError(Exception):
-    """A permitted name that leads to no permitted address."""
+    """A permitted name resolves to no permitted address."""
 
 
 class FilteringProxy:
-    """Serves one sandbox.
+    """The proxy of one sandbox.
 
     Args:
         listener: a listening socket in the sandbox's network namespace.
-        allowed: what may be reached.
+        allowed: hosts that may be reached.
     """
 
     def __init__(self, listener: socket.socket, allowed: AllowList) -> None:
@@ -127,34 +128,36 @@ class FilteringProxy:
         self.refused = 0
 
     async def start(self) -> None:
-        """Accept connections from now on."""
+        """Start accepting connections."""
         self._listener.setblocking(False)
         self._accepting = asyncio.create_task(self._accept())
 
     def drop_connections(self) -> None:
-        """End all connections, those that wait to be accepted too: they belong to a user who has gone."""
+        """Close all connections, including those not accepted yet: they belong to a previous user of the sandbox."""
         for task in list(self._connections):
             task.cancel()
-        with suppress(OSError):  # none waits, or the listener is closed
+        with suppress(OSError):  # no connection is pending, or the listener is closed
             while True:
                 self._listener.accept()[0].close()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop accepting and close all connections."""
         if self._accepting is not None:
             self._accepting.cancel()
         self.drop_connections()
         self._listener.close()
 
     async def _accept(self) -> None:
-        """Accept connections, one at a time. A program that opens too many, or too fast, waits in the queue of its own
-        kernel's socket."""
+        """Accept connections one at a time.
+
+        If a program opens too many, or too fast, the excess waits in its own listening socket's backlog.
+        """
         loop = asyncio.get_running_loop()
         while True:
             await self._room.acquire()
             try:
                 connection, _ = await loop.sock_accept(self._listener)
-            except OSError:  # no descriptor is free: some will be
+            except OSError:  # out of file descriptors: try again when some have been closed
                 self._room.release()
                 await asyncio.sleep(_RETRY_S)
                 continue
@@ -174,7 +177,7 @@ class FilteringProxy:
                 head = await reader.readuntil(b"\r\n\r\n")
             await self._forward(head, reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a client that says nothing sensible, or hangs up: its connection ends
+            pass  # the client sent an invalid request or hung up: close its connection
         except asyncio.CancelledError:
             writer.transport.abort()
             raise
@@ -211,15 +214,15 @@ class FilteringProxy:
                 both.create_task(sending)
                 both.create_task(self._copy(upstream_reader, writer))
         except* (OSError, h11.RemoteProtocolError):
-            pass  # one side broke off: so does the other
+            pass  # one side closed the connection: close the other too
         finally:
             upstream.transport.abort()
 
     async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the first permitted address that answers. Raises `OSError`, or that there is none."""
+        """Connect to the first permitted address that answers. Raises `OSError` or `_PrivateAddressError`."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in infos))
         permitted = [address for address in addresses if self._allowed.permits_address(address, port)]
         if not permitted:
             raise _PrivateAddressError(f"{host} is at {addresses[0]}, which is not public; list the address itself")
@@ -233,7 +236,7 @@ class FilteringProxy:
     async def _send(
         self, request: h11.Request, client: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Forward the request and its body; what comes after it was not checked, and is dropped."""
+        """Forward the request and its body. Bytes after the body were not checked, and are dropped."""
         server = h11.Connection(h11.CLIENT)
         writer.write(server.send(request) or b"")
         while not isinstance(event := client.next_event(), h11.EndOfMessage):
@@ -247,7 +250,7 @@ class FilteringProxy:
         writer.write_eof()
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward what is read until it ends."""
+        """Forward bytes until end of file."""
         while chunk := await self._read(reader):
             writer.write(chunk)
             await writer.drain()
@@ -255,7 +258,7 @@ class FilteringProxy:
             writer.write_eof()
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
-        """Bytes that were sent, as fast as one sandbox may send and receive them; none: there are no more."""
+        """Read bytes at the rate allowed to one sandbox. Returns no bytes at end of file."""
         chunk = await reader.read(_CHUNK)
         await self._pace.turn(len(chunk) * _BYTE_S)
         return chunk
@@ -266,7 +269,7 @@ class FilteringProxy:
 
 
 async def receive_listener(channel: socket.socket) -> socket.socket:
-    """The listening socket that a runner with a proxy sends before its first frame."""
+    """Receive the listening socket that a runner with a proxy sends before its first frame."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(channel, readable.set)
@@ -281,10 +284,10 @@ async def receive_listener(channel: socket.socket) -> socket.socket:
 
 
 def _understood(client: h11.Connection, head: bytes) -> h11.Request:
-    """The request.
+    """The parsed request.
 
     Raises:
-        ValueError: it is not a request for a proxy, or a server could read it in another way.
+        ValueError: it is not a proxy request, or a server could parse it differently.
         h11.RemoteProtocolError: it is not HTTP.
     """
     if _AMBIGUOUS.search(head):
@@ -299,7 +302,7 @@ def _understood(client: h11.Connection, head: bytes) -> h11.Request:
 
 
 def _destination(method: str, target: str) -> tuple[str, int, str]:
-    """Host, port and path that a proxy request names. Raises `ValueError`."""
+    """Host, port and path of a proxy request. Raises `ValueError`."""
     if method == "CONNECT":
         parts, path = urlsplit(f"//{target}"), ""
         port = parts.port
@@ -315,16 +318,16 @@ def _destination(method: str, target: str) -> tuple[str, int, str]:
     if not port or parts.username is not None:
         raise ValueError("the target is not HOST:PORT")
     if not _NAME.fullmatch(host):
-        ipaddress.IPv6Address(host)  # the only other form
+        ipaddress.IPv6Address(host)  # raises `ValueError` unless it is IPv6, the only other valid form
     return host, port, path
 
 
 def _rewritten(request: h11.Request, path: str, host: str, port: int) -> h11.Request:
-    """The request as the server expects it: the only one of its connection, to the host that was checked."""
-    kept = [(name, value) for name, value in request.headers.raw_items() if not _HOP_BY_HOP.fullmatch(name)]
-    named = f"[{host}]" if ":" in host else host
-    named = named if port == 80 else f"{named}:{port}"
-    headers = [(b"Host", named.encode()), (b"Connection", b"close"), *kept]
+    """The request to send to the server: for the checked host, on a connection used for this request only."""
+    forwarded = [(name, value) for name, value in request.headers.raw_items() if not _HOP_BY_HOP.fullmatch(name)]
+    host_header = f"[{host}]" if ":" in host else host
+    host_header = host_header if port == 80 else f"{host_header}:{port}"
+    headers = [(b"Host", host_header.encode()), (b"Connection", b"close"), *forwarded]
     return h11.Request(method=request.method, target=path, headers=headers)
 
 

@@ -1,7 +1,7 @@
-"""Who owns a container, process or temporary folder, and whether that owner still lives.
+"""Owners of containers, processes and temporary folders, and whether they are still alive.
 
-An owner is one process, written as `MACHINE.BOOT.PIDNS.PID.START`: a process id alone is reused, and one seen from
-another machine or pid namespace says nothing, so whoever can't judge an owner leaves its things alone.
+An owner is one process, written as `MACHINE.BOOT.PIDNS.PID.START`. A process id alone can be reused, and says nothing
+on another machine or in another pid namespace. Resources of an owner that can't be checked from here are left alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 LABEL = "forge_env"
-"""Label of everything this project makes; its value is the owner."""
+"""Label of every resource that this project creates; its value is the owner."""
 
 
 @lru_cache(maxsize=1)
@@ -35,7 +35,7 @@ def _pid_namespace() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Clock ticks from boot to the start of `pid`, None when there is no such live process."""
+    """Clock ticks from boot to the start of process `pid`, or None if no such process is alive."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -50,7 +50,7 @@ def this_process() -> str:
 
 
 def is_dead(owner: str) -> bool:
-    """True only when it is certain that `owner` has ended."""
+    """Whether `owner` has certainly ended. False when that can't be determined."""
     parts = owner.split(".")
     if len(parts) != 5 or not parts[3].isdigit() or parts[0] != _machine():
         return False
@@ -61,7 +61,7 @@ def is_dead(owner: str) -> bool:
 
 
 def pid_of(owner: str) -> int | None:
-    """The owner's process id, None when it means nothing on this machine."""
+    """The owner's process id, or None if it started on another machine or before the last reboot."""
     parts = owner.split(".")
     known = len(parts) == 5 and parts[:2] == [_machine(), _boot()] and parts[3].isdigit()
     return int(parts[3]) if known else None

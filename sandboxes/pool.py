@@ -1,14 +1,13 @@
-"""A pool of warm boxes: bounded, fair, self-healing, as large as demand and the machine ask for.
+"""A bounded pool of warm boxes that replaces failed ones and grows with demand as far as the machine allows.
 
     starting --ready--> idle <--> leased --release--> resetting --clean--> idle
         |                |          |                     |
         +-- failed       |          +------ lost ---------+-- dirty, worn out --> destroyed
-                         +-- too long idle, or in the way of another kind ------> destroyed
+                         +-- idle too long, or room for another spec needed ----> destroyed
 
-Every box is in exactly one of these states and their number never exceeds `size`. Whoever waits is served first
-come, first served, except that a tenant (an environment) that holds fewer boxes goes before one that holds more, and
-that an episode which has had a box goes before those that have yet to begin: what it needs now is its judge's, and
-its time has begun.
+Every box is in exactly one of these states, and there are never more than `size` boxes. Waiters are served in order of
+arrival, with two exceptions. A tenant (an environment) with fewer leased boxes goes first. An episode that has already
+had a box goes before episodes that have not begun: it needs the box to be judged, and its time limit is running.
 """
 
 from __future__ import annotations
@@ -29,41 +28,41 @@ from forge_env.sandbox import SandboxSpec
 from sandboxes.box import Box
 
 STUCK_S = 60.0
-"""After this long without a box given back, one who holds a box and waits for another is asked to give up."""
+"""Seconds without a release after which a holder's wait for another box is checked for deadlock."""
 IDLE_S = 60.0
-"""After this long without work a box beyond the warm ones is given up."""
+"""Seconds after which an idle box is destroyed, unless it is one of the `warm` ones."""
 _START_ATTEMPTS = 2
 _WINDOW = 1024
 
 
 @dataclass(eq=False)
 class Waiter:
-    """One who waits for a box of `spec`."""
+    """A pending `acquire` call for a box of `spec`."""
 
     spec: SandboxSpec
     tenant: str
     holder: object
-    """Who will hold it: boxes of one holder are given back by the same code that waits."""
+    """The future holder of the box. Boxes with the same holder are released by the code that is now waiting."""
     box: asyncio.Future[Box]
     again: bool
-    """Its holder, an episode, has had a box before."""
+    """Whether the holder, an episode, has had a box before."""
 
     def fail(self, error: Exception) -> None:
-        """It gets an error instead."""
+        """Make the pending call raise `error`."""
         if not self.box.done():
             self.box.set_exception(error)
 
 
 class Pool:
-    """Hands out clean boxes. Used from one event loop.
+    """Hands out clean boxes. For use from a single event loop.
 
     Args:
         make: starts a box and waits until it answers; raises `SandboxError`.
         size: most boxes alive at once.
-        warm: boxes kept when nothing is to do.
+        warm: boxes to keep while there is no demand.
         max_uses: leases after which a box is replaced.
         room: whether the machine has memory for one more box; asked before growing beyond the first.
-        stuck_s: seconds after which a wait that can't end is an error.
+        stuck_s: seconds after which a deadlocked wait raises an error.
     """
 
     def __init__(
@@ -86,25 +85,25 @@ class Pool:
         self.counters: Counter[str] = Counter()
         self.phases = Phases()
         self.last_dirt: list[str] = []
-        self._idle: dict[Box, float] = {}  # since when
-        self._leased: dict[Box, Waiter] = {}  # who waited for it
+        self._idle: dict[Box, float] = {}  # monotonic time since when it is idle
+        self._leased: dict[Box, Waiter] = {}  # the call that got the box
         self._resetting: set[Box] = set()
         self._pending: Counter[SandboxSpec] = Counter()  # starting or resetting
         self._dying = 0
         self._waiting: list[Waiter] = []
         self._begun: WeakSet[object] = WeakSet()
-        """Holders that were named and have had a box."""
+        """Holders passed by callers that have had a box."""
         self._background = Background()
         self._shrinking: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
     def total(self) -> int:
-        """Boxes in any state, those being destroyed included."""
+        """Number of boxes in any state, including those being destroyed."""
         return len(self._idle) + len(self._leased) + self._pending.total() + self._dying
 
     async def start(self, spec: SandboxSpec) -> None:
-        """Start the warm boxes and wait for them. Raises what starting them raised."""
+        """Start the warm boxes and wait for them. Raises the first error of a failed start."""
         self._pending[spec] += self.warm
         boxes = await asyncio.gather(*(self._pending_start(spec) for _ in range(self.warm)), return_exceptions=True)
         for box in boxes:
@@ -115,20 +114,20 @@ class Pool:
                 raise box
 
     async def acquire(self, spec: SandboxSpec, tenant: str = "", holder: object = None) -> Box:
-        """A clean box; waits for its turn while all are taken.
+        """Lease a clean box, waiting while none is available.
 
         Args:
-            spec: its kind.
-            tenant: on whose behalf, such as an environment's name.
-            holder: who gives it back, such as an episode; the running task when not given.
+            spec: specification of the box.
+            tenant: the environment (or other caller) that the box is for, for fairness.
+            holder: the object that will release the box, such as an episode; by default the running task.
 
         Raises:
-            SandboxError: none could be started.
-            EnvironmentBugError: whoever holds a box waits for another one, so that none is ever given back.
+            SandboxError: no box could be started.
+            EnvironmentBugError: all holders of boxes are waiting for another one, so none will ever be released.
         """
         if self._closed:
             raise SandboxError("the sandbox engine is closed")
-        asked = time.monotonic()
+        started = time.monotonic()
         again = holder is not None and holder in self._begun
         holding = asyncio.current_task() if holder is None else holder
         waiter = Waiter(spec, tenant, holding, asyncio.get_running_loop().create_future(), again)
@@ -137,9 +136,9 @@ class Pool:
         if box is None:
             box = await self._wait(waiter)
         box.uses += 1
-        if holder is not None:  # not a task: one that takes boxes for ever would never let another begin
+        if holder is not None:  # not for tasks: a task that acquires boxes for ever would never let another one begin
             self._begun.add(holder)
-        self.phases.add("acquire", time.monotonic() - asked)
+        self.phases.add("acquire", time.monotonic() - started)
         return box
 
     async def _wait(self, waiter: Waiter) -> Box:
@@ -158,7 +157,7 @@ class Pool:
                         raise self._how_stuck()
         except asyncio.CancelledError:
             if waiter.box.done() and not waiter.box.cancelled() and waiter.box.exception() is None:
-                box = waiter.box.result()  # it came at the very moment of giving up
+                box = waiter.box.result()  # assigned at the moment of cancellation
                 del self._leased[box]
                 self._offer(box)
             if waiter in self._waiting:
@@ -167,7 +166,7 @@ class Pool:
             raise
 
     def _is_stuck(self, waiter: Waiter) -> bool:
-        """Whether whoever could give a box back waits for one, and this one could."""
+        """Whether all holders of boxes, this waiter included, wait for another box, so that none will be released."""
         if self._idle or self._pending.total() or self._dying:
             return False
         waiting_too = {id(other.holder) for other in self._waiting}
@@ -183,7 +182,7 @@ class Pool:
         )
 
     def release(self, box: Box) -> None:
-        """Take a box back: it is wiped and checked in the background, then offered again or replaced."""
+        """Return a box. It is wiped and checked in the background, then offered again or replaced."""
         if self._leased.pop(box, None) is None:
             return
         self._releases += 1
@@ -195,7 +194,7 @@ class Pool:
             self._background.start(self._reset(box))
 
     async def close(self) -> None:
-        """Destroy every box and refuse whoever waits."""
+        """Destroy all boxes and fail all waiters."""
         self._closed = True
         if self._shrinking is not None:
             self._shrinking.cancel()
@@ -208,25 +207,25 @@ class Pool:
         self._leased.clear()
         self._resetting.clear()
         await asyncio.gather(*(box.destroy() for box in boxes), return_exceptions=True)
-        await self._background.wait()  # what the cancelled ones had to destroy too
+        await self._background.wait()  # cancelled starts and resets still destroy their boxes
 
     def stats(self) -> dict[str, Any]:
         """Counters, boxes in each state, hit rate, and percentiles of the phases."""
-        asked = self.counters["hits"] + self.counters["misses"]
+        requests = self.counters["hits"] + self.counters["misses"]
         return {
             "idle": len(self._idle),
             "leased": len(self._leased),
             "pending": self._pending.total(),
             "waiting": len(self._waiting),
             "size": self.size,
-            "hit_rate": self.counters["hits"] / asked if asked else 1.0,
+            "hit_rate": self.counters["hits"] / requests if requests else 1.0,
             "dirt": self.last_dirt,
             "phases": self.phases.summary(),
             **self.counters,
         }
 
     def _take_idle(self, waiter: Waiter) -> Box | None:
-        for box in reversed(self._idle):  # the most recently used: its memory is warm, the others may go
+        for box in reversed(self._idle):  # most recently used first: its memory is warm, and the others may shrink away
             if box.spec == waiter.spec and box.connection.alive:
                 del self._idle[box]
                 self._leased[box] = waiter
@@ -234,23 +233,23 @@ class Pool:
         return None
 
     def _offer(self, box: Box) -> None:
-        """Give a clean box to whoever is next for its kind, or keep it."""
+        """Give a clean box to the next waiter for its spec, or keep it idle."""
         if self._closed or not box.connection.alive:
             self._discard(box, "lost")
             return
         if waiters := [waiter for waiter in self._waiting if waiter.spec == box.spec and not waiter.box.done()]:
             held = Counter(holding.tenant for holding in self._leased.values())
-            waiter = min(waiters, key=lambda waiter: held[waiter.tenant])  # the first among equals
+            waiter = min(waiters, key=lambda waiter: held[waiter.tenant])  # the earliest among equals
             self._waiting.remove(waiter)
             self._leased[box] = waiter
             waiter.box.set_result(box)
             return
         self._idle[box] = time.monotonic()
-        self._grow()  # someone may wait for another kind: this one can make room
+        self._grow()  # a waiter for another spec may now evict this box
         self._schedule_shrinking()
 
     def _grow(self) -> None:
-        """Start boxes for those who wait, as far as the bound and the machine allow."""
+        """Start boxes for waiters, as far as `size` and the machine's memory allow."""
         if self._closed:
             return
         coming = self._pending.copy()
@@ -259,16 +258,16 @@ class Pool:
                 coming[waiter.spec] -= 1
                 continue
             if self.total >= self.size:
-                self._make_room(waiter.spec)  # when its place is free, growing is tried again
+                self._make_room(waiter.spec)  # `_destroy` calls this method again when the box is gone
                 return
             if self.total and not self._room(waiter.spec):
                 self.counters["no memory to grow"] += 1
                 return
-            self._pending[waiter.spec] += 1  # it counts from now on, not from when its task first runs
+            self._pending[waiter.spec] += 1  # counted now, before its task first runs
             self._background.start(self._start_for(waiter.spec))
 
     def _make_room(self, spec: SandboxSpec) -> None:
-        """Give up an idle box of another kind, unless one is on its way out already."""
+        """Evict an idle box of another spec, unless a box is already being destroyed."""
         if self._dying:
             return
         for box in self._idle:
@@ -331,11 +330,11 @@ class Pool:
         try:
             dirty = await box.reset()
         except SandboxError:
-            pass  # it died, or does not answer
+            pass  # the box died or does not answer
         finally:
             self._pending[box.spec] -= 1
         if box not in self._resetting:
-            return  # closed meanwhile: whoever closed the pool destroys it
+            return  # the pool was closed meanwhile, and `close` destroys the box
         self._resetting.discard(box)
         self.phases.add("reset", time.monotonic() - begun)
         if dirty is None:
@@ -349,12 +348,12 @@ class Pool:
             self._offer(box)
 
     def _lost(self, box: Box, _: asyncio.Future[None]) -> None:
-        """An idle box died: forget it. A leased or resetting one is dealt with where it is used."""
+        """Discard an idle box whose runner died. Leased and resetting boxes are handled by their users."""
         if self._idle.pop(box, None) is not None:
             self._discard(box, "lost")
 
     def _discard(self, box: Box, why: str) -> None:
-        """Destroy a box; its place is free when it is gone."""
+        """Destroy a box in the background. It counts towards `size` until it is gone."""
         if not self._closed:
             self.counters[why] += 1
         self._dying += 1
@@ -371,18 +370,18 @@ class Pool:
                 self._background.start(self._replace(box.spec))
 
     async def _replace(self, spec: SandboxSpec) -> None:
-        """Keep the warm ones warm; a failure here shows again when somebody asks for a box."""
+        """Replace a warm box. A failure here is ignored: the next `acquire` of this spec meets it again."""
         try:
             self._offer(await self._pending_start(spec))
         except SandboxError:
             return
 
 
-# --- how long things take
+# --- durations
 
 
 class Phases:
-    """Durations by phase; percentiles over the last thousand of each."""
+    """Durations by phase, with percentiles over the last 1,024 of each."""
 
     def __init__(self) -> None:
         self._times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
@@ -393,18 +392,18 @@ class Phases:
 
     def summary(self) -> dict[str, dict[str, float]]:
         """`{phase: {"p50_ms": ..., "p95_ms": ..., "n": ...}}`."""
-        found = {}
+        percentiles = {}
         for phase, times in self._times.items():
             ordered = sorted(times)
-            found[phase] = {
+            percentiles[phase] = {
                 "p50_ms": ordered[len(ordered) // 2] * 1e3,
                 "p95_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))] * 1e3,
                 "n": float(len(ordered)),
             }
-        return found
+        return percentiles
 
 
-# --- tasks that nobody awaits, but that somebody owns and can end
+# --- background tasks owned by the pool
 
 
 class Background:
@@ -414,7 +413,7 @@ class Background:
         self._tasks: set[asyncio.Future[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], *, whole: bool = False) -> None:
-        """Run `work`; with `whole`, `cancel` does not stop it."""
+        """Run `work` as a task. With `whole`, `cancel` does not stop it."""
         task: asyncio.Future[None] = asyncio.get_running_loop().create_task(work)
         if whole:
             task = asyncio.ensure_future(to_its_end(task))
@@ -422,12 +421,12 @@ class Background:
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self) -> None:
-        """Ask every task to stop."""
+        """Cancel every task not started with `whole`."""
         for task in list(self._tasks):
             task.cancel()
 
     async def wait(self) -> None:
-        """Wait until there is none, those that are started meanwhile included."""
+        """Wait until no task is left, including tasks started meanwhile."""
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await asyncio.sleep(0)  # their callbacks
+            await asyncio.sleep(0)  # let their callbacks run

@@ -266,7 +266,7 @@ def _passing_twin(suite: Suite, all_outcomes: Sequence[_Outcomes]) -> str | None
             if kind == "opposite":  # comparing a value with another constant may raise
                 holds = name not in outcomes.refuted
             else:
-                fails = kind in (None, "inner", "unsure") and "failed" in outcomes.by_test[name]  # with some parameters
+                fails = kind in (None, "inner", "unsure") and "failed" in outcomes.by_test[name]  # for some parameters
                 holds = "passed" in outcomes.by_test[name] and not fails
             by_kind.setdefault(kind, []).append(holds)
         passed, opposite = by_kind.pop(None, []), by_kind.pop("opposite", [])
@@ -434,7 +434,7 @@ class _Reader:
     """Decides whether a test file needs the judged code in its process.
 
     Args:
-        path: of the file.
+        path: path of the file.
         tree: syntax tree of the file.
         modules: full names of the judged modules.
         helpers: parts of the names of the tests' modules.
@@ -476,7 +476,7 @@ class _Reader:
         if isinstance(node, ast.ClassDef):
             return self._is_of_both(node)
         if isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call) and self._has_numpy:
-            # Arrays cross as copies, but a call without a use of its result may be there to change one.
+            # Arrays cross as copies, but a call with an unused result may be meant to modify one in place.
             return _root(call.func) in self._judged and any(isinstance(item, ast.Name) for item in call.args)
         if isinstance(node, ast.Attribute):
             is_theirs = node.attr[0] != "_" and _root(node) in self._judged
@@ -505,7 +505,7 @@ class _Reader:
 
 
 def _simple_uses(node: ast.AST) -> Sequence[ast.AST | None]:
-    """Parts of a node that may be a class of the tests without the judged code getting to see more than its objects."""
+    """Parts of a node in which a class of the tests may occur without exposing more than its objects to judged code."""
     if isinstance(node, ast.Call):
         is_check = _is_assertion(node) or _dotted(node.func) == "pytest.raises"
         return [node.func, *(node.args if is_check or _name_of(node.func) in ("isinstance", "super") else ())]
@@ -660,7 +660,7 @@ def _kinds(expected: Expected) -> set[str]:
 
 
 def _in_turn(twins: Sequence[Twin], count: int) -> list[Twin]:
-    """`count` twins in random order, of the most reliable kinds there are, each kind in turn."""
+    """`count` twins in random order, from the most reliable kinds available, alternating between kinds."""
     chance = secrets.SystemRandom()
     kinds = ("literal", "opposite") if any(twin.kind == "literal" for twin in twins) else ("negated", "unsure", "inner")
     pools = [pool for kind in kinds if (pool := [twin for twin in twins if twin.kind == kind])]
@@ -670,7 +670,7 @@ def _in_turn(twins: Sequence[Twin], count: int) -> list[Twin]:
 
 
 def _tests_in(path: str, tree: ast.Module, pytest: bool) -> Iterator[tuple[str, Function, set[str]]]:
-    """Tests that are certain to be collected: name, function, and the names that it and its scope mention."""
+    """Tests that are certain to be collected: name, function, and the names that the test and its scope mention."""
     whole = {
         _EVERYWHERE,
         *_mentioned(item for item in tree.body if isinstance(item, ast.Assign | ast.Expr | ast.Raise)),
@@ -738,7 +738,7 @@ _EVERYWHERE = "\0everywhere"
 
 
 def _marks(trees: Mapping[str, ast.Module], names: Set[str]) -> Set[str]:
-    """These names and those of fixtures, helpers and variables that use them; `_EVERYWHERE` if all tests do."""
+    """These names, and names of fixtures, helpers and variables that use them; `_EVERYWHERE` if all tests use them."""
     users: set[str] = set()
     for path, tree in trees.items():
         for item in ast.walk(tree):

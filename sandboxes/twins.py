@@ -11,9 +11,10 @@ Three kinds of twins, most reliable first:
   value is changed when the test runs, by a function that is added to the file: `assert f(1) == g(1)` becomes
   `assert f(1) == changed(g(1))`;
 - an assertion is negated: `assert f(1) in table` by `assert not (f(1) in table)`;
-- the literals of an object that a value is compared with are replaced (`assert f(1) == Point(2, 3)` by `Point(4, 7)`),
-  or what a value must contain (`assert "a" in f(1)`), or an assertion that may not be reached (in a loop) is changed.
-  Honest code nearly always fails these, so they count against the code only if all such twins of a test pass.
+- an object or a contained value is changed: the literals of an object that a value is compared with are replaced
+  (`assert f(1) == Point(2, 3)` by `Point(4, 7)`), or the value that another must contain (`assert "a" in f(1)`). The
+  same kind includes changes of assertions that may not be reached (in a loop). Honest code nearly always fails these
+  twins, so they count against the code only if all such twins of a test pass.
 
 A fourth kind is a twin that honest code passes: every comparison with a literal is negated, with another literal,
 `assert f(1) == 2` by `assert not (f(1) == 5)`. An object that claims to equal anything fails it.
@@ -129,8 +130,8 @@ class TestFile:
     """A file of tests.
 
     Args:
-        source: its text.
-        tree: its syntax tree.
+        source: text of the file.
+        tree: syntax tree of the file.
         helpers: names of the modules among the tests, without their packages.
         single: names that occur once in all test files, apart from their assignment.
     """
@@ -147,7 +148,7 @@ class TestFile:
             self._starts.append(self._starts[-1] + len(line))
 
     def span(self, node: ast.expr) -> tuple[int, int]:
-        """Where an expression starts and ends, in bytes."""
+        """Start and end of an expression, as byte offsets."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         start = self._starts[node.lineno - 1] + node.col_offset
@@ -155,7 +156,7 @@ class TestFile:
 
     @cached_property
     def constants(self) -> Mapping[str, ast.expr]:
-        """What is assigned to variables of the module that are assigned once."""
+        """Values of the module's variables that are assigned exactly once."""
         return _assigned_once(self._tree, self._tree.body)
 
     @cached_property
@@ -165,7 +166,7 @@ class TestFile:
 
     @cached_property
     def judged(self) -> Set[str]:
-        """Names of the module that may be of the judged code, or that depend on such names."""
+        """Names in the module that may refer to judged code, or that depend on such names."""
         names: set[str] = set()
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Import):
@@ -219,7 +220,7 @@ def twins_of(function: Function, file: TestFile, helpers: Comparing) -> list[Twi
 
     Args:
         function: the test, which isn't marked as an expected failure.
-        file: where it is defined.
+        file: file that defines the test.
         helpers: functions that compare their parameters.
     """
     if not all(map(_is_harmless, function.decorator_list)) or _may_leave(function):
@@ -291,7 +292,7 @@ class _Finder:
         self._traceable = {side.id for side in ast.walk(function) if isinstance(side, ast.Name)} - elsewhere
 
     def _sides(self, node: ast.AST) -> Iterator[ast.expr]:
-        """Operands of an equality, including the arguments of functions that compare them."""
+        """Operands of an equality, including arguments of functions that compare them."""
         if isinstance(node, ast.Compare):
             yield from (node.left, *node.comparators)
         elif isinstance(node, ast.Call) and (_assertion(node) or _name(node.func) in _CLOSE | _ASSERT_CLOSE):
@@ -302,7 +303,7 @@ class _Finder:
             yield from self._passed(node)
 
     def _passed(self, call: ast.Call) -> Iterator[ast.expr]:
-        """Arguments of a helper that it compares."""
+        """Arguments of a call that the called helper compares."""
         is_method = isinstance(call.func, ast.Attribute) and _name(call.func.value) != "self"
         if is_method and _root(call.func) in self._judged:
             return
@@ -311,7 +312,7 @@ class _Finder:
             yield from passed or call.args[position : position + 1]
 
     def twins(self, body: Sequence[ast.stmt]) -> Iterator[Twin]:
-        """Twins from assertions that are always reached, and after which nothing affects other tests.
+        """Twins from assertions that are always reached and not followed by statements that affect other tests.
 
         A failing twin skips the statements after it, such as a clean-up.
         """
@@ -472,7 +473,7 @@ class _Finder:
                 yield Twin("literal", edits, () if number else (*edits, *negation) if negation else ())
 
     def _traced(self, side: ast.expr, near: bool) -> tuple[Edit, ...]:
-        """Edits of the literals that a name stands for; none if it has another use, which might change the result."""
+        """Edits of the literals that a name stands for; empty if it has other uses, which may change the result."""
         if not isinstance(side, ast.Name) or side.id not in self._traceable:
             return ()
         origin = self._origins.of(side)
@@ -531,7 +532,7 @@ def _uses(function: Function) -> Iterator[ast.Name]:
 
 
 def _assigned_once(scope: ast.AST, body: Sequence[ast.stmt]) -> dict[str, ast.expr]:
-    """What is assigned to variables of a scope by their only assignment."""
+    """Values of the variables that have exactly one assignment in a scope."""
     counts = Counter(
         node.id for node in ast.walk(scope) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     )
@@ -568,7 +569,7 @@ def _depending(body: Sequence[ast.stmt], names: Set[str]) -> Set[str]:
 
 
 def _walked_in_parallel(loop: ast.For | ast.AsyncFor | ast.comprehension) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Targets of a loop and what each walks through, which differ in `for a, b in zip(c, d)`."""
+    """Pairs of a loop's target and the expression that it iterates over; `for a, b in zip(c, d)` has two."""
     rows, target = loop.iter, loop.target
     if isinstance(rows, ast.Call) and _name(rows.func) == "zip" and isinstance(target, ast.Tuple):
         yield from zip(target.elts, rows.args, strict=False)
@@ -585,9 +586,9 @@ class _Origin:
     """The expressions that a name stands for.
 
     Attributes:
-        cells: one for each row of a table.
+        cells: one expression for each row of a table.
         table: the table.
-        used: the name of the table, if other tests read it too; the twin has a changed copy there.
+        used: the name of the table if other tests read it too; a twin replaces this name by a changed copy.
     """
 
     cells: Sequence[ast.expr]
@@ -596,7 +597,7 @@ class _Origin:
 
 
 class _Origins:
-    """Finds what names of a test stand for: columns of tables, and variables that are assigned once."""
+    """Resolves names in a test to expressions: columns of tables, and variables that are assigned once."""
 
     def __init__(self, function: Function, file: TestFile, variables: Set[str]) -> None:
         self._constants = {name: value for name, value in file.constants.items() if name not in variables}
@@ -630,7 +631,7 @@ class _Origins:
             self._columns[name] = (table, (number,) if len(split) > 1 or not is_text else ())
 
     def of(self, node: ast.Name) -> _Origin | None:
-        """The literals of a name that is compared."""
+        """The expressions that a compared name stands for, or None if they are unknown."""
         if node.id in self._columns:
             return self._cells(*self._columns[node.id])
         if node.id in self._local:
@@ -653,7 +654,7 @@ class _Origins:
             if _name(rows.func) == "range":
                 return all(map(_is_literal, rows.args)) and bool(range(*map(ast.literal_eval, rows.args)))
             is_strict = any(item.arg == "strict" and _is_true(item.value) for item in rows.keywords)
-            some = any if is_strict else all  # of an honest solution, the others are as long
+            some = any if is_strict else all  # with strict=True, honest code makes all iterables equally long
             return _name(rows.func) in ("enumerate", "zip") and some(map(self._is_filled, rows.args))
         if isinstance(rows, ast.Dict):
             return bool(rows.keys) and None not in rows.keys
@@ -661,7 +662,7 @@ class _Origins:
         return any(not isinstance(item, ast.Starred) for item in items)
 
     def _resolved(self, node: ast.expr) -> tuple[ast.expr, ast.expr | None]:
-        """The table, and its name if it has one."""
+        """The table that an expression stands for, and the table's name if other tests read it too."""
         if isinstance(node, ast.Name) and node.id not in self._parameters:
             for values in (self._local, self._constants):
                 if node.id in values:
@@ -669,7 +670,7 @@ class _Origins:
         return node, None
 
     def _cells(self, rows: ast.expr, path: tuple[int, ...]) -> _Origin | None:
-        """A column of what a loop walks through."""
+        """One column of the rows that a loop iterates over."""
         if isinstance(rows, ast.Call) and path:
             if _name(rows.func) == "enumerate":
                 return self._cells(rows.args[0], path[1:]) if path[0] == 1 and rows.args else None
@@ -710,7 +711,7 @@ def _is_true(node: ast.expr) -> bool:
 
 
 def _paths(target: ast.expr, path: tuple[int, ...] = ()) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names of a loop's target, with their positions in a row."""
+    """The names in a loop's target, with their positions in a row."""
     if isinstance(target, ast.Name):
         yield target.id, path
     elif isinstance(target, ast.Tuple | ast.List) and not any(isinstance(item, ast.Starred) for item in target.elts):

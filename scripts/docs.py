@@ -2,9 +2,9 @@
 
 python scripts/docs.py [FOLDER]
 
-The pages lie as in the repository, so that a link means the same in both. Files of code and folders that a page links
-to become pages, and `<!-- output: forge-env ... -->` becomes what that command prints. It fails, and names the page,
-where a link, an anchor or a picture leads nowhere, or something is loaded from elsewhere.
+The site mirrors the layout of the repository, so relative links work in both. Code files and folders that a page
+links to become pages, and `<!-- output: forge-env ... -->` is replaced by the output of that command. The build fails
+and names the page if a link, anchor or picture is missing, or if a page loads anything from another site.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash"}
 
 
 def stage(folder: Path) -> None:
-    """Lay out what the site is built from."""
+    """Copy the sources of the site into a folder."""
     for pattern in PICTURES:
         for path in ROOT.glob(pattern):
             copy(path, folder / path.relative_to(ROOT))
@@ -44,30 +44,30 @@ def stage(folder: Path) -> None:
 
 
 def with_code(page: Path, folder: Path) -> str:
-    """A page's text; the files of code that it links to are pages too."""
+    """Return a page's text, and write a page for each code file or folder that it links to."""
 
     def link(found: re.Match[str]) -> str:
         path = page.parent / found[1]
         if path.suffix in (".md", *{Path(picture).suffix for picture in PICTURES}) or not path.exists():
             return found[0]
-        place = path.resolve().relative_to(ROOT)
+        relative = path.resolve().relative_to(ROOT)
         if path.is_dir():
             code = "\n".join(sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()))
         else:
             code = path.read_text()
-        write(folder / f"{place}.md", f"# {place}\n\n`````{LANGUAGES.get(path.suffix, 'text')}\n{code}\n`````\n")
+        write(folder / f"{relative}.md", f"# {relative}\n\n`````{LANGUAGES.get(path.suffix, 'text')}\n{code}\n`````\n")
         return f"]({found[1]}.md)"
 
     return re.sub(r"\]\(([^)#:\s]+)\)", link, page.read_text())
 
 
 def with_outputs(text: str) -> str:
-    """A page's text, with what commands print."""
+    """Replace the output placeholders of a page by the commands' output."""
 
     def output(found: re.Match[str]) -> str:
         arguments = found[1].split()
         printed = StringIO()
-        with redirect_stdout(printed), suppress(SystemExit):  # argparse ends so after a help text
+        with redirect_stdout(printed), suppress(SystemExit):  # argparse exits after printing a help text
             forge_env(arguments)
         return f"`````{'yaml' if arguments[0] == 'config' else 'text'}\n{printed.getvalue().strip()}\n`````"
 
@@ -75,16 +75,16 @@ def with_outputs(text: str) -> str:
 
 
 def warnings(output: str) -> Iterator[str]:
-    """What Zensical warned of, without its pictures of whole lines; all of it where that is not why it failed."""
+    """Zensical's warnings without its source excerpts; the whole output if it has no warnings."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", output)
-    found = re.findall(r"^Warning: (.*)(?:\n.*\[ (.*?) \])?", plain, re.MULTILINE)
-    yield from (f"{where}: {what}" if where else what for what, where in found)
-    if not found:
+    messages = re.findall(r"^Warning: (.*)(?:\n.*\[ (.*?) \])?", plain, re.MULTILINE)
+    yield from (f"{location}: {message}" if location else message for message, location in messages)
+    if not messages:
         yield plain
 
 
 class Links(HTMLParser):
-    """What a built page links to and loads, and the names in it that others can link to."""
+    """Links and loaded resources of a built page, and its anchors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Links(HTMLParser):
         self.names: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """A tag."""
+        """Collect the anchor, link or resource of a tag."""
         has = dict(attrs)
         self.names.update(name for name in (has.get("id"), has.get("name") if tag == "a" else None) if name)
         target = has.get("href") if tag in ("a", "link") else has.get("src")
@@ -102,18 +102,18 @@ class Links(HTMLParser):
 
 
 def faults(site: Path) -> Iterator[str]:
-    """What is wrong with a built site."""
+    """Broken links and external resources of a built site."""
     pages: dict[Path, Links] = {}
     for path in sorted(site.glob("**/*.html")):
         pages[path] = Links()
         pages[path].feed(path.read_text())
-    for page, found in pages.items():
-        if page.name == "404.html":  # served for any address: its links begin at the site's own
+    for page, parsed in pages.items():
+        if page.name == "404.html":  # served at any address, so its links are absolute
             continue
-        for target in [*found.links, *found.loads]:
+        for target in [*parsed.links, *parsed.loads]:
             parts = urlsplit(target)
             if parts.scheme or parts.netloc:
-                if target in found.loads and parts.scheme != "data":
+                if target in parsed.loads and parts.scheme != "data":
                     yield f"{page.relative_to(site)}: loads {target}"
                 continue
             path = Path(os.path.normpath(page.parent / unquote(parts.path))) if parts.path else page
@@ -127,7 +127,7 @@ def faults(site: Path) -> Iterator[str]:
 
 
 def not_in_navigation() -> Iterator[str]:
-    """Pages of docs/ that nobody would find."""
+    """Pages of docs/ that are missing from the navigation."""
     listed = re.findall(r'"([\w./-]+\.md)"', (SETTINGS / "zensical.toml").read_text())
     for path in sorted(ROOT.glob("docs/**/*.md")):
         if str(path.relative_to(ROOT)) not in listed:
@@ -135,19 +135,19 @@ def not_in_navigation() -> Iterator[str]:
 
 
 def copy(source: Path, target: Path) -> None:
-    """A file with its folder."""
+    """Copy a file, creating the target's folder."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
 
 
 def write(path: Path, text: str) -> None:
-    """A file with its folder."""
+    """Write a file, creating its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
 def main() -> int:
-    """Build the site."""
+    """Build the site; return 1 if it has faults, 2 if its packages are missing."""
     zensical = Path(sys.executable).with_name("zensical")
     if not zensical.exists():
         print("docs: the packages of the site are missing: make setup STACK=cpu", file=sys.stderr)

@@ -29,12 +29,12 @@ from tests.forge_env.view.made import training_run  # noqa: E402
 Scheme = Literal["light", "dark"]
 READY = {"[data-charts]": "[data-charts][data-drawn]", "[data-timeline]": "[data-timeline][data-drawn]"}
 READY["[data-tokens]"] = "[data-tokens][data-painted]"
-"""What a page that has the first of each pair has in the end."""
+"""Selector of an asynchronous element -> selector that matches once it is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture: its name, the address, and how it is looked at."""
+    """One picture: its name, the path of the page, and the viewport."""
 
     name: str
     path: str
@@ -44,18 +44,18 @@ class Picture:
 
 
 def make_runs(root: Path) -> None:
-    """The three made-up runs; their names don't tell which is which."""
+    """Create the three made-up runs, under neutral names."""
     training_run(root / "run-a", steps=40, groups=4, start=0.35, end=0.85, seed=11)
     training_run(root / "run-b", steps=40, groups=4, start=0.6, end=0.15, seed=12)
     training_run(root / "run-c", steps=40, groups=4, start=0.3, end=0.95, seed=13, hacked=True)
-    for name in ("run-a", "run-c"):  # only one of them has a doubt in its contract
+    for name in ("run-a", "run-c"):  # only run-b has a doubtful entry in its contract
         path = root / name / "contract.jsonl"
-        kept = [line for line in path.read_text().splitlines(keepends=True) if '"doubtful"' not in line]
-        path.write_text("".join(kept))
+        lines = [line for line in path.read_text().splitlines(keepends=True) if '"doubtful"' not in line]
+        path.write_text("".join(lines))
 
 
 def chosen(run: str, episode: str, group: str) -> list[Picture]:
-    """Those that docs/view holds."""
+    """The pictures in docs/view."""
     return [
         Picture("runs", "/", height=420),
         Picture("overview", run),
@@ -91,7 +91,7 @@ def everything(run: str, episode: str, group: str) -> list[Picture]:
 
 
 def take(browser: Browser, address: str, pictures: list[Picture], out: Path) -> None:
-    """Take pictures of what a server shows."""
+    """Take screenshots of the pages of a server."""
     for picture in pictures:
         context = browser.new_context(
             viewport={"width": picture.width, "height": picture.height},
@@ -111,7 +111,7 @@ def take(browser: Browser, address: str, pictures: list[Picture], out: Path) -> 
 
 
 def addresses(browser: Browser, address: str, run: str) -> tuple[str, str]:
-    """An episode in which a tool was called, and a group in which some did better than others."""
+    """Paths of an episode with a tool call, and of a group with different rewards."""
     context = browser.new_context()
     page = context.new_page()
     page.goto(address)
@@ -130,7 +130,7 @@ def addresses(browser: Browser, address: str, run: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Make the runs and take the pictures."""
+    """Create the runs and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a finished training run")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "view")
@@ -138,11 +138,11 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]", "-", args.run.resolve().name)
-    with tempfile.TemporaryDirectory() as place:
-        root = Path(place) / "runs"
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary) / "runs"
         shutil.copytree(args.run, root / name)
         make_runs(root)
-        with shown(root, FORGE_ENV_CACHE=str(Path(place) / "cache"), HOME=place) as (address, browser):
+        with shown(root, FORGE_ENV_CACHE=str(Path(temporary) / "cache"), HOME=temporary) as (address, browser):
             episode, group = addresses(browser, address, f"/run/{name}")
             taken = (everything if args.all else chosen)(f"/run/{name}", episode, group)
             take(browser, address, taken, args.out)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Resolves pyproject.toml into requirements/*.txt: every package at one version, no registry address. Versions that
-# still fit are kept; `make pins ARGS=--upgrade` takes the newest. Run it after changing a dependency, then `make test`.
+# Resolves pyproject.toml into requirements/*.txt: one version per package, no registry addresses. Pinned versions that
+# still fit stay; `make pins ARGS=--upgrade` selects the newest. Run it after changing a dependency, then `make test`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 upgrade=("$@")
@@ -12,12 +12,12 @@ compile() { # compile STACK --extra NAME...
   sed -i "1i # Pinned set for \`make setup STACK=$1\` (Python 3.11). Made by scripts/pins.sh; don't edit." "$out"
 }
 
-# What tests and developers use besides the training stack. `verifiers` contradicts vLLM and stays out.
+# Packages for tests and development besides the training stack; without `verifiers`, which conflicts with vLLM.
 extras=(--extra dev --extra wandb --extra data --extra mcp --extra openenv --extra kubernetes)
 
 compile platform
 UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" compile cpu --extra train-cpu "${extras[@]}"
-unset UV_FIND_LINKS # a CPU wheel of torch there would win
+unset UV_FIND_LINKS # a CPU wheel of torch there would take precedence
 compile gpu --extra train-gpu "${extras[@]}"
 compile rocm --extra train-rocm --excludes <(printf 'torch\ntriton\n') --constraint requirements/gpu.txt
 grep -q "^torch==.*+cpu$" requirements/cpu.txt || {

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv with the pinned set of packages and forge-env itself. Quick when nothing changed.
-#   STACK=cpu|gpu|platform  what to install: a training stack (default: gpu where nvidia-smi answers, else cpu),
+# Creates .venv with the pinned packages and forge-env itself. Does nothing if nothing changed.
+#   STACK=cpu|gpu|platform  what to install: a training stack (default: gpu if nvidia-smi lists one, else cpu),
 #                           or the platform without torch
-#   STACK=rocm              for AMD GPUs: what is missing beside vLLM's ROCm build, which PYTHON or VENV has (docs/rocm.md)
-#   PYTHON=...              the interpreter to build on (default: python3.11, else python3)
-#   VENV=...                where (default: .venv)
+#   STACK=rocm              for AMD GPUs: packages missing beside vLLM's ROCm build in PYTHON or VENV (docs/rocm.md)
+#   PYTHON=...              the base interpreter (default: python3.11, else python3)
+#   VENV=...                folder of the environment (default: .venv)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,7 +24,7 @@ choose_stack() {
   fi
 }
 
-# vLLM's ROCm build is for a later Python than the pinned CPU build of torch.
+# vLLM's ROCm build is made for a later Python than the pinned CPU build of torch.
 python_fits() { "$1" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12 if sys.argv[1] == "rocm" else 11)))' "$STACK" 2>/dev/null; }
 
 choose_python() {
@@ -41,9 +41,9 @@ choose_python() {
 
 digest() { cat pyproject.toml "requirements/$STACK.txt" scripts/setup.sh | sha256sum | cut -d' ' -f1; }
 
-# A virtual environment with pip, whatever of ensurepip, pip and uv this machine has.
+# Creates a virtual environment with pip, using whichever of ensurepip, pip and uv is available.
 make_venv() {
-  local seeing=() # what PYTHON has
+  local seeing=() # makes PYTHON's packages visible
   if [ "$STACK" = rocm ]; then seeing=(--system-site-packages); fi
   if "$PYTHON" -c 'import ensurepip' 2>/dev/null; then
     "$PYTHON" -m venv --clear "${seeing[@]}" "$VENV"
@@ -61,7 +61,7 @@ make_venv() {
   fi
 }
 
-# uv does not read pip's settings: hand on where this machine finds packages.
+# uv does not read pip's settings: pass on the package sources configured for pip.
 pip_setting() { "$VENV/bin/python" -m pip config get "$1" 2>/dev/null | tr -s ' \n' ',' | sed 's/,$//' || true; }
 
 pass_on_pip_settings() {
@@ -71,11 +71,11 @@ pass_on_pip_settings() {
   if [ -z "${UV_FIND_LINKS:-}" ] && [ -n "$links" ]; then export UV_FIND_LINKS="$links"; fi
   index="${PIP_INDEX_URL:-$(pip_setting global.index-url)}"
   if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] && [ -n "$index" ]; then export UV_DEFAULT_INDEX="$index"; fi
-  # Networks with a certificate authority of their own have it in the system's store, not in uv's.
+  # Private certificate authorities are in the system's store, not in uv's.
   if [ -f /etc/ssl/certs/ca-certificates.crt ]; then export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-true}"; fi
 }
 
-# The CPU build of torch is not on the general index: when nothing configured here has it, uv knows where it is.
+# The CPU build of torch is not on PyPI: if no configured source has it, let uv select torch's index.
 torch_backend() {
   [ "$STACK" = cpu ] || return 0
   local pin
@@ -83,7 +83,7 @@ torch_backend() {
   "$VENV/bin/uv" pip install --quiet --dry-run --reinstall --no-deps --python "$VENV/bin/python" "$pin" >/dev/null 2>&1 || echo "--torch-backend=cpu"
 }
 
-# vLLM's CPU build needs one library of the system, which Debian's smallest images lack.
+# vLLM's CPU build needs a system library that Debian's slim images lack.
 libnuma() {
   [ "$STACK" = cpu ] || return 0
   "$PYTHON" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null && return 0
@@ -95,7 +95,7 @@ libnuma() {
   fi
 }
 
-# For AMD GPUs torch and vLLM are taken as they are: there is no index that has them at one version with the rest.
+# For AMD GPUs the installed torch and vLLM are used: no index has builds that match the pinned versions.
 rocm_is_there() {
   "$VENV/bin/python" -c 'import importlib.metadata as m, torch; m.version("vllm"); raise SystemExit(not torch.version.hip)' 2>/dev/null ||
     die "STACK=rocm adds to an environment that has vLLM for ROCm and the torch it came with, and $VENV has not. Say PYTHON=/path/to/python (its packages are used) or VENV=/path/to/environment (see docs/rocm.md)"
@@ -109,7 +109,7 @@ if [ -x "$VENV/bin/forge-env" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]
   exit 0
 fi
 
-same_stack() { [ "$STACK" = rocm ] || [ "$(cut -d' ' -f1 "$stamp" 2>/dev/null)" = "$STACK" ]; } # nobody's vLLM is removed
+same_stack() { [ "$STACK" = rocm ] || [ "$(cut -d' ' -f1 "$stamp" 2>/dev/null)" = "$STACK" ]; } # keep an environment that has vLLM for ROCm
 if [ ! -x "$VENV/bin/python" ] || ! python_fits "$VENV/bin/python" || ! same_stack; then
   say "making $VENV with $("$PYTHON" --version)"
   make_venv

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs every test. Tests of the Docker engine need Docker: as root on Debian it is installed and started if it is not
-# running, and stopped at the end. Otherwise those tests are reported as not run; in CI that is a failure. Beside it goes
-# an ssh server, which only the test of daemons behind ssh:// starts.
+# Runs all tests. Tests of the Docker engine need Docker: as root on Debian, it is installed and started if it is not
+# running, and stopped at the end. Otherwise these tests are reported as not run, which fails in CI. An ssh server is
+# installed too; only the test of daemons behind ssh:// starts it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -56,19 +56,19 @@ if [ "$(id -u)" = 0 ] && [ ! -x /usr/sbin/sshd ] && command -v apt-get >/dev/nul
   install_packages openssh-server openssh-client >/dev/null 2>&1 || echo "test: sshd is not installed" >&2
 fi
 
-# Tests marked 'browser' look at the pages of `forge-env view` in Chromium.
+# Tests marked 'browser' open the pages of `forge-env view` in Chromium.
 if [ "$(id -u)" = 0 ] && [ ! -x /usr/bin/chromium ] && command -v apt-get >/dev/null; then
   install_packages chromium >/dev/null 2>&1 || echo "test: Chromium is not installed: tests marked 'browser' are not run" >&2
 fi
 
-# The kits of other projects can't share an environment with vLLM: their tests have environments of their own, and run
-# first, so that the summary of the whole suite is the last line.
+# Third-party conformance suites can't share an environment with vLLM: they run in separate environments, and first, so
+# that the summary of the whole test suite is the last line.
 kits_status=0
 if [ $# = 0 ] || [ "${CI:-}" = true ]; then
   .venv/bin/python -m benchmarks conformance --ci || kits_status=$?
 fi
 status=0
-# Four workers, of which one begins with what is heavy and two end with it (tests/conftest.py). For a debugger:
+# Four workers; one starts with the heavy tests and two end with them (tests/conftest.py). To use a debugger:
 # make test ARGS="-n 0 --pdb ..."
 .venv/bin/python -m pytest -n 4 "$@" || status=$?
 exit $((status ? status : kits_status))

@@ -1,1 +1,1 @@
-"""Small models that learn from large ones, by what they sample themselves."""
+"""On-policy distillation: a small model learns from a large one on its own samples."""

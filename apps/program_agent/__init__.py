@@ -1,1 +1,1 @@
-"""An agent that is a program of its own."""
+"""Training an agent that runs as a separate program."""

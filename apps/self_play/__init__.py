@@ -1,1 +1,1 @@
-"""Agents that learn to use tools."""
+"""Self-play: models that learn games by playing against themselves."""

@@ -1,1 +1,1 @@
-"""Supervised fine-tuning: models learn conversations."""
+"""Supervised fine-tuning on conversations."""

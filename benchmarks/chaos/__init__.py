@@ -1,1 +1,1 @@
-"""Disturbed training runs: real `forge-env train` processes that die or lose what they need, and their recovery."""
+"""Disturbed training runs: real `forge-env train` processes that die or lose resources, and their recovery."""

@@ -1,11 +1,11 @@
-"""What becomes of training when something dies, runs out or is taken away, in real runs with all their processes.
+"""Test training under process deaths, exhausted resources and other faults, in real runs with all their processes.
 
     python -m benchmarks.chaos [--runs 60] [--faults all|none|NAME,...] [--seed 0] [--only ROLE:KIND] [--record]
 
-Every run is `forge-env train` on a tiny recipe. First each fault is played once (`faults.py`: what is done at a chosen
+Every run is `forge-env train` on a tiny recipe. First each fault is played once (`faults.py`: an action at a chosen
 moment), then chains of deaths at random moments (`deaths.py`) until there are `--runs` results. A run must heal, or end
-within a minute with the cause, a fix and the right exit code; `--resume` must go on from there, in a synchronous run to
-the same weights as without the disturbance; and nothing may be left behind. `--seed` repeats a chain.
+within a minute with the cause, a fix and the correct exit code; `--resume` must then continue it, for a synchronous run
+to the same weights as without the disturbance; and nothing may be left behind. `--seed` repeats a chain.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MINIATURE = (
 
 
 def lines(deaths: list[Death]) -> list[str]:
-    """The table of a record."""
+    """Format the table of results."""
     rows: dict[tuple[str, str], list[Death]] = {}
     for death in deaths:
         rows.setdefault((death.role, death.kind), []).append(death)
@@ -70,7 +70,7 @@ def lines(deaths: list[Death]) -> list[str]:
 
 
 class Results:
-    """What came of every disturbance, also of earlier calls with the same file."""
+    """Results of all disturbances, including earlier calls with the same file."""
 
     def __init__(self, file: Path | None, keep: Path | None) -> None:
         self._file, self._keep = file, keep
@@ -79,7 +79,7 @@ class Results:
         self.wrong = sum(bool(death.problems) for death in self.deaths)
 
     def add(self, deaths: list[Death], place: Path, problems: list[str]) -> None:
-        """Count and keep them, and the folder of what went wrong."""
+        """Add results to the totals and the file; keep a copy of the folder if something went wrong."""
         self.deaths += deaths
         self.wrong += bool(problems) + sum(bool(death.problems) for death in deaths)
         if self._file is not None:
@@ -90,7 +90,7 @@ class Results:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=60, help="results to have in the end")
     parser.add_argument("--faults", help=f"all, none or some of: {', '.join(FAULTS)}; with --seed or --only: none")
@@ -112,39 +112,39 @@ def parse() -> argparse.Namespace:
 
 
 def play_faults(names: list[str], results: Results, cache: Path, options: argparse.Namespace) -> None:
-    """Play each once."""
+    """Play each fault once."""
     settings = {"sandbox.engine": options.engine, **({"method": options.method} if options.method else {})}
     for name in names:
         if time.monotonic() < options.until:
-            with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as place:
+            with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as scratch:
                 try:
-                    results.add([play(name, Path(place), cache, settings)], Path(place), [])
+                    results.add([play(name, Path(scratch), cache, settings)], Path(scratch), [])
                 except NotPossibleError as error:
                     print(f"{name}: not run: {error}", flush=True)
 
 
 def play_chains(results: Results, cache: Path, options: argparse.Namespace) -> None:
-    """Play chains of deaths until there are as many results as asked for."""
+    """Play chains of deaths until there are `--runs` results."""
     while len(results.deaths) < options.runs and time.monotonic() < options.until:
         seed = options.seed or str(random.randrange(10**6))
-        with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as place:
+        with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as scratch:
             count = min(DEATHS_OF_A_CHAIN, options.runs - len(results.deaths))
-            chain = Chain(seed, Path(place), cache, count, options.engine, options.only, options.until)
+            chain = Chain(seed, Path(scratch), cache, count, options.engine, options.only, options.until)
             try:
                 chain.play()
             finally:
-                results.add(chain.deaths, Path(place), chain.problems)
+                results.add(chain.deaths, Path(scratch), chain.problems)
         if options.seed:
             return
 
 
 def main() -> int:
-    """Play as many as asked; 0 if all went as it should."""
+    """Play faults and chains as requested; return 0 if all went well."""
     options = parse()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     results = Results(options.results, options.keep)
-    with tempfile.TemporaryDirectory(prefix="fc-", dir="/tmp") as own_cache:
-        cache = (options.cache or Path(own_cache)).absolute()
+    with tempfile.TemporaryDirectory(prefix="fc-", dir="/tmp") as temporary_cache:
+        cache = (options.cache or Path(temporary_cache)).absolute()
         if options.faults == "all":
             done = {f"{death.role} {death.kind}" for death in results.deaths}
             play_faults([name for name in FAULTS if name not in done], results, cache, options)

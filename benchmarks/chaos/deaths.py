@@ -1,7 +1,7 @@
-"""Chains of deaths at random moments: a role of a real run is killed, stopped or starved; the run heals or is resumed.
+"""Chains of deaths at random moments: a process of a real run is killed, stopped or starved; the run heals or resumes.
 
-A chain is trained to its end. Its files must then show that no group was trained twice or lost, and no episode counted
-twice; no process, shared memory, temporary file or container may be left.
+A chain continues until training is complete. The run's files must then show that no group was trained twice or lost and
+no episode counted twice; no process, shared memory, temporary file or container may remain.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ SHAPES: list[dict[str, object]] = [
     SYNCHRONOUS,
     {"trainer.procs": 2, "trainer.threads": 1, "grpo.max_off_policy_steps": 2},
 ]
-"""Of the chains, in turns: together they have every role."""
+"""Settings of the chains, chosen at random; together they have every role."""
 KINDS = ("killed", "stopped", "starved")
 ASKED = {"interrupted": signal.SIGINT, "terminated": signal.SIGTERM, "hung up": signal.SIGHUP}
-"""Ends that a person asks for."""
+"""Signals by kind for ends requested by a user."""
 NAMED = {"weights": "weight|store"}
-"""How the cause of an end names a role, if not by its name."""
+"""Patterns of roles in the cause of an end, for roles whose name does not appear there."""
 
 
 class Chain:
-    """A training run that dies, heals or is resumed, and dies again, and is then trained to its end.
+    """A training run with random deaths, healed or resumed after each, and finally trained to completion.
 
     Args:
-        seed: of all that is random here.
-        place: an empty folder with a short name, the TMPDIR of the runs.
-        cache: of models.
-        count: deaths.
-        engine: of the sandboxes.
-        only: "ROLE:KIND,...": what is done, in turns; what is left empty is drawn.
-        until: in seconds of the monotonic clock; from then on nothing dies any more.
+        seed: seed of all random choices.
+        place: empty folder with a short name, the TMPDIR of the runs.
+        cache: cache folder for models.
+        count: number of deaths.
+        engine: sandbox engine.
+        only: "ROLE:KIND,...": deaths to cause, in turns; an empty part is chosen at random.
+        until: time on the monotonic clock, in seconds, after which no more deaths are caused.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class Chain:
         }
         self.deaths: list[Death] = []
         self.problems: list[str] = []
-        """Of the chain as a whole."""
+        """Problems of the chain as a whole."""
         self._shm = shared_memory()
         self._run: Run | None = None
         self._pids: set[int] = set()
 
     def play(self) -> None:
-        """All of it; what is under way ends with it."""
+        """Play the whole chain; a run still alive afterwards is killed."""
         try:
             self._play()
         finally:
@@ -118,7 +118,7 @@ class Chain:
 
     @property
     def synchronous(self) -> bool:
-        """Whether its weights can be foretold."""
+        """Whether the final weights are reproducible."""
         return self.settings["grpo.max_off_policy_steps"] == 0
 
     def _start(self) -> Run:
@@ -129,7 +129,7 @@ class Chain:
     # --- one death
 
     def _moment(self, run: Run) -> str | None:
-        """Wait for a moment of the run; in words, or None: there is none, as it came to its end or never trains."""
+        """Wait for a random moment of the run; return its phase, or None if the run has ended or makes no progress."""
         seconds = self.random.uniform(1.0, 15.0)
         if self.random.random() < 0.2 and not run.steps:
             run.until(lambda: run.age >= seconds, seconds + 1)
@@ -151,7 +151,7 @@ class Chain:
 
     def _kill_something(self, run: Run, when: str) -> Death:
         roles = run.look()
-        if self.synchronous:  # a sandbox that ends in the middle of a test makes it another episode
+        if self.synchronous:  # the death of a sandbox during a test would change the episode
             roles.pop("sandbox", None)
         role = self.random.choice(sorted(roles))
         kind = self.random.choice([*KINDS, *ASKED] if role == "controller" else KINDS)
@@ -192,7 +192,7 @@ class Chain:
             death.problems.append(f"its end took {death.noticed_s:.0f} s")
         if code != (130 if death.kind in ASKED else 1):
             death.problems.append(f"it ended with code {code}: {run.said[-400:]}")
-        early = run.last_line == "interrupted" and not run.log  # nothing had begun
+        early = run.last_line == "interrupted" and not run.log  # interrupted before the run began
         if "--resume" not in run.last_line and not early:
             death.problems.append(f"its last line does not say how to go on: {run.last_line}")
         if death.role != "controller" and not re.search(NAMED.get(death.role, death.role), death.cause):
@@ -201,7 +201,7 @@ class Chain:
     # --- the end of the chain
 
     def _finish(self, run: Run) -> None:
-        """Let the last run come to its end, and look at what all have left."""
+        """Wait until the last run completes, and check everything that the runs left behind."""
         if not run.until(lambda: not run.look() or run.ended, START_S + STEP_S, watch_end=False):
             self.problems.append(run.hung())
         if run.process.wait() != 0:
@@ -210,7 +210,7 @@ class Chain:
             now = time.monotonic()
             for death in self.deaths:
                 if death.back_s is None and death.outcome != "done":
-                    death.back_s = now - death.at  # at the latest
+                    death.back_s = now - death.at  # upper bound
             self.problems += [*check_groups(run.folder), *check_counts(run.folder, self.settings)]
             self._compare(run)
         self.problems += run.leave_nothing()
@@ -220,7 +220,7 @@ class Chain:
         print("\n   ! ".join([ended, *self.problems]), flush=True)
 
     def _compare(self, run: Run) -> None:
-        """Of a synchronous chain, the final weights are those of a run in which nothing dies."""
+        """Compare the final weights of a synchronous chain with those of an undisturbed run."""
         if not self.synchronous:
             return
         digest = final_weights(run.folder)
@@ -236,7 +236,7 @@ class Chain:
 
 
 def hurt(victim: psutil.Process, kind: str, *, for_good: bool) -> None:
-    """Do to a process what `kind` says; one that is not stopped for good goes on after a while."""
+    """Disturb a process as named by `kind`; unless `for_good`, a stopped process resumes after `STARVE_S`."""
     with suppress(psutil.NoSuchProcess):
         if kind == "killed":
             victim.kill()
@@ -245,7 +245,7 @@ def hurt(victim: psutil.Process, kind: str, *, for_good: bool) -> None:
             if not for_good:
                 time.sleep(STARVE_S)
                 victim.resume()
-        elif kind == "starved":  # a twentieth of the time is its own
+        elif kind == "starved":  # leaves a twentieth of the time to the process
             end = time.monotonic() + STARVE_S
             while time.monotonic() < end:
                 victim.suspend()

@@ -1,6 +1,6 @@
-"""Faults at chosen moments of a run: what is done, how the run must end, and how it must go on.
+"""Faults at chosen moments of a run: an action, the required end of the run, and the required continuation.
 
-Every run here is synchronous, so that its final weights must be those of an undisturbed run, to the bit. A name is
+All runs are synchronous, so that their final weights must equal those of an undisturbed run, bit for bit. Names are
 "WHAT HOW at MOMENT" or "WHAT CONDITION".
 """
 
@@ -41,11 +41,11 @@ DAY_S = 86_400
 ROOT = Path(__file__).parents[2]
 CLOCK = ROOT / "tests" / "trainers" / "loop" / "clock.c"
 PRIVATE_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"', "sh")
-"""Gives a command a /dev/shm of its own, which goes with it."""
+"""Prefix that runs a command with a private /dev/shm, removed when the command ends."""
 
 
 class NotPossibleError(Exception):
-    """This machine can't play the fault."""
+    """The fault is not possible on this machine."""
 
 
 MOMENTS: dict[str, Callable[[Run], object]] = {
@@ -59,12 +59,12 @@ MOMENTS: dict[str, Callable[[Run], object]] = {
 
 
 class Scene:
-    """One run and what is done to it.
+    """One scenario: runs and a fault.
 
     Attributes:
         place: working directory and TMPDIR.
-        cache: of models and of the undisturbed run.
-        death: what came of it.
+        cache: folder for models and the undisturbed run.
+        death: the result.
     """
 
     def __init__(self, death: Death, place: Path, cache: Path, settings: Mapping[str, object]) -> None:
@@ -77,7 +77,7 @@ class Scene:
         self._memory = shared_memory()
 
     def start(self, *, resume: bool = False, output: str = "chaos.out", more: int = 0) -> Run:
-        """Begin or resume the run, for some steps more."""
+        """Start or resume the run, with `more` steps than usual."""
         options = {"output": output, "prefix": self.prefix, "variables": self.variables}
         settings = {**self.settings, "grpo.steps": STEPS + more}
         run = Run(self.place, self.cache, settings, resume=resume, **options)  # type: ignore[arg-type]
@@ -85,25 +85,25 @@ class Scene:
         return run
 
     def start_until(self, moment: str) -> Run:
-        """Begin the run and wait for a moment of it."""
+        """Start the run and wait for a moment of it."""
         run = self.start()
         self.reach(run, moment)
         self.death.at = time.monotonic()
         return run
 
     def reach(self, run: Run, moment: str) -> None:
-        """Wait for a moment of a run."""
+        """Wait for a moment of a run, by its key in `MOMENTS`."""
         came = run.until(lambda: MOMENTS[moment](run), START_S + STEP_S, every=0.02)
         self.expect(came, f"{moment} never came: {run.said[-400:]}")
         run.look()
 
     def expect(self, true: object, problem: str) -> None:
-        """Note a problem unless `true`."""
+        """Record a problem unless `true`."""
         if not true:
             self.death.problems.append(problem)
 
     def end(self, run: Run, *codes: int, says: str = "", within: float = END_S) -> None:
-        """Wait for the end of a run: its exit code, what it says, and that nothing is left of it."""
+        """Wait until a run ends; check its exit code, its output, and that nothing is left of it."""
         if not run.until(lambda: run.ended or not run.look(), within, watch_end=False, every=1.0):
             self.death.problems.append(run.hung())
         else:
@@ -117,14 +117,14 @@ class Scene:
         self.death.problems += run.leave_nothing()
 
     def resume(self) -> None:
-        """Continue the run to its end, which must be that of an undisturbed one."""
+        """Resume the run and wait until it completes like an undisturbed one."""
         run, begun = self.start(resume=(self.folder / "config.yaml").exists()), time.monotonic()
         self.expect(run.until(lambda: run.steps or run.ended, START_S), "it trains no further")
         self.death.back_s = time.monotonic() - begun
         self.finish(run)
 
     def finish(self, run: Run) -> None:
-        """Wait for the end of a run, which must be that of an undisturbed one."""
+        """Wait until a run completes, and check that it did so like an undisturbed one."""
         self.end(run, 0, within=START_S + STEP_S)
         if run.process.returncode:
             return
@@ -135,7 +135,7 @@ class Scene:
         self.expect((run.folder / "report.html").exists(), "there is no report")
 
     def close(self) -> None:
-        """Look at what all its runs have left."""
+        """Check what all runs have left behind."""
         for run in self.runs:
             if not run.ended:
                 self.death.problems.append(run.hung())
@@ -146,7 +146,7 @@ class Scene:
 
 
 def undisturbed(scene: Scene) -> tuple[Path, str]:
-    """A finished run with the same settings to which nothing was done, and its weights."""
+    """Return the folder of a completed, undisturbed run with the same settings, and a digest of its weights."""
     root = scene.cache / f"undisturbed-{scene.settings.get('method', 'grpo')}"
     if not (root / "runs" / "chaos" / "report.html").exists():
         shutil.rmtree(root, ignore_errors=True)
@@ -158,7 +158,7 @@ def undisturbed(scene: Scene) -> tuple[Path, str]:
 
 
 def command(*words: object) -> None:
-    """Run a command of the system; what refuses it makes the fault impossible."""
+    """Run a system command; raises `NotPossibleError` if it fails."""
     try:
         subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -167,7 +167,7 @@ def command(*words: object) -> None:
 
 @contextmanager
 def mounted(folder: Path, *how: object) -> Iterator[None]:
-    """A file system at `folder`, until the block ends. `how` is a command, to which the folder is added."""
+    """Mount a file system at `folder` for the block, by the command `how` with the folder as its last argument."""
     folder.mkdir(parents=True, exist_ok=True)
     command(*how, folder)
     try:
@@ -177,7 +177,7 @@ def mounted(folder: Path, *how: object) -> Iterator[None]:
 
 
 def fill(file: Path) -> None:
-    """Fill what is left of the disk of a file with it."""
+    """Fill the disk that contains `file` by growing the file."""
     disk = os.statvfs(file.parent)
     with file.open("ab", buffering=0) as output, suppress(OSError):
         if free := disk.f_bavail * disk.f_frsize:
@@ -190,11 +190,11 @@ def fill(file: Path) -> None:
 
 
 def sent(signal_: signal.Signals, moment: str, scene: Scene) -> None:
-    """A signal to the command: SIGKILL, or one that asks it to end."""
+    """Send a signal to the command: SIGKILL, or a request to end."""
     run = scene.start_until(moment)
     run.process.send_signal(signal_)
     killed = signal_ == signal.SIGKILL
-    late = (0,) if moment in ("report", "final evaluation") else ()  # there is nothing left to interrupt
+    late = (0,) if moment in ("report", "final evaluation") else ()  # it may complete before the signal
     scene.end(run, *((-signal.SIGKILL,) if killed else (130, *late)))
     scene.expect(killed or run.process.returncode == 0 or "--resume" in run.last_line, f"no way on: {run.last_line}")
     scene.resume()
@@ -204,7 +204,7 @@ def sent(signal_: signal.Signals, moment: str, scene: Scene) -> None:
 
 
 def disk_full(how: str, scene: Scene) -> None:
-    """No room, or no inodes, from the first checkpoint on; until there is room again, or the run is asked to end."""
+    """Exhaust space or inodes from the first checkpoint on, until space is freed or the run is asked to end."""
     runs = scene.place / "runs"
     with mounted(runs, "mount", "-t", "tmpfs", "-o", "size=450m,nr_inodes=10k", "none"):
         run = scene.start_until("training")
@@ -217,11 +217,11 @@ def disk_full(how: str, scene: Scene) -> None:
         scene.death.noticed_s = time.monotonic() - scene.death.at
 
         def still_full() -> bool:
-            fill(runs / "fill")  # what the run gives up must not make room
+            fill(runs / "fill")  # also uses the space that the run frees
             return run.ended
 
         if "stopped" in how:
-            for _ in range(2):  # the first waits for room for its checkpoint
+            for _ in range(2):  # after the first signal the run still waits for space for its checkpoint
                 run.process.send_signal(signal.SIGTERM)
                 run.until(still_full, 10)
             scene.end(run, 130, says="--resume")
@@ -236,7 +236,7 @@ def disk_full(how: str, scene: Scene) -> None:
 
 
 def memory_full(moment: str, scene: Scene) -> None:
-    """A full /dev/shm."""
+    """Fill /dev/shm."""
     scene.prefix = PRIVATE_MEMORY
     run = scene.start_until(moment)
     fill(Path(f"/proc/{run.process.pid}/root/dev/shm/fill"))
@@ -249,7 +249,7 @@ def memory_full(moment: str, scene: Scene) -> None:
 
 
 def not_writable(how: str, moment: str, scene: Scene) -> None:
-    """No file can be made any more in the run folder: it is under a read-only mount, or immutable."""
+    """Make the run folder unwritable: by a read-only mount, or by immutable attributes."""
     run = scene.start_until(moment)
     folders = [scene.folder, scene.folder / "checkpoints"]
     with ExitStack() as stack:
@@ -264,13 +264,13 @@ def not_writable(how: str, moment: str, scene: Scene) -> None:
 
 
 def folder_gone(how: str, scene: Scene) -> None:
-    """The run folder is removed, replaced or moved: the run saves what it can elsewhere, says where, and fails."""
+    """Remove, replace or move the run folder: the run must save its state elsewhere, report the location, and fail."""
     run = scene.start_until("training")
     if how == "moved":
         scene.folder.rename(scene.place / "aside")
     else:
         shutil.rmtree(scene.folder, ignore_errors=True)
-        shutil.rmtree(scene.folder, ignore_errors=True)  # what was written meanwhile
+        shutil.rmtree(scene.folder, ignore_errors=True)  # files written in the meantime
     if how == "replaced":
         scene.folder.mkdir(parents=True)
     scene.end(run, 1, says=str(scene.folder), within=STEP_S)
@@ -284,23 +284,23 @@ def folder_gone(how: str, scene: Scene) -> None:
 
 
 def slow_disk(scene: Scene) -> None:
-    """A file system whose every open, write and fsync takes a while."""
+    """Run on a file system that delays every open, write and fsync."""
     behind, runs = scene.place / "aside", scene.place / "runs"
     behind.mkdir()
     with mounted(runs, sys.executable, "-m", "benchmarks.chaos.slow_disk", behind):
         scene.finish(scene.start())
 
 
-# --- what a resumed run finds
+# --- damaged files and occupied names
 
 
 def truncate(path: Path) -> None:
-    """Cut off its last third."""
+    """Cut off the last third of a file."""
     os.truncate(path, path.stat().st_size * 2 // 3)
 
 
 def zero(path: Path) -> None:
-    """Keep its size only."""
+    """Overwrite a file with zeros."""
     path.write_bytes(bytes(path.stat().st_size))
 
 
@@ -318,7 +318,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 def damaged(what: str, scene: Scene) -> None:
-    """A file of a finished run: a checkpoint is refused with a fix, which is followed; other files are mended."""
+    """Damage a file of a completed run: a checkpoint is refused with a fix, applied here; other files are repaired."""
     name, damage = DAMAGE[what]
     shutil.copytree(undisturbed(scene)[0], scene.folder, symlinks=True)
     damage(scene.folder / name)
@@ -332,7 +332,7 @@ def damaged(what: str, scene: Scene) -> None:
 
 
 def check_index(scene: Scene) -> None:
-    """Every recorded episode can be listed."""
+    """Check that the indices list every recorded episode."""
     for file in (scene.folder / "trajectories").glob("*.jsonl"):
         if is_index(file):
             continue
@@ -341,7 +341,7 @@ def check_index(scene: Scene) -> None:
 
 
 def doubled(moment: str, scene: Scene) -> None:
-    """A second and a resumed run of one name: both are refused, and the first goes on."""
+    """Start a second and a resumed run of the same name: both are refused, and the first continues."""
     run = scene.start_until(moment)
     for resume in (False, True):
         other = scene.start(resume=resume, output=f"other-{resume}.out")
@@ -351,7 +351,7 @@ def doubled(moment: str, scene: Scene) -> None:
 
 
 def at_once(scene: Scene) -> None:
-    """Two runs of one name are started at the same time: one of them runs."""
+    """Start two runs of one name at the same time: exactly one of them runs."""
     one, two = scene.start(), scene.start(output="other.out")
     scene.death.at = time.monotonic()
     one.until(lambda: one.ended or two.ended, END_S, watch_end=False)
@@ -361,7 +361,7 @@ def at_once(scene: Scene) -> None:
 
 
 def clock_jumps(days: int, scene: Scene) -> None:
-    """The wall clock of all processes is set days ahead or back while the run trains, and at its end set right."""
+    """Set the wall clock of all processes days ahead and back during the run; correct it for the final evaluation."""
     clock, library = scene.place / "clock", scene.place / "clock.so"
     command("cc", "-shared", "-fPIC", "-O1", "-o", library, CLOCK, "-ldl")
     clock.write_bytes(struct.pack("q", 0))
@@ -395,14 +395,14 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "name taken at once": at_once,
     **{f"clock set {days:+} days": partial(clock_jumps, days) for days in (40, -400)},
 }
-"""By name: what is done."""
+"""Faults by name."""
 
 
 def play(name: str, place: Path, cache: Path, settings: Mapping[str, object]) -> Death:
-    """Play one fault, with further settings of the recipe.
+    """Play one fault, with additional recipe settings.
 
     Raises:
-        NotPossibleError: this machine lacks what it takes.
+        NotPossibleError: this machine lacks what the fault needs.
     """
     role, _, kind = name.partition(" ")
     scene = Scene(Death(seed="", role=role, kind=kind, when=""), place, cache, settings)

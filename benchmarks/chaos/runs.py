@@ -1,4 +1,4 @@
-"""A training run as its user starts it, and what must be true of it and of the machine after its end."""
+"""A training run started like a user's, and checks of the run and the machine after its end."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from sandboxes import owner
 
 NOTHING: Mapping[str, str] = {}
 END_S = 60.0
-"""A run that does not heal ends within this."""
+"""Limit for the end of a run that does not heal."""
 WATCHDOG_S = 120.0
-"""One that only the watchdog ends, within this more; a start on a busy machine takes more than a minute."""
+"""Additional limit if only the watchdog ends the run; a start on a busy machine takes more than a minute."""
 GONE_S = 20.0
-"""What is left of a run is gone within this after its end; Monarch's own processes take a while to notice."""
+"""Limit for leftovers of a run to disappear after its end; Monarch's processes take a while to exit."""
 START_S = 240.0
-"""The longest that a start may take on a busy machine."""
+"""Limit for a start on a busy machine."""
 STEP_S = 180.0
-"""The longest that a run may go without a step after a death, before it counts as hung."""
+"""Limit without a trained step after a death, before the run counts as hung."""
 SHORT: dict[str, object] = {
     "grpo.groups_per_step": 3,
     "grpo.group_size": 3,
@@ -46,26 +46,26 @@ SYNCHRONOUS: dict[str, object] = {
     "generator.num_replicas": 1,
     "grpo.max_off_policy_steps": 0,
     "grpo.reference.source": "initial",
-    "evaluation.every": 0,  # whatever is sampled beside a group may change its last bit
+    "evaluation.every": 0,  # concurrent sampling may change the last bit of a group's log-probabilities
 }
-"""Settings with which a run repeats itself to the bit."""
+"""Settings that make a run reproducible bit for bit."""
 
 
 @dataclass
 class Death:
-    """What was done to a run, and what came of it.
+    """A disturbance of a run, and its result.
 
     Attributes:
-        seed: of its chain.
-        role: whose process.
-        kind: of death.
-        when: in which part of the run.
+        seed: seed of its chain.
+        role: role of the disturbed process.
+        kind: kind of disturbance.
+        when: phase of the run.
         outcome: "healed", "survived" (nothing ended), "resumed" (with the next run), "done" or "hung".
         noticed_s: seconds until the run ended, or the role had a new process.
         back_s: seconds until the next step was trained, in this run or the one that resumed it.
-        cause: what the run said.
-        at: when it was, in seconds of the monotonic clock.
-        problems: what should not be.
+        cause: error shown by the run.
+        at: time of the disturbance, in seconds of the monotonic clock.
+        problems: violated requirements.
     """
 
     seed: str
@@ -87,16 +87,16 @@ class Death:
 
 
 class Run:
-    """One `forge-env train`.
+    """One process of `forge-env train`.
 
     Args:
         place: working directory and TMPDIR; the run folder is `runs/chaos` below it.
-        cache: of models.
+        cache: cache folder for models.
         settings: keys of the recipe.
-        resume: continue the run that is there.
+        resume: whether to resume the existing run.
         output: file below `place` to which the terminal's output is appended.
-        prefix: of the command.
-        variables: of the environment, besides this process's.
+        prefix: words before the command.
+        variables: environment variables added to those of this process.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Run:
         self._started = time.monotonic()
         self.family: dict[int, psutil.Process] = {}
 
-    # --- what it says
+    # --- output
 
     def _log_size(self) -> int:
         log = self.folder / "run.log"
@@ -139,7 +139,7 @@ class Run:
 
     @property
     def log(self) -> str:
-        """What this run has logged."""
+        """Log of this run, without earlier runs in the same folder."""
         with suppress(FileNotFoundError), (self.folder / "run.log").open("rb") as file:
             file.seek(self._log_from)
             return file.read().decode(errors="replace")
@@ -147,7 +147,7 @@ class Run:
 
     @property
     def said(self) -> str:
-        """What it has shown."""
+        """Terminal output of this run."""
         return self.output.read_bytes()[self._said_from :].decode(errors="replace")
 
     def _lines(self) -> list[str]:
@@ -157,41 +157,41 @@ class Run:
 
     @property
     def steps(self) -> list[int]:
-        """The steps that this run has trained."""
+        """Steps that this run has trained."""
         rows = [json.loads(line) for line in self._lines()[self._rows_from :] if line.endswith("}")]
         return [row["step"] for row in rows if "staleness/max" in row]
 
     @property
     def age(self) -> float:
-        """Seconds since its start."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     @property
     def ended(self) -> bool:
-        """Whether it has."""
+        """Whether the process has ended."""
         return self.process.poll() is not None
 
-    # --- whom it consists of
+    # --- processes
 
     def look(self) -> dict[str, list[psutil.Process]]:
-        """Its processes by role."""
+        """Return the run's processes by role."""
         roles: dict[str, list[psutil.Process]] = {}
         with suppress(psutil.NoSuchProcess):
-            own = psutil.Process(self.process.pid)
-            roles["controller"] = [own]
-            for process in [own, *own.children(recursive=True)]:
+            controller = psutil.Process(self.process.pid)
+            roles["controller"] = [controller]
+            for process in [controller, *controller.children(recursive=True)]:
                 self.family[process.pid] = process
                 with suppress(psutil.Error):
-                    if process.ppid() == own.pid and (name := process.environ().get("HYPERACTOR_PROCESS_NAME")):
-                        waits = "-spare" in name and f": process {process.pid}" not in self.log
-                        role = "spare" if waits else re.split(r"[-\d]", name)[0]
+                    if process.ppid() == controller.pid and (name := process.environ().get("HYPERACTOR_PROCESS_NAME")):
+                        is_spare = "-spare" in name and f": process {process.pid}" not in self.log
+                        role = "spare" if is_spare else re.split(r"[-\d]", name)[0]
                         roles.setdefault(role, []).append(process)
                     elif "runner" in " ".join(process.cmdline()[1:]):
                         roles.setdefault("sandbox", []).append(process)
         return roles
 
     def until(self, true: Callable[[], object], seconds: float, *, watch_end: bool = True, every: float = 0.1) -> bool:
-        """Wait for something of another program, which has no event to wait for; whether it came in time."""
+        """Poll a condition of the run, which offers no event; return whether it became true in time."""
         deadline = time.monotonic() + seconds
         while not true():
             if time.monotonic() > deadline or (watch_end and self.ended):
@@ -201,23 +201,23 @@ class Run:
 
     @property
     def last_line(self) -> str:
-        """What a person reads last."""
+        """Last line of the terminal output that is not blank."""
         return next((line for line in reversed(self.said.splitlines()) if line.strip()), "")
 
     @property
     def cause(self) -> str:
-        """The error that the run has shown, else its last line."""
+        """Error shown by the run, or else its last line."""
         errors = [line for line in self.said.splitlines() if line.startswith("forge-env: ")]
         return errors[-1] if errors else self.last_line
 
     def hung(self) -> str:
-        """End a run that takes too long; what it has said."""
+        """Kill a run that takes too long; return its last output."""
         self.process.kill()
         self.process.wait()
         return f"it hangs: {self.said[-300:]}\n{self.log[-4000:]}"
 
     def leave_nothing(self) -> list[str]:
-        """Processes, control groups and containers that are left after its end."""
+        """Kill processes that are left after the run's end; return a problem for each."""
         _, left = psutil.wait_procs(list(self.family.values()), timeout=GONE_S)
         problems = []
         for process in left:
@@ -229,16 +229,16 @@ class Run:
 
 
 def shared_memory() -> set[str]:
-    """Files in shared memory, of whatever program; ours makes no folders there."""
+    """Return the names of files in shared memory, of any program; forge-env makes no folders there."""
     return {path.name for path in Path("/dev/shm").iterdir() if path.is_file()}
 
 
 def left_in_shared_memory(before: set[str]) -> set[str]:
-    """What was not there `before`, and no living process has mapped."""
+    """Return the names that are not in `before` and that no living process has mapped."""
     used: set[int] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
-            used.update(int(found) for found in re.findall(r" (\d+) +/dev/shm/", maps.read_text()))
+            used.update(int(inode) for inode in re.findall(r" (\d+) +/dev/shm/", maps.read_text()))
     names = set()
     for name in shared_memory() - before:
         with suppress(FileNotFoundError):
@@ -248,13 +248,13 @@ def left_in_shared_memory(before: set[str]) -> set[str]:
 
 
 def left_over(place: Path, memory_before: set[str], *, expected: Sequence[str], pids: Iterable[int]) -> list[str]:
-    """What runs have left on the machine after their end, once the next command has removed what it can.
+    """Return leftovers of ended runs on the machine, after the next command has cleaned up.
 
     Args:
         place: TMPDIR of the runs.
-        memory_before: names in shared memory before the first of them.
+        memory_before: names in shared memory before the first run.
         expected: names that may be in `place`.
-        pids: every process of the runs.
+        pids: process ids of all processes of the runs.
     """
     environment = {**os.environ, "TMPDIR": str(place)}
     command = [sys.executable, "-m", "forge_env", "list"]
@@ -276,7 +276,7 @@ def left_over(place: Path, memory_before: set[str], *, expected: Sequence[str], 
 
 
 def containers() -> set[str]:
-    """Owners of this project's containers; none without Docker."""
+    """Return the owners of this project's containers; empty without Docker."""
     if shutil.which("docker") is None:
         return set()
     words = ["docker", "ps", "-a", "--filter", f"label={owner.LABEL}", "--format", f'{{{{.Label "{owner.LABEL}"}}}}']
@@ -284,22 +284,22 @@ def containers() -> set[str]:
 
 
 def final_weights(folder: Path) -> str:
-    """A digest of the newest checkpoint's weights."""
+    """Return a digest of the newest checkpoint's weights."""
     newest = max((folder / "checkpoints").glob("step-*"))
     return hashlib.sha256((newest / "model" / "model.safetensors").read_bytes()).hexdigest()
 
 
 def trained_groups(folder: Path) -> dict[int, list[int]]:
-    """The groups of every step as they were trained in the end: of each step, the last time."""
-    found: dict[int, list[int]] = {}
+    """Return the groups trained in every step; for repeated steps, those of the last time."""
+    result: dict[int, list[int]] = {}
     for line in (folder / "run.log").read_text(errors="replace").splitlines():
         if match := re.search(r"step (\d+) trains groups \[([\d, ]*)\]", line):
-            found[int(match[1])] = [int(number) for number in match[2].split(",")]
-    return found
+            result[int(match[1])] = [int(number) for number in match[2].split(",")]
+    return result
 
 
 def check_groups(folder: Path) -> list[str]:
-    """No group is trained twice or lost."""
+    """Check that no group is trained twice or lost."""
     problems = []
     steps = trained_groups(folder)
     last = max(steps, default=0)
@@ -318,7 +318,7 @@ def check_groups(folder: Path) -> list[str]:
 
 
 def check_counts(folder: Path, settings: dict[str, object]) -> list[str]:
-    """Every episode that was rolled out in the end is counted once: those of trained groups, and of replaced ones."""
+    """Check that every episode of the groups trained in the end is counted once; skipped if groups were replaced."""
     summary = json.loads((folder / "summary.json").read_text())
     log = (folder / "run.log").read_text(errors="replace")
     trained = {number for groups in trained_groups(folder).values() for number in groups}

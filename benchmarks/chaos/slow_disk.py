@@ -1,4 +1,4 @@
-"""A FUSE file system: another folder, with the delays of a busy network disk.
+"""FUSE file system that mirrors another folder, with the delays of a busy network disk.
 
 python -m benchmarks.chaos.slow_disk BEHIND MOUNT
 """
@@ -18,15 +18,15 @@ STATVFS = ("f_bavail", "f_bfree", "f_blocks", "f_bsize", "f_favail", "f_ffree", 
 
 
 def on_path(function: Callable[..., Any]) -> Any:
-    """A method that calls a function of `os` with the path of the folder behind."""
+    """Return a method that calls a function of `os` with the path in the mirrored folder."""
     return lambda self, path, *arguments: function(self.root + path, *arguments) or 0
 
 
 class SlowFolder(Operations):  # type: ignore[misc]
-    """Passes every operation on to a folder, late.
+    """File system that delays every operation and passes it on to a folder.
 
     Args:
-        root: the folder.
+        root: the mirrored folder.
     """
 
     use_ns = True
@@ -45,13 +45,13 @@ class SlowFolder(Operations):  # type: ignore[misc]
         return super().__getattribute__(name)
 
     def getattr(self, path: str, handle: int | None = None) -> dict[str, Any]:
-        found = os.lstat(self.root + path)
-        times = {f"st_{name}time": getattr(found, f"st_{name}time_ns") for name in "amc"}
-        return {name: getattr(found, name) for name in dir(found) if name.startswith("st_")} | times
+        status = os.lstat(self.root + path)
+        times = {f"st_{name}time": getattr(status, f"st_{name}time_ns") for name in "amc"}
+        return {name: getattr(status, name) for name in dir(status) if name.startswith("st_")} | times
 
     def statfs(self, path: str) -> dict[str, int]:
-        found = os.statvfs(self.root + path)
-        return {name: getattr(found, name) for name in STATVFS}
+        status = os.statvfs(self.root + path)
+        return {name: getattr(status, name) for name in STATVFS}
 
     def readdir(self, path: str, handle: int) -> list[tuple[str, dict[str, Any], int]]:
         return [(name, self.getattr(f"{path}/{name}"), 0) for name in (".", "..", *os.listdir(self.root + path))]
@@ -79,4 +79,4 @@ class SlowFolder(Operations):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    FUSE(SlowFolder(sys.argv[1]), sys.argv[2], use_ino=True)  # in the background, once it is there
+    FUSE(SlowFolder(sys.argv[1]), sys.argv[2], use_ino=True)  # returns once mounted, and serves in the background

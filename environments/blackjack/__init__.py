@@ -1,4 +1,4 @@
-"""Blackjack: gymnasium's own game, played in words."""
+"""Blackjack: gymnasium's game with observations and actions as text."""
 
 from environments.blackjack.environment import Blackjack, BlackjackConfig
 

@@ -1,4 +1,4 @@
-"""`Blackjack-v1` of gymnasium through the general adapter: better words, and moves that win where any do."""
+"""Gymnasium's `Blackjack-v1` through the general adapter, with a readable description of the hand and gold actions."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from forge_env.types import Action, Task
 Level = Literal[1, 2, 3]
 STICK, HIT = 0, 1
 BUST_FROM, STAND_FROM = 12, 17
-"""From this total on a card can lose the hand; from this one on, without a usable ace, none should be taken."""
+"""Lowest total at which a card can bust the hand; lowest total, without a usable ace, at which to stick."""
 DEALS_APART = 10_000_019
-"""Between the numbers of the hands that are tried for a task, so that tasks near each other try different ones."""
+"""Step between the deals that are tried for one task, so that neighboring tasks try different deals."""
 MOST_HITS = 12
-"""After so many cards every hand has more than 21."""
+"""Number of hits after which every hand exceeds 21."""
 
 
 class BlackjackConfig(GymnasiumConfig):
-    """The game's rules are gymnasium's; `env_options` may set `natural` or `sab`."""
+    """Options of the game. The rules are gymnasium's; `env_options` may set `natural` or `sab`."""
 
     levels: list[Level] = Field([1, 2, 3], min_length=1)
-    """Of deals, by how hard the right move is to know. 1: the own total says it (below 12, or 17 and more); 2: the
-    dealer's card does (12 to 16); 3: an ace that counts 1 or 11. They are met as often as they are dealt."""
+    """Difficulty of the deals. 1: the player's total alone decides the move (below 12, or at least 17); 2: the dealer's
+    card matters too (12 to 16); 3: the hand has an ace that counts 1 or 11. Levels occur as often as they are dealt."""
     env_id: str = "Blackjack-v1"
     """Gymnasium's name of the game."""
     max_reward: float = 1.0
     """Reward of a perfect episode."""
     actions: list[str] = ["stick", "hit"]
-    """What the agent may do."""
+    """Names of the actions, in gymnasium's order."""
     instructions: str = (
         "Play one hand of blackjack. Get closer to 21 than the dealer, but not over it: `hit` takes a card, `stick` "
         "ends your turn, then the dealer draws up to 17. An ace counts 11 where that fits (it is usable), or else 1."
     )
-    """What the game is about, shown first."""
+    """Instructions shown at the start of the episode."""
     max_turns: int = Field(20, ge=1)
-    """Messages in one episode, those that are not an action too."""
+    """Maximum number of messages per episode, including those without a valid action."""
 
 
 def level_of(total: int, usable: int) -> Level:
-    """How hard it is to know the first move: see `BlackjackConfig.levels`."""
+    """Difficulty of the first move; see `BlackjackConfig.levels`."""
     if usable:
         return 3
     return 2 if BUST_FROM <= total < STAND_FROM else 1
@@ -57,7 +57,7 @@ class Blackjack(GymnasiumEnvironment):
     config: BlackjackConfig
 
     def task(self, split: str, index: int) -> Task:
-        """A deal of one of the levels."""
+        """Return a deal of one of the configured levels."""
         game = make_game(self.config.env_id, self.config.env_options, self.config.actions)
         try:
             for number in count(index, DEALS_APART):
@@ -72,14 +72,14 @@ class Blackjack(GymnasiumEnvironment):
         return task.model_copy(update={"id": super().task(split, index).id, "difficulty": level})
 
     def describe(self, observation: Any) -> str:
-        """The hand as a player would say it."""
+        """Describe the hand in a sentence."""
         total, dealer, usable = (int(value) for value in observation)
         ace = " with a usable ace" if usable else ""
         shown = "an ace" if dealer == 1 else str(dealer)
         return f"Your hand: {total}{ace}. The dealer shows {shown}."
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """The shortest moves that win, found with the cards known; None where none do."""
+        """Shortest winning moves, found by replaying the deal; None if the deal can't be won."""
         game = make_game(self.config.env_id, self.config.env_options, self.config.actions)
         try:
             for hits in range(MOST_HITS):

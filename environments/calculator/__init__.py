@@ -1,4 +1,4 @@
-"""Word problems, to be solved with a calculator."""
+"""Word problems that are solved with a calculator tool."""
 
 from environments.calculator.environment import Calculator, CalculatorConfig
 

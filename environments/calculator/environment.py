@@ -1,4 +1,4 @@
-"""The generated word problems of gsm8k, with a tool that calculates: what is learned is what to ask it for."""
+"""Generated gsm8k word problems with a calculator tool; the model learns which expressions to calculate."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
     ast.Div: operator.truediv,
 }
 LONGEST = 100
-"""Characters of an expression; without powers its value can't be much longer."""
+"""Maximum characters of an expression; without powers its value can't be much longer."""
 
 
 class CalculatorConfig(ToolEnvironmentConfig):
-    """Which problems, and how the demonstrator behaves."""
+    """Problem selection and behavior of the demonstrator."""
 
     max_turns: int = Field(8, ge=1)
-    """Assistant messages in one episode before it is truncated."""
+    """Maximum number of assistant messages before the episode is truncated."""
     levels: Levels = Field(default_factory=lambda: [1, 2, 3], min_length=1)
-    """Steps of a problem, 1 to 6, drawn evenly."""
+    """Numbers of steps per problem, 1 to 6, drawn uniformly."""
     largest: int = Field(LARGEST, ge=20)
-    """All counts on the way stay below this."""
+    """Upper bound of all intermediate counts."""
     demo_slip: float = Field(0.0, ge=0.0, le=1.0)
-    """How likely a demonstration of a training task asks for a wrong calculation in its last step."""
+    """Probability that a demonstration of a training task calculates a wrong expression in its last step."""
 
 
 class Calculator(fe.ToolEnvironment):
@@ -54,20 +54,20 @@ class Calculator(fe.ToolEnvironment):
     config: CalculatorConfig
 
     def task(self, split: str, index: int) -> Task:
-        """The problem generated for `(seed, split, index)`."""
+        """Return the problem generated for `(seed, split, index)`."""
         return generated_task(self.config.seed, split, index, self.config.levels, self.config.largest)
 
     def gold_actions(self, task: Task) -> list[Action]:
-        """A call for each step, then the answer."""
+        """One tool call per step, then the answer."""
         return [message for message in self._solution(task, None) if message.role == "assistant"]
 
     def demonstrate(self, task: Task, rng: Random) -> list[Message]:
-        """The same as a conversation, now and then with a slip."""
+        """The gold solution as a conversation, with a wrong last step with probability `demo_slip`."""
         slips = task.split == self.splits[0] and rng.random() < self.config.demo_slip
         return [*self.prompt(task), *self._solution(task, rng if slips else None)]
 
     def _solution(self, task: Task, slip: Random | None) -> list[Message]:
-        """Calls, what the tool says, and the answer; the last call is a wrong one where there is a `slip`."""
+        """Tool calls, tool results and the answer. If `slip` is given, the last expression is wrong."""
         messages: list[Message] = []
         *workings, _ = (task.gold or "").split("\n")
         for number, working in enumerate(workings):
@@ -98,10 +98,10 @@ class Calculator(fe.ToolEnvironment):
 
 
 def calculated(expression: str) -> str:
-    """The value of an expression, exactly where it is a whole number.
+    """Calculate an expression: exact if the result is a whole number, otherwise rounded to 4 significant digits.
 
     Raises:
-        ValueError: it holds something else than numbers and the four operations, or is too long.
+        ValueError: the expression is too long or uses more than numbers, the four operations and parentheses.
         SyntaxError, ZeroDivisionError: as in Python.
     """
     if len(expression) > LONGEST:
@@ -121,6 +121,6 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def _another(expression: str, rng: Random) -> str:
-    """The expression with another operation."""
+    """Replace the first operator of an expression by a different one."""
     before, sign, after = next(parts for sign in "+-*" if (parts := expression.partition(f" {sign} "))[1])
     return f"{before} {rng.choice([other for other in '+-*' if other != sign.strip()])} {after}"

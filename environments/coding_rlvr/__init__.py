@@ -1,4 +1,4 @@
-"""Procedurally generated Python tasks with a tool to try code and hidden tests that decide the reward."""
+"""Procedurally generated Python tasks with a tool to try code and hidden tests that determine the reward."""
 
 from environments.coding_rlvr.environment import CodingRLVR, CodingRLVRConfig
 

@@ -1,6 +1,6 @@
-"""A coding agent as somebody would ship it: a loop around an `openai` client, which knows nothing of forge-env.
+"""A stand-alone coding agent: a loop around an `openai` client, independent of forge-env.
 
-It tries the model's code on `tests.json` and leaves what counts in `solution.py`.
+It runs the model's code on `tests.json` and writes the submission to `solution.py`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ for call, expected in json.loads(sys.argv[1]):
 
 
 def submit(code: str) -> None:
-    """From now on this counts."""
+    """Write `code` to `solution.py`, replacing any earlier submission."""
     with open("solution.py", "w") as file:
         file.write(code)
 
 
 def report(code: str, tests: list[dict[str, str]]) -> str:
-    """What the model is told of its code: how many tests passed, and what was wrong with the first that didn't."""
+    """Submit and test `code`; report how many tests passed and the first failure."""
     submit(code)
     pairs = json.dumps([[test["call"], test["expected"]] for test in tests])
     try:
@@ -57,12 +57,12 @@ def report(code: str, tests: list[dict[str, str]]) -> str:
         lines, ended = (error.stdout or b"").decode().splitlines(), "timed out"
     results = [json.loads(line) for line in lines if line.startswith("[")]
     results += [[False, test["call"], ended] for test in tests[len(results) :]]
-    wrong = [f"{call} {said}"[:160] for right, call, said in results if not right]
+    wrong = [f"{call} {outcome}"[:160] for right, call, outcome in results if not right]
     return "\n".join([f"{len(results) - len(wrong)}/{len(tests)} passed", *wrong[:1]])
 
 
 def answer_of(name: str, arguments: str, tests: list[dict[str, str]]) -> str:
-    """The answer to a tool call of the model, whatever it wrote."""
+    """The result of a tool call, or a usage hint if the call is malformed."""
     try:
         code = json.loads(arguments)["code"]
     except (ValueError, LookupError, TypeError):
@@ -73,14 +73,14 @@ def answer_of(name: str, arguments: str, tests: list[dict[str, str]]) -> str:
 
 
 def finish(said: str) -> None:
-    """The model's last words: a function in them counts."""
+    """Print the final answer; submit its last code block, if it has one."""
     if blocks := re.findall(r"```(?:python|py)?[ \t]*\n(.*?)\n?```", said, re.DOTALL):
         submit(blocks[-1])
     print(said)
 
 
 def main(task: str) -> None:
-    """Solve it, and leave `solution.py`."""
+    """Solve the task and write `solution.py`."""
     with open("tests.json") as file:
         tests = json.load(file)
     client = OpenAI()
@@ -90,14 +90,14 @@ def main(task: str) -> None:
             completion = client.chat.completions.create(
                 model="coder", messages=messages, tools=[{"type": "function", "function": PYTHON}]
             )
-        except APIStatusError as error:  # a limit: what was tried last counts
+        except APIStatusError as error:  # such as an exceeded limit: the code tried last stays submitted
             print(error)
             return
-        said = completion.choices[0].message
-        messages.append(said.model_dump(exclude_none=True))
-        calls: Any = said.tool_calls or []
+        reply = completion.choices[0].message
+        messages.append(reply.model_dump(exclude_none=True))
+        calls: Any = reply.tool_calls or []
         if not calls:
-            finish(said.content or "")
+            finish(reply.content or "")
             return
         for call in calls:
             answer = answer_of(call.function.name, call.function.arguments, tests)

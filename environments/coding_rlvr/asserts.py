@@ -69,7 +69,7 @@ def suite_of(
 
 
 def method_setup(imports: str) -> Setup:
-    """Set-up for code with a class `Solution`, or with a function."""
+    """Set-up for code that defines a class `Solution` or a function."""
     return {"before": imports, "after": PLAIN + METHOD}
 
 
@@ -113,7 +113,7 @@ def _checks_of(tree: ast.Module, scope: _Scope) -> list[Check] | None:
 
 
 def _says_nothing(item: ast.stmt) -> bool:
-    """A docstring, `pass`, or `assert True`."""
+    """Whether a statement has no effect: a docstring, `pass`, or `assert True`."""
     if isinstance(item, ast.Expr | ast.Assert):
         value = item.value if isinstance(item, ast.Expr) else item.test
         return isinstance(value, ast.Constant) and (isinstance(item, ast.Expr) or bool(value.value))
@@ -151,7 +151,7 @@ def _compared(item: ast.stmt, scope: _Scope) -> Check | None:
 def _is_agents_call(node: ast.expr, scope: _Scope) -> bool:
     """Whether an expression as a whole calls the agent's code: `f(...)`, or `Class(...).method(...)`.
 
-    `f(...).method()` doesn't count: a method of a returned object is no evidence.
+    `f(...).method()` doesn't count: the agent could return an object whose methods return anything.
     """
     if not isinstance(node, ast.Call) or not _free(node) <= {*scope.agents, *scope.made, *scope.imported, *_BUILTINS}:
         return False

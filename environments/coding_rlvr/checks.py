@@ -49,7 +49,7 @@ tuples for lists and real numbers within `TOLERANCE`; `output` compares lines; `
 
 
 class Setup(TypedDict):
-    """Source that surrounds the agent's code in its own process."""
+    """Source that surrounds the agent's code in the agent's process."""
 
     before: str
     after: str
@@ -108,7 +108,7 @@ async def _run_programs(sandbox: Sandbox, code: str, checks: Sequence[Check], li
 
 
 def surrounded(code: str, setup: Setup) -> str:
-    """The program with its set-up; imports from `__future__` stay the first statements."""
+    """The program with its set-up; imports from `__future__` remain the first statements."""
     future = _FUTURE.findall(code)
     return "\n".join([*future, setup["before"], _FUTURE.sub("", code), setup["after"]])
 
@@ -118,7 +118,7 @@ def _defined(code: str) -> set[str]:
     try:
         body = parse_python(code).body
     except (SyntaxError, ValueError):
-        return set()  # it fails anyway
+        return set()  # code that can't be parsed fails its checks anyway
     return {name for item in body if not isinstance(item, ast.Import | ast.ImportFrom) for name in bound_by(item)}
 
 
@@ -231,9 +231,9 @@ def _forge_plain(value, depth=0):
                 return kind(value)
     return value
 '''
-"""In the agent's process. The agent's code may change it, but could return any value anyway."""
+"""Source for the agent's process. The agent's code may change it, but could return any value anyway."""
 LONGEST_ITERATOR = 10_000
-"""Items of an iterator that tests can read."""
+"""Maximum number of items of an iterator that tests can read."""
 PACKED = f'''
 def _forge_packed(value, depth=0):
     """Plain data for what a function returned; what is not plain becomes a tuple that the tests' process unpacks."""
@@ -265,7 +265,7 @@ def _forge_packed(value, depth=0):
         return plain
     return mark("object", f"{{kind.__module__}}.{{kind.__qualname__}}", bool(value))
 '''
-"""In the agent's process, for tests. Forged marks become data, iterators, or objects that can't be compared."""
+"""Source for the agent's process, for tests. Forged marks only become data, iterators or incomparable objects."""
 METHOD = '''
 def _forge_method(name):
     """The method of `Solution`, or the function if there is no such class."""
@@ -324,7 +324,7 @@ def _forge_function(name):
     function = getattr(_forge_solution, "_forge_call_" + name)
     return lambda *args, **kwargs: _forge_checked(function(*args, **kwargs))
 '''
-"""In the tests' process."""
+"""Source for the tests' process."""
 
 
 def callable_source(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What is said: the system prompt, a tool's report, and how code is read from a final answer."""
+"""Message formats: the system prompt, the tool's report, and the parsing of code from final answers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SYSTEM_PROMPT = (
     "in one ```python block, or say Done to submit what you tried last."
 )
 DONE = "Done"
-"""What submits the code that was tried last: any answer without code does."""
+"""Final answer that submits the code tried last; any other answer without code does the same."""
 MAX_VALUE = 60
-"""Characters shown of a returned value, an exception's text and of what the code printed."""
+"""Maximum characters shown of a returned value, an exception's message, or printed output."""
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)\n?```", re.DOTALL)
 
@@ -27,19 +27,19 @@ def as_answer(code: str) -> str:
 
 
 def code_of(answer: str) -> str | None:
-    """The code of the last fenced block of an answer, or None when there is none."""
+    """The code of the last fenced block of an answer, or None if it has none."""
     blocks: list[str] = _BLOCK.findall(answer)
     return blocks[-1] if blocks else None
 
 
 def report(tests: Sequence[Check], outcomes: Sequence[CallOutcome], *, printed: str = "", ended: str = "") -> str:
-    """What the agent is told: how many tests passed, and what was wrong with the first that didn't.
+    """Format the tool's report: how many tests passed and the first failure.
 
     Args:
         tests: the public tests.
-        outcomes: of their calls in order; fewer where the program ended early.
-        printed: what the code wrote to stdout.
-        ended: why calls are missing ("timed out", ...).
+        outcomes: outcomes of their calls in order; fewer if the program ended early.
+        printed: standard output of the code.
+        ended: reason for missing outcomes ("timed out", ...).
     """
     failed = failures(tests, outcomes, ended)
     lines = [f"{len(tests) - len(failed)}/{len(tests)} passed", *failed[:1]]
@@ -49,12 +49,12 @@ def report(tests: Sequence[Check], outcomes: Sequence[CallOutcome], *, printed: 
 
 
 def failures(tests: Sequence[Check], outcomes: Sequence[CallOutcome], ended: str = "") -> list[str]:
-    """A line for each test that failed: `f(2) returned 3, expected 4`.
+    """One line for each failed test, such as `f(2) returned 3, expected 4`.
 
     Args:
-        tests: in order.
-        outcomes: of their calls; fewer where the program ended early.
-        ended: why calls are missing.
+        tests: the tests in order.
+        outcomes: outcomes of their calls; fewer if the program ended early.
+        ended: reason for missing outcomes.
     """
     reached: list[CallOutcome | None] = [*outcomes, *[None] * (len(tests) - len(outcomes))]
     pairs = zip(tests, reached, strict=True)

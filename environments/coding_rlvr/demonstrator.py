@@ -1,7 +1,7 @@
-"""Conversations of a demonstrator who knows the format and the tool but often slips.
+"""Demonstrations that use the format and the tool correctly but often contain mistakes.
 
-Good for a warm-up before reinforcement learning: a model that imitates them has the right answer as its most
-likely one and much to gain from being sure of it. Everything run here is made from our own operations.
+They are meant for a warm-up before reinforcement learning: for a model that imitates them, the right answer is the most
+likely one but far from certain, so its reward can still improve. All code run here is generated from `operations`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def demonstrate(task: Task, rng: Random, opening: Sequence[Message], config: CodingRLVRConfig) -> list[Message]:
-    """A whole conversation about `task`, which begins with the messages `opening`.
+    """Generate a whole conversation about `task` that begins with the messages `opening`.
 
-    The environment's keys `demo_...` say how likely the demonstrator does what.
+    The options `demo_...` of the environment set the probabilities of the demonstrator's choices.
     """
     program = program_of(task)
     attempt = _attempt(program, rng, config.demo_slip)
@@ -44,7 +44,7 @@ def demonstrate(task: Task, rng: Random, opening: Sequence[Message], config: Cod
 
 
 def _attempt(program: Program, rng: Random, slip: float) -> str:
-    """The program, with one step wrong where the demonstrator slips."""
+    """Code of the program, with one wrong step with probability `slip`."""
     expressions = [step.expression for step in program.steps]
     if rng.random() < slip:
         slot = rng.randrange(len(expressions))
@@ -53,7 +53,7 @@ def _attempt(program: Program, rng: Random, slip: float) -> str:
 
 
 def _slip(step: Step, rng: Random) -> str:
-    """A misunderstanding of the step, or another operation on the same parameters in its place."""
+    """A wrong expression for a step: one of its slips, or another operation with the same parameters."""
     mine = step.operation
     others = [
         other
@@ -68,7 +68,7 @@ def _slip(step: Step, rng: Random) -> str:
 
 
 def _try(code: str, tests: Sequence[Check]) -> str:
-    """What the tool would have said."""
+    """The tool's report on `code`, without a sandbox."""
     function = trusted_function(code)
     return report(tests, [trusted_call(function, arguments_of(test)) for test in tests])
 

@@ -1,4 +1,4 @@
-"""The environment: write a Python function, try it with a tool, submit it, be judged by hidden tests."""
+"""Environment in which the agent writes a Python function, tries it with a tool and submits it to hidden tests."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from forge_env.types import Message, Observation, Task
 
 
 class CodingRLVRConfig(ToolEnvironmentConfig):
-    """Which tasks, how long an episode, what is rewarded, and how the demonstrator behaves."""
+    """Task selection, limits, rewards, and behavior of the demonstrator."""
 
     dataset: DatasetConfig | None = None
-    """Rows in the style of MBPP, HumanEval or LiveCodeBench instead of generated tasks; `levels` don't count then."""
+    """Dataset in the style of MBPP, HumanEval or LiveCodeBench instead of generated tasks; `levels` is then ignored."""
     max_turns: int = Field(4, ge=1)
-    """Assistant messages in one episode before it is truncated."""
+    """Maximum number of assistant messages before the episode is truncated."""
     max_tool_calls: int = Field(3, ge=0)
-    """Tool calls in one episode before it is truncated."""
+    """Maximum number of tool calls before the episode is truncated."""
     levels: list[int] = Field(default_factory=lambda: [1, 2], min_length=1)
-    """Difficulty levels, 1 to 4, drawn evenly."""
+    """Difficulty levels, 1 to 4, drawn uniformly."""
     families: list[str] = Field(default_factory=list)
-    """Only families whose name begins with one of these, such as "lists/" or "strings/reverse"; empty: all."""
+    """Prefixes of the families to use, such as "lists/" or "strings/reverse"; empty: all families."""
     tool_share: float = Field(0.0, ge=0.0, le=0.5)
-    """Share of the reward for calling the tool and then giving an answer; the rest is for solving the task."""
+    """Share of the reward for calling the tool and submitting code; the rest is for solving the task."""
     wall_s: float = Field(5.0, gt=0)
-    """Wall seconds that one run of the code may take."""
+    """Wall-clock limit of one run of the code, in seconds."""
     cpu_s: float = Field(2.0, gt=0)
-    """CPU seconds that one run of the code may take."""
+    """CPU time limit of one run of the code, in seconds."""
     memory_mb: int = Field(256, ge=32)
-    """Memory that one run of the code may take, MiB."""
+    """Memory limit of one run of the code, in MiB."""
     demo_slip: float = Field(0.5, ge=0.0, le=1.0)
-    """How likely an attempt in a demonstration has one wrong step."""
+    """Probability that an attempt in a demonstration has one wrong step."""
     demo_repair: float = Field(0.3, ge=0.0, le=1.0)
-    """How likely a failed attempt in a demonstration is repaired after the tool's report."""
+    """Probability that a failed attempt in a demonstration is repaired after the tool's report."""
     demo_give_up: float = Field(0.5, ge=0.0, le=1.0)
-    """How likely a failed attempt in a demonstration is submitted all the same."""
+    """Probability that a failed attempt in a demonstration is submitted anyway."""
     demo_tool: float = Field(0.85, ge=0.0, le=1.0)
-    """How likely a demonstration uses the tool."""
+    """Probability that a demonstration uses the tool."""
 
     @field_validator("levels")
     @classmethod
@@ -61,9 +61,9 @@ class CodingRLVRConfig(ToolEnvironmentConfig):
 
 
 class CodingRLVR(fe.ToolEnvironment):
-    """Short Python tasks in plain English, with a tool to try code and hidden tests that decide the reward.
+    """Short Python tasks in plain English, with a tool to try code and hidden tests that determine the reward.
 
-    Splits: `train`; `eval`, programs that are never in `train`; `unseen`, whole families that are in neither.
+    Splits: `train`; `eval`, with programs that never occur in `train`; `unseen`, with families that occur in neither.
     """
 
     api_version = 1
@@ -78,17 +78,17 @@ class CodingRLVR(fe.ToolEnvironment):
         super().__init__(config, **context)
         self._tried: str | None = None
         self._tried_well = False
-        """Whether the code passed the public tests."""
-        select_families(tuple(self.config.levels), tuple(self.config.families))  # an empty choice fails here
+        """Whether the code tried last passed the public tests."""
+        select_families(tuple(self.config.levels), tuple(self.config.families))  # raises if no family is selected
 
     def task(self, split: str, index: int) -> Task:
-        """Task `index` of `split`: the same in every process for the same seed, levels and families."""
+        """Return task `index` of `split`, determined by the seed, levels and families alone."""
         if self.config.dataset is not None:
             return load_rows(self.config.dataset, split)[index]
         return make_task(self.config.seed, split, index, self.config.levels, self.config.families)
 
     def num_tasks(self, split: str) -> int | None:
-        """Rows of the dataset; generated tasks never run out."""
+        """Number of dataset rows; None if tasks are generated, which never run out."""
         if self.config.dataset is None:
             return None
         return len(load_rows(self.config.dataset, split)) if split in ("train", "eval") else 0
@@ -99,18 +99,22 @@ class CodingRLVR(fe.ToolEnvironment):
         return [Message(role="system", content=system), Message(role="user", content=task.prompt)]
 
     def demonstrate(self, task: Task, rng: Random) -> list[Message]:
-        """A whole conversation by an imperfect demonstrator, for supervised warm-up. Never of held-out tasks."""
+        """Generate a conversation of an imperfect demonstrator for a supervised warm-up.
+
+        Raises:
+            UsageError: the task is held out.
+        """
         if task.split != "train":
             raise UsageError(f"task {task.id} is held out", fix="demonstrate tasks of split 'train' only")
         return demonstrator.demonstrate(task, rng, self.prompt(task), self.config)
 
     async def setup(self, task: Task) -> None:
-        """Forget what the last episode tried."""
+        """Clear the code tried in the last episode."""
         self._tried, self._tried_well = None, False
 
     @property
     def submission(self) -> str | None:
-        """The code that counts: of the answer's last block, or what was tried last where the answer has none."""
+        """The submitted code: the answer's last code block, or the code tried last if the answer has none."""
         return code_of(self.answer) or self._tried
 
     @fe.tool
@@ -124,7 +128,7 @@ class CodingRLVR(fe.ToolEnvironment):
         return report(tests, result.outcomes, printed=result.execution.stdout, ended=ended)
 
     async def hidden_tests_pass(self, code: str) -> bool:
-        """Whether `code` passes every hidden test, in a sandbox of its own that has seen no other code."""
+        """Whether `code` passes every hidden test, in a fresh sandbox that has run no other code."""
         checks = checks_of(self.current_task)
         result = await self._run(code, checks)
         if failed := failures(checks, result.outcomes, _why_ended(result)):

@@ -1,7 +1,7 @@
-"""Families: every structure with its operations chosen, parameters still open.
+"""Families: program structures with chosen operations and open parameters.
 
-A family is named by its operations, such as `lists/keep_above>total`. It has a level (how much there is to get
-right, 1 to 4) and a topic. Conditions and loops leave some slots to choice: those count as parameters.
+A family is named by its operations, such as `lists/keep_above>total`, and has a level of difficulty (1 to 4) and a
+topic. In families of conditions and loops, some slots allow several operations; that choice counts as a parameter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DICTIONARY_MAKERS = {"letter_counts", "square_table", "count_table"}
 
 @dataclass(frozen=True)
 class Family:
-    """Programs that differ in parameters only. `slots` lists, for each step, the operations it may be."""
+    """Programs that differ only in their parameters. `slots` holds the possible operations of each step."""
 
     name: str
     topic: str
@@ -44,25 +44,26 @@ class Family:
 
     @property
     def size(self) -> int:
-        """About how many programs the family has (an upper bound where slots share operations)."""
+        """Approximate number of programs in the family (an upper bound if slots share operations)."""
         return prod(sum(operation.size for operation in slot) for slot in self.slots)
 
     @cached_property
     def weight(self) -> float:
-        """How often it is drawn among others: larger ones more often, but not by far."""
+        """Relative probability of drawing this family; it grows with the logarithm of the size."""
         return 1 + log2(self.size)
 
     @cached_property
     def unseen(self) -> bool:
-        """Whether the whole family is kept from training, held-out evaluation and demonstrations.
+        """Whether the whole family is excluded from training, held-out evaluation and demonstrations.
 
-        About one in ten of the families that combine operations, each of which occurs in other families too.
+        True for about one in ten of the families that combine operations. Each of their operations also occurs in
+        other families.
         """
         combines = len(self.slots) > 1 and self.kind in ("pipeline", "range", "each")
         return combines and digest(self.name) % 10 == 0
 
     def draw(self, rng: Random) -> Program:
-        """One program of the family."""
+        """Draw a program of the family."""
         steps: list[Step] = []
         for slot in self.slots:
             used = {step.operation.name for step in steps}
@@ -72,12 +73,12 @@ class Family:
 
 
 def digest(text: str) -> int:
-    """A number that depends on `text` alone, the same in every process."""
+    """A 64-bit hash of `text`, the same in every process."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def _chains(takes: str, length: int) -> Iterator[tuple[Operation, ...]]:
-    """Sequences of different operations in which each takes what the one before gives."""
+    """Iterate over sequences of distinct operations whose input and result types match."""
     for operation in OPERATIONS.values():
         if operation.takes != takes or operation.gives == "truth":
             continue
@@ -91,12 +92,12 @@ def _chains(takes: str, length: int) -> Iterator[tuple[Operation, ...]]:
 
 @cache
 def _shorter_chains(takes: str, length: int) -> list[tuple[Operation, ...]]:
-    """Those that may follow another operation."""
+    """Chains that may follow another operation."""
     return [chain for chain in _chains(takes, length) if chain[0].name not in _ONLY_FIRST]
 
 
 def _level(steps: int, operations: Sequence[Operation]) -> int:
-    """Difficulty: the number of steps, and two more where an operation is rare."""
+    """Difficulty: the number of steps, plus two if any operation is rare; at most 4."""
     return min(LEVELS[-1], steps + 2 * any(operation.rare for operation in operations))
 
 
@@ -104,7 +105,7 @@ def _pipelines(longest: int) -> Iterator[Family]:
     for takes, topic in _TOPIC_OF.items():
         for length in range(1, longest + 1):
             chains = list(_chains(takes, length))
-            if length > 2:  # a fixed sample of the thousands of long ones keeps the list handy
+            if length > 2:  # a fixed sample of the thousands of long chains limits the number of families
                 chains = Random(f"{takes}/{length}").sample(chains, min(len(chains), 400))
             for chain in chains:
                 names = [operation.name for operation in chain]
@@ -142,5 +143,5 @@ def _loops() -> Iterator[Family]:
 
 @cache
 def all_families(longest: int = LEVELS[-1]) -> dict[str, Family]:
-    """Every family by name, in a fixed order, but for pipelines of more steps than `longest`: their level is higher."""
+    """All families by name, in a fixed order, without pipelines of more than `longest` steps (of higher levels)."""
     return {family.name: family for family in (*_pipelines(longest), *_branches(), *_loops())}

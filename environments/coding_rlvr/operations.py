@@ -1,4 +1,4 @@
-"""The operations that programs are made of: one small step each, in English and in Python."""
+"""Operations that programs are composed of: small steps with their English wordings and Python code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FACTORS = range(2, 8)
 COUNTS = range(1, 5)
 LETTERS = "bceghkm"
 VARIABLES = {"numbers": "xs", "text": "s", "dictionary": "d", "number": "n", "pair": "x, y"}
-"""Type -> the variable (or variables) that hold a value of it."""
+"""Type -> the variable or variables that hold its value."""
 OPENERS: dict[str, Sequence[str]] = {
     "numbers": ("Given a list of numbers xs", "Take the list of numbers xs", "For the list of numbers xs"),
     "text": ("Given a string s", "Take the text s", "For the string s"),
@@ -33,9 +33,9 @@ COMMON = frozenset(
     keep_values_above add_values sum_values largest_value entries sorted_keys lookup
     plus minus times square sum_of difference product larger smaller
     x_over_y x_over y_even add_up count_all add_squares multiples above
-    """.split()  # noqa: SIM905  a set literal would fill a screen
+    """.split()  # noqa: SIM905  a set literal would be much longer
 )
-"""Operations of levels 1 and 2; all others make a task two levels harder."""
+"""Operations of levels 1 and 2; all others raise a task's difficulty by two levels."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Operation:
     Args:
         name: unique among all operations.
         takes: type of the input: "numbers", "text", "dictionary", "number" or "pair" (x, y).
-        gives: type of the result: one of the above, "letters" (a list of strings), or what only conditions and loops
-            have: "truth" and "statement".
-        phrases: wordings. A verb phrase where the type stays ("reverse it"), a noun phrase where it
-            changes ("the sum"); `{k}` and so on stand for parameters.
+        gives: type of the result: one of the above, "letters" (a list of strings), or, only in conditions and loops,
+            "truth" or "statement".
+        phrases: wordings: verb phrases if the type stays the same ("reverse it"), noun phrases if it changes ("the
+            sum"); `{k}` and so on are placeholders for parameters.
         expression: Python over the variable that holds the input (see `VARIABLES`).
-        slips: expressions that a person who misunderstands the step would write. Never equivalent.
-        params: name -> the values it may take; `{c}` and `{d}` are always different letters.
+        slips: expressions that result from misunderstanding the step; never equivalent to `expression`.
+        params: name -> possible values; `{c}` and `{d}` are always different letters.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Operation:
 
     @property
     def rare(self) -> bool:
-        """Whether it belongs to the harder levels only."""
+        """Whether the operation only occurs in the harder levels."""
         return self.name not in COMMON
 
     @property
@@ -74,11 +74,11 @@ class Operation:
 
     @cached_property
     def size(self) -> int:
-        """How many different parameter settings there are."""
+        """Number of different parameter settings."""
         return prod(len(values) for values in self.params.values())
 
     def draw(self, rng: Random) -> Params:
-        """Parameters chosen evenly; letters of one operation differ from each other."""
+        """Draw parameters uniformly; the letters of one operation are all different."""
         chosen: Params = {}
         for name, values in self.params.items():
             chosen[name] = rng.choice([value for value in values if value not in chosen.values()])
@@ -86,7 +86,7 @@ class Operation:
 
 
 def sample_arguments(kind: str, rng: Random) -> tuple[Any, ...]:
-    """Arguments for a function whose input has type `kind`, small enough to be read at a glance."""
+    """Arguments for a function whose input has type `kind`, small enough to read at a glance."""
     if kind == "numbers":
         return ([rng.randint(0, 12) for _ in range(rng.randint(2, 5))],)
     if kind == "text":
@@ -104,9 +104,9 @@ Row = tuple[str, str, str, str] | tuple[str, str, str, str, Sequence[int]]
 
 
 def _table(takes: str, gives: str, rows: Sequence[Row], *, body: str = "_") -> tuple[Operation, ...]:
-    """Operations on the same types; a row has name, wordings, expression, slips and, where there is one, `k`'s values.
+    """Build operations on the same types from rows of name, wordings, expression, slips and, if used, values of `k`.
 
-    `;` separates wordings and slips. Expressions and slips stand in `body` in place of `_`.
+    `;` separates wordings and slips. Expressions and slips replace `_` in `body`.
     """
     made = []
     for name, phrases, expression, slips, *values in rows:
@@ -294,7 +294,7 @@ UPDATES = _table("item", "statement", (
     ("take_k", "subtract {k}; decrease it by {k}", "t -= {k}", "t += {k}; t -= x", FACTORS),
 ))
 
-# While n is large. Every step and slip shrinks a positive n, so that these loops end.
+# While n is large. Every step and slip decreases a positive n, so these loops terminate.
 SHRINK = _table("while", "statement", (
     ("subtract_until", "subtract {k}; take away {k}", "n = n - {k}", "n = n // {k}; n = n - 1", FACTORS),
     ("divide_until", "divide by {k} rounding down; integer divide by {k}",

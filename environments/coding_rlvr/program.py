@@ -1,4 +1,4 @@
-"""The tasks of `coding_rlvr`, solved by a program of its own (`agent.py`, written against the `openai` package)."""
+"""The tasks of `coding_rlvr`, solved by a separate agent program (`agent.py`, based on the `openai` package)."""
 
 from __future__ import annotations
 
@@ -20,29 +20,28 @@ PRELOAD = (
     *("openai", "openai.resources.chat.chat", "openai.resources.chat.completions.completions"),
     *("httpcore2", "anyio.streams.tls", "encodings.idna"),
 )
-"""What the agent imports, also later: openai imports most of itself when it is first asked."""
+"""Modules that the agent imports, including those that openai imports lazily on its first request."""
 FRAMEWORKS = {
     "pydantic_ai": ("pydantic-ai-slim[openai]", ("pydantic_ai", "pydantic_ai.models.openai")),
     "openai_agents": ("openai-agents", ("agents", "openai.resources.responses.responses")),
 }
-"""Other people's loops: the package, and what `agent_NAME.py` imports of it."""
+"""Third-party agent frameworks: the package, and the modules to preload for `agent_NAME.py`."""
 JUDGING = Limits(wall_s=5.0, cpu_s=2.0, memory_mb=256)
 
 
 class CodingProgramConfig(ProgramEnvironmentConfig):
-    """Which tasks."""
+    """Task selection and the agent program."""
 
     levels: list[int] = Field(default_factory=lambda: [1, 2], min_length=1)
-    """Difficulty levels, 1 to 4, drawn evenly."""
+    """Difficulty levels, 1 to 4, drawn uniformly."""
     families: list[str] = Field(default_factory=list)
-    """Only families whose name begins with one of these; empty: all."""
+    """Prefixes of the families to use; empty: all families."""
     program: Literal["openai", "pydantic_ai", "openai_agents"] = "openai"
-    """What the agent is written with: a loop of its own around an openai client, pydantic-ai's, or that of the OpenAI \
-Agents SDK."""
+    """Framework of the agent program: a plain loop around an openai client, pydantic-ai, or the OpenAI Agents SDK."""
 
 
 async def solved(env: CodingProgram, task: fe.Task) -> float:
-    """Whether the function that the program left passes every hidden test, where the program never was."""
+    """1 if `solution.py` passes every hidden test, in a sandbox that the program had no access to; otherwise 0."""
     code, tests = await env.read_text("solution.py"), task.data["hidden"]
     if code is None:
         return 0.0
@@ -68,14 +67,14 @@ class CodingProgram(fe.ProgramEnvironment):
             package, modules = FRAMEWORKS[program]
             self.command = ("python", f"agent_{program}.py", "{instruction}")  # type: ignore[misc]
             self.sandbox_spec = fe.SandboxSpec(packages=(package,), preload=(*PRELOAD, *modules))  # type: ignore[misc]
-        select_families(tuple(self.config.levels), tuple(self.config.families))  # an empty choice fails here
+        select_families(tuple(self.config.levels), tuple(self.config.families))  # raises if no family is selected
 
     def task(self, split: str, index: int) -> fe.Task:
-        """Task `index` of `split`, as in `coding_rlvr`."""
+        """Return task `index` of `split`, as in `coding_rlvr`."""
         return make_task(self.config.seed, split, index, self.config.levels, self.config.families)
 
     def files(self, task: fe.Task) -> Mapping[str, str | bytes]:
-        """The agent, and the tests that it is shown."""
+        """The agent program and the public tests."""
         public: list[Check] = task.data["public"]
         programs = {"agent.py": _text("agent.py")}
         if (program := self.config.program) in FRAMEWORKS:

@@ -1,7 +1,7 @@
-"""Programs: operations put together, told in English and written in Python.
+"""Programs: combined operations with an English description and Python code.
 
-A `Program` is a kind of structure and its filled slots. Its identity is exactly that: neither the wording
-nor the tests belong to it, so that a held-out task is held out whatever words it comes in.
+A `Program` is a kind of structure with filled slots. Its identity is exactly that and excludes wording and tests, so a
+held-out program is held out in every wording.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class Step:
 
     @property
     def expression(self) -> str:
-        """The Python that is right."""
+        """The correct Python expression."""
         return self.operation.expression.format(**self.params)
 
     def phrase(self, rng: Random) -> str:
-        """One of its wordings."""
+        """Draw one of the operation's wordings."""
         return rng.choice(self.operation.phrases).format(**self.params)
 
     def slips(self) -> list[str]:
-        """Expressions that a misunderstanding would lead to: listed ones, and neighbouring parameters."""
+        """Wrong expressions: the listed slips, and the right expression with parameters off by one."""
         wrong = [slip.format(**self.params) for slip in self.operation.slips]
         for name, value in self.params.items():
             if isinstance(value, int):
@@ -81,7 +81,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """A structure ("pipeline", "branch", ...) and what fills its slots, in order."""
+    """A structure ("pipeline", "branch", ...) with the steps that fill its slots, in order."""
 
     kind: str
     takes: str
@@ -89,20 +89,20 @@ class Program:
 
     @property
     def identity(self) -> str:
-        """Structure and parameters, and nothing else, as text."""
+        """Structure and parameters as text, excluding wording and tests."""
         parts = [f"{step.operation.name}({','.join(map(repr, step.params.values()))})" for step in self.steps]
         return f"{self.kind}:{self.takes}:" + ">".join(parts)
 
     def describe(self, rng: Random) -> str:
-        """The task in one English sentence; the wording depends on `rng`."""
+        """Describe the task in one English sentence; `rng` selects the wording."""
         opener = rng.choice(OPENERS[self.takes])
         phrases = [step.phrase(rng) for step in self.steps]
         nouns = [step.operation.is_noun for step in self.steps]
         if self.kind == "pipeline":
             *before, last = phrases
-            told = [f"find {phrase}" if noun else phrase for phrase, noun in zip(before, nouns[:-1], strict=True)]
-            told.append(f"return {last}" if nouns[-1] else f"{last}, and return the result")
-            return f"{opener}, {', then '.join(told)}."
+            clauses = [f"find {phrase}" if noun else phrase for phrase, noun in zip(before, nouns[:-1], strict=True)]
+            clauses.append(f"return {last}" if nouns[-1] else f"{last}, and return the result")
+            return f"{opener}, {', then '.join(clauses)}."
         if self.kind == "branch":
             condition, yes, no = phrases
             if not nouns[1]:
@@ -112,7 +112,7 @@ class Program:
         return f"{opener}, {_WORDS[self.kind].format(*phrases)}."
 
     def code(self, expressions: Sequence[str] | None = None) -> str:
-        """The function `f`; `expressions` replaces the right ones, slot by slot, to make wrong programs."""
+        """Source of the function `f`; `expressions` replaces the right ones slot by slot, to build wrong programs."""
         chosen = list(expressions) if expressions is not None else [step.expression for step in self.steps]
         head = f"def f({VARIABLES[self.takes]}):"
         if self.kind != "pipeline":

@@ -1,7 +1,7 @@
 """Tasks from rows in the style of MBPP, HumanEval and LiveCodeBench, from a file or the hub.
 
-Each style is judged as its own checker does; only the call of the agent's function runs in the agent's process (see
-`checks` and `asserts`). A row with a test that can't be judged in this way is left out.
+Each style is scored as by its original checker, except that only the call of the agent's function runs in the agent's
+process (see `checks` and `asserts`). Rows with a test that can't be run in this way are skipped.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def load_raw(config: DatasetConfig, split: str) -> Sequence[Task] | StreamedTask
 
 
 def as_task(row: Task) -> Task | None:
-    """A row as a task; None if a test can't be judged outside the agent's process."""
+    """Convert a row into a task; None if a test can't be run outside the agent's process."""
     data = row.data
     if "test_list" in data:
         made = _mbpp(row)
@@ -110,7 +110,7 @@ def as_task(row: Task) -> Task | None:
 
 
 def checks_of(task: Task) -> list[Check]:
-    """The checks that decide the reward: all checks of a row, as in its own checker, otherwise the hidden ones."""
+    """Checks that determine the reward: for a dataset row all, as in its original checker; otherwise hidden ones."""
     return [*(task.data["public"] if "public_setup" in task.data else []), *task.data["hidden"]]
 
 
@@ -123,7 +123,7 @@ class _Made(NamedTuple):
 
 
 def _mbpp(row: Task) -> _Made | None:
-    """`text` (or `prompt`), `test_list` of asserts, `code`, `test_imports`, `test_setup_code`."""
+    """MBPP row: `text` (or `prompt`), `test_list` of asserts, `code`, `test_imports`, `test_setup_code`."""
     data = row.data
     code = data.get("code") or row.gold
     suite = suite_of(
@@ -145,7 +145,7 @@ def _shown(checks: Sequence[Check]) -> str:
 
 
 def _human_eval(row: Task) -> _Made | None:
-    """`prompt` (the head of the function), `test` (a function `check`), `entry_point`, `canonical_solution`."""
+    """HumanEval row: `prompt` (function head), `test` (function `check`), `entry_point`, `canonical_solution`."""
     name, test, body = row.data["entry_point"], row.data["test"], row.data.get("canonical_solution")
     try:
         asserts = _asserts_of_check(parse_python(test), name)
@@ -183,7 +183,7 @@ def _asserts_of_check(tree: ast.Module, name: str) -> str | None:
 
 
 def _live_code_bench(row: Task) -> _Made | None:
-    """`public_test_cases` and `private_test_cases`: input and output of a program, or arguments of a method."""
+    """LiveCodeBench row: `public_test_cases` and `private_test_cases`, with input and output of a program or method."""
     data = row.data
     metadata = _decoded(data.get("metadata"), {})
     head = data.get("starter_code") or ""
@@ -227,7 +227,7 @@ def _cases(value: Any, function: str | None) -> Iterator[Check]:
 
 
 def _decoded(value: Any, default: Any) -> Any:
-    """JSON, plain or as LiveCodeBench packs its hidden cases: pickled, compressed, in base 64."""
+    """Decode JSON, either plain or as LiveCodeBench packs its hidden cases: pickled, compressed and base64-encoded."""
     if not isinstance(value, str):
         return default if value is None else value
     if not value.strip():
@@ -244,7 +244,7 @@ def _decoded(value: Any, default: Any) -> Any:
 
 
 class _TextOnly(pickle.Unpickler):
-    """Unpickles text only and rejects everything that could execute code."""
+    """Unpickler for text only; it rejects everything that could execute code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"the pickle refers to {module}.{name}, but only text is allowed")

@@ -1,4 +1,4 @@
-"""Tasks by number: `make_task(config, split, index)` is the same in every process, without those before it."""
+"""Tasks by index: `make_task` returns the same task in every process, without generating earlier ones."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ HELD_OUT = 5
 MIN_FAMILY = 4
 """Families with fewer programs than this are not split: holding out a program would hold out the family."""
 ATTEMPTS = 200
-"""Programs tried in one topic, and topics tried."""
+"""Maximum number of programs tried per topic, and of topics tried."""
 Topic = dict[bool, list[Family]]
-"""The families of one topic at one level: those that `train` and `eval` share, and those held out as a whole."""
+"""Families of one topic at one level. False: shared by `train` and `eval`; True: held out as a whole (`unseen`)."""
 
 
 @cache
 def select_families(levels: tuple[int, ...], patterns: tuple[str, ...]) -> dict[int, dict[str, Topic]]:
-    """Topics by level, with the families whose name begins with one of `patterns` (all when empty).
+    """Topics by level, with the families whose name begins with one of `patterns` (empty: all families).
 
     Raises:
-        UsageError: nothing is left.
+        UsageError: no family matches.
     """
     chosen: dict[int, dict[str, Topic]] = {}
     for family in all_families(max(levels, default=1)).values():
@@ -47,7 +47,7 @@ def select_families(levels: tuple[int, ...], patterns: tuple[str, ...]) -> dict[
 
 
 def split_of(family: Family, program: Program) -> str:
-    """Where a program belongs, decided by its family and identity alone: no seed can move it."""
+    """Split of a program, determined by its family and identity alone and independent of any seed."""
     if family.unseen:
         return "unseen"
     held_out = family.size >= MIN_FAMILY and digest(program.identity) % HELD_OUT == 0
@@ -55,10 +55,10 @@ def split_of(family: Family, program: Program) -> str:
 
 
 def make_task(seed: int, split: str, index: int, levels: Sequence[int], patterns: Sequence[str]) -> Task:
-    """The `index`-th task of `split`.
+    """Generate the `index`-th task of `split`.
 
     Raises:
-        UsageError: no such split, or the chosen families have no task in it.
+        UsageError: the split is unknown, or the chosen families have no task in it.
     """
     if split not in SPLITS:
         raise UsageError(f"coding_rlvr has no split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
@@ -67,13 +67,13 @@ def make_task(seed: int, split: str, index: int, levels: Sequence[int], patterns
     for _ in range(ATTEMPTS):
         topics = list(by_level[rng.choice(list(by_level))].values())
         topic = rng.choice(topics)
-        if (found := _find(topic, split, rng)) is not None:
-            return _as_task(f"{split}-{seed}-{index}", split, *found, rng)
+        if (drawn := _find(topic, split, rng)) is not None:
+            return _as_task(f"{split}-{seed}-{index}", split, *drawn, rng)
     raise UsageError(f"the chosen families have no task in split {split!r}", fix="choose more levels or families")
 
 
 def _find(topic: Topic, split: str, rng: Random) -> tuple[Family, Program, tuple[list[Check], list[Check]]] | None:
-    """A program of `split` from the topic, with its tests; None when there seems to be none."""
+    """Draw a program of `split` from the topic, with its tests; None after `ATTEMPTS` failures."""
     families = topic[split == "unseen"]
     for _ in range(ATTEMPTS if families else 0):
         family = rng.choices(families, [family.weight for family in families])[0]
@@ -105,6 +105,6 @@ def _as_task(
 
 
 def program_of(task: Task) -> Program:
-    """The program behind a task (for demonstrations)."""
+    """Reconstruct the program of a generated task, for demonstrations."""
     kind, takes, steps = task.data["program"]
     return Program(kind, takes, tuple(Step(OPERATIONS[name], params) for name, params in steps))

@@ -1,4 +1,4 @@
-"""Conversations of a dataset, to be learned (`method: sft`), or of which the last answer is to be given again."""
+"""Conversations of a dataset, for supervised fine-tuning (`method: sft`) or for reproducing the last answer."""
 
 from environments.conversations.environment import Conversations, ConversationsConfig
 

@@ -1,4 +1,4 @@
-"""The environment: rows with a whole conversation, or with a question and its answer."""
+"""Environment over dataset rows that hold a whole conversation or a question with its answer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from forge_env.types import Message, Observation, Task
 
 
 class ConversationsConfig(SingleTurnConfig):
-    """Which dataset, and what is added to its rows."""
+    """The dataset and the additions to its rows."""
 
     dataset: DatasetConfig
-    """Rows with a column `messages` (OpenAI's chat format, or ShareGPT's), or with columns that are mapped to `prompt`
-    and `gold`: a question and its answer."""
+    """Dataset with a column `messages` (in OpenAI's or ShareGPT's chat format), or with columns mapped to `prompt` and
+    `gold`: a question and its answer."""
     context: str | None = None
-    """Column whose text, where there is any, follows the question (Alpaca's `input`)."""
+    """Column whose text, if not empty, is appended to the question (Alpaca's `input`)."""
     system: str | None = None
-    """System message of conversations that have none."""
+    """System message added to conversations that have none."""
 
 
 class Conversations(fe.SingleTurnEnvironment):
-    """The messages before a conversation's last answer; the reward is how similar the agent's own answer is to it."""
+    """The messages before a conversation's last answer; the reward is how similar the agent's answer is to it."""
 
     api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = ConversationsConfig
@@ -35,21 +35,21 @@ class Conversations(fe.SingleTurnEnvironment):
     config: ConversationsConfig
 
     def tasks(self, split: str) -> Sequence[Task] | StreamedTasks:
-        """Rows of the dataset."""
+        """Load the dataset of a split."""
         return load_tasks(self.config.dataset, split)
 
     def task(self, split: str, index: int) -> Task:
-        """Row `index`; its `gold` is the last answer."""
+        """Return row `index`, with the last answer as `gold`."""
         task = self.tasks(split)[index]
         return task.model_copy(update={"gold": self._conversation(task)[-1].content})
 
     def num_tasks(self, split: str) -> int | None:
-        """Rows of the dataset; None where it is streamed."""
+        """Number of dataset rows; None if the dataset is streamed."""
         tasks = self.tasks(split)
         return None if isinstance(tasks, StreamedTasks) else len(tasks)
 
     def prompt(self, task: Task) -> Observation:
-        """What comes before the last answer."""
+        """The messages before the last answer."""
         return self._conversation(task)[:-1]
 
     def demonstrate(self, task: Task, rng: Random) -> list[Message]:
@@ -57,10 +57,10 @@ class Conversations(fe.SingleTurnEnvironment):
         return self._conversation(task)
 
     def _conversation(self, task: Task) -> list[Message]:
-        """Up to the last answer, all of it.
+        """The conversation up to and including its last answer.
 
         Raises:
-            UsageError: the row holds none.
+            UsageError: the row has no answer.
         """
         rows = task.data.get("messages")
         messages = read_messages(rows, task.id) if isinstance(rows, list) else self._question(task)

@@ -1,4 +1,4 @@
-"""The environment: a database in a sandbox, a tool for SQL and one for Python, and a question to answer."""
+"""Environment with a database in a sandbox, an SQL tool, a Python tool and a question to answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forge_env.types import Action, Task
 ATTEMPTS = 200
 DATABASE = "shop.db"
 MOST_ROWS = 40
-# Runs one statement that the agent wrote, inside the sandbox; the query comes in over stdin.
+# Runs one statement of the agent inside the sandbox; the query is read from stdin.
 _RUN_SQL = f"""
 import sqlite3, sys
 try:
@@ -40,12 +40,12 @@ if len(rows) > {MOST_ROWS}:
 
 
 class DataAnalysisConfig(fe.SandboxEnvironmentConfig):
-    """Which questions, and what a piece of code may take."""
+    """Question selection, answer tolerance and sandbox limits."""
 
     kinds: list[str] = Field(default_factory=list)
-    """Only these kinds of questions; empty: all."""
+    """Kinds of questions to draw; empty: all kinds."""
     tolerance: float = Field(0.005, ge=0.0)
-    """Largest difference of an answer that is a number."""
+    """Largest accepted difference between a numeric answer and the right one."""
 
     @field_validator("kinds")
     @classmethod
@@ -72,7 +72,7 @@ class DataAnalysis(fe.SandboxEnvironment):
         super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th question of `split`, about a shop of its own; one shop in five belongs to `eval`."""
+        """The `index`-th question of `split`, with a separately drawn shop; one shop in five belongs to `eval`."""
         rng = Random(f"data_analysis/{self.config.seed}/{split}/{index}")
         names = self.config.kinds or list(KINDS)
         for _ in range(ATTEMPTS):
@@ -94,11 +94,11 @@ class DataAnalysis(fe.SandboxEnvironment):
         raise UsageError(f"no question of {', '.join(names)} could be drawn", fix="choose more kinds")
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """The query through the tool, then the answer."""
+        """One `sql` call with the question's query, then the answer."""
         return None if task.gold is None else [fe.call_tool("sql", query=task.data["query"]), task.gold]
 
     def files(self, task: Task) -> dict[str, str | bytes]:
-        """The database."""
+        """The shop's SQLite database file."""
         return {DATABASE: draw_shop(task.data["public_shop"]).database()}
 
     @fe.tool
@@ -112,18 +112,18 @@ class DataAnalysis(fe.SandboxEnvironment):
 
 
 def is_held_out(shop_seed: str) -> bool:
-    """Whether a shop is of the split `eval`."""
+    """Whether a shop belongs to the split `eval`."""
     return hashlib.sha256(shop_seed.encode()).digest()[0] < 51  # 51 of 256: one in five
 
 
 def given_answer(text: str) -> str | None:
-    """What the last answer tag holds."""
-    found = last_between(text, "<answer>", "</answer>")
-    return None if found is None else found.strip()
+    """Content of the last answer tag, or None."""
+    answer = last_between(text, "<answer>", "</answer>")
+    return None if answer is None else answer.strip()
 
 
 def correct(env: DataAnalysis, task: Task, answer: str) -> float:
-    """Whether the answer is the right number, nearly, or the right name."""
+    """1 if the answer is the right name, or a number within `tolerance` of the right one; otherwise 0."""
     given, wanted = given_answer(answer), str(task.data["answer"])
     if given is None:
         return 0.0
@@ -135,5 +135,5 @@ def correct(env: DataAnalysis, task: Task, answer: str) -> float:
 
 
 def answered(answer: str) -> float:
-    """Whether there is an answer tag."""
+    """1 if the message has an answer tag; otherwise 0."""
     return float(given_answer(answer) is not None)

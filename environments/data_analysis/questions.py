@@ -1,4 +1,4 @@
-"""Kinds of questions. Each computes its answer from the rows in Python, and knows a query that finds it in SQL."""
+"""Kinds of questions. Each computes its answer from the rows in Python and provides an SQL query that returns it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _euros(cents: int) -> str:
 
 
 def _only_highest(counts: Counter[str]) -> str | None:
-    """The key with the highest count, or None where several have it."""
+    """The key with the highest count, or None if several keys share it."""
     ranked = counts.most_common(2)
     return None if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]) else ranked[0][0]
 
@@ -99,7 +99,7 @@ def best_customer(rng: Random, shop: Shop) -> Question | None:
 
 
 def never_ordered(rng: Random, shop: Shop) -> Question | None:
-    """Rows without a partner."""
+    """A count of rows without a matching row in another table."""
     ordered = {order.customer_id for order in shop.orders}
     count = sum(customer.id not in ordered for customer in shop.customers)
     query = "SELECT COUNT(*) FROM customers WHERE id NOT IN (SELECT customer_id FROM orders)"

@@ -60,7 +60,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """All rows."""
+    """All rows of the database."""
 
     customers: tuple[Customer, ...]
     products: tuple[Product, ...]
@@ -85,7 +85,7 @@ class Shop:
             connection.close()
 
     def spent(self, order: Order) -> int:
-        """Price of an order, cents."""
+        """Total price of an order in cents."""
         prices = {product.id: product.price_cents for product in self.products}
         return sum(prices[product] * amount for product, amount in order.lines)
 
@@ -96,7 +96,7 @@ def _day(rng: Random) -> str:
 
 @lru_cache(maxsize=64)
 def draw_shop(seed: str) -> Shop:
-    """The shop of a seed."""
+    """Draw the shop of a seed."""
     rng = Random(seed)
     customers = tuple(
         Customer(number, name, rng.choice(CITIES), _day(rng))

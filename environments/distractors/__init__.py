@@ -1,4 +1,4 @@
-"""Office work with many tools and look-alike records, of which few are right."""
+"""Office jobs with many tools and look-alike records, only a few of which are needed."""
 
 from environments.distractors.environment import Distractors, DistractorsConfig
 

@@ -1,4 +1,4 @@
-"""The environment: an office API of many tools, a job that needs a few of them, and a score for the final state."""
+"""Environment with an office API of many tools, a job that needs a few of them, and a reward for the final state."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Day = Literal["monday", "tuesday", "wednesday", "thursday", "friday"]
 
 
 class DistractorsConfig(ToolEnvironmentConfig):
-    """Which jobs."""
+    """Job selection and turn limit."""
 
     max_turns: int = Field(16, ge=1)
-    """Assistant messages in one episode before it is truncated."""
+    """Maximum number of assistant messages before the episode is truncated."""
     levels: list[Level] = Field([1, 2, 3, 4], min_length=1)
-    """1: one change; 2: two changes, three records; 3: what a mail asks for, or a free hour; 4: a team's day."""
+    """1: one change; 2: two changes, three records; 3: a request in a mail, or a free hour; 4: a team's day."""
 
 
 class Distractors(fe.ToolEnvironment):
-    """Office work with many tools and look-alike records, of which few are right. The final state decides."""
+    """Office jobs with many tools and look-alike records; the final state is scored."""
 
     api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = DistractorsConfig
@@ -49,10 +49,10 @@ class Distractors(fe.ToolEnvironment):
         super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th job of `split`, in an office of its own; one office in five belongs to `eval`."""
+        """The `index`-th job of `split`, in a separately drawn office; one office in five belongs to `eval`."""
         rng = Random(f"distractors/{self.config.seed}/{split}/{index}")
         level = rng.choice(self.config.levels)
-        # All that there is to know of a job follows from these two: the state itself is what the agent looks up.
+        # Office and job are redrawn from these two values, so the task itself needn't hold the state to be looked up.
         kind = rng.randrange(len(KINDS[level]))
         data = {"public_office": draw_seed(rng, split), "public_kind": kind}
         task = Task(
@@ -62,11 +62,11 @@ class Distractors(fe.ToolEnvironment):
         return task.model_copy(update={"prompt": job.prompt, "tags": [KINDS[level][kind].__name__]})
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """The job's calls, then a message that ends the episode."""
+        """The job's tool calls, then a message that ends the episode."""
         return [*(fe.call_tool(name, **arguments) for name, arguments in draw_job(task)[1].calls), "Done."]
 
     async def setup(self, task: Task) -> None:
-        """The office before the job."""
+        """Draw the office in its state before the job."""
         self.office = draw_job(task)[0]
 
     # Contacts.
@@ -253,7 +253,7 @@ class Distractors(fe.ToolEnvironment):
 
 
 def draw_job(task: Task) -> tuple[Office, Job]:
-    """The office of a task before anything is done, and the job."""
+    """The task's office in its initial state, and the job."""
     office = draw_office(task.data["public_office"])
     rng = Random(f"distractors/job/{task.data['public_office']}")
     return office, KINDS[task.difficulty][task.data["public_kind"]](rng, office)
@@ -280,10 +280,10 @@ def _list(records: Iterable[object]) -> str:
 
 
 def done(env: Distractors, task: Task) -> float:
-    """Whether the office is as the job wants it, no more and no less changed."""
+    """1 if the office is exactly in the job's goal state, without further changes; otherwise 0."""
     return float(env.office.outcome() == draw_job(task)[1].goal.outcome())
 
 
 def untouched(env: Distractors, task: Task) -> float:
-    """Whether nothing was changed at all."""
+    """1 if the office was not changed at all; otherwise 0."""
     return float(env.office.outcome() == draw_job(task)[0].outcome())

@@ -1,4 +1,4 @@
-"""Kinds of jobs by level: what the agent is asked for, and the calls that do it."""
+"""Kinds of jobs by level: the request to the agent and the tool calls that fulfill it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from environments.distractors.office import DAYS, HOURS, TITLES, Contact, Office
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`calls`, each a tool's name and its arguments, find out what is needed and lead to `goal`."""
+    """A job: its prompt, the goal state, and tool calls `(name, arguments)` that look up the records and reach it."""
 
     prompt: str
     goal: Office
@@ -28,7 +28,7 @@ def _told_apart(contact: Contact) -> str:
 
 
 def cancel(rng: Random, office: Office) -> Job:
-    """One event among some with the same title."""
+    """Cancel one of several events with the same title."""
     event = rng.choice(list(office.events.values()))
     goal = deepcopy(office)
     del goal.events[event.id]
@@ -40,7 +40,7 @@ def cancel(rng: Random, office: Office) -> Job:
 
 
 def new_phone(rng: Random, office: Office) -> Job:
-    """One contact among namesakes."""
+    """Change the phone number of one contact among namesakes."""
     contact, phone = rng.choice(list(office.contacts.values())), f"{rng.randint(1000, 9999)}0"
     goal = deepcopy(office)
     goal.contacts[contact.id] = replace(contact, phone=phone)
@@ -55,7 +55,7 @@ def new_phone(rng: Random, office: Office) -> Job:
 
 
 def forward(rng: Random, office: Office) -> Job:
-    """A mail and two contacts, all with look-alikes."""
+    """Forward and archive a mail; the mail, its sender and the receiver have look-alikes."""
     mail = rng.choice(list(office.mails.values()))
     sender = office.contacts[mail.sender]
     receiver = rng.choice([contact for contact in office.contacts.values() if contact != sender])
@@ -77,7 +77,7 @@ def forward(rng: Random, office: Office) -> Job:
 
 
 def as_asked_by_mail(rng: Random, office: Office) -> Job:
-    """What is to be done stands in one of the mails, which is put there."""
+    """Move an event as requested in a mail; the request is written into that mail's body."""
     event = rng.choice(list(office.events.values()))
     mail = rng.choice(list(office.mails.values()))
     sender = office.contacts[mail.sender]
@@ -102,7 +102,7 @@ def as_asked_by_mail(rng: Random, office: Office) -> Job:
 
 
 def first_free_hour(rng: Random, office: Office) -> Job:
-    """A meeting at a time when nobody has another."""
+    """Create a meeting at the first hour that is free for two contacts, and mail both."""
     first, second = rng.sample(list(office.contacts.values()), 2)
     day, title = rng.choice(DAYS), rng.choice(TITLES)
     people = sorted([first.id, second.id])
@@ -126,16 +126,16 @@ def first_free_hour(rng: Random, office: Office) -> Job:
 
 
 def team_away(rng: Random, office: Office) -> Job:
-    """All events of a team's people on a day, and a mail to each of them."""
-    one = rng.choice(list(office.events.values()))
-    team, day = office.contacts[rng.choice(one.people)].team, one.day
+    """Cancel all events of a team's members on chosen day, and mail each member who attends chosen."""
+    chosen = rng.choice(list(office.events.values()))
+    team, day = office.contacts[rng.choice(chosen.people)].team, chosen.day
     members = [contact.id for contact in office.contacts.values() if contact.team == team]
-    found = [event for event in office.events.values() if event.day == day and {*event.people} & {*members}]
-    told = [member for member in members if any(member in event.people for event in found)]
+    events = [event for event in office.events.values() if event.day == day and {*event.people} & {*members}]
+    attending = [member for member in members if any(member in event.people for event in events)]
     goal = deepcopy(office)
-    for event in found:
+    for event in events:
         del goal.events[event.id]
-    goal.sent += [(member, "Cancelled") for member in told]
+    goal.sent += [(member, "Cancelled") for member in attending]
     return Job(
         f"The team {team} is away on {day}: cancel every event of that day that someone of the team takes part in, and "
         "tell each of the team's people who takes part in one by a mail with the subject 'Cancelled'. Change "
@@ -144,8 +144,8 @@ def team_away(rng: Random, office: Office) -> Job:
         [
             ("find_contacts", {"text": team}),
             ("list_events", {"day": day}),
-            *(("cancel_event", {"event_id": event.id}) for event in found),
-            *(("send_mail", {"contact_id": member, "subject": "Cancelled", "body": day}) for member in told),
+            *(("cancel_event", {"event_id": event.id}) for event in events),
+            *(("send_mail", {"contact_id": member, "subject": "Cancelled", "body": day}) for member in attending),
         ],
     )
 

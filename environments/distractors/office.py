@@ -15,7 +15,7 @@ HOURS = tuple(range(9, 17))
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """Someone of the office."""
+    """A contact of the office."""
 
     id: str
     name: str
@@ -42,7 +42,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """A mail from a contact; `archived` ones are out of the inbox."""
+    """A mail from a contact; `archived` mails are no longer in the inbox."""
 
     id: str
     sender: str
@@ -56,38 +56,38 @@ class Mail:
 
 @dataclass(slots=True)
 class Office:
-    """The whole state."""
+    """State of the office."""
 
     contacts: dict[str, Contact] = field(default_factory=dict)
     events: dict[str, Event] = field(default_factory=dict)
     mails: dict[str, Mail] = field(default_factory=dict)
     sent: list[tuple[str, str]] = field(default_factory=list)
-    """`(to, what)`: id of the contact, and id of the mail that was forwarded or the subject."""
+    """Sent mails as `(to, what)`: the contact's id, and the id of the forwarded mail or the subject of a new one."""
 
     def outcome(self) -> tuple[object, ...]:
-        """What is compared: everything but the ids of events that were made, and the order of what was sent."""
+        """State to compare with the goal: everything except the ids of events and the order of sent mails."""
         events = sorted((event.title, event.day, event.hour, sorted(event.people)) for event in self.events.values())
         return self.contacts, events, self.mails, sorted(self.sent)
 
     def create_event(self, title: str, day: str, hour: int, people: list[str]) -> Event:
-        """A new hour in the calendar."""
+        """Add an event to the calendar."""
         number = max((int(known[1:]) for known in self.events), default=0) + 1
         event = Event(f"e{number}", title, day, hour, tuple(people))
         self.events[event.id] = event
         return event
 
     def move_event(self, event_id: str, day: str, hour: int) -> Event:
-        """Another time for an event."""
+        """Move an event to another day and hour."""
         self.events[event_id] = replace(self.events[event_id], day=day, hour=hour)
         return self.events[event_id]
 
     def busy(self, people: list[str], day: str) -> set[int]:
-        """Hours of a day at which some of them have an event."""
+        """Hours of a day at which any of `people` has an event."""
         return {event.hour for event in self.events.values() if event.day == day and {*people} & {*event.people}}
 
 
 def draw_office(seed: str) -> Office:
-    """The office of a seed. Some people share their name, some events their title, some mails their subject."""
+    """Draw the office of a seed. Some contacts share a name, some events a title and some mails a subject."""
     rng = Random(f"distractors/{seed}")
     office = Office()
     names = rng.sample([f"{first} {last}" for first in FIRST for last in LAST], 10)

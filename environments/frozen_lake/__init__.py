@@ -1,4 +1,4 @@
-"""FrozenLake: gymnasium's own game, on lakes of growing size."""
+"""FrozenLake: gymnasium's game on lakes of increasing size."""
 
 from environments.frozen_lake.environment import FrozenLake, FrozenLakeConfig
 

@@ -1,4 +1,4 @@
-"""`FrozenLake-v1` of gymnasium through the general adapter: a lake of its own for each task, and the shortest way."""
+"""Gymnasium's `FrozenLake-v1` through the general adapter, with a lake per task and shortest paths as gold actions."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from forge_env.types import Action, ResetResult, Task
 
 Level = Literal[1, 2, 3]
 SIZES = {1: 4, 2: 6, 3: 8}
-"""Cells of a lake's side, by level."""
+"""Side length of a lake in cells, by level."""
 SAFE = 0.75
-"""How likely a cell is ice and no hole."""
+"""Probability that a cell is ice and not a hole."""
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
-"""Rows and columns, in the order of the game's actions."""
+"""Row and column offset of each move, in the order of the game's actions."""
 
 
 class FrozenLakeConfig(GymnasiumConfig):
-    """Which lakes."""
+    """Lake selection and options of the game."""
 
     levels: list[Level] = Field([1, 2, 3], min_length=1)
-    """Lakes of 4, 6 and 8 cells a side. Drawn evenly."""
+    """Levels, drawn uniformly; the lakes are 4, 6 and 8 cells wide."""
     env_id: str = "FrozenLake-v1"
     """Gymnasium's name of the game."""
     max_reward: float = 1.0
     """Reward of a perfect episode."""
     actions: list[str] = list(MOVES)
-    """What the agent may do."""
+    """Names of the actions, in gymnasium's order."""
     instructions: str = (
         "Walk over a frozen lake from S to G. F is ice that holds, H is a hole, which ends the game; the cell that "
         "you stand on is in brackets. A step off the lake leaves you where you are."
     )
-    """What the game is about, shown first."""
+    """Instructions shown at the start of the episode."""
     max_turns: int = Field(40, ge=1)
-    """Messages in one episode, those that are not an action too."""
+    """Maximum number of messages per episode, including those without a valid action."""
 
 
 class FrozenLake(GymnasiumEnvironment):
@@ -51,7 +51,7 @@ class FrozenLake(GymnasiumEnvironment):
     config: FrozenLakeConfig
 
     def task(self, split: str, index: int) -> Task:
-        """A lake, which no other split has."""
+        """Return a lake that occurs in no other split."""
         rng = Random(f"frozen_lake/{self.config.seed}/{split}/{index}")
         level = rng.choice(self.config.levels)
         seed = int(draw_seed(rng, split))
@@ -64,7 +64,7 @@ class FrozenLake(GymnasiumEnvironment):
         )
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
-        """Freeze the lake of a task; ice isn't slippery unless `env_options` say so."""
+        """Build the task's lake; the ice is not slippery unless `env_options` enables it."""
         await self.close()
         task = self.resolve_task(seed, options)
         given = {"is_slippery": False, **self.config.env_options, "desc": task.data["public_lake"]}
@@ -72,22 +72,26 @@ class FrozenLake(GymnasiumEnvironment):
         return await super().reset(seed=seed, options={"task": task})
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """A shortest way."""
+        """The moves of a shortest path."""
         return [f"<action>{move}</action>" for move in shortest_way(task.data["public_lake"])]
 
 
 def shortest_way(lake: list[str]) -> list[str]:
-    """Moves from S, in the first corner, to G in the last."""
+    """Moves of a shortest path from S, in the first corner, to G, in the last.
+
+    Raises:
+        ValueError: no path leads to G.
+    """
     size = len(lake)
     ways = {(0, 0): list[str]()}
     queue = deque(ways)
     while queue:
-        row, column = place = queue.popleft()
+        row, column = cell = queue.popleft()
         if lake[row][column] == "G":
-            return ways[place]
+            return ways[cell]
         for move, (down, right) in MOVES.items():
-            there = (min(max(row + down, 0), size - 1), min(max(column + right, 0), size - 1))
-            if lake[there[0]][there[1]] != "H" and there not in ways:
-                ways[there] = [*ways[place], move]
-                queue.append(there)
+            target = (min(max(row + down, 0), size - 1), min(max(column + right, 0), size - 1))
+            if lake[target[0]][target[1]] != "H" and target not in ways:
+                ways[target] = [*ways[cell], move]
+                queue.append(target)
     raise ValueError("no way leads over the lake")

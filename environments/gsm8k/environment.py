@@ -1,4 +1,4 @@
-"""The environment: one question, one message that ends with the number, scored by `MathReward`."""
+"""Environment with one question and one answer message that ends with a number, scored by `MathReward`."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ HUB = "openai/gsm8k"
 HUB_DEFAULTS = {"path": HUB, "name": "main", "splits": {"train": "train", "eval": "test"}}
 COLUMNS = {"prompt": "question", "gold": "answer", "answer": "answer"}
 ATTEMPTS = 200
-"""Problems drawn until one belongs to the split."""
+"""Maximum number of problems drawn until one belongs to the split."""
 
 
 class GSM8KConfig(SingleTurnConfig):
-    """Where the problems come from, and what is rewarded."""
+    """Source of the problems and partial rewards."""
 
     dataset: DatasetConfig | None = None
-    """None: generated problems, offline. Or openai/gsm8k, or a file with the columns question and answer."""
+    """Dataset: openai/gsm8k, or a file with the columns question and answer. None: problems generated offline."""
     levels: Levels = Field(default_factory=lambda: [1, 2, 3], min_length=1)
-    """Steps of a generated problem, 1 to 6, drawn evenly."""
+    """Numbers of steps per generated problem, 1 to 6, drawn uniformly."""
     partial_credit: float = Field(0.1, ge=0.0, lt=1.0)
-    """Reward for the right number that is not marked as the answer."""
+    """Reward for the right number if it is not marked as the answer."""
     largest: int = Field(LARGEST, ge=20)
-    """Generated problems: all counts on the way stay below this. Small ones are for small models."""
+    """Upper bound of all intermediate counts of generated problems. Use small values for small models."""
     demo_slip: float = Field(0.0, ge=0.0, le=1.0)
-    """How likely a demonstration gets one step wrong, and goes on from there."""
+    """Probability that a demonstration of a generated training task miscalculates its last step."""
 
     @field_validator("dataset", mode="before")
     @classmethod
     def _by_name(cls, value: Any) -> Any:
-        """A name or path alone stands for a dataset with gsm8k's columns."""
+        """Accept a name or path alone, for a dataset with gsm8k's columns."""
         if value == "generated":
             return None
         given: dict[str, Any] = {"path": value} if isinstance(value, str) else value
         if not isinstance(given, dict):
             return value
         defaults = HUB_DEFAULTS if given.get("path") == HUB else {}
-        if defaults and given.get("split") in ("train", None):  # its own `test` is held out then
+        if defaults and given.get("split") in ("train", None):  # the hub split `test` is held out then
             given = {name: item for name, item in given.items() if name != "split"}
         elif "split" in given:
             defaults = {name: item for name, item in defaults.items() if name != "splits"}
@@ -71,20 +71,20 @@ class GSM8K(fe.SingleTurnEnvironment):
         super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
-        """Row `index` of the dataset, or the problem generated for `(seed, split, index)`."""
+        """Return row `index` of the dataset, or the problem generated for `(seed, split, index)`."""
         if self.config.dataset is not None:
             return load_tasks(self.config.dataset, split)[index]
         return generated_task(self.config.seed, split, index, self.config.levels, self.config.largest)
 
     def num_tasks(self, split: str) -> int | None:
-        """Rows of the dataset; None where problems are generated or streamed."""
+        """Number of dataset rows; None if problems are generated or streamed."""
         if self.config.dataset is None:
             return None
         tasks = load_tasks(self.config.dataset, split)
         return None if isinstance(tasks, StreamedTasks) else len(tasks)
 
     def demonstrate(self, task: Task, rng: Random) -> list[Message] | None:
-        """The question and its worked solution; of training tasks, with a slip now and then."""
+        """The question and its solution; in generated training tasks miscalculated with probability `demo_slip`."""
         if task.gold is None:
             return None
         slips = task.split == self.splits[0] and self.config.dataset is None and rng.random() < self.config.demo_slip
@@ -93,12 +93,12 @@ class GSM8K(fe.SingleTurnEnvironment):
 
 
 def answered(response: str) -> float:
-    """Whether the response marks an answer."""
+    """1 if the response marks an answer; otherwise 0."""
     return float(marked_answer(response) is not None)
 
 
 def generated_task(seed: int, split: str, index: int, levels: Sequence[int], largest: int = LARGEST) -> Task:
-    """The `index`-th generated problem of `split`; one problem in ten belongs to `eval`, whatever the seed."""
+    """The `index`-th generated problem of `split`; one problem in ten belongs to `eval`, independent of the seed."""
     rng = Random(f"gsm8k/{seed}/{split}/{index}")
     for _ in range(ATTEMPTS):
         problem = make_problem(rng, rng.choice(levels), largest)

@@ -1,6 +1,6 @@
-"""Word problems made from parts: someone has a number of things, and a few sentences change it.
+"""Word problems assembled from sentences: a person has a number of things, and each sentence changes that count.
 
-Every sentence knows what it does to the count, so the answer and a worked solution come with the question.
+Every sentence carries its effect on the count, so the answer and a worked solution are generated with the question.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import AfterValidator
 LEVELS = (1, 2, 3, 4, 5, 6)
 PEOPLE = ("Ada", "Ben", "Clara", "Dan", "Elif", "Farid", "Grace", "Hugo", "Ines", "Jun", "Kofi", "Lena", "Mira", "Noor")
 LARGEST = 5_000
-"""Counts stay below this, so that the arithmetic is a child's."""
+"""Default upper bound of counts, which keeps the arithmetic at grade school level."""
 
 
 def _known(levels: list[int]) -> list[int]:
@@ -26,15 +26,15 @@ def _known(levels: list[int]) -> list[int]:
 
 
 Levels = Annotated[list[int], AfterValidator(_known)]
-"""Which of `LEVELS`, each once and in order."""
+"""A selection of `LEVELS`, sorted and without duplicates."""
 
 SLIPS = (-10, -2, -1, 1, 2, 10)
-"""What a miscalculation adds."""
+"""Offsets that a miscalculation adds to the right result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What is counted, and the words for it."""
+    """The counted things and the sentence templates for their changes."""
 
     name: str
     things: str
@@ -73,13 +73,13 @@ class Problem:
 
     @property
     def held_out(self) -> bool:
-        """Whether it is kept for evaluation, decided by its text alone."""
+        """Whether the problem belongs to held-out evaluation; depends on its text alone."""
         return hashlib.sha256(self.question.encode()).digest()[0] < 26  # 26 of 256: one in ten
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One sentence, and what it makes of the count."""
+    """One sentence, its calculation, and the resulting count."""
 
     sentence: str
     working: str
@@ -143,7 +143,7 @@ MAKERS: Sequence[Maker] = (_gain, _gain, _gain_groups, _gain_groups, _lose, _los
 
 
 def make_problem(rng: Random, level: int, largest: int = LARGEST) -> Problem:
-    """A problem with `level` changes, whose counts stay below `largest`; no two in a row are of the same kind."""
+    """A problem with `level` changes and counts of at most `largest`; consecutive changes differ in kind."""
     story, who = rng.choice(STORIES), rng.choice(PEOPLE)
     count = rng.randint(4, min(90, largest))
     sentences = [story.start.format(who=who, n=count)]
@@ -161,7 +161,7 @@ def make_problem(rng: Random, level: int, largest: int = LARGEST) -> Problem:
 
 
 def slipped(solution: str, rng: Random) -> str:
-    """A worked solution whose last step is miscalculated."""
+    """The worked solution with a miscalculated last step."""
     *workings, last, answer = solution.split("\n")
     left, _, right = last.partition(" = ")
     wrong = abs(int(right) + rng.choice(SLIPS))

@@ -1,4 +1,4 @@
-"""Tasks of a folder in Harbor's format, each in its own image, judged by its own tests in a fresh sandbox."""
+"""Tasks in Harbor's format from a folder; each runs in its image, and its tests run in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ from forge_env.sandbox.protocol import is_below
 from forge_env.types import Action, StepResult, Task
 
 VERDICT = f"{LOGS}/verifier"
-"""Where tests write what they think."""
+"""Folder to which tests write their verdict."""
 SCRATCH_MB = 64
-"""Of a sandbox's memory, what its folders in memory and the system keep from one process."""
+"""Memory of a sandbox, in MiB, that is reserved for in-memory folders and the system and unavailable to a process."""
 
 
 class HarborConfig(fe.SandboxEnvironmentConfig):
-    """Which tasks, and what their agents may use."""
+    """Task selection, images, and limits of the agents."""
 
     folder: str
-    """A task, or a folder of tasks."""
+    """Folder of a task, or folder of tasks."""
     base_image: str = ""
-    """Image that takes the place of those which the tasks' Dockerfiles are FROM, such as `python`, the bundled one; \
-empty: they are built as they are, which needs a registry."""
+    """Image that replaces the FROM images of the tasks' Dockerfiles, such as the bundled `python`; empty: the \
+Dockerfiles are built unchanged, which needs a registry."""
     tasks: list[str] = Field(default_factory=list)
-    """Only these, by name; empty: all."""
+    """Names of the tasks to use; empty: all tasks."""
     writable: list[str] = Field(default_factory=list)
-    """Folders that programs may write to, besides /logs, /root, /solution, /tests and the one they begin in."""
+    """Writable folders in addition to /logs, /root, /solution, /tests and the working folder."""
     network: bool = False
-    """Give each task the network that it asks for: all of it (docker only), or the hosts that it lists."""
+    """Grant each task the network access it requests: unrestricted (docker only), or to the hosts that it lists."""
     max_turns: int = Field(100, ge=1)
-    """Assistant messages in one episode before it is truncated."""
+    """Maximum number of assistant messages before the episode is truncated."""
     max_tool_calls: int = Field(400, ge=0)
-    """Tool calls in one episode; the calls beyond are not run and the episode is truncated."""
+    """Maximum number of tool calls per episode; further calls are not run and the episode is truncated."""
     tool_timeout_s: float = Field(3600.0, gt=0)
-    """Wall seconds of one call, for tools that set no `timeout_s` of their own."""
+    """Wall-clock limit of one tool call, in seconds, for tools without a separate `timeout_s`."""
     wall_s: float = Field(600.0, gt=0)
-    """Wall seconds of one command; less where the task's own time ends before."""
+    """Wall-clock limit of one command, in seconds; less if the agent's time for the task ends earlier."""
     cpu_s: float = Field(3600.0, gt=0)
-    """CPU seconds of one process of the tests."""
+    """CPU time limit of one process of the tests, in seconds."""
     memory_mb: int = Field(2048, ge=256)
-    """Memory of a sandbox, what is in its writable folders included, MiB; less where the task says so."""
+    """Memory of a sandbox including the content of its writable folders, in MiB; less if the task specifies less."""
     disk_mb: int = Field(256, ge=1)
-    """Size of each writable folder, MiB."""
+    """Size of each writable folder, in MiB."""
     max_agent_s: float | None = Field(None, gt=0)
-    """Longest time of an agent, in seconds, where the task gives it more."""
+    """Upper bound of the agent's time per task, in seconds; None: the task's limit alone applies."""
 
 
 class Harbor(fe.SandboxEnvironment):
@@ -84,25 +84,25 @@ class Harbor(fe.SandboxEnvironment):
     def __init__(self, config: HarborConfig | None = None, **context: Any) -> None:
         self.rubric = fe.Rubric([verified], metrics=[no_verdict, not_moved])
         super().__init__(config, **context)
-        for folder in self.config.writable:  # one that never is would be every task's problem
+        for folder in self.config.writable:  # raise early for folders that can never be writable
             SandboxSpec(writable=(folder,))
-        found, self._refused = read_folder(self.config.folder)
-        if unknown := set(self.config.tasks) - {task.name for task in found} - set(self._refused):
-            there = ", ".join(task.name for task in found)
-            raise UsageError(f"no task {sorted(unknown)[0]!r} in {self.config.folder}", fix=f"there are: {there}")
-        self._tasks = [task for task in found if not self.config.tasks or task.name in self.config.tasks]
+        tasks, self._refused = read_folder(self.config.folder)
+        if unknown := set(self.config.tasks) - {task.name for task in tasks} - set(self._refused):
+            names = ", ".join(task.name for task in tasks)
+            raise UsageError(f"no task {sorted(unknown)[0]!r} in {self.config.folder}", fix=f"there are: {names}")
+        self._tasks = [task for task in tasks if not self.config.tasks or task.name in self.config.tasks]
         self.verdict: dict[str, float] | None = None
-        """What the tests have written; None: nothing, or nothing yet."""
+        """Scores written by the tests; None if names are none (yet)."""
         self.left_unmoved = False
-        """Whether what the agent left could not be moved to where the tests run, so that they did not."""
+        """Whether the agent's files could not be copied to the tests' sandbox, so the tests did not run."""
         self._until = math.inf
 
     def num_tasks(self, split: str) -> int:
-        """Those of the folder that can be played."""
+        """Number of playable tasks in the folder."""
         return len(self._tasks)
 
     def task(self, split: str, index: int) -> Task:
-        """The task with this index, in order of names.
+        """Return the task with this index, in order of names.
 
         Raises:
             UsageError: no task of the folder can be played.
@@ -110,18 +110,18 @@ class Harbor(fe.SandboxEnvironment):
         if not self._tasks and self._refused:
             name, why = next(iter(self._refused.items()))
             raise UsageError(f"{name} can't be played: {why}", fix=f"none of {self.config.folder} can")
-        found = self._tasks[index]
-        texts = {path.name: path.read_text(errors="replace") for path in {found.script, *found.tests.glob("*.py")}}
+        source = self._tasks[index]
+        texts = {path.name: path.read_text(errors="replace") for path in {source.script, *source.tests.glob("*.py")}}
         return Task(
-            id=found.name,
-            prompt=found.instruction,
+            id=source.name,
+            prompt=source.instruction,
             data={"index": index, "tests": texts},
-            tags=list(found.tags),
+            tags=list(source.tags),
             split=split,
         )
 
     async def unplayable(self, tasks: Sequence[Task]) -> Mapping[str, str]:
-        """Those that ask for what there is not, and those whose image can't be built, with the line that fails."""
+        """Tasks that need unsupported features or whose image can't be built, with the reason."""
         missing, engine = dict(self._refused), self.sandboxes
         if engine is None:
             return missing
@@ -133,43 +133,43 @@ class Harbor(fe.SandboxEnvironment):
         return missing
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """Write the solution's files, and run it."""
-        found = self._tasks[task.data["index"]]
-        if found.solution is None:
+        """Write the solution's files, run it, and submit."""
+        source = self._tasks[task.data["index"]]
+        if source.solution is None:
             return None
-        beside = found.solution.parent.rglob("*") if found.solution.name == "solve.sh" else [found.solution]
-        files = {path.relative_to(found.solution.parent): path for path in beside if path.is_file()}
+        beside = source.solution.parent.rglob("*") if source.solution.name == "solve.sh" else [source.solution]
+        files = {path.relative_to(source.solution.parent): path for path in beside if path.is_file()}
         lines = []
         for name, path in sorted(files.items()):
             target = shlex.quote(f"{SOLUTION}/{name}")
             text = base64.encodebytes(path.read_bytes()).decode()
             lines += [f"mkdir -p $(dirname {target})", f"base64 -d > {target} << 'END_OF_FILE'\n{text}END_OF_FILE"]
-        given = " ".join(shlex.quote(f"{name}={value}") for name, value in found.solution_variables.items())
-        program = shlex.quote(f"{SOLUTION}/{found.solution.name}")
-        lines += [f"chmod +x {program}", f"env {given} bash {program}"]
+        variables = " ".join(shlex.quote(f"{name}={value}") for name, value in source.solution_variables.items())
+        program = shlex.quote(f"{SOLUTION}/{source.solution.name}")
+        lines += [f"chmod +x {program}", f"env {variables} bash {program}"]
         return [fe.call_tool("bash", command="\n".join(lines)), fe.call_tool("submit")]
 
     # --- the episode
 
     @property
     def playing(self) -> HarborTask:
-        """The task of this episode, as it lies in the folder."""
+        """The task of this episode, as read from the folder."""
         task: HarborTask = self._tasks[self.current_task.data["index"]]
         return task
 
     @property
     def command_folder(self) -> str:
-        """The folder that the task's programs begin in."""
+        """Working folder of the task's commands."""
         return self.playing.workdir
 
     @property
     def command_variables(self) -> Mapping[str, str]:
-        """The task's variables."""
+        """Environment variables of the task's commands."""
         return {"HOME": HOME, **self.playing.variables}
 
     @property
     def limits(self) -> Limits:
-        """Of a command: the config's, and what is left of the agent's time."""
+        """Limits of a command: the configured ones, and the remaining time of the agent."""
         return replace(self._limits, wall_s=max(0.1, min(self.config.wall_s, self._until - time.monotonic())))
 
     @property
@@ -179,21 +179,21 @@ class Harbor(fe.SandboxEnvironment):
         return Limits(wall_s=self.playing.tests_s, cpu_s=self.config.cpu_s, memory_mb=memory_mb, **given)
 
     def spec_of(self, task: Task) -> SandboxSpec:
-        """Image, folders, network and memory are the task's own."""
-        found = self._tasks[task.data["index"]]
-        wanted = {found.workdir, TESTS, SOLUTION, LOGS, HOME, *self.config.writable} - {"/"}
+        """Sandbox specification with the task's image, folders, network access and memory."""
+        source = self._tasks[task.data["index"]]
+        wanted = {source.workdir, TESTS, SOLUTION, LOGS, HOME, *self.config.writable} - {"/"}
         folders = tuple(
-            sorted(one for one in wanted if not any(one != other and is_below(one, other) for other in wanted))
+            sorted(path for path in wanted if not any(path != other and is_below(path, other) for other in wanted))
         )
-        hosts = found.hosts if self.config.network else ()
+        hosts = source.hosts if self.config.network else ()
         return SandboxSpec(
-            found.image,
-            base=self.config.base_image if found.image.startswith("/") else "",
+            source.image,
+            base=self.config.base_image if source.image.startswith("/") else "",
             writable=folders,
             network=hosts is None,
             allow=hosts or (),
             disk_mb=self.config.disk_mb,
-            memory_mb=min(self.config.memory_mb, found.memory_mb or self.config.memory_mb),
+            memory_mb=min(self.config.memory_mb, source.memory_mb or self.config.memory_mb),
         )
 
     async def _begin(self, task: Task) -> None:
@@ -206,12 +206,12 @@ class Harbor(fe.SandboxEnvironment):
         try:
             with limited_elsewhere():  # an image may have to be built
                 await super()._begin(task)
-        except ImageError as error:  # of this task alone: the others are played
+        except ImageError as error:  # affects this task alone; others can still run
             raise InfrastructureError(f"task {task.id!r} can't be played here: {error.message}") from error
         self._until = time.monotonic() + min(self.playing.agent_s, self.config.max_agent_s or math.inf)
 
     async def step(self, action: Action) -> StepResult:
-        """As every tool environment; the agent's time is the task's."""
+        """Step as in any tool environment; truncate the episode once the agent's time for the task is used up."""
         observation, reward, terminated, truncated, info = await super().step(action)
         if terminated or truncated or time.monotonic() < self._until:
             return observation, reward, terminated, truncated, info
@@ -219,12 +219,12 @@ class Harbor(fe.SandboxEnvironment):
         return observation, reward, False, True, {"metrics": metrics, "truncation": "agent_time"}
 
     async def verify(self) -> float:
-        """Run the tests on what the agent left, where none of its programs was, and return what they say."""
+        """Run the tests on a copy of the agent's files in a fresh sandbox and return their reward."""
         task = self.playing
         folders = [folder for folder in self._spec.writable if folder not in (TESTS, SOLUTION)]
         try:
             left = await self.sandbox.pack(folders, leave_out=[VERDICT])
-        except SandboxFileError:  # more than can be moved
+        except SandboxFileError:  # too much to copy
             self.left_unmoved = True
             explain("left too many files to copy to the tests")
             return 0.0
@@ -256,7 +256,7 @@ class Harbor(fe.SandboxEnvironment):
 
 
 async def _verdict(fresh: Sandbox, ended: ExecResult, task: HarborTask) -> dict[str, float] | None:
-    """What the tests say, by name; None where they say nothing that can be read."""
+    """Scores of the tests by name; None if there are none or they can't be parsed."""
     if task.by_exit_code:
         return {"reward": float(ended.ok)}
     for name in ("reward.json", "reward.txt"):
@@ -265,8 +265,10 @@ async def _verdict(fresh: Sandbox, ended: ExecResult, task: HarborTask) -> dict[
         except OSError:
             continue
         try:
-            said = json.loads(text) if name == "reward.json" else {"reward": float(text)}
-            values = {str(key): float(value) for key, value in (said if isinstance(said, dict) else {"": said}).items()}
+            result = json.loads(text) if name == "reward.json" else {"reward": float(text)}
+            values = {
+                str(key): float(value) for key, value in (result if isinstance(result, dict) else {"": result}).items()
+            }
         except (ValueError, TypeError, OverflowError, RecursionError):
             return None
         return values if values and all(map(math.isfinite, values.values())) else None
@@ -274,21 +276,21 @@ async def _verdict(fresh: Sandbox, ended: ExecResult, task: HarborTask) -> dict[
 
 
 def _reward(said: Mapping[str, float]) -> float:
-    """The reward among several values, each brought into [0, 1]: the one of that name, else their mean."""
+    """The score named `reward`, or the mean of all scores, each clipped to [0, 1]."""
     within = {name: min(max(value, 0.0), 1.0) for name, value in said.items()}
     return within["reward"] if "reward" in within else sum(within.values()) / len(within)
 
 
 async def verified(env: Harbor) -> float:
-    """What the task's tests give for what the agent left."""
+    """Reward of the task's tests for the agent's files."""
     return await env.verify()
 
 
 def no_verdict(env: Harbor) -> float:
-    """Whether the tests ended without one: then the reward is 0."""
+    """1 if the tests ended without a verdict, which gives reward 0; otherwise 0."""
     return float(env.verdict is None and not env.left_unmoved)
 
 
 def not_moved(env: Harbor) -> float:
-    """Whether what the agent left is too much or can't be read, so that no test ran: then the reward is 0."""
+    """1 if the agent's files were too large or unreadable, so no test ran and the reward is 0; otherwise 0."""
     return float(env.left_unmoved)

@@ -1,4 +1,4 @@
-"""Tasks in Harbor's format (schema 1.4), and in Terminal-Bench's older one, as they lie in a folder.
+"""Reader of task folders in Harbor's format (schema 1.4) and Terminal-Bench's older format.
 
 Harbor: `task.toml`, `instruction.md`, `environment/Dockerfile`, `tests/test.sh`, `solution/solve.sh`.
 Terminal-Bench: `task.yaml`, `Dockerfile` or `docker-compose.yaml`, `run-tests.sh`, `tests/`, `solution.sh`.
@@ -36,21 +36,21 @@ _PLAIN_SERVICE = {"build", "command", "container_name", "environment", "image", 
 
 @dataclass(frozen=True, slots=True)
 class HarborTask:
-    """One task, whichever format it has."""
+    """One task of either format."""
 
     name: str
     instruction: str
     image: str
-    """A folder with a Dockerfile, or the reference of an image."""
+    """Folder with a Dockerfile, or an image reference."""
     workdir: str
     tests: Path
-    """Folder of what judges it."""
+    """Folder of the tests."""
     script: Path
-    """The program that runs them, which is put beside them."""
+    """Script that runs the tests; it is copied into their folder."""
     by_exit_code: bool
-    """Whether that one's exit code is the verdict, instead of a file that it writes."""
+    """Whether the script's exit code is the verdict, instead of a file that it writes."""
     solution: Path | None = None
-    """The program that solves it."""
+    """Script that solves the task."""
     agent_s: float = _AGENT_S
     tests_s: float = _TESTS_S
     memory_mb: int | None = None
@@ -58,25 +58,25 @@ class HarborTask:
     test_variables: Mapping[str, str] = field(default_factory=dict)
     solution_variables: Mapping[str, str] = field(default_factory=dict)
     hosts: tuple[str, ...] | None = ()
-    """What it asks to reach: hosts, or None for every one."""
+    """Hosts that the task needs to reach; None: unrestricted network access."""
     tags: tuple[str, ...] = ()
 
 
 class NotPlayableError(Exception):
-    """A task asks for something that there is not here."""
+    """A task needs something that is not supported here."""
 
 
 def _mebibytes(size: Any) -> Any:
     """Convert a size of schema 1.0, such as `8G`, to MiB."""
-    found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
-    return float(found[1]) * _MEBIBYTES[(found[2] or "").upper()] if found else size
+    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    return float(match[1]) * _MEBIBYTES[(match[2] or "").upper()] if match else size
 
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Settings(BaseModel):
-    """The fields used of a section of `task.toml`. Numbers may be texts, as Harbor accepts them."""
+    """The used fields of a section of `task.toml`. Numbers may be strings, as in Harbor."""
 
     env: dict[str, Text] = {}
 
@@ -87,7 +87,7 @@ class _Place(_Settings):
     workdir: str | None = None
     memory_mb: Annotated[int, Field(gt=0)] | None = None
     memory: Annotated[float, BeforeValidator(_mebibytes), Field(gt=0)] | None = None
-    """MiB; before schema 1.1."""
+    """In MiB; field of schemas before 1.1."""
     gpus: int | None = None
     tpu: Any = None
     mcp_servers: Any = None
@@ -111,7 +111,7 @@ class _About(BaseModel):
 
 
 class _Harbor(BaseModel):
-    """`task.toml`."""
+    """Content of `task.toml`."""
 
     steps: Any = None
     environment: _Place = _Place()
@@ -122,7 +122,7 @@ class _Harbor(BaseModel):
 
 
 class _TerminalBench(BaseModel):
-    """`task.yaml`."""
+    """Content of `task.yaml`."""
 
     instruction: str
     max_agent_timeout_sec: Seconds = _BENCH_AGENT_S
@@ -132,7 +132,10 @@ class _TerminalBench(BaseModel):
 
 @lru_cache(maxsize=16)
 def read_folder(folder: str) -> tuple[list[HarborTask], dict[str, str]]:
-    """The tasks of a folder, which may be one itself, in order of their names; and why others are none, by name.
+    """Read the tasks of a folder, or the folder itself if it is a task.
+
+    Returns:
+        The tasks in order of their names, and the reasons why others can't be used, by name.
 
     Raises:
         UsageError: there is no such folder, or no task in it.
@@ -161,28 +164,28 @@ def _is_task(path: Path) -> bool:
 
 def _harbor(path: Path) -> HarborTask:
     settings = _Harbor.model_validate(tomllib.loads(_text(path / _HARBOR)))
-    place, verifier = settings.environment, settings.verifier
+    environment, verifier = settings.environment, settings.verifier
     wanted = {
         "steps": settings.steps,
-        "another operating system": place.os.lower() != "linux",
-        "GPUs": place.gpus,
-        "TPUs": place.tpu,
-        "MCP servers": place.mcp_servers,
-        "a health check": place.healthcheck,
+        "another operating system": environment.os.lower() != "linux",
+        "GPUs": environment.gpus,
+        "TPUs": environment.tpu,
+        "MCP servers": environment.mcp_servers,
+        "a health check": environment.healthcheck,
         "an environment of its own for the tests": verifier.environment or verifier.environment_mode != "shared",
         "services beside it": (path / "environment" / _COMPOSE).is_file(),
     }
     _refuse(wanted)
-    image, workdir = _image(path / "environment", place.docker_image)
+    image, workdir = _image(path / "environment", environment.docker_image)
     test, solution = path / "tests" / "test.sh", path / "solution" / "solve.sh"
     _require(test)
     _check_scripts(test, solution)
-    memory_mb = place.memory_mb or place.memory
+    memory_mb = environment.memory_mb or environment.memory
     return HarborTask(
         name=path.name,
         instruction=_text(path / "instruction.md").strip(),
         image=image,
-        workdir=_workdir(place.workdir or workdir),
+        workdir=_workdir(environment.workdir or workdir),
         tests=path / "tests",
         script=test,
         by_exit_code=False,
@@ -190,10 +193,10 @@ def _harbor(path: Path) -> HarborTask:
         agent_s=settings.agent.timeout_sec or _AGENT_S,
         tests_s=verifier.timeout_sec or _TESTS_S,
         memory_mb=None if memory_mb is None else max(1, round(memory_mb)),
-        variables=_variables(place.env),
+        variables=_variables(environment.env),
         test_variables=_variables(verifier.env),
         solution_variables=_variables(settings.solution.env),
-        hosts=_hosts(place),
+        hosts=_hosts(environment),
         tags=tuple(settings.task.keywords),
     )
 
@@ -206,9 +209,9 @@ def _terminal_bench(path: Path) -> HarborTask:
         compose = yaml.load(_text(path / _COMPOSE), yaml.BaseLoader)
         services = compose.get("services", {})
         service: dict[str, Any] = next(iter(services.values()), {})
-        further = sorted(set(service) - _PLAIN_SERVICE)
+        unsupported = sorted(set(service) - _PLAIN_SERVICE)
         mounted = [str(volume) for volume in service.get("volumes", ()) if "${T_BENCH_" not in str(volume)]
-        _refuse({"services beside it": len(services) > 1, ", ".join(further): further, "volumes": mounted})
+        _refuse({"services beside it": len(services) > 1, ", ".join(unsupported): unsupported, "volumes": mounted})
         build = service.get("build", ".")
         context = path / (build if isinstance(build, str) else build.get("context", "."))
         workdir = service.get("working_dir")
@@ -249,12 +252,12 @@ def _require(path: Path) -> None:
 
 
 def _text(path: Path) -> str:
-    """A file's text, with line feeds as line ends and without a byte order mark."""
+    """Text of a file, with line feeds as line ends and without a byte order mark."""
     return path.read_text(encoding="utf-8-sig")
 
 
 def _check_scripts(*scripts: Path) -> None:
-    """Reject scripts in Windows' format, which the shell of a sandbox can't run."""
+    """Reject scripts in Windows format, which the sandbox's shell can't run."""
     for script in scripts:
         content = script.read_bytes() if script.is_file() else b""
         if b"\r\n" in content or content.startswith(b"\xef\xbb\xbf"):
@@ -263,7 +266,7 @@ def _check_scripts(*scripts: Path) -> None:
 
 
 def _image(context: Path, prebuilt: str | None) -> tuple[str, str | None]:
-    """The image, and the folder that its programs begin in, where its Dockerfile says."""
+    """Image of a task, and the working folder set by its Dockerfile, or None."""
     if not (context / "Dockerfile").is_file():
         if prebuilt is None:
             raise NotPlayableError("it has neither a Dockerfile nor an image")

@@ -1,4 +1,4 @@
-"""Customers with a wish, and an agent who has tools and rules."""
+"""A help desk: the agent serves a simulated customer with tools, by the shop's rules."""
 
 from environments.helpdesk.environment import Helpdesk, HelpdeskConfig
 

@@ -1,4 +1,4 @@
-"""Cases: the orders of a shop, what a customer wants and knows, and what the rules make of it."""
+"""Cases: the orders of a shop, the customer's request and answers, and the outcome that the rules require."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ FIRST = ("Ada", "Bruno", "Clara", "Dario", "Elif", "Femi", "Greta", "Hugo")
 LAST = ("Arden", "Brook", "Corvin", "Dalton", "Ember", "Falk")
 THINGS = ("lamp", "kettle", "chair", "radio", "tent", "clock", "scarf", "drill")
 DAYS = 30
-"""Days after delivery within which money is given back."""
+"""Days after delivery within which an order is refunded."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """One order of one thing."""
+    """An order of one thing."""
 
     id: str
     name: str
@@ -24,7 +24,7 @@ class Order:
     status: str
     """`being packed`, `on its way`, or `delivered`."""
     days: int
-    """Since it was delivered; 0 where it wasn't."""
+    """Days since delivery; 0 if not delivered."""
     on_sale: bool
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Order:
         return f"{self.id}: {self.thing}, ordered by {self.name}, {when}{', on sale' * self.on_sale}"
 
     def outcome(self) -> Outcome:
-        """What the rules say of a customer who doesn't want it any more."""
+        """Outcome that the rules require if the customer no longer wants this order."""
         if self.status == "being packed":
             return "cancelled"
         return "refunded" if self.status == "delivered" and self.days <= DAYS and not self.on_sale else "refused"
@@ -40,27 +40,27 @@ class Order:
 
 @dataclass(frozen=True)
 class Case:
-    """What happens at the desk."""
+    """Everything that determines one episode."""
 
     orders: list[Order]
     opening: str
-    """The customer's first words."""
+    """The customer's first message."""
     facts: list[str]
-    """What the customer says when asked, in this order."""
+    """The customer's answers to questions, in order."""
     meant: Order
-    """The order that it is about."""
+    """The order that the customer means in the end."""
 
 
 def draw_case(seed: str, level: int) -> Case:
-    """A case of a level of difficulty, from a seed that it alone has."""
+    """Draw the case of a seed and a level of difficulty."""
     rng = Random(f"helpdesk/{seed}")
     names = [f"{first} {last}" for first in rng.sample(FIRST, 4) for last in rng.sample(LAST, 1)]
     numbers = rng.sample(range(1000, 10_000), 10)
     things = rng.sample(THINGS, 5)
     orders = [_order(rng, str(number), rng.choice(names[1:]), rng.choice(things)) for number in numbers[3:]]
-    own = [_order(rng, str(number), names[0], thing) for number, thing in zip(numbers[:3], things[:3], strict=True)]
-    meant, other = own[0], own[1]
-    orders = rng.sample([*orders, *own], len(orders) + len(own))
+    theirs = [_order(rng, str(number), names[0], thing) for number, thing in zip(numbers[:3], things[:3], strict=True)]
+    meant, other = theirs[0], theirs[1]
+    orders = rng.sample([*orders, *theirs], len(orders) + len(theirs))
     if level == 1:
         return Case(orders, f"Hello, I don't want my order {meant.id} any more.", [], meant)
     name = f"I am {meant.name}."

@@ -1,4 +1,4 @@
-"""The environment: a customer who tells what is asked, tools, rules, and a score for what was done."""
+"""Environment with a simulated customer who answers questions, tools, rules, and a reward for the outcome."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Level = Literal[1, 2, 3]
 
 
 class HelpdeskConfig(ToolEnvironmentConfig):
-    """Which cases."""
+    """Case selection and turn limit."""
 
     max_turns: int = Field(16, ge=1)
-    """Assistant messages in one episode before it is truncated."""
+    """Maximum number of assistant messages before the episode is truncated."""
     levels: list[Level] = Field([1, 2, 3], min_length=1)
-    """1: the customer gives the number; 2: has to be asked for name and thing; 3: is wrong about the thing at first."""
+    """1: the customer gives the order number; 2: must be asked for name and thing; 3: first names the wrong thing."""
 
 
 class Helpdesk(fe.ToolEnvironment):
@@ -45,7 +45,7 @@ class Helpdesk(fe.ToolEnvironment):
         super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th case of `split`; one in five belongs to `eval`."""
+        """The `index`-th case of `split`; one case in five belongs to `eval`."""
         rng = Random(f"helpdesk/{self.config.seed}/{split}/{index}")
         level = rng.choice(self.config.levels)
         seed = draw_seed(rng, split)
@@ -60,33 +60,33 @@ class Helpdesk(fe.ToolEnvironment):
         )
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """Ask until the customer has told everything, do what the rules say, and close the case."""
+        """Ask for all of the customer's facts, act by the rules, and close the case."""
         case = draw_case(task.data["public_case"], task.difficulty)
         outcome = case.meant.outcome()
-        asked: list[Action] = [f"Question {place}: can you tell me more?" for place in range(1, len(case.facts) + 1)]
+        asked: list[Action] = [f"Question {turn}: can you tell me more?" for turn in range(1, len(case.facts) + 1)]
         name, number = case.meant.name, case.meant.id
-        looked = [fe.call_tool("find_orders", name=name) if case.facts else fe.call_tool("get_order", number=number)]
-        acted = {"refunded": "refund", "cancelled": "cancel"}.get(outcome)
-        doing = [] if acted is None else [fe.call_tool(acted, number=number)]
-        return [*asked, *looked, *doing, fe.call_tool("close_case", number=number, outcome=outcome)]
+        lookups = [fe.call_tool("find_orders", name=name) if case.facts else fe.call_tool("get_order", number=number)]
+        tool = {"refunded": "refund", "cancelled": "cancel"}.get(outcome)
+        actions = [] if tool is None else [fe.call_tool(tool, number=number)]
+        return [*asked, *lookups, *actions, fe.call_tool("close_case", number=number, outcome=outcome)]
 
     async def setup(self, task: Task) -> None:
-        """A customer at the desk, and nothing done yet."""
+        """Draw the task's case and clear all recorded actions."""
         self.case = draw_case(task.data["public_case"], task.difficulty)
         self.asked = 0
         self.changed: set[tuple[Outcome, str]] = set()
         self.closed: tuple[Outcome, str] | None = None
 
     def is_final(self, message: Message) -> bool:
-        """Never by itself: the case is closed by a tool."""
+        """Always False: the tool `close_case` ends the episode."""
         return False
 
     async def respond(self, message: Message) -> Observation:
-        """What the customer says next."""
+        """The customer's next fact, or a closing sentence after the last."""
         facts = self.case.facts
-        said = facts[self.asked] if self.asked < len(facts) else "That is right. I know nothing more."
+        answer = facts[self.asked] if self.asked < len(facts) else "That is right. I know nothing more."
         self.asked += 1
-        return [Message(role="user", content=said)]
+        return [Message(role="user", content=answer)]
 
     @fe.tool(thread=False)
     def find_orders(self, name: str) -> str:
@@ -151,11 +151,11 @@ def _list(orders: Iterable[Order]) -> str:
 
 
 def done(env: Helpdesk) -> float:
-    """Whether what was done is what the rules say, to the right order and to no other."""
+    """1 if the required outcome was applied to the right order and to no other; otherwise 0."""
     right = (env.case.meant.outcome(), env.case.meant.id)
     return float(env.closed == right and env.changed == ({right} if right[0] != "refused" else set()))
 
 
 def questions(env: Helpdesk) -> float:
-    """How often the customer was spoken to."""
+    """Number of messages to the customer."""
     return float(env.asked)

@@ -1,8 +1,8 @@
-"""Several environments as one, with weights.
+"""Weighted mixture of several environments.
 
     fe.make("mixture", environments={"coding_rlvr": {"weight": 3}, "gsm8k": {}})
 
-Every task belongs to one component, which plays the episode; its name is the task's first tag.
+Every task belongs to one component, which runs the episode; the component's name is the task's first tag.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class Component(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """Relative number of its tasks."""
+    """Relative number of tasks of this component."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Its own options."""
+    """Options of this environment."""
 
 
 class MixtureConfig(EnvironmentConfig):
-    """Which environments, and how much of each."""
+    """The environments of the mixture and their weights."""
 
     environments: dict[str, Component] = Field(min_length=1)
-    """Registered name -> weight and options."""
+    """Registered environment name -> weight and options."""
 
 
 class Mixture(Environment):
-    """Several environments as one."""
+    """Weighted mixture of several environments."""
 
     config_class: ClassVar[type[EnvironmentConfig]] = MixtureConfig
 
@@ -57,7 +57,7 @@ class Mixture(Environment):
         self._current: Environment | None = None
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th task; `data` stays the component's, the tags begin with its name."""
+        """The `index`-th task: the component's task, with the component's name in front of id and tags."""
         name, position = self._order[index]
         component = self.components[name]
         count = component.num_tasks(split)
@@ -66,64 +66,64 @@ class Mixture(Environment):
 
     @property
     def tools(self) -> list[ToolSpec]:
-        """Tools of the episode's component; none before `reset`."""
+        """Tools of the current component; empty before `reset`."""
         return self._current.tools if self._current is not None else []
 
     @property
     def reusable(self) -> bool:
-        """Whether every component is."""
+        """Whether every component is reusable."""
         return all(component.reusable for component in self.components.values())
 
     def _component_of(self, task: Task) -> tuple[Environment, Task]:
         name = task.tags[0] if task.tags else ""
         if name not in self.components:
             raise UsageError(f"task {task.id!r} does not belong to this mixture")
-        own = task.model_copy(update={"id": task.id.removeprefix(f"{name}/"), "tags": task.tags[1:]})
-        return self.components[name], own
+        component_task = task.model_copy(update={"id": task.id.removeprefix(f"{name}/"), "tags": task.tags[1:]})
+        return self.components[name], component_task
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start an episode of the component that the task belongs to."""
         task = self.resolve_task(seed, options)
-        component, own = self._component_of(task)
+        component, component_task = self._component_of(task)
         if self._current is not None and self._current is not component:
             await self._current.close()
         self._current, self.seats = component, component.seats
-        observation, info = await component.reset(seed=seed, options={"task": own})
+        observation, info = await component.reset(seed=seed, options={"task": component_task})
         return observation, {**info, "task_id": task.id}
 
     async def step(self, action: Action) -> StepResult:
-        """The component's."""
+        """Step the current component."""
         if self._current is None:
             raise UsageError("step() without a running episode", fix="call reset() first")
         return await self._current.step(action)
 
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
-        """The component's."""
+        """Truncate the current component's episode."""
         return (0.0, {}) if self._current is None else await self._current.truncate(reason)
 
     def credits(self) -> Mapping[str, float]:
-        """Those of the member that was played."""
+        """Credits of the current component."""
         return {} if self._current is None else self._current.credits()
 
     def given_answer(self) -> str | None:
-        """The component's."""
+        """Answer of the current component's episode."""
         return None if self._current is None else self._current.given_answer()
 
     async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
-        """The component's."""
-        component, own = self._component_of(task)
-        await component.score_group(own, trajectories)
+        """Score the group with the task's component."""
+        component, component_task = self._component_of(task)
+        await component.score_group(component_task, trajectories)
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """The component's."""
-        component, own = self._component_of(task)
-        return component.gold_actions(own)
+        """Gold actions of the task's component."""
+        component, component_task = self._component_of(task)
+        return component.gold_actions(component_task)
 
     def random_action(self, rng: Random) -> Action | None:
-        """The component's."""
+        """A random action of the current component."""
         return None if self._current is None else self._current.random_action(rng)
 
     async def close(self) -> None:
-        """Close the component that played last."""
+        """Close the current component."""
         if self._current is not None:
             await self._current.close()

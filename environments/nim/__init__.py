@@ -1,4 +1,4 @@
-"""Nim: two seats, self-play, and players to measure against."""
+"""Nim: a game for two seats with self-play and scripted opponents."""
 
 from environments.nim.environment import Nim, NimConfig
 from environments.nim.players import Careless, Perfect

@@ -1,4 +1,4 @@
-"""The environment: two seats take turns; whoever takes the last stick wins."""
+"""Environment in which two seats take turns; the seat that takes the last stick wins."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from forge_env.errors import UsageError
 from forge_env.types import Action, Message, ResetResult, StepResult, Task, as_message
 
 LEVELS = {1: (1, 3, (5, 15)), 2: (2, 7, (1, 7)), 3: (3, 7, (1, 7))}
-"""Piles, the most that may be taken at once, and the fewest and most sticks of a pile; by level."""
+"""Level -> number of piles, maximum sticks per move, and (minimum, maximum) sticks per pile."""
 Level = Annotated[int, Field(ge=1, le=len(LEVELS))]
 
 
 class NimConfig(EnvironmentConfig):
-    """Which games, and how the demonstrator plays."""
+    """Game selection and skill of the demonstrator."""
 
     levels: list[Level] = Field(default_factory=lambda: sorted(LEVELS), min_length=1)
-    """1: one pile, take 1 to 3; 2 and 3: two and three piles, take any number from one. Drawn evenly."""
+    """1: one pile, take 1 to 3; 2 and 3: two and three piles, take any number from one. Drawn uniformly."""
     max_turns: int = Field(40, ge=1)
-    """Moves of both seats together; no game of legal ones is longer."""
+    """Maximum number of moves of both seats together; no game of legal moves is longer."""
     demo_skill: float = Field(0.0, ge=0.0, le=1.0)
-    """How likely a move of a demonstration is the perfect one, and not just any legal one."""
+    """Probability that a demonstrated move is perfect instead of random."""
 
 
 class Nim(fe.Environment):
-    """Nim, for two: whoever takes the last stick wins."""
+    """Nim for two players; the player who takes the last stick wins."""
 
     api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = NimConfig
@@ -50,7 +50,7 @@ class Nim(fe.Environment):
     seats = ("first", "second")
 
     def task(self, split: str, index: int) -> Task:
-        """Piles from which `first` can force a win."""
+        """Return piles from which `first` can force a win."""
         rng = Random(f"nim/{self.config.seed}/{split}/{index}")
         level = rng.choice(self.config.levels)
         count, most, (fewest, largest) = LEVELS[level]
@@ -65,11 +65,11 @@ class Nim(fe.Environment):
         )
 
     def gold_actions(self, task: Task) -> list[Action]:
-        """Both seats play perfectly, so `first` wins."""
+        """Moves of both seats under perfect play; `first` wins."""
         return [said(move) for move in _game(task, lambda piles, most: perfect_move(piles, most))]
 
     def demonstrate(self, task: Task, rng: Random) -> list[Message]:
-        """What one of the seats saw and said in a game of mostly random moves."""
+        """The conversation of one seat in a game whose moves are random except with probability `demo_skill`."""
         skill = self.config.demo_skill
 
         def choose(piles: Piles, most: int) -> Move:
@@ -86,7 +86,7 @@ class Nim(fe.Environment):
         return messages
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
-        """Set up the piles; `first` begins."""
+        """Set up the piles; `first` moves first."""
         self._task = task = self.resolve_task(seed, options)
         self._piles: Piles = tuple(task.data["piles"])
         self._turns = 0
@@ -94,7 +94,7 @@ class Nim(fe.Environment):
         return self._shown(task, self._piles, None, True), {"seat": "first", "task_id": task.id, "split": task.split}
 
     async def step(self, action: Action) -> StepResult:
-        """Make a move. What is no legal move loses the game."""
+        """Make a move. A message without a legal move loses the game."""
         if not getattr(self, "_running", False):
             raise UsageError("step() without a running game", fix="call reset() first")
         seat, other = self.seats[self._turns % 2], self.seats[(self._turns + 1) % 2]
@@ -119,17 +119,17 @@ class Nim(fe.Environment):
         return {"turns": float(self._turns), "legal": float(legal)}
 
     def _shown(self, task: Task, piles: Piles, move: Move | None, new: bool) -> list[Message]:
-        """What the seat that moves next is told: the rules at its first turn, what the other took, the piles."""
+        """Observation of the seat to move: the rules at its first turn, the opponent's last move, and the piles."""
         rules = (
             f"Nim. A move takes sticks from one pile, at most {task.data['most']}; who takes the last stick wins. "
             f"Answer with a pile and a number, such as {NAMES[0]} 1.\n"
         )
-        told = "" if move is None else f"The other takes {said(move)}.\n"
-        return [Message(role="user", content=f"{rules if new else ''}{told}Piles: {written(piles)}.")]
+        last_move = "" if move is None else f"The other takes {said(move)}.\n"
+        return [Message(role="user", content=f"{rules if new else ''}{last_move}Piles: {written(piles)}.")]
 
 
 def _game(task: Task, choose: Any) -> list[Move]:
-    """The moves of a whole game."""
+    """Play a whole game with `choose(piles, most)` and return its moves."""
     piles: Piles = tuple(task.data["piles"])
     played: list[Move] = []
     while any(piles):

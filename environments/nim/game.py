@@ -1,4 +1,4 @@
-"""The game: piles, moves, and how it is played perfectly; how both are written and read."""
+"""Rules of Nim: piles, legal moves and perfect play, and the text format of piles and moves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from operator import xor
 from random import Random
 
 Piles = tuple[int, ...]
-"""Sticks of each pile."""
+"""Number of sticks in each pile."""
 Move = tuple[int, int]
 """`(pile, sticks)`."""
 
@@ -21,7 +21,7 @@ _MOST = re.compile(r"at most (\d+)")
 
 
 def moves(piles: Piles, most: int) -> Iterator[Move]:
-    """Every legal move: 1 to `most` sticks of one pile."""
+    """Iterate over the legal moves: 1 to `most` sticks from one pile."""
     for pile, sticks in enumerate(piles):
         for taken in range(1, min(sticks, most) + 1):
             yield pile, taken
@@ -30,43 +30,43 @@ def moves(piles: Piles, most: int) -> Iterator[Move]:
 def after(piles: Piles, move: Move) -> Piles:
     """The piles after a move."""
     pile, taken = move
-    return tuple(sticks - taken * (place == pile) for place, sticks in enumerate(piles))
+    return tuple(sticks - taken * (index == pile) for index, sticks in enumerate(piles))
 
 
 def nim_sum(piles: Piles, most: int) -> int:
-    """0: whoever is to move loses against perfect play (Bouton 1901; a pile counts modulo `most` + 1)."""
+    """Nim-sum of the piles modulo `most` + 1; at 0 the player to move loses against perfect play (Bouton 1901)."""
     return reduce(xor, (sticks % (most + 1) for sticks in piles), 0)
 
 
 def perfect_move(piles: Piles, most: int) -> Move:
-    """A move that leaves a nim-sum of 0; where none does, the smallest."""
+    """A move that leaves a nim-sum of 0; if there is none, one stick from the first non-empty pile."""
     legal = list(moves(piles, most))
     return next((move for move in legal if nim_sum(after(piles, move), most) == 0), legal[0])
 
 
 def careless_move(piles: Piles, most: int, rng: Random) -> Move:
-    """Any legal move."""
+    """A random legal move."""
     return rng.choice(list(moves(piles, most)))
 
 
 def written(piles: Piles) -> str:
-    """The piles as text: `A: 3, B: 5`."""
+    """Format the piles as text: `A: 3, B: 5`."""
     return ", ".join(f"{name}: {sticks}" for name, sticks in zip(NAMES, piles, strict=False))
 
 
 def said(move: Move) -> str:
-    """A move as a player says it: `A 2`."""
+    """Format a move as text: `A 2`."""
     return f"{NAMES[move[0]]} {move[1]}"
 
 
 def read_move(text: str) -> Move | None:
-    """The last tagged move of a message, or the move that is the whole message."""
+    """Parse the last tagged move of a message, or an untagged message that is only a move; None if neither."""
     tagged = _TAGGED.findall(text)
-    found = tagged[-1] if tagged else match.groups() if (match := _BARE.fullmatch(text)) else None
-    return None if found is None else (NAMES.index(found[0]), int(found[1]))
+    groups = tagged[-1] if tagged else match.groups() if (match := _BARE.fullmatch(text)) else None
+    return None if groups is None else (NAMES.index(groups[0]), int(groups[1]))
 
 
 def read_state(texts: Sequence[str]) -> tuple[Piles, int]:
-    """Piles and the most that may be taken, from what a player was shown, in order."""
+    """Parse the piles and the maximum sticks per move from the messages shown to a player, in order."""
     piles = tuple(int(sticks) for _, sticks in _STATE.findall(next(text for text in reversed(texts) if "A: " in text)))
-    return piles, next(int(found[1]) for text in texts if (found := _MOST.search(text)))
+    return piles, next(int(match[1]) for text in texts if (match := _MOST.search(text)))

@@ -1,4 +1,4 @@
-"""Who a model can play against: `opponents: {second: environments.nim:Perfect}`."""
+"""Scripted opponents: `opponents: {second: environments.nim:Perfect}`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from forge_env.types import Message, Observation, ToolSpec
 
 
 class Perfect(Policy):
-    """Wins wherever a win can be forced."""
+    """Perfect play: wins every game in which it can force a win."""
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """A player, who reads the piles from the conversation."""
+        """A player that parses the piles from the conversation."""
         return _Player(perfect_move)
 
 
 class Careless(Policy):
-    """Takes whatever the rules allow, at random."""
+    """Plays random legal moves."""
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """A player with a random generator of its own."""
+        """A player with a separate random generator, seeded by `seed`."""
         rng = Random(seed)
         return _Player(lambda piles, most: careless_move(piles, most, rng))
 

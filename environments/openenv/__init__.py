@@ -1,17 +1,16 @@
-"""An environment that lives behind an OpenEnv server, as an `Environment`.
+"""Client for environments behind an OpenEnv server, as an `Environment`.
 
     env = fe.make("openenv", url="http://localhost:8000")
 
-What the server shows is a user message (its text field, or the whole observation as JSON); what it accepts decides
-how the agent acts: tools of a tool server are tools here; an action with one required text field is the agent's
-message; any other action is a tool `act` with the action's schema, or a message that is that JSON.
+The server's observation becomes a user message: its text field, or the whole observation as JSON. The server's action
+schema determines how the agent acts: tools of a tool server become tools; an action with one required text field is the
+agent's message; any other action becomes a tool `act` with the action's schema, or a message with the action as JSON.
 
-A server that is full is asked for no more sessions than it has given: further episodes of this process wait until one
-of theirs has ended.
+If the server is full, further episodes of this process wait until one of the process's sessions has ended.
 
-Every wait has a limit, and an answer is never taken for that of another question: a connection that timed out is
-closed. Servers of forge-env are asked to go on with the episode on a new connection; with others the episode is lost,
-which is an `InfrastructureError` and so is tried again from its start.
+Every wait has a limit, and an answer is never matched to another request: a connection that timed out is closed.
+Servers of forge-env are asked to resume the episode on a new connection; with other servers the episode is lost, which
+raises an `InfrastructureError`, so it is retried from the start.
 """
 
 from __future__ import annotations
@@ -41,28 +40,28 @@ T = TypeVar("T")
 
 
 class OpenEnvConfig(EnvironmentConfig):
-    """Where the server is, how long to wait for it, and how often to try."""
+    """Address of the server, time limits, and retries."""
 
     url: str
-    """Its address, such as http://localhost:8000."""
+    """URL of the server, such as http://localhost:8000."""
     reset_options: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the server's reset."""
+    """Additional arguments of the server's reset."""
     max_turns: int = Field(100, ge=1)
-    """Assistant messages in one episode before it is truncated."""
+    """Maximum number of assistant messages before the episode is truncated."""
     connect_s: float = Field(10.0, gt=0)
-    """Seconds to wait for a connection."""
+    """Timeout for a connection, in seconds."""
     answer_s: float = Field(120.0, gt=0)
-    """Seconds to wait for an answer."""
+    """Timeout for an answer, in seconds."""
     reconnects: int = Field(3, ge=0)
-    """Tries to connect after the first, each after twice the delay of the one before."""
+    """Number of retries to connect; the delay doubles after each."""
     first_delay_s: float = Field(0.2, ge=0)
-    """Seconds before the first such try."""
+    """Delay before the first retry, in seconds."""
     max_message_mb: float = Field(64.0, gt=0)
-    """Longest message of the server, MiB."""
+    """Maximum size of a message of the server, in MiB."""
 
 
 class ConnectionLost(Exception):
-    """The connection broke, or an answer didn't come in time."""
+    """The connection broke, or an answer timed out."""
 
 
 class Refused(EnvironmentBugError):
@@ -85,8 +84,8 @@ class Sessions:
     """The sessions that the episodes of one event loop have with a server.
 
     Attributes:
-        live: how many there are.
-        asking: how many more the server has been asked for.
+        live: number of open sessions.
+        asking: number of requested sessions without an answer so far.
     """
 
     def __init__(self) -> None:
@@ -94,19 +93,19 @@ class Sessions:
         self._waiting: deque[asyncio.Future[bool]] = deque()
 
     def answered(self, *, given: bool) -> None:
-        """One that was asked for was given, or there is no room for it."""
+        """Record that a requested session was granted, or refused for lack of room."""
         self.asking -= 1
         self.live += given
         while not self.live and not self.asking and self._wake(False):
-            pass  # nobody's end makes room for those that wait
+            pass  # no session is left whose end could make room for the waiting ones
 
     def end(self) -> None:
-        """One has ended: whoever has waited longest may have its place."""
+        """Record the end of a session and wake the longest waiting episode."""
         self.live -= 1
         self._wake(True)
 
     async def one_less(self) -> bool:
-        """Wait until one has ended, those first that wait longest; False: there is none to wait for."""
+        """Wait until a session has ended, first come, first served; return False if no session is left to wait for."""
         if not self.live and not self.asking:
             return False
         ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -115,7 +114,7 @@ class Sessions:
             with waiting():
                 return await ended
         except asyncio.CancelledError:
-            if ended.done() and not ended.cancelled():  # the place is the next one's
+            if ended.done() and not ended.cancelled():  # pass the free place on to the next waiter
                 self._wake(True)
             raise
 
@@ -129,19 +128,19 @@ class Sessions:
 
 
 _sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Sessions]] = WeakKeyDictionary()
-"""By event loop and address."""
+"""Sessions by event loop and address of the server."""
 
 
 @lru_cache(maxsize=1)
 def _trusted() -> ssl.SSLContext:
-    """The authorities that are trusted, read once a process: it takes tens of milliseconds of the event loop."""
+    """SSL context with the trusted authorities, cached since loading blocks the event loop for tens of milliseconds."""
     import httpx
 
     return httpx.create_ssl_context(trust_env=False)
 
 
 class Link:
-    """The connection to a server: one question at a time, each with a time limit."""
+    """Connection to a server: one request at a time, each with a time limit."""
 
     def __init__(self, config: OpenEnvConfig) -> None:
         self.config = config
@@ -153,11 +152,15 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection, as far as is known here: the server may be gone."""
+        """Whether a connection is open on this side; the server may already be gone."""
         return self._socket is not None
 
     async def get(self, path: str) -> dict[str, Any]:
-        """A JSON document of the server. `ConnectionLost` when there is none."""
+        """Fetch a JSON document from the server.
+
+        Raises:
+            ConnectionLost: the server can't be reached or returns no JSON.
+        """
         import httpx
 
         async def fetch() -> dict[str, Any]:
@@ -167,8 +170,8 @@ class Link:
                 ) as client:
                     response = await client.get(f"{self._http}{path}")
                     response.raise_for_status()
-                    found: dict[str, Any] = response.json()
-                    return found
+                    document: dict[str, Any] = response.json()
+                    return document
             except (httpx.HTTPError, ValueError) as error:
                 raise ConnectionLost(f"{path}: {type(error).__name__}: {error}") from error
 
@@ -179,10 +182,10 @@ class Link:
         """Send one message and return the data of its answer.
 
         Raises:
-            ConnectionLost: no connection, or no answer in time; the connection is closed then.
+            ConnectionLost: no connection, or no answer in time; the connection is then closed.
             Refused: the server answered with an error.
-            Full: the server has no room, and none of its sessions is of this event loop.
-            InfrastructureError: the server failed, and says that another try may go well.
+            Full: the server has no room, and none of its sessions belongs to this event loop.
+            InfrastructureError: the server failed and reports that a retry may succeed.
         """
         sessions = _sessions.setdefault(asyncio.get_running_loop(), {}).setdefault(self._http, Sessions())
         tries = 0
@@ -195,7 +198,7 @@ class Link:
                         tries = TRIES_AFTER_ONE_ENDED
                     elif not tries:
                         raise
-                    else:  # the server may hear of that end a moment later
+                    else:  # the server may notice the end of that session slightly later
                         await asyncio.sleep(self.config.first_delay_s / tries)
                         tries -= 1
 
@@ -217,19 +220,19 @@ class Link:
             self.drop()
             raise ConnectionLost(f"{type(error).__name__}: {error}") from error
         except asyncio.CancelledError:
-            self.drop()  # its answer is still to come, and would be taken for the next one's
+            self.drop()  # its pending answer would be taken for that of the next request
             raise
-        found: dict[str, Any] = answer.get("data") or {}
+        content: dict[str, Any] = answer.get("data") or {}
         if answer.get("type") != "error":
             if self._asking is not None:
                 self._asking, self._live = None, sessions
                 sessions.answered(given=True)
-            return found
-        code, reason = str(found.get("code", "")), str(found.get("message", ""))
+            return content
+        code, reason = str(content.get("code", "")), str(content.get("message", ""))
         if code == "CAPACITY_REACHED":
             self.drop()
             raise Full(f"{self.config.url}: {reason}")
-        if code == "FACTORY_ERROR" or found.get("retriable"):
+        if code == "FACTORY_ERROR" or content.get("retriable"):
             self.drop()
             raise InfrastructureError(f"{self.config.url}: {reason}")
         raise Refused(f"{self.config.url} refused {kind}: {reason} ({code})", code=code, reason=reason)
@@ -245,7 +248,7 @@ class Link:
             raise ConnectionLost(f"no connection: {type(error).__name__}: {error}") from error
 
     async def _again(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """`attempt()`, tried again after growing delays while the server can't be reached."""
+        """Await `attempt()`, retrying with exponential backoff while the server can't be reached."""
         for number in range(self.config.reconnects + 1):
             try:
                 return await attempt()
@@ -256,7 +259,7 @@ class Link:
         raise AssertionError("unreachable")
 
     def drop(self) -> None:
-        """Give the connection up without a word."""
+        """Abort the connection without a closing handshake."""
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.transport.abort()
@@ -289,12 +292,12 @@ class Link:
 # --- the environment
 
 TOOL_SCHEMAS = ("Action", "CallToolAction", "ListToolsAction")
-"""Titles of the action schemas that servers of tools publish."""
+"""Titles of the action schemas that tool servers publish."""
 TEXT_FIELDS = ("text", "message", "observation", "content", "prompt", "output", "response", "result", "echoed_message")
 
 
 class OpenEnvEnvironment(Environment):
-    """An environment of another process or machine, over OpenEnv's protocol."""
+    """An environment in another process or on another machine, over OpenEnv's protocol."""
 
     config_class: ClassVar[type[EnvironmentConfig]] = OpenEnvConfig
     config: OpenEnvConfig
@@ -310,7 +313,7 @@ class OpenEnvEnvironment(Environment):
         self._running = False
 
     def task(self, split: str, index: int) -> Task:
-        """A seed of the server's environment; even ones belong to `train`, odd ones to `eval`."""
+        """Return a task with a seed for the server's environment; even seeds belong to `train`, odd ones to `eval`."""
         seed = 2 * (self.config.seed * 1_000_003 + index) + (split == "eval")
         return Task(
             id=f"{split}-{index}", prompt=f"Episode {seed} of {self.config.url}", data={"seed": seed}, split=split
@@ -318,26 +321,26 @@ class OpenEnvEnvironment(Environment):
 
     @property
     def tools(self) -> list[ToolSpec]:
-        """Known from the first `reset` on."""
+        """Tools of the server; empty before the first `reset`."""
         return self._tools
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start an episode on the server.
 
         Raises:
-            InfrastructureError: it can't be reached, or doesn't answer in time.
+            InfrastructureError: the server can't be reached or doesn't answer in time.
         """
         task = self.resolve_task(seed, options)
         self._running = False
         asked = {"seed": task.data.get("seed", seed), **self.config.reset_options}
-        kept = self._link.is_open
+        reused = self._link.is_open
         try:
             try:
                 data = await self._start(asked)
             except ConnectionLost:
-                if not kept:
+                if not reused:
                     raise
-                data = await self._start(asked)  # the old connection had died unnoticed
+                data = await self._start(asked)  # the reused connection was dead
         except ConnectionLost as error:
             raise InfrastructureError(f"{self.config.url}: {error}") from error
         self._turns, self._running = 0, True
@@ -345,7 +348,7 @@ class OpenEnvEnvironment(Environment):
         return observation, {"task_id": task.id, "split": task.split, **info}
 
     async def step(self, action: Action) -> StepResult:
-        """One message: the action it stands for, or each of its tool calls in order.
+        """Send the action of a message, or each of its tool calls in order.
 
         Raises:
             InfrastructureError: the episode was lost with the connection.
@@ -377,7 +380,7 @@ class OpenEnvEnvironment(Environment):
         return observation, reward, terminated, truncated, info
 
     async def close(self) -> None:
-        """Say good-bye to the server."""
+        """Close the session and the connection."""
         self._running = False
         await self._link.close()
 
@@ -386,7 +389,7 @@ class OpenEnvEnvironment(Environment):
         return await self._link.ask("reset", asked)
 
     async def _learn_actions(self) -> None:
-        """Ask once what the server accepts."""
+        """Fetch the server's action schema and derive the tools from it, once."""
         if self._schema is not None:
             return
         schema = (await self._link.get("/schema")).get("action", {})
@@ -411,10 +414,10 @@ class OpenEnvEnvironment(Environment):
         ]
 
     def _payloads(self, message: Message) -> list[tuple[dict[str, Any] | str, ToolCall | None]]:
-        """What to send for a message, or where the agent is wrong, what to tell it."""
+        """Payloads to send for a message; a string is instead an error message for the agent."""
         schema = self._schema or {}
         ours = {"message", "tool_calls"} <= schema.get("properties", {}).keys()
-        if ours:  # a server of forge-env takes the message as it is
+        if ours:  # a server of forge-env accepts the message unchanged
             calls = [call.model_dump() for call in message.tool_calls]
             return [({"message": message.content, "tool_calls": calls}, None)]
         if message.tool_calls:
@@ -445,7 +448,7 @@ class OpenEnvEnvironment(Environment):
         return arguments
 
     async def _step(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer to one action; one the server refuses is an answer to the agent."""
+        """Send one action; if the server rejects it as invalid, return the error as an observation."""
         try:
             return await self._link.ask("step", payload)
         except ConnectionLost as error:
@@ -456,7 +459,7 @@ class OpenEnvEnvironment(Environment):
             return {"observation": {"text": f"Error: {error.reason}"}, "reward": None, "done": False}
 
     async def _after_loss(self, payload: dict[str, Any], cause: Exception) -> dict[str, Any]:
-        """Take the episode up again on a new connection, where the server can."""
+        """Resume the episode on a new connection, if the server supports it."""
         lost = InfrastructureError(f"{self.config.url}: the episode was lost: {cause}")
         session_id = self._metadata.get("session_id")
         if session_id is None:
@@ -469,31 +472,31 @@ class OpenEnvEnvironment(Environment):
             raise lost from error
 
     def _shown(self, data: Mapping[str, Any], calls: list[ToolCall]) -> ResetResult:
-        """An answer as messages and `info`."""
+        """Convert an answer into messages and `info`."""
         observation = data.get("observation") or {}
         self._metadata = dict(observation.get("metadata") or {})
         info = dict(observation.get("info") or {})
-        if "messages" in observation and "terminated" in observation:  # of a forge-env server
+        if "messages" in observation and "terminated" in observation:  # from a forge-env server
             return [Message.model_validate(message) for message in observation["messages"]], info
         if calls and "tool_name" in observation:
             failure = observation.get("error")
-            told = f"Error: {failure.get('message')}" if failure else _result_text(observation.get("result"))
+            text = f"Error: {failure.get('message')}" if failure else _result_text(observation.get("result"))
         else:
-            told = observation_text(observation)
-        return [_answer(told, calls[0] if calls else None)], {**info, "metadata": self._metadata}
+            text = observation_text(observation)
+        return [_answer(text, calls[0] if calls else None)], {**info, "metadata": self._metadata}
 
 
 def observation_text(observation: Mapping[str, Any]) -> str:
-    """The text field of an observation that has one and nothing else to say, or else all of it as JSON."""
+    """The text of an observation that consists of one text field; otherwise the whole observation as JSON."""
     fields = {key: value for key, value in observation.items() if key not in ("metadata", "done", "reward")}
-    told = [key for key in TEXT_FIELDS if isinstance(fields.get(key), str)]
-    if len(told) == 1 and len(fields) == 1:
-        return str(fields[told[0]])
+    texts = [key for key in TEXT_FIELDS if isinstance(fields.get(key), str)]
+    if len(texts) == 1 and len(fields) == 1:
+        return str(fields[texts[0]])
     return json.dumps(fields, ensure_ascii=False)
 
 
 def _result_text(result: Any) -> str:
-    if isinstance(result, dict) and "data" in result:  # what FastMCP wraps a tool's value in
+    if isinstance(result, dict) and "data" in result:  # FastMCP's wrapper around the value of a tool
         result = result["data"]
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
@@ -505,7 +508,7 @@ def _answer(text: str, call: ToolCall | None) -> Message:
 
 
 def _text_field(schema: Mapping[str, Any]) -> str | None:
-    """The only required field of an action, where that is a text."""
+    """Name of the only required field of an action, if it is a string."""
     required = [name for name in schema.get("required", []) if name != "metadata"]
     if len(required) == 1 and schema["properties"].get(required[0], {}).get("type") == "string":
         return str(required[0])

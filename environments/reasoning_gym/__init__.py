@@ -1,8 +1,8 @@
-"""The generated problems of the package `reasoning_gym`, each dataset as an environment of one turn.
+"""Generated problems of the package `reasoning_gym`; each dataset is a single-turn environment.
 
     env = fe.make("reasoning_gym", dataset="basic_arithmetic", options={"max_terms": 3})
 
-Its own scorers judge the answers; some give part of the points.
+The datasets' scorers score the answers; some give partial rewards.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from forge_env.rewards.spans import last_between
 from forge_env.types import Task
 
 SIZE = 10_000
-"""Tasks of a split."""
+"""Number of tasks per split."""
 
 
 class ReasoningGymConfig(SingleTurnConfig):
-    """Which dataset, and how hard."""
+    """Name and options of the dataset."""
 
     dataset: str
-    """Its name, such as basic_arithmetic."""
+    """Name of the dataset, such as basic_arithmetic."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the dataset: sizes, ranges, levels."""
 
@@ -45,10 +45,10 @@ class ReasoningGym(fe.SingleTurnEnvironment):
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)
-        self._problems(self.splits[0])  # what is wrong with name and options is said at once
+        self._problems(self.splits[0])  # raise errors about the name and the options at construction
 
     def task(self, split: str, index: int) -> Task:
-        """Problem `index` of the dataset."""
+        """Return problem `index` of the dataset."""
         problem = self._problems(split)[index]
         answer = problem["answer"]
         return Task(
@@ -61,11 +61,11 @@ class ReasoningGym(fe.SingleTurnEnvironment):
         )
 
     def num_tasks(self, split: str) -> int | None:
-        """As many in each split."""
+        """`SIZE` for every split."""
         return SIZE
 
     def reward(self, task: Task, answer: str) -> float:
-        """What the dataset's own scorer gives the text between the tags."""
+        """Score of the text between the answer tags, by the dataset's scorer; 0 without tags."""
         given = last_between(answer, "<answer>", "</answer>")
         if given is None:
             return 0.0
@@ -73,13 +73,17 @@ class ReasoningGym(fe.SingleTurnEnvironment):
         return float(problems.score_answer(given.strip("\n"), entry=problems[task.data["index"]]))
 
     def _problems(self, split: str) -> Any:
-        place = 2 * self.config.seed + self.splits.index(split)  # problem i of seed s is problem 0 of seed s + i
-        return open_dataset(self.config.dataset, json.dumps(self.config.options, sort_keys=True), place * SIZE % 2**31)
+        block = 2 * self.config.seed + self.splits.index(split)  # problem i of seed s is problem 0 of seed s + i
+        return open_dataset(self.config.dataset, json.dumps(self.config.options, sort_keys=True), block * SIZE % 2**31)
 
 
 @lru_cache(maxsize=32)
 def open_dataset(name: str, options_json: str, seed: int) -> Any:
-    """A dataset, once a process. `UsageError`: the package is missing, or has no such dataset or option."""
+    """Open a dataset, cached per process.
+
+    Raises:
+        UsageError: the package is missing, or has no such dataset or option.
+    """
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS

@@ -1,4 +1,4 @@
-"""Small packages with a planted bug, to be repaired and judged by hidden tests."""
+"""Small packages with a planted bug that the agent repairs; hidden tests determine the reward."""
 
 from environments.repairs.environment import Repairs, RepairsConfig
 

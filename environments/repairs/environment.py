@@ -1,4 +1,4 @@
-"""The environment: a small package with a bug, tools of a programmer, and hidden tests in a fresh sandbox."""
+"""Environment with a small buggy package, a shell and an editor, and hidden tests in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Level = Literal[1, 2, 3]
 
 
 class RepairsConfig(fe.SandboxEnvironmentConfig):
-    """Which repairs."""
+    """Bug selection and turn limit."""
 
     max_turns: int = Field(30, ge=1)
-    """Assistant messages in one episode before it is truncated."""
+    """Maximum number of assistant messages before the episode is truncated."""
     levels: list[Level] = Field([1, 2, 3], min_length=1)
-    """1: one function; 2: a class; 3: several files, of which the report names another than the broken one."""
+    """1: one function; 2: a class; 3: several files; the report names something of another file than the broken one."""
 
 
 class Repairs(fe.SandboxEnvironment):
-    """Small packages with a planted bug, to be found and repaired; tests that the agent never sees decide."""
+    """Small packages with a planted bug to find and repair; scored by hidden tests."""
 
     api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = RepairsConfig
@@ -44,11 +44,11 @@ class Repairs(fe.SandboxEnvironment):
         super().__init__(config, **context)
 
     def num_tasks(self, split: str) -> int:
-        """Every bug of the packages of `split` with the chosen levels."""
+        """Number of bugs in the packages of `split` with the configured levels."""
         return len(chosen(split, self.config.levels))
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th bug, in an order that the seed decides. Packages of `eval` are never in `train`."""
+        """Return the `index`-th bug, in an order drawn by seed. `train` and `eval` have different packages."""
         bugs = chosen(split, self.config.levels)
         package, bug = Random(f"repairs/{self.config.seed}/{split}").sample(bugs, len(bugs))[index]
         return Task(
@@ -66,7 +66,7 @@ class Repairs(fe.SandboxEnvironment):
         )
 
     def files(self, task: Task) -> Mapping[str, str | bytes]:
-        """The package with its bug, and tests that pass all the same."""
+        """The package with its bug, and visible tests that pass despite the bug."""
         return dict(task.data["public_files"])
 
     def gold_files(self, task: Task) -> Mapping[str, str]:
@@ -80,6 +80,6 @@ class Repairs(fe.SandboxEnvironment):
 
 
 async def hidden_tests(env: Repairs, task: Task) -> float:
-    """Whether all hidden tests pass on what the agent left."""
+    """1 if all hidden tests pass on the agent's files; otherwise 0."""
     result = await env.run_hidden_tests({"tests/test_hidden.py": task.data["hidden"]})
     return float(result.passed)

@@ -1,4 +1,4 @@
-"""Small packages, each with bugs that can be planted in it, tests that miss them, and hidden tests that don't."""
+"""Small packages with bugs to plant, visible tests that miss the bugs, and hidden tests that detect them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """`right` in the file `path` becomes `wrong`; the report says what a user sees of it."""
+    """A bug that replaces `right` by `wrong` in the file `path`; `report` describes the symptom to the agent."""
 
     name: str
     path: str
@@ -19,7 +19,7 @@ class Bug:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """Files by path, as they should be; `visible` and `hidden` are unittest files that import them."""
+    """A package with its correct files by path; `visible` and `hidden` are unittest files that import them."""
 
     name: str
     level: int
@@ -35,7 +35,7 @@ class Package:
 
 
 def _tests(imports: str, *cases: tuple[str, str]) -> str:
-    """A unittest file; a case is its name and one line."""
+    """Source of a unittest file; a case is a name and one line of code."""
     methods = "".join(f"\n    def test_{name}(self):\n        {line}\n" for name, line in cases)
     return f"import unittest\n\n{imports}\n\n\nclass Tests(unittest.TestCase):{methods}"
 
@@ -576,5 +576,5 @@ PACKAGES = (MONTHS, ROMAN, WRAP, CACHE, LEDGER, SPANS, SHOP, CALC)
 
 
 def chosen(split: str, levels: Sequence[int]) -> list[tuple[Package, Bug]]:
-    """Every bug of the packages of a split with one of these levels."""
+    """All bugs, with their packages, of a split and one of these levels."""
     return [(p, bug) for p in PACKAGES if p.split == split and p.level in levels for bug in p.bugs]

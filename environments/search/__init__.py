@@ -1,4 +1,4 @@
-"""Questions over a corpus of made-up facts, several of which have to be joined."""
+"""Questions over a corpus of made-up facts that require joining several facts."""
 
 from environments.search.environment import Search, SearchConfig
 

@@ -1,4 +1,4 @@
-"""A corpus drawn by seed: one page each about made-up people, firms and towns, and how a word search ranks them."""
+"""A corpus drawn by seed, with one page per made-up person, firm or town, and the ranking of its keyword search."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TRADES = ("weaver", "surveyor", "botanist", "printer", "glazier", "chemist")
 GOODS = ("clocks", "kayaks", "lenses", "pianos", "ropes", "tents")
 FEATURES = ("an old lighthouse", "a covered market", "a glass bridge", "a windmill", "three theatres")
 BLURB = 60
-"""Characters of a page that a search shows."""
+"""Number of characters of each page shown in search results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What leads from an entity to another, or to a year: as a sentence, and as a part of a question."""
+    """A relation from an entity to another entity or a year, with its page sentence and its question phrase."""
 
     of: str
     to: str
@@ -49,13 +49,17 @@ COUNTS = {"person": 24, "firm": 12, "town": 12, "river": 8}
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """`facts`: entity -> relation -> entity or year; `pages`: title -> text."""
+    """Facts and pages. `facts`: entity -> relation -> entity or year; `pages`: title -> text."""
 
     facts: Mapping[str, Mapping[str, str]]
     pages: Mapping[str, str]
 
     def search(self, query: str, most: int) -> list[str]:
-        """Titles of the pages with the query's rarest words, best first; a word in the title counts twice."""
+        """Titles of at most `most` matching pages, best first.
+
+        A page scores the sum of its query words' inverse document frequencies; words that occur at least twice on the
+        page, title included, count twice.
+        """
         words = set(_words(query))
         held = {title: Counter([*_words(title), *_words(text)]) for title, text in self.pages.items()}
         spread = Counter(word for counts in held.values() for word in counts)
@@ -73,7 +77,7 @@ def _words(text: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def draw_corpus(seed: str) -> Corpus:
-    """The corpus of a seed."""
+    """Draw the corpus of a seed."""
     rng = Random(f"search/{seed}")
     stems = iter(rng.sample([first + middle for first in _FIRST for middle in _MIDDLE], sum(COUNTS.values())))
     names = {kind: [next(stems) + rng.choice(_LAST[kind]) for _ in range(count)] for kind, count in COUNTS.items()}

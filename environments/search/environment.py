@@ -1,4 +1,4 @@
-"""The environment: tools to search and to read, and a question whose answer takes one to three pages."""
+"""Environment with tools to search and read pages, and questions whose answer requires one to three pages."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MOST_FOUND = 5
 
 
 class SearchConfig(ToolEnvironmentConfig):
-    """Which questions."""
+    """Question selection and turn limit."""
 
     max_turns: int = Field(12, ge=1)
-    """Assistant messages in one episode before it is truncated."""
+    """Maximum number of assistant messages before the episode is truncated."""
     levels: list[Level] = Field([1, 2, 3], min_length=1)
-    """How many facts, each on a page of its own, have to be joined."""
+    """Number of facts to join, each on a separate page."""
 
 
 class Search(fe.ToolEnvironment):
-    """Questions over a corpus of made-up facts; up to three have to be found and joined."""
+    """Questions over a corpus of made-up facts that require finding and joining up to three of them."""
 
     api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = SearchConfig
@@ -45,7 +45,7 @@ class Search(fe.ToolEnvironment):
         super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th question of `split`, over a corpus of its own; one corpus in five belongs to `eval`."""
+        """The `index`-th question of `split`, with a separately drawn corpus; one corpus in five belongs to `eval`."""
         rng = Random(f"search/{self.config.seed}/{split}/{index}")
         level = rng.choice(self.config.levels)
         seed = draw_seed(rng, split)
@@ -61,14 +61,14 @@ class Search(fe.ToolEnvironment):
         )
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """Each page searched for and read, then the answer."""
+        """A search and a read for each page of the chain, then the answer."""
         calls: list[Action] = []
         for title in task.data["pages"]:
             calls += [fe.call_tool("search", query=title), fe.call_tool("read", title=title)]
         return None if task.gold is None else [*calls, task.gold]
 
     async def setup(self, task: Task) -> None:
-        """No page has been read yet."""
+        """Clear the set of read pages."""
         self.read_titles = set()
 
     @fe.tool(thread=False)
@@ -79,8 +79,8 @@ class Search(fe.ToolEnvironment):
             query: a few words.
         """
         corpus = draw_corpus(self.current_task.data["public_corpus"])
-        found = corpus.search(query, MOST_FOUND)
-        return "\n".join(f"{title}: {corpus.pages[title][:BLURB]}..." for title in found) or "[nothing found]"
+        titles = corpus.search(query, MOST_FOUND)
+        return "\n".join(f"{title}: {corpus.pages[title][:BLURB]}..." for title in titles) or "[nothing found]"
 
     @fe.tool(thread=False)
     def read(self, title: str) -> str:
@@ -97,7 +97,7 @@ class Search(fe.ToolEnvironment):
 
 
 def draw_chain(rng: Random, seed: str, hops: int) -> tuple[str, list[str], str]:
-    """A question's phrase, the pages that lead to its answer, in order, and the answer; no entity comes twice."""
+    """Draw a question's phrase, the pages that lead to its answer, in order, and the answer; no entity repeats."""
     facts = draw_corpus(seed).facts
     while True:
         here = rng.choice(sorted(facts))
@@ -113,22 +113,22 @@ def draw_chain(rng: Random, seed: str, hops: int) -> tuple[str, list[str], str]:
 
 
 def given_answer(text: str) -> str | None:
-    """What the last answer tag holds."""
-    found = last_between(text, "<answer>", "</answer>")
-    return None if found is None else found.strip()
+    """Content of the last answer tag, or None."""
+    answer = last_between(text, "<answer>", "</answer>")
+    return None if answer is None else answer.strip()
 
 
 def correct(task: Task, answer: str) -> float:
-    """Whether the answer is the right name or year."""
+    """1 if the answer is the right name or year; otherwise 0."""
     given = given_answer(answer)
     return float(given is not None and given.casefold() == task.data["answer"].casefold())
 
 
 def answered(answer: str) -> float:
-    """Whether there is an answer tag."""
+    """1 if the message has an answer tag; otherwise 0."""
     return float(given_answer(answer) is not None)
 
 
 def pages_read(env: Search) -> float:
-    """How many different pages were read."""
+    """Number of different pages read."""
     return float(len(env.read_titles))

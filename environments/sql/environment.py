@@ -1,4 +1,4 @@
-"""The environment: a database in memory, a tool that only reads it, and a question with one exact answer."""
+"""Environment with an in-memory database, a read-only query tool, and a question with one exact answer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Level = Literal[1, 2, 3, 4]
 
 
 class SQLConfig(ToolEnvironmentConfig):
-    """Which questions."""
+    """Question selection."""
 
     levels: list[Level] = Field([1, 2, 3, 4], min_length=1)
-    """1: one table; 2: two tables; 3: three tables in groups; 4: what is missing, and comparisons with an average."""
+    """1: one table; 2: two tables; 3: three tables with grouping; 4: missing rows and comparisons with an average."""
 
 
 class SQL(fe.ToolEnvironment):
@@ -47,10 +47,10 @@ class SQL(fe.ToolEnvironment):
         super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th question of `split`, about a database of its own; one database in five belongs to `eval`."""
+        """The `index`-th question of `split`, with its database; one database in five belongs to `eval`."""
         rng = Random(f"sql/{self.config.seed}/{split}/{index}")
         level = rng.choice(self.config.levels)
-        while True:  # a kind has no question where a name would not be the only right one, which is rare
+        while True:  # rarely, a kind has no question: more than one name would be right
             world_seed = draw_seed(rng, split)
             kind = rng.choice(KINDS[level])
             question = kind(rng, draw_world(world_seed))
@@ -66,20 +66,20 @@ class SQL(fe.ToolEnvironment):
                 )
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """The query through the tool, then the answer."""
+        """One `query` call with the question's SQL, then the answer."""
         return None if task.gold is None else [fe.call_tool("query", sql=task.data["query"]), task.gold]
 
     async def setup(self, task: Task) -> None:
-        """Fill a database in memory, then close it to all but reading."""
+        """Create the in-memory database and make it read-only."""
         self._database = guarded(draw_world(task.data["public_world"]).script())
 
     async def cleanup(self) -> None:
-        """Forget the database."""
+        """Close the database."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
-    @fe.tool(thread=False)  # the connection belongs to this thread, and a query's work is limited
+    @fe.tool(thread=False)  # the connection is bound to this thread; the work of a query is limited
     def query(self, sql: str) -> str:
         """Run one SQL query on the database and return its rows.
 
@@ -91,13 +91,13 @@ class SQL(fe.ToolEnvironment):
 
 
 def given_answer(text: str) -> str | None:
-    """What the last answer tag holds."""
-    found = last_between(text, "<answer>", "</answer>")
-    return None if found is None else found.strip()
+    """Content of the last answer tag, or None."""
+    answer = last_between(text, "<answer>", "</answer>")
+    return None if answer is None else answer.strip()
 
 
 def correct(task: Task, answer: str) -> float:
-    """Whether the answer is the right whole number, or the right name."""
+    """1 if the answer is the right whole number or name; otherwise 0."""
     given, wanted = given_answer(answer), task.data["answer"]
     if given is None:
         return 0.0
@@ -106,5 +106,5 @@ def correct(task: Task, answer: str) -> float:
 
 
 def answered(answer: str) -> float:
-    """Whether there is an answer tag."""
+    """1 if the message has an answer tag; otherwise 0."""
     return float(given_answer(answer) is not None)

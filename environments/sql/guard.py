@@ -1,4 +1,4 @@
-"""A database of this process that an agent may query: it can only be read, and no query takes long or much memory."""
+"""Read-only SQLite database in this process, with limits on the time and memory of each query of an agent."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from forge_env.errors import ToolError
 
 MOST_ROWS = 40
 MOST_STEPS = 2_000_000
-"""Steps of SQLite's virtual machine in one query: some tens of milliseconds."""
+"""Maximum steps of SQLite's virtual machine per query: some tens of milliseconds."""
 LONGEST_VALUE = 2_000
-"""Bytes of one value and of one row on the way: with `MOST_STEPS` a bound on a query's memory."""
+"""Maximum bytes of one value and of one intermediate row; together with `MOST_STEPS` this bounds a query's memory."""
 FUNCTIONS = frozenset(
     {
         *("abs", "avg", "cast", "coalesce", "count", "date", "dense_rank", "group_concat", "ifnull", "iif", "instr"),
@@ -19,15 +19,15 @@ FUNCTIONS = frozenset(
         *("typeof", "upper"),
     }
 )
-"""What a query may call. Nothing that loads, blows up or is random; like's patterns are short."""
+"""Functions a query may call: none that load extensions, amplify data or are random. Patterns of `like` are short."""
 PRAGMAS = frozenset({"table_info", "table_list"})
 
 
 def guarded(script: str) -> sqlite3.Connection:
-    """A database in memory, filled by `script`, that from then on can only be read."""
+    """Create an in-memory database with `script`, then make it read-only."""
     connection = sqlite3.connect(":memory:")
     connection.executescript(script)
-    connection.execute("PRAGMA temp_store = MEMORY")  # no files, however much a query sorts
+    connection.execute("PRAGMA temp_store = MEMORY")  # large sorts must not create temporary files
     for limit, value in [
         (sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE),
         (sqlite3.SQLITE_LIMIT_SQL_LENGTH, LONGEST_VALUE),
@@ -50,18 +50,18 @@ def _may(action: int, first: str | None, second: str | None, database: str | Non
 
 
 def rows_as_text(connection: sqlite3.Connection, sql: str) -> str:
-    """Columns and first rows of a query, a line each.
+    """Run a query and format its columns and first rows, one per line.
 
     Raises:
-        ToolError: it is not one statement that reads, or takes too long; says which.
+        ToolError: the query is not a single reading statement or takes too long; the message names the reason.
     """
     connection.set_progress_handler(lambda: 1, MOST_STEPS)
     try:
         cursor = connection.execute(sql)
         rows = cursor.fetchmany(MOST_ROWS + 1)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        said = f"took more than {MOST_STEPS:,} steps" if str(error) == "interrupted" else str(error)
-        raise ToolError(said) from error
+        reason = f"took more than {MOST_STEPS:,} steps" if str(error) == "interrupted" else str(error)
+        raise ToolError(reason) from error
     finally:
         connection.set_progress_handler(None, 0)
     if cursor.description is None:

@@ -1,4 +1,4 @@
-"""Kinds of questions by level. Each computes its answer from the rows in Python, and knows a query that finds it."""
+"""Kinds of questions by level. Each computes its answer from the rows in Python and provides an SQL query for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Kind = Callable[[Random, World], Question | None]
 
 
 def _only_highest(counts: Mapping[str, int]) -> str | None:
-    """The key with the highest count, or None where several have it."""
+    """The key with the highest count, or None if several keys share it."""
     ranked = Counter(counts).most_common(2)
     return None if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]) else ranked[0][0]
 
@@ -40,7 +40,7 @@ def people_of_town(rng: Random, world: World) -> Question | None:
 
 
 def largest_of_kind(rng: Random, world: World) -> Question | None:
-    """The maximum among some rows."""
+    """The maximum among the rows of one kind."""
     theme, kind = world.theme, rng.choice(world.things).kind
     name = _only_highest({thing.name: thing.size for thing in world.things if thing.kind == kind})
     query = f"SELECT name FROM {theme.things} WHERE {theme.kind} = '{kind}' ORDER BY {theme.size} DESC LIMIT 1"
@@ -49,7 +49,7 @@ def largest_of_kind(rng: Random, world: World) -> Question | None:
 
 
 def known_of_month(rng: Random, world: World) -> Question | None:
-    """A count over a range of days of what is known."""
+    """A count of the known measures in a range of days."""
     theme, month = world.theme, f"2024-{rng.randint(1, 12):02}"
     count = sum(event.day.startswith(month) and event.measure is not None for event in world.events)
     return Question(
@@ -115,7 +115,7 @@ def kind_of_town(rng: Random, world: World) -> Question | None:
 
 
 def without_kind(rng: Random, world: World) -> Question | None:
-    """Rows that have no partner."""
+    """A count of rows without a matching row."""
     theme, kind = world.theme, rng.choice(world.things).kind
     some = {event.person.id for event in world.events if event.thing.kind == kind}
     return Question(
@@ -128,7 +128,7 @@ def without_kind(rng: Random, world: World) -> Question | None:
 
 
 def above_average(rng: Random, world: World) -> Question | None:
-    """Rows compared with the average of their group."""
+    """A count of rows above the average of their group."""
     theme = world.theme
     sizes: dict[str, list[int]] = {}
     for thing in world.things:
@@ -144,7 +144,7 @@ def above_average(rng: Random, world: World) -> Question | None:
 
 
 def several_kinds(rng: Random, world: World) -> Question | None:
-    """Groups chosen by how many different partners they have."""
+    """A count of groups with a minimum number of distinct values."""
     theme, least = world.theme, rng.randint(2, 3)
     kinds: dict[int, set[str]] = {}
     for event in world.events:

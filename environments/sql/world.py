@@ -1,4 +1,4 @@
-"""A database drawn by seed: people, things of several kinds, and events that join the two, in one of four themes."""
+"""A database drawn by seed: people, things of several kinds, and events that link the two, in one of four themes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Theme:
 
     @property
     def schema(self) -> str:
-        """The three tables; `measure` is NULL where it isn't known yet."""
+        """SQL of the three tables; an unknown `measure` is NULL."""
         person, thing = f"{self.person}_id", f"{self.thing}_id"
         return (
             f"CREATE TABLE {self.people} (id INTEGER PRIMARY KEY, name TEXT, town TEXT);\n"
@@ -69,7 +69,7 @@ THEMES = (
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """One row of the people."""
+    """One row of the people table."""
 
     id: int
     name: str
@@ -78,7 +78,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """One row of the things."""
+    """One row of the things table."""
 
     id: int
     name: str
@@ -88,7 +88,7 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One row of the events."""
+    """One row of the events table."""
 
     id: int
     person: Person
@@ -99,7 +99,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All rows."""
+    """All rows of the database."""
 
     theme: Theme
     people: tuple[Person, ...]
@@ -107,7 +107,7 @@ class World:
     events: tuple[Event, ...]
 
     def script(self) -> str:
-        """SQL that makes the database; all texts in it are plain words."""
+        """SQL that creates the database; its strings are plain words and need no escaping."""
         people = [f"({p.id}, '{p.name}', '{p.town}')" for p in self.people]
         things = [f"({t.id}, '{t.name}', '{t.kind}', {t.size})" for t in self.things]
         events = [
@@ -120,7 +120,7 @@ class World:
 
 @lru_cache(maxsize=64)
 def draw_world(seed: str) -> World:
-    """The database of a seed."""
+    """Draw the database of a seed."""
     rng = Random(f"sql/{seed}")
     theme = rng.choice(THEMES)
     people = tuple(
@@ -131,7 +131,7 @@ def draw_world(seed: str) -> World:
         Thing(number, name, rng.choice(theme.kinds), rng.randint(5, 90) * 10)
         for number, name in enumerate(rng.sample(theme.titles, rng.randint(9, len(theme.titles))), start=1)
     )
-    active = people[: len(people) * 4 // 5]  # some have no event
+    active = people[: len(people) * 4 // 5]  # some people have no event
     events = tuple(
         Event(
             number,

@@ -1,4 +1,4 @@
-"""Repositories with an issue, from files in SWE-bench's format, judged test by test in a fresh sandbox."""
+"""Repositories with an issue, from files in SWE-bench's format, scored by test results in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from forge_env.visible import one_line
 _SETTINGS = ("pytest.ini", "tox.ini", "setup.cfg")
 _CONFTEST = "conftest.py"
 _FOR_TESTS = {"test", "tests", "testing"}
-"""What a folder is called that holds nothing but tests and what they need."""
+"""Names of folders that only hold tests and their support files."""
 
 
 class SWEBenchConfig(fe.SandboxEnvironmentConfig):
-    """Which instances, and what their tests may use."""
+    """Instances, their repositories, and limits of sandboxes and tests."""
 
     file: str
-    """JSONL file of instances, with SWE-bench's own field names."""
+    """JSONL file of instances, with SWE-bench's field names."""
     repositories: str = "repositories"
-    """Folder with a Git repository `OWNER__NAME` for each `repo`; a relative path begins at the file's folder."""
+    """Folder with a Git repository `OWNER__NAME` for each `repo`; a relative path starts at the file's folder."""
     packages: list[str] = Field(default_factory=list)
     """Python packages that code and tests import, such as pytest."""
     image: str = "python"
-    """Image of the sandboxes, where packages are not enough."""
+    """Image of the sandboxes, if `packages` is not enough."""
     max_turns: int = Field(60, ge=1)
-    """Assistant messages in one episode before it is truncated."""
+    """Maximum number of assistant messages before the episode is truncated."""
     wall_s: float = Field(120.0, gt=0)
-    """Wall seconds of one command, and of the hidden tests."""
+    """Wall-clock limit of one command, and of the hidden tests, in seconds."""
     cpu_s: float = Field(120.0, gt=0)
-    """CPU seconds of one command, and of the hidden tests."""
+    """CPU time limit of one command, and of the hidden tests, in seconds."""
     memory_mb: int = Field(1024, ge=32)
-    """Memory of one command, MiB."""
+    """Memory limit of one command, in MiB."""
     disk_mb: int = Field(256, ge=1)
-    """Size of the work folder, MiB."""
+    """Size of the work folder, in MiB."""
 
 
 class SWEBench(fe.SandboxEnvironment):
-    """Issues of repositories, in SWE-bench's format; hidden tests decide."""
+    """Issues of repositories, in SWE-bench's format; scored by hidden tests."""
 
     api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = SWEBenchConfig
@@ -71,14 +71,14 @@ class SWEBench(fe.SandboxEnvironment):
             self.config.image, packages=tuple(self.config.packages), disk_mb=self.config.disk_mb, memory_mb=2048
         )
         self.share = 0.0
-        """Of the tests that must pass, how many do."""
+        """Fraction of the required tests that pass."""
 
     def num_tasks(self, split: str) -> int:
-        """Every instance of the file."""
+        """Number of instances in the file."""
         return len(self._instances)
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th instance, in the order of the file."""
+        """Return the `index`-th instance, in the order of the file."""
         instance = list(self._instances.values())[index]
         return Task(
             id=instance.instance_id,
@@ -92,35 +92,35 @@ class SWEBench(fe.SandboxEnvironment):
         """The repository at its base commit, without its history, which may contain the solution.
 
         Raises:
-            UsageError: the instance can't be judged, since the data set cut ids of its tests.
+            UsageError: the instance can't be scored, since the data set truncated ids of its tests.
         """
         if problem := _cut(self._instances[task.id]):
             raise UsageError(f"instance {task.id}: {problem}", fix=f"correct or remove it in {self.config.file}")
         return dict(self._at(task))
 
     def gold_files(self, task: Task) -> Mapping[str, str]:
-        """What the instance's patch changes."""
+        """The files that the instance's patch changes or adds."""
         before, after = self._at(task), self._at(task, self._instances[task.id].patch)
         return {path: data.decode() for path, data in after.items() if before.get(path) != data}
 
     def hand_in(self, task: Task, files: Mapping[str, str]) -> list[Action]:
-        """Write the files, remove what the patch removes, then submit."""
+        """Write the files, remove the files that the patch removes, then submit."""
         gone = sorted(set(self._at(task)) - set(self._at(task, self._instances[task.id].patch)))
         removing = [fe.call_tool("bash", command=shlex.join(["rm", "-f", "--", *gone]))] if gone else []
         writing = [fe.call_tool("edit", command="create", path=path, file_text=text) for path, text in files.items()]
         return [*writing, *removing, fe.call_tool("submit")]
 
     async def unplayable(self, tasks: Sequence[Task]) -> Mapping[str, str]:
-        """Instances that don't do what they say: a test passes before, or fails after."""
-        found = {}
+        """Run the tests before and after each instance's patch; return the instances with unexpected results."""
+        problems = {}
         for task in tasks:
             try:
                 problem = await self._what_is_wrong(task)
             except UsageError as error:
                 problem = error.message
             if problem:
-                found[task.id] = problem
-        return found
+                problems[task.id] = problem
+        return problems
 
     async def _what_is_wrong(self, task: Task) -> str | None:
         instance = self._instances[task.id]
@@ -147,9 +147,9 @@ class SWEBench(fe.SandboxEnvironment):
             return await fresh.run_tests(files=files, tests=self.hidden_tests(task), how="counted", limits=self.limits)
 
     def hidden_tests(self, task: Task) -> dict[str, bytes]:
-        """The files that judge: those with the tests that count, and what lies beside them in folders for tests.
+        """Files for scoring: required tests, pytest settings, conftest files, and support files in their test folders.
 
-        Other tests, and what the instance's patch changes, are the agent's.
+        All other files, including other tests and files that the instance's patch changes, are the agent's.
         """
         instance = self._instances[task.id]
         there = self._at(task, instance.test_patch)
@@ -177,13 +177,13 @@ class SWEBench(fe.SandboxEnvironment):
 
     @property
     def limits(self) -> Limits:
-        """The limits of the config."""
+        """The configured limits."""
         return Limits(
             wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb, file_size_mb=64
         )
 
     async def judge(self, task: Task) -> float:
-        """1 where every test that must pass does, on what the agent left."""
+        """1 if every required test passes on the agent's files; otherwise 0. Sets `share`."""
         tests = await asyncio.to_thread(self.hidden_tests, task)
         names = self._instances[task.id].tests
         passed = passing(await self.run_hidden_tests(tests, how="counted"), names)
@@ -193,7 +193,7 @@ class SWEBench(fe.SandboxEnvironment):
 
 def passing(result: TestsResult, names: Sequence[str]) -> set[str]:
     """The tests that were reported as passed."""
-    return {name for name in names if (found := _reported(result, name)) and set(found) == {"passed"}}
+    return {name for name in names if (reported := _reported(result, name)) and set(reported) == {"passed"}}
 
 
 def _reported(result: TestsResult, name: str) -> list[Outcome]:
@@ -216,10 +216,10 @@ def _is_test(path: str) -> bool:
 
 
 async def solved(env: SWEBench, task: Task) -> float:
-    """Whether all tests pass that must."""
+    """1 if all required tests pass; otherwise 0."""
     return await env.judge(task)
 
 
 def tests_passed(env: SWEBench) -> float:
-    """Of the tests that must pass, the share that does."""
+    """Fraction of the required tests that pass."""
     return env.share

@@ -1,6 +1,6 @@
-"""Instances of SWE-bench as they lie in a file, and what their repositories hold at a commit.
+"""Instances in SWE-bench's file format, and the files of their repositories at a commit.
 
-A line of the JSONL file is one instance, with SWE-bench's own names: `instance_id`, `repo`, `base_commit`,
+A line of the JSONL file is one instance, with SWE-bench's field names: `instance_id`, `repo`, `base_commit`,
 `problem_statement`, `patch`, `test_patch`, `FAIL_TO_PASS`, `PASS_TO_PASS` (https://www.swebench.com).
 """
 
@@ -27,7 +27,7 @@ _TARGET = re.compile(r"^\+\+\+ (?:b/)?([^\t\r\n]+)", re.MULTILINE)
 
 
 def _names(value: Any) -> Any:
-    """Lists of tests are JSON in a text in SWE-bench's own files."""
+    """Parse lists of tests, which are JSON strings in SWE-bench's files."""
     return json.loads(value) if isinstance(value, str) else value
 
 
@@ -40,7 +40,7 @@ Names = Annotated[list[str], BeforeValidator(_names)]
 
 
 class Instance(BaseModel):
-    """One instance; fields that say nothing to us are left out."""
+    """One instance; unused fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -50,13 +50,13 @@ class Instance(BaseModel):
     base_commit: str
     problem_statement: str = Field(min_length=1)
     patch: str
-    """That solves it."""
+    """Patch that solves the issue."""
     test_patch: str
-    """That adds the tests."""
+    """Patch that adds the tests."""
     fail_to_pass: Names = Field(alias="FAIL_TO_PASS", min_length=1)
-    """Tests that fail before and pass after, as `path::name` or `path::Class::name`."""
+    """Tests that fail before the patch and pass after it, as `path::name` or `path::Class::name`."""
     pass_to_pass: Names = Field(alias="PASS_TO_PASS", default_factory=list)
-    """Tests that pass before and after."""
+    """Tests that pass before and after the patch."""
 
     @property
     def cut_ids(self) -> list[str]:
@@ -68,12 +68,12 @@ class Instance(BaseModel):
 
     @property
     def tests(self) -> list[str]:
-        """All that must pass."""
+        """All tests that must pass after the patch."""
         return [*self.fail_to_pass, *self.pass_to_pass]
 
     @property
     def test_paths(self) -> list[str]:
-        """The files that hold them, and those that the test patch writes."""
+        """Files with these tests, and files that the test patch writes."""
         return sorted({parts_of(name)[0] for name in self.tests} | set(_TARGET.findall(self.test_patch)))
 
     @property
@@ -84,22 +84,22 @@ class Instance(BaseModel):
 
 @lru_cache(maxsize=16)
 def read_instances(path: str) -> tuple[Instance, ...]:
-    """The instances of a JSONL file.
+    """Read the instances of a JSONL file.
 
     Raises:
-        UsageError: it can't be read, with the line.
+        UsageError: the file can't be read, or a line is invalid; the message names the line.
     """
-    found = []
+    instances = []
     for number, row in _rows(path):
         try:
-            found.append(Instance.model_validate(row))
+            instances.append(Instance.model_validate(row))
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UsageError(f"{path}, line {number}: {where}: {first['msg']}", fix="use SWE-bench's fields") from error
-    if not found:
+            field = ".".join(map(str, first["loc"]))
+            raise UsageError(f"{path}, line {number}: {field}: {first['msg']}", fix="use SWE-bench's fields") from error
+    if not instances:
         raise UsageError(f"no instance in {path}", fix="write one JSON object a line, with SWE-bench's fields")
-    return tuple(found)
+    return tuple(instances)
 
 
 def _rows(path: str) -> list[tuple[int, dict[str, Any]]]:
@@ -118,20 +118,20 @@ def files_at(repository: str, commit: str, *patches: str) -> dict[str, bytes]:
     """
     archived = subprocess.run(["git", "-C", repository, "archive", commit], capture_output=True, check=False)
     if archived.returncode:
-        said = archived.stderr.decode(errors="replace").strip()
-        raise UsageError(f"{repository} has no commit {commit}: {said}", fix="clone it there, with its history")
+        message = archived.stderr.decode(errors="replace").strip()
+        raise UsageError(f"{repository} has no commit {commit}: {message}", fix="clone it there, with its history")
     with tempfile.TemporaryDirectory(prefix="forge-env-") as folder:
         with tarfile.open(fileobj=BytesIO(archived.stdout)) as archive:
-            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # none before Python 3.11.4
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # missing before Python 3.11.4
             archive.extractall(folder)
         for patch in filter(None, patches):
             command = ["git", "apply", "--whitespace=nowarn", "-"]
-            alone = {**os.environ, "GIT_CEILING_DIRECTORIES": os.path.dirname(folder)}  # in no repository
+            alone = {**os.environ, "GIT_CEILING_DIRECTORIES": os.path.dirname(folder)}  # ignore outer repositories
             done = subprocess.run(
                 command, cwd=folder, env=alone, input=patch.encode(), capture_output=True, check=False
             )
             if done.returncode:
-                said = done.stderr.decode(errors="replace").strip()
-                raise UsageError(f"a patch does not apply to {repository} at {commit}: {said}")
+                message = done.stderr.decode(errors="replace").strip()
+                raise UsageError(f"a patch does not apply to {repository} at {commit}: {message}")
         paths = [path for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(paths)}

@@ -1,7 +1,7 @@
-"""A small set of instances, made from packages that are installed: `python -m environments.swe_bench.small FOLDER`.
+"""Generate a few instances from installed packages: `python -m environments.swe_bench.small FOLDER`.
 
-Each is a package's own source with one line changed for the worse; the patch changes it back. Repositories and
-`small.jsonl` are written into the folder. The same packages give the same commits.
+Each instance is the source of a package with one mistake, which the patch reverts. The repositories and `small.jsonl`
+are written into the folder. The same package versions give the same commits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GIT = {
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`right` in a package's file becomes `wrong`; cases are a test's name, its line, and whether it fails then."""
+    """A mistake that replaces `right` by `wrong`; a case is a test's name, its line, and whether it then fails."""
 
     package: str
     path: str
@@ -89,10 +89,10 @@ MUTATIONS = (
 
 
 def make(folder: Path) -> Path:
-    """Write repositories and instances; returns the file of instances.
+    """Write repositories and instances; return the path of the instances file.
 
     Raises:
-        UsageError: a package is missing, or of a version whose source differs.
+        UsageError: a package is missing, or its version has a different source.
     """
     lines = [json.dumps(_instance(mutation, folder / "repositories")) for mutation in MUTATIONS]
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,19 +132,19 @@ def _instance(mutation: Mutation, repositories: Path) -> dict[str, object]:
 def _source(package: str) -> dict[str, str]:
     """The installed Python files of a package."""
     try:
-        found = files(package) or []
+        listed = files(package) or []
     except PackageNotFoundError as error:
         raise UsageError(f"the package {package} is not installed", fix=f"pip install {package}") from error
-    paths = [path for path in found if path.suffix == ".py" and ".." not in path.parts]
+    paths = [path for path in listed if path.suffix == ".py" and ".." not in path.parts]
     return {path.as_posix(): Path(str(path.locate())).read_text() for path in paths}
 
 
 def _commit(repository: Path, texts: dict[str, str]) -> str:
-    """Make a repository with one commit; returns its name."""
+    """Create a repository with one commit; return the commit's hash."""
     for path, text in texts.items():
-        place = repository / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        target = repository / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(repository), *words]
@@ -158,7 +158,7 @@ def _commit(repository: Path, texts: dict[str, str]) -> str:
 
 
 def _diff(path: str, before: str, after: str) -> str:
-    """A patch in Git's form."""
+    """A patch in Git's format."""
     old = f"a/{path}" if before else "/dev/null"
     lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), old, f"b/{path}")
     mode = "" if before else "new file mode 100644\n"

@@ -1,4 +1,4 @@
-"""Shell tasks in a sandbox, judged by the files that are there in the end."""
+"""Shell tasks in a sandbox, scored by the final state of the files."""
 
 from environments.terminal.environment import Terminal, TerminalConfig
 

@@ -1,4 +1,4 @@
-"""The environment: one tool that runs shell commands, and a reward for the state of the files in the end."""
+"""Environment with a shell tool and a reward for the final state of the files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ATTEMPTS = 200
 
 
 class TerminalConfig(fe.SandboxEnvironmentConfig):
-    """Which tasks, and what a command may take."""
+    """Task selection and limits."""
 
     max_turns: int = Field(10, ge=1)
-    """Assistant messages in one episode before it is truncated."""
+    """Maximum number of assistant messages before the episode is truncated."""
     families: list[str] = Field(default_factory=list)
-    """Only these kinds of tasks; empty: all."""
+    """Kinds of tasks to draw; empty: all kinds."""
 
     @field_validator("families")
     @classmethod
@@ -36,7 +36,7 @@ class TerminalConfig(fe.SandboxEnvironmentConfig):
 
 
 class Terminal(fe.SandboxEnvironment):
-    """Small jobs at a Linux shell: searching, counting, moving and editing files. The final state decides."""
+    """Small jobs at a Linux shell: searching, counting, moving and editing files; the final state is scored."""
 
     api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = TerminalConfig
@@ -51,18 +51,18 @@ class Terminal(fe.SandboxEnvironment):
         super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th job of `split`; one job in five belongs to `eval`, whatever the seed."""
+        """The `index`-th job of `split`; one job in five belongs to `eval`, independent of the seed."""
         rng = Random(f"terminal/{self.config.seed}/{split}/{index}")
         names = self.config.families or list(FAMILIES)
         for _ in range(ATTEMPTS):
             name = rng.choice(names)
             work = FAMILIES[name](rng)
             if is_held_out(work) == (split == "eval"):
-                hidden, told = work.divided()
+                hidden, known = work.divided()
                 return Task(
                     id=f"{split}-{self.config.seed}-{index}",
                     prompt=work.prompt,
-                    data={"public_files": work.files, "public_state": told, "state": hidden},
+                    data={"public_files": work.files, "public_state": known, "state": hidden},
                     gold=work.gold,
                     difficulty=work.difficulty,
                     tags=[name],
@@ -71,30 +71,30 @@ class Terminal(fe.SandboxEnvironment):
         raise UsageError(f"the chosen families have no task in split {split!r}", fix="choose more families")
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """The command, then a message that ends the episode."""
+        """The gold command, then a message that ends the episode."""
         return None if task.gold is None else [fe.call_tool("bash", command=task.gold), "Done."]
 
     def files(self, task: Task) -> dict[str, str | bytes]:
-        """The files that the job is about."""
+        """The initial files of the job."""
         return dict(task.data["public_files"])
 
     async def what_is_wrong(self) -> list[str]:
-        """What differs from the expected state, each in a few words; empty when the job is done."""
+        """Differences from the expected state, each in a few words; empty if the job is done."""
         data = self.current_task.data
         return problems({**data["public_state"], **data["state"]}, await look(self.sandbox))
 
 
 def is_held_out(work: Work) -> bool:
-    """Whether a job is of the split `eval`, decided by its files and text alone."""
+    """Whether a job belongs to the split `eval`; depends on its files and text alone."""
     text = json.dumps([work.prompt, sorted(work.files.items())])
     return hashlib.sha256(text.encode()).digest()[0] < 51  # 51 of 256: one in five
 
 
 async def done(env: Terminal) -> float:
-    """Whether everything is as it should be."""
+    """1 if the files are in the expected state; otherwise 0."""
     return float(not await env.what_is_wrong())
 
 
 def commands(env: Terminal) -> float:
-    """How many commands were run."""
+    """Number of commands run."""
     return float(env.tool_calls)

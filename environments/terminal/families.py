@@ -1,4 +1,4 @@
-"""Kinds of tasks: each draws files, says what to do with them, and knows the state that makes it done."""
+"""Kinds of tasks: each draws files, a prompt, the expected final state, and a command that produces it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVELS = ("INFO", "WARN", "ERROR")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One drawn task: `files` before, `expected` after (see `state.problems`), `gold` a command that does it."""
+    """A drawn task: initial `files`, `expected` final state (see `state.problems`), and the solving command `gold`."""
 
     prompt: str
     files: dict[str, str]
@@ -28,7 +28,7 @@ class Work:
     difficulty: int
 
     def divided(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What is expected: `(what the prompt and the files don't say, what they do)`."""
+        """Split the expected state into `(not revealed, revealed)` by the prompt and the files."""
         shown = [self.prompt, *self.files.values()]
         known = {path: want for path, want in self.expected.items() if _is_told(want, shown)}
         return {path: want for path, want in self.expected.items() if path not in known}, known
@@ -36,7 +36,7 @@ class Work:
 
 def _is_told(want: Any, shown: list[str]) -> bool:
     if isinstance(want, dict):
-        return True  # kinds and modes of files: the prompt asks for them
+        return True  # kinds and modes of files are part of the prompt
     return want is None or any(want in text for text in shown)
 
 
@@ -53,7 +53,7 @@ def _text(lines: list[str]) -> str:
 
 
 def count_lines(rng: Random) -> Work:
-    """How many lines of a log have a level."""
+    """Count the lines of a log with one level."""
     lines, level = _log(rng, rng.randint(20, 60)), rng.choice(LEVELS)
     count = sum(f" {level} " in line for line in lines)
     return Work(
@@ -66,7 +66,7 @@ def count_lines(rng: Random) -> Work:
 
 
 def sort_unique(rng: Random) -> Work:
-    """The distinct words of a file in order."""
+    """Sort the distinct words of a file."""
     words = [rng.choice(WORDS) for _ in range(rng.randint(12, 40))]
     return Work(
         "Write every distinct line of words.txt once, in alphabetical order, to sorted.txt.",
@@ -78,30 +78,30 @@ def sort_unique(rng: Random) -> Work:
 
 
 def rename_suffix(rng: Random) -> Work:
-    """Other suffixes for the files of a folder."""
+    """Rename the files of a folder with one suffix to another suffix."""
     old, new = rng.sample(["txt", "md", "rst", "log", "dat"], 2)
     names = rng.sample(WORDS, rng.randint(4, 7))
     files = {f"docs/{name}.{old}": f"{name} {rng.randint(100, 999)}\n" for name in names[:-1]}
-    kept = f"docs/{names[-1]}.csv"
-    files[kept] = "kept,as,it,is\n"
+    other = f"docs/{names[-1]}.csv"
+    files[other] = "kept,as,it,is\n"
     moved = {path.removesuffix(old) + new: text for path, text in files.items() if path.endswith(f".{old}")}
-    gone: dict[str, Any] = {path: None for path in files if path != kept}
+    gone: dict[str, Any] = {path: None for path in files if path != other}
     return Work(
         f"Rename every .{old} file in the folder docs so that it ends in .{new} instead. Leave other files alone.",
         files,
-        {**moved, **gone, kept: files[kept]},
+        {**moved, **gone, other: files[other]},
         f'for f in docs/*.{old}; do mv "$f" "${{f%.{old}}}.{new}"; done',
         1,
     )
 
 
 def replace_word(rng: Random) -> Work:
-    """One word for another in every file below a folder."""
+    """Replace a word in every file below a folder."""
     old, new, *others = rng.sample(WORDS, 8)
     files: dict[str, str] = {}
-    for place in ("conf/main.ini", "conf/extra/user.ini", "conf/extra/deep/site.ini", "notes.ini"):
+    for name in ("conf/main.ini", "conf/extra/user.ini", "conf/extra/deep/site.ini", "notes.ini"):
         pairs = [f"{rng.choice(others)} = {rng.choice([old, *others])}" for _ in range(rng.randint(3, 8))]
-        files[place] = _text([*pairs, f"name = {old}"])
+        files[name] = _text([*pairs, f"name = {old}"])
     changed = {path: text.replace(old, new) if path.startswith("conf/") else text for path, text in files.items()}
     return Work(
         f"In every file below the folder conf, at any depth, replace the word {old} by {new}. Change nothing else.",
@@ -113,7 +113,7 @@ def replace_word(rng: Random) -> Work:
 
 
 def sum_column(rng: Random) -> Work:
-    """A sum over a table, for one key."""
+    """Sum over the rows of a table with one key."""
     keys = rng.sample(WORDS, 4)
     rows = [(rng.choice(keys), rng.randint(1, 90), rng.randint(1, 20)) for _ in range(rng.randint(15, 40))]
     wanted = rows[0][0]
@@ -130,7 +130,7 @@ def sum_column(rng: Random) -> Work:
 
 
 def sort_into_folders(rng: Random) -> Work:
-    """Files into a folder named after their suffix."""
+    """Move files into folders named after their suffix."""
     kinds = rng.sample(["txt", "csv", "log", "ini"], 3)
     names = rng.sample(WORDS, 7)
     files = {f"{name}.{rng.choice(kinds)}": f"{name} {rng.randint(100, 999)}\n" for name in names}
@@ -146,7 +146,7 @@ def sort_into_folders(rng: Random) -> Work:
 
 
 def delete_empty(rng: Random) -> Work:
-    """Empty files gone, the others kept."""
+    """Delete empty files and keep all others."""
     names = rng.sample(WORDS, 9)
     folders = ("", "a/", "a/b/")
     files = {f"{rng.choice(folders)}{name}": "" if index < 4 else f"{name}\n" for index, name in enumerate(names)}
@@ -160,7 +160,7 @@ def delete_empty(rng: Random) -> Work:
 
 
 def top_word(rng: Random) -> Work:
-    """The commonest word of a log."""
+    """Find the most frequent component of a log."""
     while True:
         lines = _log(rng, rng.randint(25, 60))
         (first, most), (_, second) = Counter(line.split()[2] for line in lines).most_common(2)
@@ -178,7 +178,7 @@ def top_word(rng: Random) -> Work:
 
 
 def make_runnable(rng: Random) -> Work:
-    """A script that may be run, and a link to it."""
+    """Make a script executable and create a link to it."""
     name, other = rng.sample(WORDS, 2)
     script = f"#!/bin/sh\necho {name}\n"
     path = f"bin/{name}.sh"
@@ -194,7 +194,7 @@ def make_runnable(rng: Random) -> Work:
 
 
 def merge_tables(rng: Random) -> Work:
-    """Two files joined by a key."""
+    """Join two files by a key."""
     keys = sorted(rng.sample(WORDS, rng.randint(5, 9)))
     left = {key: rng.randint(10, 99) for key in keys}
     right = {key: rng.choice(WORDS) for key in keys if rng.random() < 0.7}

@@ -1,7 +1,7 @@
-"""The final state of a work folder: taken inside the sandbox by the engine's own interpreter, compared outside.
+"""Final state of a work folder: collected inside the sandbox by the engine's Python interpreter, compared outside.
 
-The agent's processes are gone when a call ends, the root file system can't be written, and the interpreter runs
-isolated (`-I -S`, from `/`), so nothing that the agent left behind takes part. What is expected never goes in.
+The agent's processes are stopped when a call ends, the root file system is read-only, and the interpreter runs isolated
+(`-I -S`, from `/`), so files of the agent can't affect the result. The expected state never enters the sandbox.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from forge_env.sandbox import WORK, Limits, Sandbox
 
 MOST_FILES = 500
 LARGEST_FILE = 16 * 1024
-"""A file longer than this differs from every expected one, bytes."""
+"""Maximum size of a file that is read, in bytes; a larger file differs from every expected one."""
 LIMITS = Limits(wall_s=20.0, cpu_s=10.0, output_bytes=32 * 1024 * 1024)
 _LOOK = f"""
 import os, stat, sys
@@ -46,13 +46,13 @@ for folder, folders, names in os.walk(".", followlinks=False):
 print(len(found))
 sys.stdout.writelines(" ".join(item) + "\\n" for item in found)
 """
-"""A line for each entry, the number of them first. Nothing is imported that Python has not loaded anyway: half the time
-of this program is that of its start."""
+"""Script that prints the number of entries, then one line for each. It only imports modules that Python loads anyway,
+since start-up takes half of its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is at a path. `text` is None for what is not a readable file of sensible length."""
+    """Entry at a path. `text` is None unless it is a readable file of at most `LARGEST_FILE` bytes."""
 
     kind: str
     """"file", "folder", "link" or "other"."""
@@ -62,10 +62,10 @@ class Entry:
 
 
 async def look(sandbox: Sandbox) -> dict[str, Entry] | None:
-    """Everything in the work folder by path; None when there is too much of it to be the answer to any task.
+    """Collect all entries of the work folder by path; None if there are more than `MOST_FILES`, too many for any task.
 
     Raises:
-        SandboxError: the engine's interpreter could not look.
+        SandboxError: the interpreter in the sandbox failed.
     """
     script = ["/usr/bin/python3", "-I", "-S", "-c", f"import os; os.chdir({WORK!r})\n{_LOOK}"]
     result = await sandbox.exec(script, cwd="/", limits=LIMITS)
@@ -73,8 +73,8 @@ async def look(sandbox: Sandbox) -> dict[str, Entry] | None:
         raise SandboxError(f"the work folder could not be read: {result.stderr[-300:] or result}")
     if not result.stdout:
         return None
-    found = [line.split(" ") for line in result.stdout.splitlines()[1:]]
-    return {_text(path): _entry(kind, executable == "1", data) for kind, executable, path, data in found}
+    entries = [line.split(" ") for line in result.stdout.splitlines()[1:]]
+    return {_text(path): _entry(kind, executable == "1", data) for kind, executable, path, data in entries}
 
 
 def _text(data: str) -> str:
@@ -90,12 +90,12 @@ def _entry(kind: str, executable: bool, data: str) -> Entry:
 
 
 def problems(expected: Mapping[str, object], state: Mapping[str, Entry] | None) -> list[str]:
-    """What is not as expected, for logs; empty when everything is.
+    """Differences from the expected state, for logs; empty if there are none.
 
     Args:
-        expected: path -> text of a file (trailing white space aside), None (nothing is there), or
+        expected: path -> text of a file (ignoring trailing white space), None (no entry), or
             `{"executable": bool}`, `{"link": target}`, `{"folder": True}`.
-        state: from `look`.
+        state: result of `look`.
     """
     if state is None:
         return ["there are too many files"]

@@ -1,4 +1,4 @@
-"""A text world of rooms, doors, keys and things to bring home."""
+"""A text adventure with rooms, locked doors, keys and things to collect."""
 
 from environments.text_world.environment import TextWorld, TextWorldConfig
 

@@ -1,4 +1,4 @@
-"""The environment: a command a message, answered by what the player sees, until everything is in its place."""
+"""Environment that answers each command with the player's view, until all wanted things are in the target room."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Level = Literal[1, 2, 3, 4]
 
 
 class TextWorldConfig(ToolEnvironmentConfig):
-    """Which worlds, and how long a game is."""
+    """World selection and turn limit."""
 
     max_turns: int = Field(80, ge=1)
-    """Commands; a message that is not one counts too."""
+    """Maximum number of messages, including those without a valid command."""
     max_tool_calls: int = Field(0, ge=0, le=0)
     """Always 0: there are no tools."""
     levels: list[Level] = Field([1, 2, 3, 4], min_length=1)
-    """1: four rooms; 2: seven and a locked door; 3: eleven and two; 4: fifteen, three doors and two things."""
+    """1: 4 rooms; 2: 7 rooms, 1 locked door; 3: 11 rooms, 2 locked doors; 4: 15 rooms, 3 locked doors, 2 things."""
 
 
 class TextWorld(fe.ToolEnvironment):
-    """Find things in a house of up to fifteen rooms with locked doors, and bring them where they belong."""
+    """Find things in a house of up to fifteen rooms with locked doors, and bring them to a target room."""
 
     api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = TextWorldConfig
@@ -46,7 +46,7 @@ class TextWorld(fe.ToolEnvironment):
         super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th world of `split`; one in five belongs to `eval`."""
+        """The `index`-th world of `split`; one world in five belongs to `eval`."""
         rng = Random(f"text_world/{self.config.seed}/{split}/{index}")
         level = rng.choice(self.config.levels)
         seed = draw_seed(rng, split)
@@ -62,29 +62,29 @@ class TextWorld(fe.ToolEnvironment):
         )
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """The shortest plan."""
+        """The commands of a shortest plan."""
         plan = draw_world(*_drawn_from(task)).plan()
         return None if plan is None else [f"<action>{command}</action>" for command in plan]
 
     def prompt(self, task: Task) -> Observation:
-        """The job, and the first room."""
+        """The task followed by the description of the first room."""
         world = draw_world(*_drawn_from(task))
         *system, job = super().prompt(task)
         return [*system, Message(role="user", content=f"{job.content}\n{world.describe(world.start)}")]
 
     async def setup(self, task: Task) -> None:
-        """Everything as it was at first."""
+        """Draw the world and reset the player's state and counters."""
         self.world = draw_world(*_drawn_from(task))
         self.state = self.world.start
         self.seen = {self.state.room}
         self.refused = 0
 
     def is_final(self, message: Message) -> bool:
-        """Never by itself: the game ends when everything is in its place, or with the last turn."""
+        """Always False: the game ends once all wanted things are in the target room, or with the last turn."""
         return False
 
     async def respond(self, message: Message) -> Observation:
-        """What the player sees after a command, or that it is not possible."""
+        """Apply a command and describe the room; an impossible command is refused."""
         command = command_of(message.content)
         if command in self.world.commands(self.state):
             self.state = self.world.after(self.state, command)
@@ -92,13 +92,13 @@ class TextWorld(fe.ToolEnvironment):
             if self.world.done(self.state):
                 self.submit(command)
                 return []
-            said = ""
+            notice = ""
         elif command == "look":
-            said = ""
+            notice = ""
         else:
             self.refused += 1
-            said = f"You can't do that: {command[:40]!r}. "
-        return [Message(role="user", content=said + self.world.describe(self.state))]
+            notice = f"You can't do that: {command[:40]!r}. "
+        return [Message(role="user", content=notice + self.world.describe(self.state))]
 
 
 def _drawn_from(task: Task) -> tuple[str, int]:
@@ -106,21 +106,21 @@ def _drawn_from(task: Task) -> tuple[str, int]:
 
 
 def command_of(text: str) -> str:
-    """The last tagged command of a message, or the whole of it."""
+    """The last tagged command of a message, or the whole message, normalized to lower case and single spaces."""
     tagged = last_between(text, "<action>", "</action>")
     return " ".join((text if tagged is None else tagged)[:200].lower().split())
 
 
 def done(env: TextWorld) -> float:
-    """Whether everything is in its place."""
+    """1 if all wanted things are in the target room; otherwise 0."""
     return float(env.world.done(env.state))
 
 
 def rooms_seen(env: TextWorld) -> float:
-    """How many different rooms the player was in."""
+    """Number of different rooms visited."""
     return float(len(env.seen))
 
 
 def not_possible(env: TextWorld) -> float:
-    """How many messages were no possible command."""
+    """Number of messages without a possible command."""
     return float(env.refused)

@@ -1,4 +1,4 @@
-"""A world drawn by seed: rooms on a grid, locked doors, keys and things; its rules, and the shortest plan."""
+"""A world drawn by seed, with rooms on a grid, locked doors, keys and things; its rules and a shortest-plan solver."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ ROOMS = (
 COLORS = ("red", "blue", "green")
 THINGS = ("lamp", "violin", "telescope", "teapot", "globe", "mirror")
 SIZES = {1: (4, 0, 1), 2: (7, 1, 1), 3: (11, 2, 1), 4: (15, 3, 2)}
-"""Level -> rooms, locked doors, things to bring."""
+"""Level -> number of rooms, locked doors and wanted things."""
 TRIES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where everything is: the player, things and keys by name (a room, or "you"), and the doors still locked."""
+    """Game state: the player's room, the place of each thing and key (a room or "you"), and the colors still locked."""
 
     room: str
     places: tuple[tuple[str, str], ...]
     locked: frozenset[str]
 
     def at(self, place: str) -> list[str]:
-        """What is in a room, or in your hands."""
-        return [name for name, where in self.places if where == place]
+        """Names of the things in a room, or carried by the player if `place` is "you"."""
+        return [name for name, room in self.places if room == place]
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Rooms with their exits, doors by `(room, way)` with their color, and what has to be where in the end."""
+    """Exits of each room, door colors by `(room, way)`, the start state, and the wanted things with their target."""
 
     exits: Mapping[str, Mapping[str, str]]
     doors: Mapping[tuple[str, str], str]
@@ -46,32 +46,32 @@ class World:
 
     def done(self, state: State) -> bool:
         """Whether every wanted thing is in the target room."""
-        return all(where == self.target for name, where in state.places if name in self.wanted)
+        return all(room == self.target for name, room in state.places if name in self.wanted)
 
     def commands(self, state: State) -> list[str]:
-        """What can be done in a state, in a stable order."""
-        found = []
+        """Possible commands in a state, in a stable order."""
+        commands = []
         for way in self.exits[state.room]:
             color = self.doors.get((state.room, way))
             if color not in state.locked:
-                found.append(f"go {way}")
+                commands.append(f"go {way}")
             elif f"{color} key" in state.at("you"):
-                found.append(f"unlock {way}")
-        found += [f"take {name}" for name in state.at(state.room)]
-        return found + [f"drop {name}" for name in state.at("you")]
+                commands.append(f"unlock {way}")
+        commands += [f"take {name}" for name in state.at(state.room)]
+        return commands + [f"drop {name}" for name in state.at("you")]
 
     def after(self, state: State, command: str) -> State:
-        """The state after one of `commands(state)`."""
+        """The state after `command`, one of `commands(state)`."""
         verb, _, what = command.partition(" ")
         if verb == "go":
             return replace(state, room=self.exits[state.room][what])
         if verb == "unlock":
             return replace(state, locked=state.locked - {self.doors[state.room, what]})
-        place = "you" if verb == "take" else state.room
-        return replace(state, places=tuple((name, place if name == what else at) for name, at in state.places))
+        target = "you" if verb == "take" else state.room
+        return replace(state, places=tuple((name, target if name == what else at) for name, at in state.places))
 
     def describe(self, state: State) -> str:
-        """What the player sees."""
+        """Describe the current room, its exits and things, and the things carried."""
         exits = []
         for way in self.exits[state.room]:
             color = self.doors.get((state.room, way))
@@ -84,22 +84,22 @@ class World:
         )
 
     def solvable_with(self, colors: frozenset[str]) -> bool:
-        """Whether everything can be brought, if doors of other colors stay locked."""
+        """Whether all wanted things can reach the target if only doors of these colors may be unlocked."""
         places = dict(self.start.places)
-        reached, found = {self.start.room}, True
-        while found:
+        reached, grown = {self.start.room}, True
+        while grown:
             usable = {color for color in colors if places.get(f"{color} key") in reached}
-            found = False
+            grown = False
             for room in sorted(reached):
                 for way, following in self.exits[room].items():
                     color = self.doors.get((room, way))
                     if following not in reached and (color is None or color in usable):
                         reached.add(following)
-                        found = True
+                        grown = True
         return {self.target, *(places[name] for name in self.wanted)} <= reached
 
     def plan(self) -> list[str] | None:
-        """A shortest list of commands that ends with everything in place; None where there is none."""
+        """A shortest list of commands that solves the world, by breadth-first search; None if it can't be solved."""
         before: dict[State, tuple[State, str] | None] = {self.start: None}
         waiting = deque([self.start])
         while waiting:
@@ -113,7 +113,11 @@ class World:
         return None
 
     def _is_worth_it(self, state: State, command: str) -> bool:
-        """Hands hold everything: it never helps to put down what isn't in its place, nor to take up what is."""
+        """Whether a command can be part of a shortest plan.
+
+        The player can carry everything, so dropping a thing outside its target, or taking a thing that is in its target
+        or not wanted, never helps.
+        """
         verb, _, what = command.partition(" ")
         if verb == "take":
             return what.endswith(" key") or (what in self.wanted and state.room != self.target)
@@ -128,7 +132,7 @@ def _way_back(before: Mapping[State, tuple[State, str] | None], state: State) ->
 
 @lru_cache(maxsize=64)
 def draw_world(seed: str, level: int) -> World:
-    """The world of a seed: it can be solved, and not without each of its keys."""
+    """Draw the world of a seed: it is solvable, and only with all of its keys."""
     rng = Random(f"text_world/{seed}/{level}")
     for _ in range(TRIES):
         world = _draw(rng, *SIZES[level])
@@ -139,7 +143,7 @@ def draw_world(seed: str, level: int) -> World:
 
 
 def _draw(rng: Random, count: int, locks: int, things: int) -> World:
-    """Rooms that grow from the first as a tree; any of its edges may be a locked door."""
+    """Draw a world: rooms form a tree rooted at the first, and randomly chosen edges are locked doors."""
     names = rng.sample(ROOMS, count)
     spots = {(0, 0): names[0]}
     exits: dict[str, dict[str, str]] = {name: {} for name in names}

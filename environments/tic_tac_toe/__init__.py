@@ -1,4 +1,4 @@
-"""Tic-tac-toe: two seats, positions in which one can force a win, and players to measure against."""
+"""Tic-tac-toe: two seats, starting positions with a forced win, and scripted opponents."""
 
 from environments.tic_tac_toe.environment import TicTacToe, TicTacToeConfig
 from environments.tic_tac_toe.players import Careless, Perfect

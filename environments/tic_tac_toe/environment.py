@@ -1,4 +1,4 @@
-"""The environment: two seats take turns from a position in which `first` can force a win."""
+"""Environment in which two seats take turns from a position in which `first` can force a win."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from forge_env.types import Action, Message, ResetResult, StepResult, Task, as_m
 
 Level = Literal[1, 2, 3]
 IN_FIVE = 5
-"""Of positions that are not alike, one in so many belongs to `eval`."""
+"""One in this many positions, counted without symmetric duplicates, belongs to `eval`."""
 
 
 class TicTacToeConfig(EnvironmentConfig):
-    """Which positions, and how the demonstrator plays."""
+    """Selection of positions and skill of the demonstrator."""
 
     levels: list[Level] = Field([1, 2, 3], min_length=1)
-    """How many moves of its own `first` needs to win, if it plays perfectly. Drawn evenly."""
+    """Numbers of moves `first` needs to win under perfect play. Drawn uniformly."""
     demo_skill: float = Field(0.0, ge=0.0, le=1.0)
-    """How likely a move of a demonstration is the perfect one, and not just any free cell."""
+    """Probability that a demonstrated move is perfect instead of random."""
 
 
 class TicTacToe(fe.Environment):
-    """Tic-tac-toe, for two, from positions in which the one who moves first can force a win."""
+    """Tic-tac-toe for two, from positions in which the first player can force a win."""
 
     api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = TicTacToeConfig
@@ -48,11 +48,11 @@ class TicTacToe(fe.Environment):
     seats = ("first", "second")
 
     def task(self, split: str, index: int) -> Task:
-        """A position of one of the levels; none of `eval` is like one of another split, turned or mirrored."""
+        """Return a position of one of the levels; `eval` shares none with other splits, even turned or mirrored."""
         rng = Random(f"tic_tac_toe/{self.config.seed}/{split}/{index}")
         level = rng.choice(self.config.levels)
         held_out = split == "eval"
-        boards = [board for place, board in enumerate(wins()[level]) if (place % IN_FIVE == 0) == held_out]
+        boards = [board for position, board in enumerate(wins()[level]) if (position % IN_FIVE == 0) == held_out]
         board = turned(rng.choice(boards), rng)
         return Task(
             id=f"{split}-{self.config.seed}-{index}",
@@ -63,11 +63,11 @@ class TicTacToe(fe.Environment):
         )
 
     def gold_actions(self, task: Task) -> list[Action]:
-        """Both seats play perfectly, so `first` wins."""
+        """Moves of both seats under perfect play; `first` wins."""
         return [str(cell) for cell in _game(task, perfect_move)]
 
     def demonstrate(self, task: Task, rng: Random) -> list[Message]:
-        """What one of the seats saw and said in a game of mostly random moves."""
+        """The conversation of one seat in a game whose moves are random except with probability `demo_skill`."""
 
         def choose(board: Board) -> int:
             return perfect_move(board) if rng.random() < self.config.demo_skill else careless_move(board, rng)
@@ -83,7 +83,7 @@ class TicTacToe(fe.Environment):
         return messages
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
-        """Set up the board; `first` has the X and is to move."""
+        """Set up the board; `first` plays X and moves first."""
         task = self.resolve_task(seed, options)
         self._board: Board = task.data["public_board"]
         self._turns = 0
@@ -91,7 +91,7 @@ class TicTacToe(fe.Environment):
         return [_shown(self._board, None, "first", True)], {"seat": "first", "task_id": task.id, "split": task.split}
 
     async def step(self, action: Action) -> StepResult:
-        """Take a cell. A message that names no free one loses the game; a draw is worth half to both."""
+        """Take a cell. A message that names no free cell loses the game; a draw is worth 0.5 to both seats."""
         if not getattr(self, "_running", False):
             raise UsageError("step() without a running game", fix="call reset() first")
         seat, other = self.seats[self._turns % 2], self.seats[(self._turns + 1) % 2]
@@ -104,8 +104,8 @@ class TicTacToe(fe.Environment):
             return [_shown(self._board, cell, other, self._turns == 1)], 0.0, False, False, {"seat": other}
         won = has_won(self._board, "XO"[self.seats.index(seat)])
         earned = 1.0 if won else 0.5
-        said = f"{seat} wins." if won else "Nobody wins."
-        return self._end(other, earned, 1.0 - earned, f"{written(self._board)}\n{said}", legal=True)
+        result = f"{seat} wins." if won else "Nobody wins."
+        return self._end(other, earned, 1.0 - earned, f"{written(self._board)}\n{result}", legal=True)
 
     def _end(self, other: str, earned: float, others: float, said: str, *, legal: bool) -> StepResult:
         self._running = False
@@ -115,7 +115,7 @@ class TicTacToe(fe.Environment):
 
 
 def _game(task: Task, choose: Any) -> list[int]:
-    """The cells of a whole game."""
+    """Play a whole game with `choose(board)` and return the cells taken."""
     board: Board = task.data["public_board"]
     played: list[int] = []
     while not is_over(board):
@@ -125,8 +125,8 @@ def _game(task: Task, choose: Any) -> list[int]:
 
 
 def _shown(board: Board, before: int | None, seat: str, new: bool) -> Message:
-    """What the seat that moves next is told: the rules at its first turn, what the other took, the board."""
+    """Observation of the seat to move: the rules at its first turn, the opponent's last move, and the board."""
     mark = "X" if seat == "first" else "O"
     rules = f"Tic-tac-toe. You are {mark}; three in a line win. Answer with the number of a free cell.\n"
-    told = "" if before is None else f"The other takes {before}.\n"
-    return Message(role="user", content=f"{rules if new else ''}{told}{written(board)}")
+    last_move = "" if before is None else f"The other takes {before}.\n"
+    return Message(role="user", content=f"{rules if new else ''}{last_move}{written(board)}")

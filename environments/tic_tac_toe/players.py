@@ -1,4 +1,4 @@
-"""Who a model can play against: `opponents: {second: environments.tic_tac_toe:Perfect}`."""
+"""Scripted opponents: `opponents: {second: environments.tic_tac_toe:Perfect}`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from forge_env.types import Message, Observation, ToolSpec
 
 
 class Perfect(Policy):
-    """Wins where a win can be forced, as soon as it can; never loses where a draw can be had."""
+    """Perfect play: wins as fast as possible if it can force a win, and never loses if it can force a draw."""
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """A player, who reads the board from what it was told last."""
+        """A player that parses the board from the last message."""
         return _Player(perfect_move)
 
 
 class Careless(Policy):
-    """Takes any free cell, at random."""
+    """Plays random free cells."""
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """A player with a random generator of its own."""
+        """A player with a separate random generator, seeded by `seed`."""
         rng = Random(seed)
         return _Player(lambda board: careless_move(board, rng))
 

@@ -1,10 +1,10 @@
-"""Environments written for the package `verifiers`, as an `Environment`: its tasksets, and older packages.
+"""Environments of the package `verifiers`, as an `Environment`: its tasksets, and packages for older releases.
 
     env = fe.make("verifiers", taskset="gsm8k-v1")
 
-In verifiers an episode runs a program (the harness) that asks a model over HTTP. Here that model is us: its endpoint
-is a loopback server, each request is an observation, and `step` is the answer to it. So whatever the environment
-does between two requests (its own tools, users, judges) happens as in verifiers, and its rewards are what it gives.
+In verifiers, an episode runs a program (the harness) that sends requests to a model over HTTP. Here, the model's
+endpoint is a loopback server: each request is an observation, and `step` sends the answer. Everything the environment
+does between two requests (its tools, users, judges) happens as in verifiers, and its rewards are returned unchanged.
 
 A harness that runs model-written code is accepted only with a runtime that isolates it (`runtime="docker"`).
 """
@@ -22,7 +22,7 @@ from forge_env.errors import InfrastructureError, UsageError
 from forge_env.types import Action, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 
 LOOK_AHEAD = 100
-"""Tasks that are read to find out whether there are more."""
+"""Number of tasks read to determine the size of a taskset, if `max_tasks` is unset."""
 
 
 class VerifiersEnvironment(Environment):
@@ -44,24 +44,24 @@ class VerifiersEnvironment(Environment):
         self._turns = 0
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th task of the taskset."""
+        """Return the `index`-th task of the taskset."""
         row = self._package.rows[index]
         return Task(id=row.id, prompt=row.prompt, data={"position": index}, split=split)
 
     def num_tasks(self, split: str) -> int | None:
-        """How many there are, up to `max_tasks`; where that is unset, None when there are more than a hundred."""
+        """Number of tasks, up to `max_tasks`; if that is unset, None for more than `LOOK_AHEAD` tasks."""
         return self._package.rows.count(self.config.max_tasks or LOOK_AHEAD)
 
     @property
     def tools(self) -> list[ToolSpec]:
-        """What the first request of the episode offers."""
+        """Tools in the first request of the episode."""
         return self._tools
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
-        """Start an episode: it runs until its first request.
+        """Start an episode and run it until its first request.
 
         Raises:
-            InfrastructureError: it ended before it asked anything.
+            InfrastructureError: the episode ended before its first request.
         """
         await self._stop()
         task = self.resolve_task(seed, options)
@@ -76,15 +76,15 @@ class VerifiersEnvironment(Environment):
         return self._new_messages(request), {"task_id": task.id, "split": task.split}
 
     async def step(self, action: Action) -> StepResult:
-        """Answer the request, and wait for the next or the end.
+        """Answer the request, and wait for the next one or the end of the episode.
 
         Raises:
-            InfrastructureError: the episode failed for no fault of the agent.
+            InfrastructureError: the episode failed for a reason other than the agent.
         """
         if self._request is None or self._episode is None:
             raise UsageError("step() without a running episode", fix="call reset() first")
         self._turns += 1
-        self._seen += 1  # its next request repeats what we say now
+        self._seen += 1  # the next request repeats this answer
         request, self._request = self._request, None
         request.answer(as_message(action))
         following = await self._next_request()
@@ -114,12 +114,12 @@ class VerifiersEnvironment(Environment):
                 await episode
 
     async def _play(self, row: Row, url: str) -> Played:
-        """One episode of theirs, in one asyncio task from start to end."""
+        """Run one episode of verifiers within a single asyncio task."""
         async with PLAYERS.use(self._key) as play:
             return await play(row, url)
 
     async def _next_request(self) -> Request | None:
-        """The next request, or None when the episode has ended."""
+        """Wait for the next request; None if the episode has ended."""
         assert self._episode is not None
         assert self._endpoint is not None
         asking = asyncio.ensure_future(self._endpoint.requests.get())
@@ -136,7 +136,7 @@ class VerifiersEnvironment(Environment):
         return self._request
 
     def _new_messages(self, request: Request) -> Observation:
-        """What it says that it hasn't said before; all of it where the conversation was rewritten."""
+        """Messages that earlier requests did not contain; all messages if the conversation was rewritten."""
         messages = request.messages
         start = self._seen if self._seen < len(messages) else 0
         self._seen = len(messages)

@@ -1,4 +1,4 @@
-"""The model that verifiers asks: an endpoint on the loopback interface whose answers are given by hand."""
+"""Model endpoint for verifiers, on the loopback interface, whose answers are supplied by the caller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODEL = "forge-env"
 
 
 class Request:
-    """One question to the model, waiting for its answer."""
+    """A pending request to the model."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.messages = [_message(item) for item in body.get("messages", [])]
@@ -22,18 +22,18 @@ class Request:
         self.answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
     def answer(self, message: Message) -> None:
-        """Reply with an assistant message; dropped when nobody waits any more."""
+        """Reply with an assistant message; ignored if the request is already answered or cancelled."""
         if self.answered.done():
             return
-        said = message.to_openai()
-        choice = {"index": 0, "message": said, "finish_reason": "tool_calls" if message.tool_calls else "stop"}
+        content = message.to_openai()
+        choice = {"index": 0, "message": content, "finish_reason": "tool_calls" if message.tool_calls else "stop"}
         usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         head = {"id": "forge-env", "object": "chat.completion", "created": int(time.time()), "model": MODEL}
         self.answered.set_result({**head, "choices": [choice], "usage": usage})
 
 
 def as_stream(reply: dict[str, Any]) -> str:
-    """A completion as server-sent events: the whole message at once, the end, the usage."""
+    """Format a completion as server-sent events: the whole message in one chunk, the finish reason, the usage."""
     [choice] = reply["choices"]
     calls = [{"index": number, **call} for number, call in enumerate(choice["message"].get("tool_calls", []))]
     delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
@@ -57,7 +57,7 @@ def _message(item: dict[str, Any]) -> Message:
 
 
 class Endpoint:
-    """A model endpoint on the loopback interface whose answers are given by hand."""
+    """Model endpoint on the loopback interface whose answers are supplied by the caller."""
 
     def __init__(self) -> None:
         self.requests: asyncio.Queue[Request] = asyncio.Queue()
@@ -90,5 +90,5 @@ class Endpoint:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
 
     async def stop(self) -> None:
-        """Stop listening; requests that wait are dropped."""
+        """Stop listening; pending requests are dropped."""
         await self._runner.cleanup()

@@ -1,4 +1,4 @@
-"""What is played: a taskset of verifiers 0.4, or a package for its releases up to 0.2, which has `load_environment`."""
+"""Loading of tasksets of verifiers 0.4, and of packages with `load_environment` for its releases up to 0.2."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from forge_env.tasks.datasets import Stream
 
 OWN_ENVIRONMENT = "in a virtual environment of its own"
 EMPTY = "EmptyModelResponseError"
-"""What releases up to 0.2 call a message without text and tool calls."""
+"""Error name in releases up to 0.2 for a message without text and tool calls."""
 NO_KEY = "FORGE_ENV_NO_KEY"
-"""A variable that nobody sets: the endpoint asks for no key."""
+"""Name of an unset variable for the API key: the endpoint requires no key."""
 
 
 class VerifiersConfig(EnvironmentConfig):
-    """Which environment, and how its program runs."""
+    """Taskset, seats, and the program that runs the episodes."""
 
     taskset: str
-    """Name of the installed taskset, as verifiers knows it; or of a package with `load_environment`."""
+    """Name of an installed taskset of verifiers, or of a package with `load_environment`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the taskset."""
     seat: str = ""
-    """The seat that the agent has, where the taskset has several."""
+    """Seat of the agent, if the taskset has several."""
     others: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Who has the other seats, by their name, as verifiers configures them: `{model: ..., client: {base_url: ...}}`."""
+    """Configuration of the other seats by name, in the format of verifiers: `{model: ..., client: {base_url: ...}}`."""
     harness: str = "null"
-    """The program that talks to the model; null is a plain conversation with the taskset's tools."""
+    """Program that sends the requests to the model; null: a plain conversation with the taskset's tools."""
     runtime: str = "subprocess"
-    """Where that program runs: subprocess, docker, ..."""
+    """Runtime of that program: subprocess, docker, ..."""
     max_tasks: int | None = Field(None, ge=1)
-    """Most tasks read. Unset: as many as are asked for, from the first again after the last."""
+    """Maximum number of tasks to read. Unset: tasks are read on demand and start over after the last."""
     max_turns: int = Field(32, ge=1)
-    """Assistant messages in one episode before it is truncated."""
+    """Maximum number of assistant messages before the episode is truncated."""
     answer_s: float = Field(600.0, gt=0)
-    """Seconds for what happens between two messages."""
+    """Time limit between two messages, in seconds."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One task, and the object that stands for it in verifiers."""
+    """One task, with its object in verifiers."""
 
     id: str
     prompt: str
@@ -63,21 +63,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Played:
-    """How an episode ended, as verifiers says it."""
+    """Result of an episode, as reported by verifiers."""
 
     reward: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     limited: bool = False
-    """One of its limits ended it."""
+    """Whether one of the episode's limits ended it."""
     failure: str = ""
 
 
 Play: TypeAlias = Callable[[Row, str], Awaitable[Played]]
-"""Play a row; its model is at the URL."""
+"""Function that runs an episode of a row against the model at a URL."""
 
 
 class Package(ABC):
-    """An environment of verifiers: its tasks, read once a process and only as far as they are asked for."""
+    """An environment of verifiers; its tasks are read once per process and only on demand."""
 
     def __init__(self, max_tasks: int | None) -> None:
         self.max_tasks = max_tasks
@@ -85,15 +85,15 @@ class Package(ABC):
 
     @abstractmethod
     def read(self) -> Iterator[Row]:
-        """All tasks, in order."""
+        """Iterate over all tasks in order."""
 
     @abstractmethod
     def open(self) -> Any:
-        """An async context manager that gives a `Play` for many episodes at once."""
+        """Async context manager for a `Play` that can run many episodes concurrently."""
 
 
 class Taskset(Package):
-    """A taskset of verifiers 0.4; `max_turns`, harness and runtime are those of the seat that the agent has."""
+    """A taskset of verifiers 0.4; `max_turns`, harness and runtime apply to the agent's seat."""
 
     def __init__(self, settings: Any, seat: str, max_tasks: int | None) -> None:
         from verifiers.v1.utils.loaders import load_environment
@@ -104,14 +104,14 @@ class Taskset(Package):
         super().__init__(max_tasks)
 
     def read(self) -> Iterator[Row]:
-        """As the taskset yields them."""
+        """Iterate over the tasks in the order of the taskset."""
         for index, task in enumerate(self._taskset):
             data = task.data
             yield Row(str(data.id or data.name or index), data.prompt_text or data.name or f"task {index}", task)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Play]:
-        """With one set of the taskset's own servers for all episodes, as verifiers itself serves them."""
+        """Start the taskset's servers once for all episodes, as verifiers does."""
         import verifiers.v1 as vf
         from verifiers.v1.clients import ModelContext
 
@@ -136,23 +136,23 @@ class Taskset(Package):
 
 
 class OldPackage(Package):
-    """A package with `load_environment`, of verifiers' releases up to 0.2."""
+    """A package with `load_environment`, for verifiers' releases up to 0.2."""
 
     def __init__(self, theirs: Any, max_tasks: int | None) -> None:
         self._theirs = theirs
         super().__init__(max_tasks)
 
     def read(self) -> Iterator[Row]:
-        """Rows of its dataset: of the training one, where it has one."""
+        """Iterate over the rows of the training dataset, or of the evaluation dataset if there is none."""
         theirs = self._theirs
         rows = theirs.get_dataset() if theirs.build_dataset() is not None else theirs.get_eval_dataset()
         for index, row in enumerate(rows):
-            said = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
-            yield Row(str(row.get("example_id", index)), str(said), row)
+            prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
+            yield Row(str(row.get("example_id", index)), str(prompt), row)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Play]:
-        """It has nothing to open."""
+        """Provide a `Play`; these packages need no servers."""
         from verifiers.types import ClientConfig
 
         async def play(row: Row, url: str) -> Played:
@@ -160,7 +160,7 @@ class OldPackage(Package):
             output = await self._theirs.run_rollout(row.theirs, client, MODEL, {})
             if (error := output.get("error")) is not None:
                 if isinstance(error, dict) and error.get("error") == EMPTY:
-                    return Played()  # the agent's doing, which verifiers takes for a failure of its endpoint
+                    return Played()  # caused by the agent, although verifiers reports a failure of its endpoint
                 return Played(failure=str(error.get("error_chain_str") if isinstance(error, dict) else error))
             metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items()}
             limited = output.get("stop_condition") == "max_turns_reached" or bool(output.get("is_truncated"))
@@ -171,11 +171,11 @@ class OldPackage(Package):
 
 @lru_cache(maxsize=16)
 def load(config_json: str) -> Package:
-    """The package that a `VerifiersConfig` names, once a process.
+    """Load the package of a `VerifiersConfig`, cached per process.
 
     Raises:
-        UsageError: verifiers is missing, of a release for other packages, or can't load it; or it would run code of
-            the model unprotected.
+        UsageError: verifiers is missing, its release doesn't support the package, loading failed, or the harness would
+            run model-written code without isolation.
     """
     config = VerifiersConfig.model_validate_json(config_json)
     name = config.taskset
@@ -200,7 +200,7 @@ def _module_name(taskset: str) -> str:
 
 
 def _module(taskset: str) -> Any:
-    """What verifiers would import for this name; None: it is one of its own tasksets, or there is none."""
+    """Module that verifiers would import for this name; None if it is a built-in taskset or doesn't exist."""
     name = _module_name(taskset)
     try:
         return importlib.import_module(name)
@@ -211,16 +211,16 @@ def _module(taskset: str) -> Any:
 
 
 def _is_old(taskset: str) -> bool:
-    """Whether a package that can't be imported has a `load_environment`, by its text."""
+    """Whether the source of a package that can't be imported defines `load_environment`."""
     try:
-        found = importlib.util.find_spec(_module_name(taskset))
+        spec = importlib.util.find_spec(_module_name(taskset))
     except (ImportError, ValueError):
         return False
-    return found is not None and bool(found.origin) and b"def load_environment" in Path(str(found.origin)).read_bytes()
+    return spec is not None and bool(spec.origin) and b"def load_environment" in Path(str(spec.origin)).read_bytes()
 
 
 def _refuse_old(taskset: str, release: str, cause: Exception | None = None) -> None:
-    """`UsageError` where verifiers no longer knows such packages."""
+    """Raise a `UsageError` if the installed verifiers no longer supports such packages."""
     import verifiers
 
     if not hasattr(verifiers, "load_environment"):
@@ -280,4 +280,4 @@ def _check_runtime(seat: Any) -> None:
 
 
 PLAYERS: Shared[str, Play] = Shared(lambda config_json: load(config_json).open())
-"""By the configuration, as JSON."""
+"""Running packages by their configuration as JSON."""

@@ -1,4 +1,4 @@
-"""The environment: a guess a message, answered letter by letter, until the word is found or the guesses run out."""
+"""Environment that marks each guess letter by letter, until the word is found or the guesses run out."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _BARE = re.compile(r"\s*([A-Za-z]+)[.!]?\s*")
 
 
 class WordleConfig(ToolEnvironmentConfig):
-    """How many guesses, and what is rewarded."""
+    """Number of guesses and partial rewards."""
 
     max_turns: int = Field(6, ge=1)
-    """Guesses; a message without a guess is one too."""
+    """Maximum number of guesses; a message without a guess counts too."""
     max_tool_calls: int = Field(0, ge=0, le=0)
     """Always 0: there are no tools."""
     partial_credit: float = Field(0.2, ge=0.0, lt=1.0)
-    """Reward for a best guess that had every letter but the last in place, in proportion; finding the word gives 1."""
+    """Reward for a best guess with 4 of 5 letters in place; fewer earn proportionally less. The word gives 1."""
 
 
 class Wordle(fe.ToolEnvironment):
@@ -47,7 +47,7 @@ class Wordle(fe.ToolEnvironment):
         super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
-        """The words of `split`, all of them in an order that the seed decides, then all again in another."""
+        """Return a word of `split`: all words in an order drawn by seed, then all again in another order."""
         words = words_of(split)
         rounds, position = divmod(index, len(words))
         order = Random(f"wordle/{self.config.seed}/{split}/{rounds}").sample(range(len(words)), len(words))
@@ -62,33 +62,33 @@ class Wordle(fe.ToolEnvironment):
         )
 
     async def setup(self, task: Task) -> None:
-        """No guess yet."""
+        """Clear the guesses."""
         self.tried = []
 
     def is_final(self, message: Message) -> bool:
-        """Never by itself: the word ends the game, or the last guess."""
+        """Always False: finding the word ends the game, or the last guess."""
         return False
 
     async def respond(self, message: Message) -> Observation:
-        """The marks of the guess, or what is wrong with it."""
+        """The marks of the guess, or the reason why it is invalid."""
         word = self.current_task.data["answer"]
         left = self.config.max_turns - self.turns
         guess = guess_of(message.content)
         if guess is None:
-            said = f"That is not a guess: write one English word of {LENGTH} letters as <guess>house</guess>."
+            notice = f"That is not a guess: write one English word of {LENGTH} letters as <guess>house</guess>."
         elif len(guess) != LENGTH:
-            said = f"{guess[:20]} has {len(guess)} letters; the word has {LENGTH}."
+            notice = f"{guess[:20]} has {len(guess)} letters; the word has {LENGTH}."
         else:
             self.tried.append(guess)
             if guess == word:
                 self.submit(guess)
                 return []
-            said = f"{guess}\n{marks(guess, word)}"
-        return [Message(role="user", content=f"{said}\n{left} guesses left.")]
+            notice = f"{guess}\n{marks(guess, word)}"
+        return [Message(role="user", content=f"{notice}\n{left} guesses left.")]
 
 
 def guess_of(text: str) -> str | None:
-    """The last tagged word of a message, or the word that is the whole message."""
+    """The last tagged word of a message, or an untagged message that is only a word; None if neither."""
     if tagged := _TAGGED.findall(text):
         return str(tagged[-1]).lower()
     bare = _BARE.fullmatch(text)
@@ -96,7 +96,7 @@ def guess_of(text: str) -> str | None:
 
 
 def marks(guess: str, word: str) -> str:
-    """One mark a letter; a letter is marked Y at most as often as the word has it beside its G."""
+    """One mark per letter. A letter gets at most as many Y marks as the word has occurrences of it not marked G."""
     left = Counter(letter for letter, given in zip(word, guess, strict=True) if letter != given)
     result = ""
     for letter, given in zip(word, guess, strict=True):
@@ -111,17 +111,17 @@ def marks(guess: str, word: str) -> str:
 
 
 def score(env: Wordle) -> float:
-    """1 for the word, else a share of `partial_credit` for the letters in place of the best guess."""
+    """1 for the word; otherwise a share of `partial_credit` for the letters in place in the best guess."""
     word = env.current_task.data["answer"]
     in_place = max((marks(guess, word).count("G") for guess in env.tried), default=0)
     return 1.0 if word in env.tried else env.config.partial_credit * in_place / (LENGTH - 1)
 
 
 def solved(env: Wordle) -> float:
-    """Whether the word was found."""
+    """1 if the word was found; otherwise 0."""
     return float(env.current_task.data["answer"] in env.tried)
 
 
 def guesses(env: Wordle) -> float:
-    """How many valid guesses there were."""
+    """Number of valid guesses."""
     return float(len(env.tried))

@@ -1,4 +1,4 @@
-"""The words to be found: common English words of five letters."""
+"""Target words: common English words of five letters."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ whale wheat wheel white whole width woman world worth wound wrist write yield yo
 """
 LENGTH = 5
 HELD_OUT = 5
-"""One word in this many is kept for evaluation."""
+"""One word in this many belongs to held-out evaluation."""
 
 
 def is_held_out(word: str) -> bool:
-    """Whether a word is of the split `eval`, decided by the word alone."""
+    """Whether a word belongs to the split `eval`; depends on the word alone."""
     return int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big") % HELD_OUT == 0
 
 

@@ -1,11 +1,11 @@
-"""What the commands of `forge-env` share: the parser, words and keys of the command line, how errors are shown.
+"""Code shared by the commands of `forge-env`: the argument parser, common arguments, and error messages.
 
-A command is a module of this folder with the command's name. `add_arguments(parser)` describes it and `run(args)` does
-its work; the module is imported when its command is used.
+A command is a module of this folder with the command's name. `add_arguments(parser)` defines its arguments and
+`run(args)` executes it; the module is imported only when its command is used.
 
-    add_arguments: parser.word(...)    plain words:         args.words
-                   parser.keys(MODEL)  keys that it takes:  args.overrides, documented by the model's own fields
-                   parser.add_argument(...)                 flags of the command itself
+    add_arguments: parser.word(...)          positional words, in args.words
+                   parser.keys(MODEL)        configuration keys, in args.overrides; documented by the model's fields
+                   parser.add_argument(...)  flags of the command
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Word(NamedTuple):
-    """A plain word that a command takes."""
+    """A positional word of a command."""
 
     name: str
     help: str
@@ -32,7 +32,7 @@ class Word(NamedTuple):
 
 
 class Formatter(argparse.HelpFormatter):
-    """Wraps a description; text of several lines stays as it is. Says the default of an argument behind its help."""
+    """Help formatter that wraps one-line descriptions, keeps multi-line ones, and appends defaults to help texts."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
@@ -44,7 +44,7 @@ class Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, with keys that are set as `--a.b VALUE`, `--a.b=VALUE` or `a.b=VALUE`."""
+    """Argument parser without abbreviations that also accepts keys: `--a.b VALUE`, `--a.b=VALUE` or `a.b=VALUE`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, formatter_class=Formatter, allow_abbrev=False)
@@ -55,21 +55,21 @@ class Parser(argparse.ArgumentParser):
         self.takes_keys = False
 
     def word(self, name: str, help_text: str, *, required: bool = True, any_number: bool = False) -> None:
-        """Take a plain word; wherever it stands among the keys."""
+        """Accept a positional word, at any position among the keys."""
         self._words.append(Word(name, help_text, required))
         self._any_number |= any_number
 
     def keys(self, model: type[BaseModel] | None = None, short: Mapping[str, str] | None = None) -> None:
-        """Take keys.
+        """Accept keys.
 
         Args:
-            model: whose fields `--help` documents, where it is known before the command runs.
-            short: key by the letter that stands for it.
+            model: config model whose fields `--help` documents, if it is known before the command runs.
+            short: keys by their one-letter flags.
         """
         self.takes_keys, self._model, self._short = True, model, short or {}
 
     def read_rest(self, args: argparse.Namespace, rest: Sequence[str]) -> None:
-        """Read words and keys into `args`, from what the command's own flags left."""
+        """Parse words and keys into `args` from the arguments that are not flags of the command."""
         from forge_env.config.reader import not_understood, read_arguments
 
         args.words, args.overrides = read_arguments(rest, self._short)
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
             raise not_understood(args.words[len(self._words)])
 
     def format_help(self) -> str:
-        """Usage, the command's own flags, and every key with its documentation."""
+        """Format the usage, the command's flags, and every key with its documentation."""
         for word in self._words:
             self.add_argument(word.name, metavar=word.name, help=_escaped(word.help))
         self._words = []
@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """End with one message and exit code 2."""
+        """Raise a `UsageError` (exit code 2) with the message."""
         raise UsageError(message, fix=f"see {self.prog} --help")
 
 
@@ -107,18 +107,18 @@ def _escaped(text: str) -> str:
 def _documented(
     model: type[BaseModel], prefix: str = "", title: str = "", given: Any = None
 ) -> Iterator[tuple[str, str, FieldInfo, Any]]:
-    """Group, dotted key, field and default of every key; a model's own keys first, then those of its base classes.
+    """Yield group title, dotted key, field and default of every key, the model's own keys before inherited ones.
 
     Args:
-        model: whose keys.
-        prefix: of the keys.
-        title: of their group; empty: what the docstring of each class says.
-        given: the section that stands there by default; its values are the defaults.
+        model: config model with the keys.
+        prefix: prefix of the keys.
+        title: title of their group; if empty, the docstring of the class that defines each key.
+        given: default value of the section, with the defaults of its keys.
     """
     from forge_env.config.reader import section_of
 
-    own, *bases = (base for base in model.__mro__ if "__annotations__" in vars(base))
-    for base in (own, *reversed(bases)):
+    first, *bases = (base for base in model.__mro__ if "__annotations__" in vars(base))
+    for base in (first, *reversed(bases)):
         for name in vars(base)["__annotations__"]:
             field = model.model_fields.get(name)
             if field is not None and section_of(field.annotation) is None:
@@ -147,24 +147,24 @@ def _described(field: FieldInfo, default: Any) -> tuple[str, str]:
 
 
 def report_error(error: BaseException, hint: str = "this is a bug; --debug shows where") -> None:
-    """One message on stderr, with the fix on a line of its own; `hint` stands in where the error knows none."""
+    """Print an error to stderr, with its fix on a separate line; `hint` is the fix of unexpected errors."""
     if isinstance(error, ForgeError):
         print(f"forge-env: {visible(error.message)}", file=sys.stderr)
         if error.fix:
             print(f"  -> {visible(error.fix)}", file=sys.stderr)
     elif isinstance(error, OSError):
-        place = f": {error.filename}" if error.filename else ""
-        print(f"forge-env: {error.strerror or error}{place}", file=sys.stderr)
+        path = f": {error.filename}" if error.filename else ""
+        print(f"forge-env: {error.strerror or error}{path}", file=sys.stderr)
     else:
-        first = next(iter(str(error).strip().splitlines()), "")  # what other libraries add is for the log
+        first = next(iter(str(error).strip().splitlines()), "")  # further lines of libraries' messages are only logged
         print(f"forge-env: {type(error).__name__}: {visible(first)}", file=sys.stderr)
         print(f"  -> {hint}", file=sys.stderr)
 
 
 def tidy() -> None:
-    """Remove temporary files and sandboxes of processes that are dead: before `train`, after every other command.
+    """Remove temporary files and sandboxes of dead processes: before `train`, after every other command.
 
-    It runs in the main thread: imports in a second thread beside a command's own can see half-initialized modules.
+    It runs in the main thread, because imports in a second thread can see modules that are only partly initialized.
     """
     from forge_env.run.scratch import reap_scratch
     from forge_env.sandbox import reap_abandoned
@@ -174,7 +174,7 @@ def tidy() -> None:
 
 
 def add_environment(parser: Parser) -> None:
-    """Take an environment, its options, and the engine of its sandboxes."""
+    """Add arguments for an environment, its options, and its sandbox engine."""
     command = parser.prog.rpartition(" ")[2]
     parser.usage = f"forge-env {command} NAME [--key VALUE | key=VALUE ...] [--sandbox ENGINE] [...]"
     parser.description = f"{parser.description} Options of the environment are given as --key VALUE or key=VALUE."
@@ -185,13 +185,13 @@ def add_environment(parser: Parser) -> None:
 
 
 def add_docker_host(parser: argparse.ArgumentParser) -> None:
-    """Take a Docker daemon of another machine."""
+    """Add an argument for a Docker daemon on another machine."""
     help_text = "Docker daemon of another machine: tcp://HOST:PORT or ssh://HOST (default: $DOCKER_HOST)"
     parser.add_argument("--docker-host", metavar="ADDRESS", help=help_text)
 
 
 def environment_options(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """The environment of the command line and its options, nested where their key has dots.
+    """Return the name of the command line's environment and its options; dotted keys become nested options.
 
     Raises:
         UsageError: there is no such environment, option or sandbox engine.
@@ -201,7 +201,7 @@ def environment_options(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     from forge_env.sandbox.engines import load_engine
 
     if args.sandbox != "auto":
-        load_engine(args.sandbox)  # a wrong name is said also where no code is run
+        load_engine(args.sandbox)  # report an unknown engine even if no code will run
     name = args.words[0]
     cls = environment_class(name)
     source = Source("", given_in(name)[1]).with_overrides(values(args.overrides, cls.config_class))

@@ -1,4 +1,4 @@
-"""`forge-env compare`: is B better than A?"""
+"""`forge-env compare`: statistical comparison of two evaluations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forge_env.interrupts import say
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.description = "Is B better than A? Paired by task: difference, interval, permutation test."
     parser.add_argument("a", metavar="A", help="folder of the baseline")
     parser.add_argument("b", metavar="B", help="folder of the other evaluation")
@@ -25,11 +25,11 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare two folders."""
-    found = comparison.compare_folders(args.a, args.b, score=args.score, confidence=args.confidence)
-    for damage in found.damage:
+    result = comparison.compare_folders(args.a, args.b, score=args.score, confidence=args.confidence)
+    for damage in result.damage:
         say(f"forge-env: {damage}")
     if args.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(result.to_dict(), indent=2))
     else:
-        print_tables(comparison.tables(found), comparison.FOOTNOTES, sys.stdout)
+        print_tables(comparison.tables(result), comparison.FOOTNOTES, sys.stdout)
     return 0

@@ -1,4 +1,4 @@
-"""`forge-env config`: a recipe as it will run, with its documentation."""
+"""`forge-env config`: print a resolved recipe with documentation of every key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge_env.config.recipe import RunConfig
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.usage = "forge-env config [FILE] [--a.b VALUE | a.b=VALUE ...]"
     parser.description = (
         "Print a recipe with every key explained, as `train` would run it. Without FILE, list the bundled recipes."

@@ -1,4 +1,4 @@
-"""`forge-env doctor`: what is installed, whether it fits, what the machine can do, and how to fix what is missing."""
+"""`forge-env doctor`: check installed packages and this machine's capabilities, with advice on missing parts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from forge_env.cli.command import Parser
 from forge_env.errors import ForgeError
 
 TRAINING_MEMORY_GB = 4.0
-"""What the default recipe takes on a CPU."""
+"""Memory in GiB that the default recipe needs on a CPU."""
 TRAINING_DISK_GB = 1.0
 MARKS = {"ok": "ok", "note": "--", "missing": "!!"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `missing`: training can't work without it."""
+    """One line of the report. Status "missing" means that training can't work."""
 
     status: Literal["ok", "note", "missing"]
     what: str
@@ -33,7 +33,7 @@ class Finding:
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.add_argument(
         "--listeners",
         action="store_true",
@@ -42,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every finding; 1 when something that training needs is missing."""
+    """Print every finding; return 1 if something that training needs is missing."""
     if args.listeners:
         print(listeners.text())
         return 0
@@ -85,8 +85,8 @@ def _packages(extra: str) -> Iterator[Finding]:
         if item.fits:
             yield Finding("ok", item.name, item.installed or "")
         else:
-            found = item.installed or "not installed"
-            yield Finding("missing", item.name, f"{found}; {item.wanted} is needed", _install(extra))
+            installed = item.installed or "not installed"
+            yield Finding("missing", item.name, f"{installed}; {item.wanted} is needed", _install(extra))
 
 
 def _install(extra: str) -> str:
@@ -127,8 +127,8 @@ def _sandboxes() -> Iterator[Finding]:
         if reason_not is None:
             version = load_engine(name).version()
             yield Finding("ok", f"engine {name}", f"can isolate code here{version and f' ({version})'}")
-            if kept := load_engine(name).storage():
-                yield Finding("ok", f"disk of {name}", f"{kept}; forge-env sandbox reap --images removes the unused")
+            if usage := load_engine(name).storage():
+                yield Finding("ok", f"disk of {name}", f"{usage}; forge-env sandbox reap --images removes the unused")
         else:
             yield Finding("note", f"engine {name}", reason_not)
     spec = SandboxSpec()
@@ -150,8 +150,8 @@ def _machine() -> Iterator[Finding]:
         roomy = space >= TRAINING_DISK_GB
         fix = "" if roomy else "free some space, or move it with FORGE_ENV_CACHE or output_dir"
         yield Finding("ok" if roomy else "missing", what, f"{space:.1f} GiB free for {path}", fix)
-    found = machine.gpus()
-    for gpu in found:
+    gpus = machine.gpus()
+    for gpu in gpus:
         yield Finding("ok", f"gpu {gpu.index}", f"{gpu.name}, {gpu.memory_gb:.0f} GiB")
-    if not found:
+    if not gpus:
         yield Finding("note", "gpu", "none found; recipes with `with_gpus: false` run on the CPU")

@@ -1,4 +1,4 @@
-"""`forge-env eval`: what to evaluate comes from a file, a folder that is resumed, and the command line over them."""
+"""`forge-env eval`: run an evaluation, configured by a resumed folder, a file and the command line, in this order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Ctrl-C once finishes the samples under way, twice stops now; neither loses a fin
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.usage = "forge-env eval ENV[,ENV...]|FILE [key=value ...] --model M [-n N] [--out DIR] [--resume] [...]"
     parser.description = (
         "Evaluate a model or policy on environments, or as a YAML file says. Every key below can be in the file, "
@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate; 0 when every sample was played, none was lost, and the agent's own code didn't crash on all of them."""
+    """Evaluate; return 0 if all samples completed and the agent's code didn't crash on every one of an environment."""
     from forge_env.evaluation.evaluation import Evaluation
     from forge_env.evaluation.tables import counted
 
@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
     with source.locating():
         evaluation = Evaluation(config, resume=args.resume, stream=sys.stderr)
     say(f"{counted(len(evaluation.samples), 'sample')}; results in {evaluation.folder.root}")
-    for label, own in evaluation.planned.items():
-        if own.asked > own.samples:
-            say(f"forge-env: {own.asked} samples of {label} ({own.split}) were asked for, {own.samples} can be played")
+    for label, env in evaluation.planned.items():
+        if env.asked > env.samples:
+            say(f"forge-env: {env.asked} samples of {label} ({env.split}) were asked for, {env.samples} can be played")
     try:
         result = run_until_interrupted(evaluation.run(), finish=lambda: finish([evaluation]), grace_s=TERM_GRACE_S)
     except KeyboardInterrupt:
@@ -81,11 +81,11 @@ def run(args: argparse.Namespace) -> int:
         if lost := sum(sum(item.invalid.values()) for item in items):
             were = "was" if lost == 1 else "were"
             say(f"forge-env: {counted(lost, 'sample')} {were} lost to infrastructure, see {evaluation.folder.log}")
-            said = (sample.error for sample in result.samples if sample.error and not (sample.valid or sample.is_bug))
-            say(f"  the first: {one_line(next(said, ''), 300)}")
+            errors = (sample.error for sample in result.samples if sample.error and not (sample.valid or sample.is_bug))
+            say(f"  the first: {one_line(next(errors, ''), 300)}")
         if bugs := sum(item.bugs for item in items):
-            where = f"see {evaluation.folder.log}"
-            say(f"forge-env: the environment's own code failed on {counted(bugs, 'sample')}, {where}")
+            hint = f"see {evaluation.folder.log}"
+            say(f"forge-env: the environment's own code failed on {counted(bugs, 'sample')}, {hint}")
             say(f"  -> when it is fixed: forge-env score {evaluation.folder.root}, without asking the model again")
         say(f"  -> {_resume_hint(evaluation)} plays them again")
         return 1
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def finish(evaluations: Sequence[Evaluation]) -> str | None:
-    """Start no more samples; what is being finished, None where nothing has begun."""
+    """Stop starting samples; return a description of the running work, or None if nothing has started."""
     playing = [evaluation for evaluation in evaluations if evaluation.playing]
     for evaluation in playing:
         evaluation.stop()
@@ -106,7 +106,7 @@ def finish(evaluations: Sequence[Evaluation]) -> str | None:
 
 
 def show(result: EvaluationResult) -> None:
-    """Print the figures."""
+    """Print the results."""
     from forge_env.evaluation.tables import footnotes, headlines, print_tables, tables
 
     for line in headlines(result.summary):
@@ -125,7 +125,7 @@ def _resume_hint(evaluation: Evaluation) -> str:
 
 
 def requested(args: argparse.Namespace) -> Source:
-    """What the command line asks for: a resumed folder's configuration, a file over it, keys and options over both."""
+    """Merge the requested configuration: a resumed folder's, overridden by a file, overridden by the command line."""
     source = Source("", {})
     overrides: list[Override] = args.overrides
     if args.resume:
@@ -145,19 +145,19 @@ def requested(args: argparse.Namespace) -> Source:
         entries: list[dict[str, Any]] = [dict(entry) for entry in environment_entries(source.data["environments"])]
     except ValueError as error:
         raise source.refuse([Problem(("environments",), str(error))], error) from error
-    own: list[Override] = []
+    evaluation_keys: list[Override] = []
     written: dict[KeyPath, str] = {}
     for item in overrides:
-        if (place := _option(item, entries)) is None:
-            own.append(item)
+        if (option := _option(item, entries)) is None:
+            evaluation_keys.append(item)
             continue
-        index, path = place
+        index, path = option
         entries[index] = replaced(entries[index], ("options", *path), item.value(), item.written)
         written["environments", str(index), "options", *path] = item.written
-    for entry in entries:  # a flag holds for every environment
-        for key in {"n", "split"} & {item.key for item in own}:
+    for entry in entries:  # flags apply to all environments
+        for key in {"n", "split"} & {item.key for item in evaluation_keys}:
             entry.pop(key, None)
-    source = source.with_overrides(values(own, EvaluationConfig))
+    source = source.with_overrides(values(evaluation_keys, EvaluationConfig))
     if source.data.get("model") is None:
         raise UsageError("no model is given", fix="add --model NAME, vllm:PATH, gold or random")
     return replace(source, data={**source.data, "environments": entries}, written={**source.written, **written})
@@ -177,10 +177,10 @@ def _recorded(out: str | None) -> Source:
 
 
 def _option(item: Override, entries: list[dict[str, Any]]) -> tuple[int, KeyPath] | None:
-    """Environment and option that a key of the command line sets; None where it is a key of the evaluation.
+    """Find the environment (index) and option path that a key sets; None if it is a key of the evaluation.
 
     Raises:
-        ConfigError: it could be both, or an option of several environments.
+        ConfigError: it could be either, or an option of several environments.
     """
     names = [str(entry.get("name")) for entry in entries]
     labels = {short_name(name): index for index, name in enumerate(names)}
@@ -189,16 +189,16 @@ def _option(item: Override, entries: list[dict[str, Any]]) -> tuple[int, KeyPath
         if item.written.startswith(f"{label}."):
             return index, tuple(item.written.removeprefix(f"{label}.").replace("-", "_").split("."))
     path = tuple(item.key.split("."))
-    own = EvaluationConfig.model_fields
-    if path[0] in own and item.flag:
+    fields = EvaluationConfig.model_fields
+    if path[0] in fields and item.flag:
         return None
     options = {key for name in names for key in environment_class(name).config_class.model_fields}
-    if path[0] in own and path[0] in options:
+    if path[0] in fields and path[0] in options:
         raise ConfigError(
             f"{item.written!r} is a key of the evaluation and an option of the environment",
             fix=f"write --{item.written} VALUE for the one, {next(iter(labels))}.{item.written}=VALUE for the other",
         )
-    if path[0] in own or (did_you_mean(path[0], own) and not did_you_mean(path[0], options)):
+    if path[0] in fields or (did_you_mean(path[0], fields) and not did_you_mean(path[0], options)):
         return None
     if len(entries) > 1:
         raise ConfigError(f"{item.written!r} is an option of which environment?", fix=f"write ENV.{item.written}=VALUE")

@@ -1,4 +1,4 @@
-"""`forge-env export`: the model of a run, or its episodes, for those who use them elsewhere."""
+"""`forge-env export`: write the model or the episodes of a run in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = ("huggingface", "atif", "inspect")
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.description = (
         "Write the model of a checkpoint as a Hugging Face folder. Adapters (lora) are added to their base model's "
         "weights; with --adapter they are written alone, in the format of PEFT. With --format atif or inspect: write "
@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export."""
+    """Export the model or the episodes."""
     out = Path(args.out)
     if args.format != "huggingface":
         return _episodes(args, out)
@@ -56,25 +56,25 @@ def _episodes(args: argparse.Namespace, out: Path) -> int:
 
     source = Path(args.source)
     files = list(trajectory_files(source))
-    found = _found(source, several=len(files) > 1)
+    trajectories = _found(source, several=len(files) > 1)
     if args.format == "inspect":
         if out.suffix != ".eval":
             raise UsageError(f"{out} is not the name of a log of inspect", fix="let it end with .eval")
         out.parent.mkdir(parents=True, exist_ok=True)
-        count = write_inspect(found, out, model=args.model_name, created=files[0].stat().st_mtime)
+        count = write_inspect(trajectories, out, model=args.model_name, created=files[0].stat().st_mtime)
     else:
         out.mkdir(parents=True, exist_ok=True)
         count = 0
-        for count, trajectory in enumerate(found, start=1):
+        for count, trajectory in enumerate(trajectories, start=1):
             name = re.sub(r"[^\w.-]+", "_", trajectory.id) or str(count)
             document = json.dumps(atif(trajectory, args.model_name), ensure_ascii=False)
-            # half of a surrogate pair, which UTF-8 has no form for, is written as JSON does
+            # unpaired surrogates, which UTF-8 can't encode, become JSON escapes
             (out / f"{name}.json").write_bytes(document.encode("utf-8", "backslashreplace"))
     say(f"{count} episodes -> {out}")
     return 0
 
 
 def _found(source: Path, *, several: bool) -> Iterator[Trajectory]:
-    """The episodes of all files. An id is unique in its file only: of several, it begins with the file's name."""
+    """Yield the episodes of all files. Ids are unique per file, so with several files the file's name is prepended."""
     for file, trajectory in episodes(source):
         yield replace(trajectory, id=f"{file.stem}/{trajectory.id}") if several else trajectory

@@ -1,4 +1,4 @@
-"""`forge-env hacks`: is the reward earned, or taken?"""
+"""`forge-env hacks`: look for rewards that were not earned."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from forge_env.hacks.findings import Findings, Judge
 
 WIDTH = 80
-"""Columns of every line."""
+"""Maximum columns of a line."""
 SHOWN = 8
-"""Episodes that are named."""
+"""Maximum overpaid episodes listed; together with examples of signs, at most twice as many."""
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     from forge_env.hacks.findings import SAMPLE
 
     parser.description = (
@@ -43,18 +43,18 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found."""
+    """Print the findings."""
     from forge_env.hacks.findings import find
 
     if args.sample < 1:
         raise UsageError(f"--sample {args.sample} is not a number of episodes", fix="use 1 or more")
     judge = None if args.judge is None else _judge(args.judge)
-    found = find(_root(args.folder), visible=args.visible, hidden=args.hidden, judge=judge, sample=args.sample)
+    findings = find(_root(args.folder), visible=args.visible, hidden=args.hidden, judge=judge, sample=args.sample)
     if args.format == "json":
-        json.dump(found.as_json(), sys.stdout, indent=2, default=str)
+        json.dump(findings.as_json(), sys.stdout, indent=2, default=str)
         print()
         return 0
-    for line in lines(found, catalogue=args.catalogue):
+    for line in lines(findings, catalogue=args.catalogue):
         print(line)
     return 0
 
@@ -69,14 +69,14 @@ def _root(text: str) -> Path:
 def _judge(name: str) -> Judge:
     from forge_env.plugins import load_plugin
 
-    found = load_plugin("forge_env.judges", name)
-    if not callable(found):
+    judge = load_plugin("forge_env.judges", name)
+    if not callable(judge):
         raise PluginError(f"--judge {name} can't be called", fix="name a function of a Trajectory that returns a score")
-    return cast("Callable[[Any], float]", found)
+    return cast("Callable[[Any], float]", judge)
 
 
 def lines(found: Findings, *, catalogue: bool = False) -> Iterator[str]:
-    """What was found in lines of `WIDTH` columns; the result stands last."""
+    """Format the findings in lines of `WIDTH` columns, with the verdict last."""
     if catalogue:
         yield from _catalogue()
     yield from _gap(found)
@@ -111,10 +111,10 @@ def _gap(found: Findings) -> Iterator[str]:
         return
     widths = (14, 9, 16, 16, 8, 8)
     yield _row(["steps", "episodes", found.visible_name, found.hidden_name or "hidden", "gap", "±"], widths)
-    for own in found.windows:
-        steps = f"{own.first} to {own.last}" if own.last else "all"
-        error = "-" if own.gap is None else _number(own.stderr)
-        cells = [steps, f"{own.episodes:,}", _number(own.visible), _number(own.hidden), _number(own.gap), error]
+    for row in found.windows:
+        steps = f"{row.first} to {row.last}" if row.last else "all"
+        error = "-" if row.gap is None else _number(row.stderr)
+        cells = [steps, f"{row.episodes:,}", _number(row.visible), _number(row.hidden), _number(row.gap), error]
         yield _row(cells, widths)
     if not found.hidden_name:
         yield from _wrapped("No hidden score is known; name a metric with --hidden, or a second judge with --judge.")
@@ -122,12 +122,12 @@ def _gap(found: Findings) -> Iterator[str]:
 
 
 def _judged(found: Findings) -> Iterator[str]:
-    if (own := found.judged) is None:
+    if (judged := found.judged) is None:
         return
     yield from _wrapped(
-        f"Second judge: {own.episodes} rewarded episodes earned {own.mean_reward:.3f} and are judged "
-        f"{own.mean_judged:.3f}; {own.overpaid} are judged lower"
-        + (f"; it failed on {own.failed}, first with {one_line(own.why)}" if own.failed else "")
+        f"Second judge: {judged.episodes} rewarded episodes earned {judged.mean_reward:.3f} and are judged "
+        f"{judged.mean_judged:.3f}; {judged.overpaid} are judged lower"
+        + (f"; it failed on {judged.failed}, first with {one_line(judged.why)}" if judged.failed else "")
     )
     yield ""
 
@@ -137,20 +137,20 @@ def _signs(found: Findings) -> Iterator[str]:
         return
     widths = (24, 9, 14, 20)
     yield _row(["sign", "episodes", "mean reward", "others of the task"], widths)
-    for own in found.signs:
-        yield _row([own.sign, f"{own.episodes:,}", _number(own.reward), _number(own.others)], widths)
-        yield from _wrapped(own.reason, "    ")
+    for sign in found.signs:
+        yield _row([sign.sign, f"{sign.episodes:,}", _number(sign.reward), _number(sign.others)], widths)
+        yield from _wrapped(sign.reason, "    ")
     yield ""
 
 
 def _named(found: Findings) -> Iterator[str]:
     named = [*found.paid[:SHOWN], *found.examples][: 2 * SHOWN]
-    for own in named:
-        score = "" if own.other is None else f", hidden or judged {own.other:.3f}"
-        reward = "" if own.reward is None else f": reward {own.reward:.3f}{score}"
-        yield one_line(f"{own.sign}: {own.id} ({own.task}){reward}", WIDTH)
-        if own.text:
-            yield f"    {one_line(own.text, WIDTH - 4)}"
+    for example in named:
+        score = "" if example.other is None else f", hidden or judged {example.other:.3f}"
+        reward = "" if example.reward is None else f": reward {example.reward:.3f}{score}"
+        yield one_line(f"{example.sign}: {example.id} ({example.task}){reward}", WIDTH)
+        if example.text:
+            yield f"    {one_line(example.text, WIDTH - 4)}"
     if named:
         yield ""
 

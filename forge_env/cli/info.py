@@ -1,4 +1,4 @@
-"""`forge-env info`: what an author or user of an environment wants to know."""
+"""`forge-env info`: describe an environment: tasks, options, tools, rewards, and an example episode."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from forge_env.visible import visible
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     add_environment(parser)
     parser.add_argument("--json", action="store_true", help="machine-readable, without the example episode")
     parser.add_argument("--no-example", action="store_true", help="don't show the example episode")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it."""
+    """Print the description."""
     name, options = environment_options(args)
     env = make(name, **options)
     facts = describe(name, env)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(name: str, env: Environment) -> dict[str, Any]:
-    """Everything `info` shows but the example, JSON-ready."""
+    """Facts that `info` shows besides the example episode, JSON-ready."""
     fields = type(env.config).model_fields
     rubric = env.rubric
     return {
@@ -97,7 +97,7 @@ async def _print_example(name: str, options: dict[str, Any], args: argparse.Name
 
 
 def shown(trajectory: Trajectory, *, limit: int | None = 1500) -> list[str]:
-    """An episode as indented text; a line says whose turn it is where there are seats."""
+    """Format an episode as indented text, with a line for each change of seat."""
     lines: list[str] = []
     seat = ""
     for turn in trajectory.turns:
@@ -109,7 +109,7 @@ def shown(trajectory: Trajectory, *, limit: int | None = 1500) -> list[str]:
 
 
 def earned(trajectory: Trajectory) -> str:
-    """The reward, and those of the seats, with who played them."""
+    """Format the reward, and the seats' rewards with their opponents' names."""
     seats = [
         f"{seat} {reward:g}" + (f" ({trajectory.opponents[seat]})" if seat in trajectory.opponents else "")
         for seat, reward in trajectory.rewards.items()
@@ -118,7 +118,7 @@ def earned(trajectory: Trajectory) -> str:
 
 
 def show(message: Message, *, limit: int | None = 1500) -> str:
-    """A message as indented text. What would move a terminal's cursor, or can't be printed, is spelled out."""
+    """Format a message as indented text; control and unprintable characters are escaped."""
     calls = [f"-> {call.function.name}({call.function.arguments})" for call in message.tool_calls]
     text = "\n".join(filter(None, [message.content, *calls]))
     if limit is not None and len(text) > limit:

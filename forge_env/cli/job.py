@@ -1,4 +1,4 @@
-"""`forge-env job`: what a platform needs to run a recipe on several hosts."""
+"""`forge-env job`: write or submit the job files that a platform needs to run a recipe on several hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.usage = "forge-env job FILE [--write [FOLDER]] [--submit] [--job.kind KIND] [--a.b VALUE | a.b=VALUE ...]"
     parser.description = (
         "Print what Slurm, Kubernetes and SkyPilot need to run a recipe on several hosts (docs/jobs.md), or one of "

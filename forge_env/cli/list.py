@@ -1,4 +1,4 @@
-"""`forge-env list`: every environment, also those that can't be loaded, with the reason."""
+"""`forge-env list`: list all environments, including those that can't be loaded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from forge_env.registry import list_environments
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every environment; a broken one with its reason."""
+    """Print every environment; for a broken one, print the reason."""
     entries = list_environments()
     if args.json:
         shown = ("name", "target", "source", "summary", "needs", "error")

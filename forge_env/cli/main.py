@@ -1,7 +1,7 @@
-"""`forge-env`: its commands, and how every one of them ends.
+"""Entry point of `forge-env`: its commands, error handling and exit codes.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one message with its fix; tracebacks are for
-`--debug` (or FORGE_ENV_DEBUG=1).
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is shown as one message with its fix; tracebacks
+require `--debug` (or FORGE_ENV_DEBUG=1).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from forge_env.errors import ForgeError, UsageError, root_cause, suggestion
 from forge_env.redaction import console
 
 LEAVE_S = 60
-"""Seconds that the interpreter has to end when a command has."""
+"""Maximum seconds for the interpreter to exit after a command has ended."""
 LEAVE_INTERRUPTED_S = 5
-"""The same after a signal: threads that wait for a download or a lock are not waited for."""
+"""The same after a signal, so that threads blocked in downloads or locks don't delay the exit."""
 COMMANDS = {
     "train": "train a model on a recipe",
     "config": "print a recipe with every key explained",
@@ -51,7 +51,7 @@ COMMANDS = {
     "sandbox": "run code in a sandbox, and manage sandboxes",
     "doctor": "check what is installed and what this machine can do",
 }
-"""Commands, each a module of this folder, and what they do in a line."""
+"""One-line descriptions of the commands; each command is a module of this folder."""
 DESCRIPTION = "Write an LLM agent environment once: evaluate models on it, train on it, run its code in sandboxes."
 EXAMPLES = """\
 first steps:
@@ -67,7 +67,7 @@ first steps:
 
 
 def build_parser(command: str | None = None) -> Parser:
-    """The command line; of the commands, only `command` with its arguments: their modules take time to import."""
+    """Build the parser. Only `command` gets its arguments, because importing all modules would take time."""
     parser = Parser(prog="forge-env", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"forge-env {__version__}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks (anywhere on the command line)")
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str], *, last: bool) -> int:
-    """As `main`; `last`: the process ends with it."""
+    """Implement `main`; with `last`, a timer makes sure that the process exits afterwards."""
     from forge_env.interrupts import INTERRUPTED
 
     code = 1
@@ -103,7 +103,7 @@ def _main(arguments: list[str], *, last: bool) -> int:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED
         return code
-    except BrokenPipeError:  # the reader of our output went away, e.g. `forge-env list | head -1`
+    except BrokenPipeError:  # the reader closed the pipe, e.g. `forge-env list | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except Exception as error:  # noqa: BLE001 - the boundary of the program: one message instead of a traceback
@@ -113,7 +113,7 @@ def _main(arguments: list[str], *, last: bool) -> int:
         report_error(cause)
         return cause.exit_code if isinstance(cause, ForgeError) else 1
     finally:
-        if last:  # all is closed; a thread that a library left, or its own end, must not keep the process
+        if last:  # remaining threads or exit handlers of libraries must not keep the process alive
             if code == INTERRUPTED:
                 signal.signal(signal.SIGALRM, lambda number, frame: os._exit(INTERRUPTED))
             signal.alarm(LEAVE_INTERRUPTED_S if code == INTERRUPTED else LEAVE_S)
@@ -121,9 +121,9 @@ def _main(arguments: list[str], *, last: bool) -> int:
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP are what Ctrl-C is (in the main thread), until `run_until_interrupted` takes over.
+    """Make SIGTERM and SIGHUP act like Ctrl-C (in the main thread), until `run_until_interrupted` takes over.
 
-    Whoever ignores them (`nohup`) goes on to do so.
+    Signals that are ignored (`nohup`) stay ignored.
     """
     numbers = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
     default = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
@@ -137,7 +137,7 @@ def signals_interrupt() -> Iterator[None]:
 
 
 def _find_own_modules() -> None:
-    """Let `module:Class` of the current folder be found; it comes last, so that it hides nothing."""
+    """Add the current folder to `sys.path` for `module:Class`; it comes last, so that it shadows nothing."""
     try:
         here = os.getcwd()
     except FileNotFoundError as error:
@@ -165,7 +165,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     from forge_env.interrupts import say
     from forge_env.run.held_up import LoopGuard
 
-    with LoopGuard(math.inf, 0.0, say):  # an environment's endless loop, whichever command calls it
+    with LoopGuard(math.inf, 0.0, say):  # detects endless loops in environments, for every command
         code: int = args.run(args)
     if args.command != "train":
         tidy()

@@ -1,4 +1,4 @@
-"""`forge-env new`: an installable package with a small working environment, to be edited."""
+"""`forge-env new`: write an installable package with a small working environment, as a template."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TAKEN = (
     " pyarrow pydantic pytest ray requests rich scipy setuptools src starlette tensorflow test tests tokenizers torch"
     " torchstore torchtitan torchvision transformers trl triton uvicorn verifiers vllm wandb yaml"
 )
-"""Packages that an environment lives with, some time on some machine, whether they are installed here or not."""
+"""Names of packages that may be installed beside an environment on some machine, and so can't be used."""
 
 TESTS = {"sandbox": "test_sandbox.py.txt", "repository": "test_repository.py.txt", "program": "test_program.py.txt"}
-"""The tests of kinds whose agents need a sandbox."""
+"""Test templates of the kinds whose agents need a sandbox."""
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.add_argument("name", metavar="NAME", help="name of the environment and its package")
     kinds = ("tools", "single", "sandbox", "repository", "program")
     about = "tools, one turn, a sandbox, a software task, a program with its own loop"
@@ -43,7 +43,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the package and say what to do next."""
+    """Write the package and print the next steps."""
     name = args.name
     check_name(name)
     folder = Path(args.dir) / name
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     print(f"wrote {folder}: edit {folder / 'src' / name / 'environment.py'}, then")
-    pip = "pip" if has_pip() else "uv pip"  # environments that uv makes have none
+    pip = "pip" if has_pip() else "uv pip"  # virtual environments made by uv have no pip
     print(f"  {pip} install -e {folder}")
     print(f"  forge-env validate {name}")
     print(f"  forge-env play {name}")
@@ -61,13 +61,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_name(name: str) -> None:
-    """`UsageError` unless `name` can name a package and is free."""
+    """Raise `UsageError` unless `name` is a valid and unused package name."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         suggestion = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789") or "my_env"
         suggestion += "_env" if keyword.iskeyword(suggestion) else ""
         raise UsageError(f"{name!r} can't name a package", fix=f"lowercase letters, digits and _: {suggestion}")
     spec = find_spec(name)
-    installed = spec is not None and spec.origin is not None  # a mere folder of that name is not a package
+    installed = spec is not None and spec.origin is not None  # a folder without `__init__.py` is not a package
     if installed or name in (*SIBLINGS, *TAKEN.split(), *sys.stdlib_module_names):
         raise UsageError(f"{name!r} would hide a package of that name", fix="choose another name")
     if name in names():
@@ -75,7 +75,7 @@ def check_name(name: str) -> None:
 
 
 def render(name: str, kind: str, *, openenv: bool = False) -> dict[str, str]:
-    """The package's files by path."""
+    """Render the package's files: text by path."""
     class_name = "".join(part.capitalize() for part in name.split("_"))
     values = {"name": name, "class_name": class_name, "distribution": name.replace("_", "-")}
     templates = files("forge_env.cli") / "templates"
@@ -92,7 +92,7 @@ def render(name: str, kind: str, *, openenv: bool = False) -> dict[str, str]:
     return {
         "pyproject.toml": fill("pyproject.toml.txt"),
         "README.md": fill("README.md.txt"),
-        # Under src/: beside it, the folder NAME itself would hide the package from programs that start next to it.
+        # Under src/: otherwise the folder NAME would shadow the package in programs started from its parent.
         f"src/{name}/__init__.py": fill("init.py.txt"),
         f"src/{name}/environment.py": fill(f"{kind}.py.txt"),
         f"tests/test_{name}.py": fill(TESTS.get(kind, "test.py.txt")),

@@ -1,4 +1,4 @@
-"""`forge-env plan`: what a recipe will take, before anything is started."""
+"""`forge-env plan`: estimate the resources of a recipe without starting it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge_env.config.recipe import RunConfig
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.usage = "forge-env plan FILE [--gpus 8xH100] [--prompt N] [--reply N] [--a.b VALUE | a.b=VALUE ...]"
     parser.description = (
         "Say where a recipe's actors will be, what memory they take, how long a step is and why, and what the run "

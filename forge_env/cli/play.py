@@ -1,4 +1,4 @@
-"""`forge-env play`: a person as the agent."""
+"""`forge-env play`: play an episode as the agent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ A line of the message that would begin with / and a word begins with // instead.
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     add_environment(parser)
     parser.add_argument("--split", help="split of the task (default: the first)")
     parser.add_argument("--index", type=int, default=0, metavar="I", help="index of the task")
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _against(name: str, seats: tuple[str, ...], seat: str | None, player: str | None) -> Named:
-    """Who plays which other seat."""
+    """Map the other seats to their player."""
     if seat is None and player is None:
         return {}
     if seat not in seats:
@@ -90,13 +90,13 @@ def _against(name: str, seats: tuple[str, ...], seat: str | None, player: str | 
 
 
 class Person(Policy):
-    """A policy that asks at the terminal."""
+    """A policy that reads its replies from the terminal."""
 
     def __init__(self) -> None:
         self._lines = Lines(sys.stdin.fileno())
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """The same person plays every seat."""
+        """Open a session; the same person plays every seat."""
         return _Playing(self._lines, tools)
 
 
@@ -106,21 +106,21 @@ class _Playing(PolicySession):
         self._tools = tools
 
     async def reply(self, observation: Observation) -> Reply:
-        """Show what is new and read a message. `EOFError` when the person stops."""
+        """Print the new messages and read a reply; raise `EOFError` if the person stops."""
         for message in observation:
             print(show(message), flush=True)
         return Reply(message=await read_message(self._lines, self._tools))
 
 
 class Lines:
-    """Lines of a terminal, pipe or file. Waiting for one leaves the event loop to the sandbox engine and to Ctrl-C."""
+    """Asynchronous reader of lines from a terminal, pipe or file; waiting doesn't block the event loop."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._held = b""
 
     async def next(self) -> str:
-        """The next line with its end; without one at the end of the input, and empty after it."""
+        """Return the next line with its line feed, which the last line may lack; empty at the end of input."""
         while b"\n" not in self._held:
             more = await result_of(start_in_thread(partial(os.read, self._descriptor, 65536)))
             if not more:
@@ -131,7 +131,7 @@ class Lines:
 
 
 async def read_message(source: Lines, tools: Sequence[ToolSpec]) -> Message:
-    """Read lines up to an empty one (or the end of input)."""
+    """Read a message: lines up to an empty one or the end of input."""
     lines: list[str] = []
     calls: list[ToolCall] = []
     while True:

@@ -1,4 +1,4 @@
-"""`forge-env report`: a run's report as a page, as Markdown or as a picture."""
+"""`forge-env report`: write a run's report as a web page, as Markdown or as a picture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge_env.machine import cache_dir, user_path
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.description = (
         "Write the report of a run or an evaluation, finished or not: the four answers, curves, failures and successes "
         "to read, and what was run on what. A page is one file that needs nothing else; Markdown and a picture are for "
@@ -26,21 +26,21 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it, and say where."""
+    """Write the report and print its path."""
     from forge_env.display.digest import digest
     from forge_env.display.report import EXAMPLES, html, markdown, write_picture
 
     root = folder_of_run(args.run_folder)
-    found = digest(root, examples=EXAMPLES, cache=cache_dir())
+    facts = digest(root, examples=EXAMPLES, cache=cache_dir())
     out = user_path(args.out) if args.out else Path(root, f"report.{args.format}")
     if args.format == "md":
         if args.out is None:
-            print(markdown(found), end="")
+            print(markdown(facts), end="")
             return 0
-        write_whole(out, markdown(found))
+        write_whole(out, markdown(facts))
     elif args.format == "png":
-        write_picture(found, out)
+        write_picture(facts, out)
     else:
-        write_whole(out, html(found))
+        write_whole(out, html(facts))
     print(out)
     return 0

@@ -24,11 +24,11 @@ from forge_env.visible import visible
 TIMED_OUT = 124
 _SIGNALLED = 128
 Opener = Callable[..., SandboxEngine]
-"""`open_engine` with what the command line says of the engine."""
+"""`open_engine` with the command line's engine options."""
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command and its actions."""
+    """Add the command's actions and their arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
 
     program = actions.add_parser(
@@ -88,13 +88,13 @@ def _opener(args: argparse.Namespace) -> Opener:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out the action."""
+    """Run the chosen action."""
     code: int = args.act(args)
     return code
 
 
 def run_program(args: argparse.Namespace) -> int:
-    """`sandbox run`: the program's output (`visible`) and exit code, with limits that it met on stderr."""
+    """`sandbox run`: print the program's output (escaped), and on stderr the limits reached; return its exit code."""
     limits: Limits = construct(Limits, dict(parse_overrides(args.limit)), "limit")
     source = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8", errors="replace")
     stdin = "" if args.file == "-" or sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
@@ -116,7 +116,7 @@ async def _run_once(
 
 
 def _report(result: ExecResult, limits: Limits) -> int:
-    """Say on stderr which limit was met; the exit code a shell would give."""
+    """Print on stderr which limit was reached; return the exit code that a shell would give."""
     usage = result.usage
     spent = f"{usage.wall_s:.2f} s wall, {usage.cpu_s:.2f} s CPU, {usage.peak_memory_mb:.0f} MB"
     if result.truncated:
@@ -133,7 +133,7 @@ def _report(result: ExecResult, limits: Limits) -> int:
 
 
 def run_build(args: argparse.Namespace) -> int:
-    """`sandbox build`: the name of the image that is now there."""
+    """`sandbox build`: build an image if it is missing, and print its name."""
     started = time.monotonic()
     name = asyncio.run(_build(_opener(args)(base_image=args.base_image), args.image))
     print(f"{name}  ({time.monotonic() - started:.1f} s)")
@@ -148,7 +148,7 @@ async def _build(engine: SandboxEngine, image: str | None) -> str:
 
 
 def run_ps(args: argparse.Namespace) -> int:
-    """`sandbox ps`: every sandbox of every engine."""
+    """`sandbox ps`: list the sandboxes of all engines."""
     rows = [("ENGINE", "ID", "OWNER", "AGE", "IMAGE")]
     for name in installed(GROUP):
         for box in load_engine(name).running():
@@ -161,7 +161,7 @@ def run_ps(args: argparse.Namespace) -> int:
 
 
 def run_reap(args: argparse.Namespace) -> int:
-    """`sandbox reap`: remove what dead owners left, and with `--images` what other versions built."""
+    """`sandbox reap`: remove sandboxes of dead owners and, with `--images`, unused images of other versions."""
     for name in installed(GROUP):
         engine = load_engine(name)
         print(f"{name}: {engine.reap_abandoned()} removed")
@@ -171,7 +171,7 @@ def run_reap(args: argparse.Namespace) -> int:
 
 
 def run_audit(args: argparse.Namespace) -> int:
-    """`sandbox audit`: 0 when every attack was contained."""
+    """`sandbox audit`: run attacks on a sandbox; return 0 if all were contained."""
     groups, names = args.group or GROUPS, args.attack
     if unknown := sorted(set(groups) - set(GROUPS)):
         raise UsageError(f"there is no group {unknown[0]!r}", fix=f"use one of: {', '.join(GROUPS)}")
@@ -202,7 +202,7 @@ async def _audit(open_engine: Opener, attacks: list[Attack]) -> int:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    """`sandbox bench`: latency of the parts and throughput, on this machine, now."""
+    """`sandbox bench`: measure latency and throughput of sandboxes on this machine."""
     if args.seconds <= 0:
         raise UsageError(f"--seconds {args.seconds:g} is not a valid time", fix="give a positive number")
     concurrency = args.concurrency or 2 * len(os.sched_getaffinity(0))
@@ -211,7 +211,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
 
 WARM = 4 * len(os.sched_getaffinity(0))
-"""Sandboxes that a benchmark starts with; the pool grows from there as far as the machine's memory allows."""
+"""Maximum sandboxes started before a benchmark; the pool then grows as far as the machine's memory allows."""
 
 
 async def _bench(open_engine: Opener, concurrency: int, seconds: float) -> None:
@@ -255,7 +255,7 @@ async def _timed(step: Callable[[], Awaitable[None]]) -> float:
 
 
 async def _rate(step: Callable[[], Awaitable[None]], concurrency: int, seconds: float) -> float:
-    """Executions per second with `concurrency` callers."""
+    """Measure executions per second with `concurrency` concurrent callers."""
     start = time.perf_counter()
 
     async def caller() -> int:

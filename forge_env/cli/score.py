@@ -1,4 +1,4 @@
-"""`forge-env score`: the transcripts of an evaluation, scored again by the environment as it is now."""
+"""`forge-env score`: score an evaluation's transcripts again with the current version of the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forge_env.visible import visible
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.description = "Send the recorded messages to the current version of the environment, and score the result."
     parser.add_argument("folder", metavar="DIR", help="folder of an evaluation")
     parser.add_argument("-o", "--out", metavar="DIR", help="folder of the new scores (default: DIR-rescored)")

@@ -1,4 +1,4 @@
-"""`forge-env serve`: an environment for the clients of other frameworks."""
+"""`forge-env serve`: serve an environment to clients of other frameworks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge_env.interrupts import run_until_interrupted
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     add_environment(parser)
     parser.add_argument(
         "--name",
@@ -27,12 +27,12 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    own = [item for item in args.overrides if item.flag and item.key in ServeConfig.model_fields]
-    config = build(ServeConfig, Source("", {}), values(own, ServeConfig))
-    args.overrides = [item for item in args.overrides if item not in own]
+    server_keys = [item for item in args.overrides if item.flag and item.key in ServeConfig.model_fields]
+    config = build(ServeConfig, Source("", {}), values(server_keys, ServeConfig))
+    args.overrides = [item for item in args.overrides if item not in server_keys]
     name, options = environment_options(args)
     try:
-        import websockets  # noqa: F401 - uvicorn would leave connections out where it is missing
+        import websockets  # noqa: F401 - without it, uvicorn has no WebSocket support
 
         from forge_env.serve.openenv import app_of
         from forge_env.serve.server import serve

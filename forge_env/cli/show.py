@@ -1,4 +1,4 @@
-"""`forge-env show`: the four answers about a run, in words."""
+"""`forge-env show`: answer the four main questions about a run in words."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from forge_env.display.digest import Digest
 
 WIDEST = 100
-"""Columns that are used at most: longer lines are hard to read."""
+"""Maximum columns of a line, for readability."""
 SHOWN_REASONS = 4
 BAR = 20
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.description = (
         "Did it learn? What does a typical failure look like? Why did the reward move? What limited the speed? "
         "The answers come from the files of the run, finished or not; of an evaluation, score and failures are shown."
@@ -39,36 +39,36 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the answers; the result stands last."""
+    """Print the answers, with the result last."""
     from dataclasses import asdict
 
     from forge_env.display.digest import digest
 
-    found = digest(folder_of_run(args.run_folder), cache=cache_dir())
+    summary = digest(folder_of_run(args.run_folder), cache=cache_dir())
     if args.json:
         answers = {
-            "name": found.name,
-            "state": found.state,
-            "episodes": found.episodes,
-            "failures": [asdict(failure) for failure in found.failures],
-            "learned": asdict(found.learned),
-            "reasons": asdict(found.reasons),
-            "limit": asdict(found.limit),
-            "contract": [own.row() for own in found.contract],
+            "name": summary.name,
+            "state": summary.state,
+            "episodes": summary.episodes,
+            "failures": [asdict(failure) for failure in summary.failures],
+            "learned": asdict(summary.learned),
+            "reasons": asdict(summary.reasons),
+            "limit": asdict(summary.limit),
+            "contract": [check.row() for check in summary.contract],
         }
         print(json.dumps(answers, indent=2, default=str))
         return 0
     width = min(shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDEST, WIDEST)
-    for line in lines(found, width):
+    for line in lines(summary, width):
         print(line)
     return 0
 
 
 def folder_of_run(text: str) -> Path:
-    """The folder that a person named, or `runs/NAME`.
+    """Find the folder of a run or an evaluation: the given path, or `runs/NAME`.
 
     Raises:
-        UsageError: it holds neither a run nor an evaluation, or a file that can't be read.
+        UsageError: it contains neither a run nor an evaluation, or an unreadable file.
     """
     from forge_env.view.runs import is_run
 
@@ -82,7 +82,7 @@ def folder_of_run(text: str) -> Path:
 
 
 def lines(found: Digest, width: int) -> Iterator[str]:
-    """The answers in at most so many columns."""
+    """Format the answers in lines of at most `width` columns."""
     yield from _wrapped(f"{found.name} · {found.headline}", width)
     yield from _answer("What limited the speed?", [found.limit.words, found.limit.detail], width)
     for key, what in found.limit.advice[:2]:
@@ -91,7 +91,7 @@ def lines(found: Digest, width: int) -> Iterator[str]:
         yield from _answer("Why did the reward move?", found.reasons.told, width)
         yield from _moved(found, width)
     if found.contract:
-        doubts = [own.words for own in found.contract if own.verdict in ("doubtful", "broken")]
+        doubts = [check.words for check in found.contract if check.verdict in ("doubtful", "broken")]
         yield from _answer("Can it be trusted?", [in_a_sentence(found.contract), *doubts], width)
     yield from _answer("What does a typical failure look like?", [found.failure_words, found.unsolved_words], width)
     yield from _failures(found, width)
@@ -137,4 +137,4 @@ def _failures(found: Digest, width: int) -> Iterator[str]:
     readable = (failure.typical for failure in found.failures if failure.name != "unreadable")
     if (typical := next(filter(None, readable), None)) is not None:
         words = shlex.join(["forge-env", "trajectory", str(found.root), typical["id"]])
-        yield visible(f"    read one: {words}")  # whole, to be copied
+        yield visible(f"    read one: {words}")  # not wrapped, so that it can be copied

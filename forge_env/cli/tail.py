@@ -1,4 +1,4 @@
-"""`forge-env tail`: a run line by line, while it goes on."""
+"""`forge-env tail`: follow a run line by line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROBLEM = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.description = (
         "Follow a run or an evaluation: a line for each training step, each held-out score, each warning, and for how "
         "many samples are done. It ends when the run does; Ctrl-C ends it before, and leaves the run alone."
@@ -38,13 +38,13 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what there is, then what comes."""
+    """Print the last lines, then new ones as they arrive."""
     root = folder_of_run(args.run_folder)
-    news = News(root)
-    for line in deque(news.lines(), max(args.lines, 0)):
+    reader = News(root)
+    for line in deque(reader.lines(), max(args.lines, 0)):
         print(line, flush=True)
     if not args.no_follow:
-        run_until_interrupted(_follow(root, news))
+        run_until_interrupted(_follow(root, reader))
     print(ending(root))
     return 0
 
@@ -53,9 +53,9 @@ async def _follow(root: Path, news: News) -> None:
     from forge_env.view.runs import is_held
     from forge_env.watching import changes
 
-    async with aclosing(changes([root, root / "trajectories"])) as told:
-        async for _ in told:
-            held = is_held(root)  # asked first: what it wrote before it ended is read
+    async with aclosing(changes([root, root / "trajectories"])) as events:
+        async for _ in events:
+            held = is_held(root)  # checked before reading, so that the run's last lines are read
             for line in news.lines():
                 print(line, flush=True)
             if not held:
@@ -63,12 +63,12 @@ async def _follow(root: Path, news: News) -> None:
 
 
 def ending(root: Path) -> str:
-    """How it stands, in a line."""
+    """Format the state of a run in one line."""
     from forge_env.view.runs import RunView
 
-    found = RunView(root)
-    summary = found.summary
-    parts = [f"{root.name}: {found.state}"]
+    view = RunView(root)
+    summary = view.summary
+    parts = [f"{root.name}: {view.state}"]
     start, end = summary.get("heldout_start"), summary.get("heldout_end")
     if isinstance(start, float) and isinstance(end, float):
         parts.append(f"held-out {start:.3f} → {end:.3f}")
@@ -78,10 +78,10 @@ def ending(root: Path) -> str:
 
 
 class News:
-    """What the files of a run tell, each thing once.
+    """Reader of a run's files that yields each event once, as a line of text.
 
     Args:
-        root: its folder.
+        root: folder of the run.
     """
 
     def __init__(self, root: Path) -> None:
@@ -93,17 +93,17 @@ class News:
         self._reward = 0.0
 
     def lines(self) -> Iterator[str]:
-        """What is new since the last call."""
+        """Yield lines for the events since the last call."""
         for line in self._log.read():
             if PROBLEM.search(text := line.decode("utf-8", "replace"), 0, 200):
                 yield f"! {one_line(text)}"
         for line in self._metrics.read():
-            with suppress(UsageError):  # of a newer version
+            with suppress(UsageError):  # written by a newer version
                 yield from row_in_words(metrics_row(line, self._metrics.path) or {})
         yield from self._evaluated()
 
     def _evaluated(self) -> Iterator[str]:
-        """Samples of an evaluation, counted by how they ended; a training run tells of steps instead."""
+        """Yield a line that counts an evaluation's samples by outcome; training runs report steps instead."""
         if self._metrics.path.exists():
             return
         before = sum(self._counts.values())
@@ -124,7 +124,7 @@ class News:
 
 
 def row_in_words(row: Mapping[str, Any]) -> Iterator[str]:
-    """A row of metrics.jsonl in a line or two."""
+    """Format a row of metrics.jsonl: a line for each evaluated split, and one for the step."""
     step, time = row.get("step"), row.get("time")
     when = f"[{duration(float(time)):>7}] " if isinstance(time, int | float) else ""
     for split in evaluation_splits([row]):

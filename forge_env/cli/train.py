@@ -1,4 +1,4 @@
-"""`forge-env train`: read the recipe, check the machine, run."""
+"""`forge-env train`: read a recipe, check the machine, and start the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forge_env.errors import UsageError
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.usage = "forge-env train FILE [--a.b VALUE | a.b=VALUE ...] [--name NAME] [--resume] [--debug]"
     parser.description = (
         "Train on a recipe. Every key of it can be set: --grpo.steps 20, or grpo.steps=20. With job.kind slurm, "
@@ -30,7 +30,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train; the exit code of the run."""
+    """Train, or submit a job that does; return the exit code of the run."""
     from forge_env.files import claim
     from forge_env.job.files import Request, job_name, needed_hosts
     from forge_env.job.submit import submit, to_be_submitted
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     outcome = launch(config, folder, lambda: load_trainer(config.method), resume=args.resume, debug=args.debug)
     if outcome.error is not None:
         report_error(outcome.error, hint=f"the traceback is at the end of {folder.log}")
-    with suppress(OSError):  # a terminal that is gone
+    with suppress(OSError):  # the terminal was closed
         print(outcome.ending, flush=True)
     return outcome.code
 

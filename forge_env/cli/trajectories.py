@@ -1,4 +1,4 @@
-"""`forge-env trajectories`: the episodes of a run or an evaluation, or one of them in full."""
+"""`forge-env trajectories`: list the episodes of a run or an evaluation, or show one in full."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forge_env.visible import visible
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.add_argument("path", metavar="PATH", help="a file of trajectories, or the folder of a run or an evaluation")
     parser.add_argument(
         "id", metavar="ID", nargs="?", help="show this episode in full (default: list all, one per line)"
@@ -24,28 +24,28 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the episodes, or show those with an id."""
-    found = False
+    """List all episodes, or show those with the given id."""
+    shown_any = False
     for file, trajectory in episodes(Path(args.path)):
         if args.id is None:
             print(visible(_line(trajectory).replace("\n", " ")))
         elif trajectory.id == args.id:
             print("\n".join([f"{file}:", *shown(trajectory, limit=None)]))
             print(visible(f"  {_line(trajectory)}  {trajectory.metrics}"))
-        found |= args.id in (None, trajectory.id)
-    if not found:
+        shown_any |= args.id in (None, trajectory.id)
+    if not shown_any:
         what = "no trajectory yet" if args.id is None else f"no trajectory {args.id!r}"
         raise UsageError(f"{args.path} holds {what}", fix=f"forge-env trajectories {args.path} lists those there are")
     return 0
 
 
 def left_out(why: str) -> None:
-    """Name a record that can't be shown; the others are."""
+    """Report a record that can't be shown; the remaining records are still shown."""
     say(f"forge-env: {why}")
 
 
 def episodes(source: Path) -> Iterator[tuple[Path, Trajectory]]:
-    """The episodes of the files that a path means, each with its file; what can't be shown is named."""
+    """Yield the episodes of a path with their files; records that can't be shown are reported."""
     root = None if source.is_file() else source
     for file in trajectory_files(source):
         for trajectory in read_trajectories(file, on_damage=left_out, on_newer=left_out, root=root):
@@ -53,10 +53,10 @@ def episodes(source: Path) -> Iterator[tuple[Path, Trajectory]]:
 
 
 def trajectory_files(path: Path) -> Iterator[Path]:
-    """The files of trajectories that a path means."""
+    """Yield the trajectory files of a path: the file itself, or those in the folder of a run or an evaluation."""
     folder = path / "trajectories"
-    found = [path] if path.is_file() else sorted((folder if folder.is_dir() else path).glob("*.jsonl"))
-    files = [file for file in found if not is_index(file)]
+    candidates = [path] if path.is_file() else sorted((folder if folder.is_dir() else path).glob("*.jsonl"))
+    files = [file for file in candidates if not is_index(file)]
     if not files:
         raise UsageError(
             f"{path} holds no trajectories", fix="give a .jsonl file, or the folder of a run or an evaluation"

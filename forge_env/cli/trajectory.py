@@ -1,4 +1,4 @@
-"""`forge-env trajectory`: one episode as a conversation that can be read."""
+"""`forge-env trajectory`: show one episode as a readable conversation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from forge_env.types import Message, ToolCall
 from forge_env.visible import one_line, visible
 
 LONGEST = 4_000
-"""Characters of one text, unless --full is given."""
+"""Maximum characters of a text without --full."""
 COLOURS = {"system": "2", "user": "36", "assistant": "32", "tool": "33"}
-"""Of the role's name, as ANSI's code."""
+"""ANSI colour codes of the roles' names."""
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.add_argument("run_folder", metavar="RUN", help="folder of a run or an evaluation")
     parser.add_argument("id", metavar="ID", help="of the episode (`forge-env trajectories RUN` lists them)")
     parser.add_argument("--kind", metavar="KIND", help="file to look in: train, eval-00010, ... (default: the newest)")
@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it; what it earned stands last."""
+    """Print the episode, with its reward last."""
     root = folder_of_run(args.run_folder)
     path, row, others = find(root, args.id, args.kind)
     episode = _read(path, row)
@@ -55,24 +55,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find(root: Path, name: str, kind: str | None) -> tuple[Path, IndexRow, list[str]]:
-    """The file of an episode and its row; also which other files have one of its id.
+    """Find an episode: its file, its index row, and the names of other files with an episode of the same id.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such episode.
     """
-    found: dict[Path, IndexRow] = {}
+    rows: dict[Path, IndexRow] = {}
     for path in sorted((root / "trajectories").glob("*.jsonl")):
         if not is_index(path) and (kind is None or path.stem == kind or path.stem.startswith(f"{kind}-")):
             for row in IndexReader(path).news():
-                if row.id == name and (path not in found or row.offset > found[path].offset):
-                    found[path] = row
-    if not found:
+                if row.id == name and (path not in rows or row.offset > rows[path].offset):
+                    rows[path] = row
+    if not rows:
         where = f"{root.name}, kind {kind}" if kind else root.name
         raise UsageError(
             f"{one_line(where)} holds no episode {one_line(name)!r}", fix=f"forge-env trajectories {root} lists all"
         )
-    path = max(found, key=lambda path: (path.stem != "train", path.stem))
-    return path, found[path], sorted(other.stem for other in found if other != path)
+    path = max(rows, key=lambda path: (path.stem != "train", path.stem))
+    return path, rows[path], sorted(other.stem for other in rows if other != path)
 
 
 def _read(path: Path, row: IndexRow) -> Trajectory:
@@ -88,7 +88,7 @@ def _read(path: Path, row: IndexRow) -> Trajectory:
 
 
 def conversation(episode: Trajectory, *, colour: bool, width: int, longest: int | None) -> Iterator[str]:
-    """The messages as the agent saw them, with the figures of each turn."""
+    """Format the messages as the agent saw them, with the metrics of each turn."""
     seat = None
     for number, turn in enumerate(episode.turns, start=1):
         if turn.seat != (seat or ""):
@@ -113,13 +113,13 @@ def _message(message: Message, colour: bool, longest: int | None, turn: Turn | N
     if message.images:
         yield f"  [{len(message.images)} images]"
     seconds = turn.calls_s if turn is not None else []
-    for place, call in enumerate(message.tool_calls):
-        took = f"  ({seconds[place]:.2f} s)" if place < len(seconds) else ""
+    for index, call in enumerate(message.tool_calls):
+        took = f"  ({seconds[index]:.2f} s)" if index < len(seconds) else ""
         yield from _call(call, took, colour, longest)
 
 
 def _call(call: ToolCall, took: str, colour: bool, longest: int | None) -> Iterator[str]:
-    """A call with its arguments, each text in lines of its own; what is no JSON object as the model wrote it."""
+    """Format a call, with string arguments in separate lines; arguments that are no JSON object are shown unchanged."""
     name = one_line(call.function.name, 60)
     yield (f"  \x1b[1m→ {name}\x1b[0m" if colour else f"  → {name}") + _soft(took, colour)
     try:
@@ -163,7 +163,7 @@ def _soft(text: str, colour: bool) -> str:
 
 
 def figures(episode: Trajectory, root: Path, path: Path) -> Iterator[str]:
-    """What is known of it besides the conversation."""
+    """Format the metadata of an episode: environment, task, timing, training, metrics."""
     yield f"{episode.id} in {path}"
     yield f"environment {episode.environment}, task {one_line(episode.task_id)}, difficulty {episode.difficulty}" + (
         f", {one_line(', '.join(episode.tags))}" if episode.tags else ""
@@ -183,7 +183,7 @@ def figures(episode: Trajectory, root: Path, path: Path) -> Iterator[str]:
 
 
 def _trained(episode: Trajectory, root: Path) -> Iterator[str]:
-    """What was learned of it."""
+    """Format the training steps that used the episode, or the reason why none did."""
     if episode.group is None:
         return
     trained = read_trained(RunFolder(root).trained)
@@ -191,14 +191,14 @@ def _trained(episode: Trajectory, root: Path) -> Iterator[str]:
         yield f"not trained on: group {episode.group} was {one_line(fate)}"
     for step, groups in trained.steps.items():
         for group in groups:
-            own = [one for one in group.episodes if one.member.partition("/")[0] == str(episode.member)]
-            if group.group == episode.group and own:
-                mean = sum(one.advantage for one in own) / len(own)
+            samples = [one for one in group.episodes if one.member.partition("/")[0] == str(episode.member)]
+            if group.group == episode.group and samples:
+                mean = sum(one.advantage for one in samples) / len(samples)
                 yield f"trained on in step {step}: advantage {mean:+.3f}, {counted(group.staleness, 'version')} old"
 
 
 def result(episode: Trajectory) -> str:
-    """How it ended and what it earned."""
+    """Format the end of the episode and its reward."""
     end = "ended"
     if not episode.valid:
         end = f"lost ({one_line(episode.error or 'no reason is recorded')})"

@@ -1,4 +1,4 @@
-"""`forge-env validate`: every check as it finishes."""
+"""`forge-env validate`: check an environment and print every check as it finishes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MARKS = {"ok": "ok", "note": "--", "open": "??", "failed": "!!"}
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     add_environment(parser)
     parser.add_argument("--tasks", type=int, default=NUM_TASKS, metavar="N", help="tasks of each split")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every check as it finishes, then a verdict; 1 if a check failed."""
+    """Print every check as it finishes, then a verdict; return 1 if a check failed."""
     name, options = environment_options(args)
     checks = run_until_interrupted(_validate(name, options, args))
     print(f"\n{name}: {verdict(checks)}")
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """`sound` if every check was made and none failed."""
+    """Summarize the checks; "sound" if all were made and none failed."""
     if failed := sum(check.status == "failed" for check in checks):
         return f"{failed} check(s) failed"
     if unmade := [check.name for check in checks if check.status == "open"]:
@@ -58,7 +58,7 @@ async def _validate(name: str, options: dict[str, Any], args: argparse.Namespace
 
 @contextmanager
 def _naming_what_stands_still(validator: Validator) -> Iterator[None]:
-    """In a thread, which also speaks when the environment's code holds up the event loop."""
+    """Print slow tasks from a thread, so that they are shown even if the environment blocks the event loop."""
     done = threading.Event()
 
     def watch() -> None:

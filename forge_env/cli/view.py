@@ -1,4 +1,4 @@
-"""`forge-env view`: runs and evaluations in the browser."""
+"""`forge-env view`: show runs and evaluations in the browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PORT = 7331
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.description = (
         "Runs and evaluations in the browser: what the agents did, why the reward moved, where the time went. "
         "The pages are served to this machine only, work offline, and change nothing in the folder."

@@ -1,4 +1,4 @@
-"""`forge-env worker`: let runs on other machines use this one."""
+"""`forge-env worker`: let runs on other machines use this machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from forge_env.job.card import listen, serve_cards, tls_context
 from forge_env.plugins import load_plugin
 
 VARIABLE = "FORGE_ENV_WORKER"
-"""By it a process knows of which worker it is."""
+"""Environment variable with the worker's Monarch address, inherited by its processes."""
 
 
 def add_arguments(parser: Parser) -> None:
-    """Describe the command."""
+    """Add the command's arguments."""
     parser.description = (
         "Wait at an address of this machine for runs (job.workers of their recipe), and run what they start here. "
         "Whoever reaches the address can run code as this user: use a network of your own, or tls:// (docs/hosts.md). "
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from forge_env.run.scratch import reap_scratch, scratch_folder
 
     address = _numeric(Address.of(args.address))
-    tls_context(address, serving=True)  # what is wrong with it is said now, before seconds of imports
+    tls_context(address, serving=True)  # report errors now, before seconds of imports
     listen(address).close()
     start: Callable[[Address], str] = load_plugin("forge_env.workers", "monarch")
     reap_scratch()
@@ -58,21 +58,21 @@ async def _serve(address: Address, start: Callable[[Address], str]) -> None:
     try:
         await asyncio.Event().wait()
     finally:
-        server.close()  # connections are not waited for: runs keep theirs
+        server.close()  # doesn't wait for connections, which runs keep open
 
 
 def _numeric(address: Address) -> Address:
-    """The same with a number for the host, of this machine.
+    """Replace the host of an address by its numeric IP address.
 
     Raises:
-        UsageError: it stands for all addresses.
-        ForgeError: the name is not known.
+        UsageError: it is the unspecified address (all interfaces).
+        ForgeError: the host name can't be resolved.
     """
     try:
-        [(*_, place), *_] = socket.getaddrinfo(address.plain_host, address.port, type=socket.SOCK_STREAM)
+        [(*_, socket_address), *_] = socket.getaddrinfo(address.plain_host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ForgeError(f"{address.host} is not known here: {error.strerror}", fix="write an IP address") from error
-    number = ipaddress.ip_address(place[0])
+    number = ipaddress.ip_address(socket_address[0])
     if number.is_unspecified:
         raise UsageError(
             f"{address} would listen on every network of this machine, and whoever reaches it can run code",

@@ -1,4 +1,4 @@
-"""What can be configured (recipes, evaluations), and the one reader of it all."""
+"""Configuration models of recipes and evaluations, and the reader for all of them."""
 
 from forge_env.config.finding import bundled_recipes, load_config
 from forge_env.config.recipe import RunConfig

@@ -1,4 +1,4 @@
-"""Other words for a recipe's keys: those of torchforge's documents.
+"""Translation of torchforge's configuration keys to the recipe's keys.
 
     model: Qwen/Qwen3-1.7B
     dataset: {path: openai/gsm8k, split: train, streaming: true}
@@ -7,8 +7,8 @@
     parallelism: {data_parallel_shard_degree: 2}
     services: {generator: {procs: 1, with_gpus: true}, trainer: {procs: 2, with_gpus: true}}
 
-They may stand beside a recipe's own keys, in its file and on the command line, which wins. `translated` puts each value
-under the key that it is for; a mistake in it is still told in the words in which it was written.
+They may be mixed with the recipe's own keys, in the file and on the command line, which takes precedence. `translated`
+moves each value to the recipe's key. Errors in a value still name the key as the user wrote it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PLAIN = {
     "services.ref_model": "grpo.reference",
     "dataset": "environment.options.dataset",
 }
-"""Word -> key, where one stands for the other; of a section, for all in it."""
+"""torchforge key -> recipe key with the same meaning. An entry for a section covers all of its keys."""
 SECTIONS = {
     "training": (
         *("batch_size", "learning_rate", "seq_len", "dtype", "gradient_accumulation_steps", "sync_interval"),
@@ -43,23 +43,23 @@ SECTIONS = {
     ),
     "services": ("generator", "trainer", "ref_model"),
 }
-"""Words that begin others, and those."""
+"""torchforge section -> keys that it may hold."""
 SINGLE = ("services.trainer.num_replicas", "services.ref_model.num_replicas")
-"""Counts that can only be 1."""
+"""Replica counts that must be 1."""
 ONE_BY_ONE = ("parallelism", "services.generator", "services.trainer", "services.ref_model", "dataset")
-"""Words whose keys are moved one by one: others of the section may be given in the recipe's own words."""
+"""Sections whose keys are moved one by one, so that the recipe's section may also hold keys of its own."""
 _NOTHING = object()
 
 
 def translated(source: Source, defaults: Mapping[str, int]) -> Source:
-    """The same in the recipe's own keys.
+    """Translate torchforge's keys in a source to the recipe's keys.
 
     Args:
-        source: what was written, overrides included.
-        defaults: of the keys that others are computed from.
+        source: the configuration as written, overrides included.
+        defaults: default values, by recipe key, that translated values are computed from.
 
     Raises:
-        ConfigError: a word is unknown, is wrong, or says what the key that it stands for says as well.
+        ConfigError: a torchforge key is unknown, has a wrong value, or is given together with its recipe key.
     """
     translation = _Translation(source)
     translation.run(defaults)
@@ -69,14 +69,14 @@ def translated(source: Source, defaults: Mapping[str, int]) -> Source:
 
 
 class _Translation:
-    """A source on its way from other words to the recipe's own."""
+    """A source while its keys are translated, and the problems found in it."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.problems: list[Problem] = []
 
     def run(self, defaults: Mapping[str, int]) -> None:
-        """Put every word's value where it belongs."""
+        """Move the value of every torchforge key to its recipe key; collect problems instead of raising."""
         for section, names in SECTIONS.items():
             inner = self.source.data.get(section, {})
             if not isinstance(inner, dict):
@@ -102,7 +102,7 @@ class _Translation:
                 self._take(section)
 
     def _batch(self, defaults: Mapping[str, int]) -> None:
-        """A step's batch: `batch_size` prompts or conversations in each of so many passes."""
+        """Set a step's batch: `batch_size` prompts (or conversations) times `gradient_accumulation_steps`."""
         key = "sft.batch_size" if self.source.data.get("method") == "sft" else "grpo.groups_per_step"
         passes = self._get("training.gradient_accumulation_steps")
         if passes is _NOTHING:
@@ -128,7 +128,7 @@ class _Translation:
             self._take(word)
 
     def _reference(self) -> None:
-        """`beta` needs a reference model, and without it there is none."""
+        """Use the initial policy as reference model if `beta` or `ref_model` is given, and none for `beta: 0`."""
         beta, model = self._get("grpo.beta"), self._get("services.ref_model")
         forced = self._forced("grpo.beta")
         self._move("grpo.beta", "grpo.loss.options.beta")
@@ -142,15 +142,16 @@ class _Translation:
             self._put("grpo.reference.source", "initial")
 
     def _interval(self, usual: int) -> None:
-        """Weights that are sent less often are older."""
+        """Raise the default `max_off_policy_steps` to fit `sync_interval`: rarer updates mean older weights."""
         interval, key = self._get("training.sync_interval"), "grpo.max_off_policy_steps"
         if isinstance(interval, int) and interval - 1 > usual and self._get(key) is _NOTHING:
             self._put(key, interval - 1)
 
     def _environment(self) -> None:
-        """A dataset without `environment` has word problems, or conversations with `method: sft`.
+        """Choose the environment for a dataset without one: `gsm8k`, or `conversations` for `method: sft`.
 
-        These documents name one source; a tenth of it is held out for the evaluations unless they say otherwise.
+        torchforge's documents name a single split. A tenth of it is held out for evaluations, unless `splits` or
+        `eval_fraction` is given.
         """
         dataset = self._get("dataset")
         if dataset is _NOTHING or self._get("environment.name") is not _NOTHING:
@@ -160,25 +161,25 @@ class _Translation:
         self._put("environment.name", "conversations" if self.source.data.get("method") == "sft" else "gsm8k")
 
     def _processes(self) -> None:
-        """The trainer has as many processes as the degrees ask for, unless it says how many."""
+        """Set `trainer.procs` to the product of the parallelism degrees, unless it is given."""
         degrees = self._get("trainer.parallelism")
         if not isinstance(degrees, dict) or self._get("trainer.procs") is not _NOTHING:
             return
         counts = [degree for degree in degrees.values() if isinstance(degree, int) and degree > 0]
         self._put("trainer.procs", prod(counts))
 
-    # --- words and keys
+    # --- access to keys
 
     def _get(self, word: str) -> Any:
-        found: Any = self.source.data
+        result: Any = self.source.data
         for part in word.split("."):
-            if not isinstance(found, dict) or part not in found:
+            if not isinstance(result, dict) or part not in result:
                 return _NOTHING
-            found = found[part]
-        return found
+            result = result[part]
+        return result
 
     def _forced(self, word: str) -> bool:
-        """Whether it was given on the command line."""
+        """Whether a key, or a section that holds it, was given on the command line."""
         path = _path(word)
         return any(path[: len(key)] == key for key in self.source.written)
 
@@ -186,14 +187,14 @@ class _Translation:
         self.source = replace(self.source, data=replaced(self.source.data, _path(key), value, key))
 
     def _take(self, word: str) -> Any:
-        """A word's value, which is then gone."""
+        """Remove a key and return its value, or `_NOTHING` if it is not given."""
         value = self._get(word)
         if value is not _NOTHING:
             self.source = replace(self.source, data=_without(self.source.data, _path(word)))
         return value
 
     def _move(self, word: str, key: str, value: Any = _NOTHING) -> None:
-        """Put what a word holds, or what is computed from it, under a key."""
+        """Move a torchforge key's value, or `value` if given, to a recipe key; keep its line and its spelling."""
         held = self._get(word)
         if held is _NOTHING:
             return
@@ -208,7 +209,7 @@ class _Translation:
             if forced == self._forced(key):
                 self.problems.append(Problem(_path(word), f"says the same as {key}: give one of them"))
                 return
-            if not forced:  # the command line has the last word
+            if not forced:  # the command line takes precedence
                 self._take(word)
                 return
         self._take(word)

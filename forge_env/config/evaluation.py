@@ -30,7 +30,7 @@ FREE_TO_CHANGE = {
     *("base_url", "uds", "api_key_env", "timeout_s", "retries", "first_delay_s", "longest_delay_s", "vllm_args"),
     *("concurrency", "start_concurrency", "sample_retries", "max_failures", "max_bug_rate", "stream"),
 }
-"""Keys that may differ when a run is resumed: they don't change what a sample means."""
+"""Keys that may differ when a run is resumed, because they don't change the meaning of a sample."""
 
 
 class EndpointOptions(Section):
@@ -103,10 +103,10 @@ class SampleOptions(Section):
     split: Text | None = None
     """Split to take tasks from; unset: `eval` if the environment has it, else its first split."""
     opponents: dict[str, str | dict[str, Any]] = Field(default_factory=dict)
-    """Who plays a seat instead of the model, by seat: `random`, `module:function`, or `{model: NAME, base_url: URL}`; \
-unset: the model plays all seats."""
+    """Seat -> opponent that plays it instead of the model: `random`, `module:function`, or \
+`{model: NAME, base_url: URL}`; unset: the model plays all seats."""
     seed: int = 0
-    """The seed of every sample is derived from this one."""
+    """Base seed; the seed of every sample is derived from it."""
     sandbox: str = "auto"
     """Sandbox engine: `auto`, `docker`, `local`, `kubernetes`, or another installed one."""
     docker_host: str | None = None
@@ -117,7 +117,7 @@ this machine's."""
     max_samples: int | None = Field(None, ge=1)
     """Maximum samples in progress at once; unset: twice `concurrency`."""
     sample_retries: int = Field(1, ge=0)
-    """How often a sample is played again after an infrastructure failure; retries of requests are not counted."""
+    """How often a sample is retried after an infrastructure failure; retries of requests are not counted."""
     max_failures: int = Field(20, ge=1)
     """The run ends after this many lost samples in a row."""
     max_bug_rate: float = Field(0.2, ge=0, le=1)
@@ -151,7 +151,7 @@ class FigureOptions(Section):
     score: str = "reward"
     """The reported score: `reward`, or the name of one of the environment's metrics."""
     success: float | None = None
-    """A sample with at least this score has solved its task; unset: the score of a perfect episode."""
+    """Minimum score of a sample that counts as solved; unset: the score of a perfect episode."""
     confidence: float = Field(CONFIDENCE, gt=0, lt=1)
     """Confidence level of every interval."""
 
@@ -182,7 +182,7 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
     """The evaluation."""
 
     environments: list[EnvironmentChoice] = Field(min_length=1)
-    """What to evaluate on: names, or mappings of `name`, `label`, `options`, `split`, `n`, `opponents`."""
+    """Environments to evaluate on: names, or mappings of `name`, `label`, `options`, `split`, `n`, `opponents`."""
     out: Path | None = None
     """Folder for the results; unset: a new one in runs/."""
     vllm_args: list[str] = Field(default_factory=list)
@@ -209,7 +209,7 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         labels = [choice.label for choice in self.environments]
-        for choice in self.environments:  # classes of one name in two modules
+        for choice in self.environments:  # classes with the same name in two modules
             if labels.count(choice.label) > 1 and choice.label == short_name(choice.name):
                 choice.label = choice.name
         labels = [choice.label for choice in self.environments]
@@ -222,7 +222,10 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
 
 
 def short_name(name: str) -> str:
-    """The class of `module:Class`, the last part of the value of `NAME:VALUE`, or the registered name."""
+    """Short label of an environment's name.
+
+    The class of `module:Class`, the file stem of the value in `NAME:VALUE`, or else the registered name.
+    """
     from forge_env.registry import given_in
 
     if given := given_in(name)[1]:
@@ -231,10 +234,10 @@ def short_name(name: str) -> str:
 
 
 def environment_entries(value: Any) -> list[Any]:
-    """The environments that a text, a list of names and mappings, or one mapping stands for.
+    """List the environments given as comma-separated names, as one mapping, or as a list of names and mappings.
 
     Raises:
-        ValueError: it is something else, or stands for none.
+        ValueError: the value has another type, or names no environment.
     """
     items = [value] if isinstance(value, str | dict | EnvironmentChoice) else value
     if not isinstance(items, list | tuple):
@@ -253,10 +256,10 @@ def environment_entries(value: Any) -> list[Any]:
 
 
 def changes(before: EvaluationConfig, now: EvaluationConfig) -> list[str]:
-    """Keys whose change would make samples of one folder incomparable."""
+    """Names of the changed keys that would make the samples of one run folder incomparable."""
     from forge_env.config.reader import same_settings
 
-    found = [
+    changed = [
         name
         for name in EvaluationConfig.model_fields
         if name not in FREE_TO_CHANGE | {"environments"}
@@ -266,6 +269,6 @@ def changes(before: EvaluationConfig, now: EvaluationConfig) -> list[str]:
     earlier, later = (
         {choice.label: choice.model_dump(exclude={"n"}) for choice in config.environments} for config in (before, now)
     )
-    return found + [
+    return changed + [
         f"environment {label!r}" for label in earlier if not same_settings(earlier[label], later.get(label))
     ]

@@ -1,4 +1,4 @@
-"""Finding and reading a recipe: those that come with the package, with their models, and one's own."""
+"""Find and read recipes: bundled ones, with their models, and the user's own files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forge_env.machine import user_path
 
 
 def _in_apps() -> Iterator[tuple[str, Traversable]]:
-    """What lies in the folders of `apps`, with the folder's name, in order."""
+    """Yield every entry of the folders in `apps`, with the folder's name, sorted by both names."""
     try:
         folders = [entry for entry in files("apps").iterdir() if entry.is_dir() and entry.name[0] not in "_."]
     except ModuleNotFoundError:
@@ -27,7 +27,10 @@ def _in_apps() -> Iterator[tuple[str, Traversable]]:
 
 
 def bundled_recipes() -> dict[str, Traversable]:
-    """Recipes that come with the package: `grpo/qwen3_8b`, or the folder alone for the one of its name."""
+    """Recipes that come with the package, by name.
+
+    A name is `FOLDER/STEM`, such as `grpo/qwen3_8b`, or only the folder if the file has the folder's name.
+    """
     recipes = [
         (app, entry.name.removesuffix(".yaml"), entry) for app, entry in _in_apps() if entry.name.endswith(".yaml")
     ]
@@ -40,13 +43,17 @@ def bundled_models() -> dict[str, Path]:
 
 
 def checkpoint_folder(name: str) -> Path | None:
-    """The folder that `model.path` names: a path, or a checkpoint that comes with the package; None: neither."""
+    """The folder that `model.path` names: an existing path, or a bundled checkpoint; None if it is neither."""
     folder = user_path(name)
     return folder if folder.is_dir() else bundled_models().get(name)
 
 
 def read_recipe(file: str) -> Source:
-    """A recipe as written: a path, or the name of a bundled one, also `apps/grpo/qwen3_8b.yaml`, or without its folder.
+    """Read a recipe without validating it.
+
+    Args:
+        file: a path, or the name of a bundled recipe: `grpo/qwen3_8b`, `apps/grpo/qwen3_8b.yaml`, or the file's name
+            alone if it is unique.
 
     Raises:
         ConfigError: there is no such file, or it is not a YAML mapping.
@@ -61,15 +68,15 @@ def read_recipe(file: str) -> Source:
 def read_run(
     file: str, overrides: Iterable[tuple[str, Any]] = (), environment: Mapping[str, str] | None = None
 ) -> Source:
-    """A recipe with what the command line and the environment say, in its own keys (`forge_env.config.documents`).
+    """Read a recipe, apply overrides, and translate torchforge's keys (`forge_env.config.documents`).
 
     Args:
         file: as in `read_recipe`.
-        overrides: dotted keys with values; they have the last word.
-        environment: of the process, whose MODEL is a `model.path`; None: it says nothing.
+        overrides: dotted keys with values; they take precedence over the file and the environment.
+        environment: environment variables; MODEL sets `model.path`. None: no variable is read.
 
     Raises:
-        ConfigError: it can't be read, or some key can't be understood.
+        ConfigError: the file can't be read, or a torchforge key is unknown or wrong.
     """
     source, model = read_recipe(file), ("model",)
     if isinstance(path := source.data.get("model"), str):
@@ -87,10 +94,10 @@ def read_run(
 
 
 def load_config(file: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The validated recipe: `load_config("coding_rlvr", ["--grpo.steps", "20", "seed=1"])`.
+    """Read and validate a recipe: `load_config("coding_rlvr", ["--grpo.steps", "20", "seed=1"])`.
 
     Raises:
-        ConfigError: the recipe is wrong; every mistake is on a line of its own.
+        ConfigError: the recipe is invalid; each mistake is on its own line.
         UsageError: an override can't be parsed.
     """
     return build(RunConfig, read_run(file, parse_overrides(overrides, RunConfig)))

@@ -1,10 +1,10 @@
-"""The one reader of everything that is configured: recipes, evaluations, options of plug-ins, prices.
+"""The reader of all configuration: recipes, evaluations, options of plug-ins, prices.
 
-    file --read_file--> Source --build--> a validated model --render--> YAML that explains every key
+    file --read_file--> Source --build--> a validated model --render--> YAML with a comment for every key
     command line --read_arguments--> overrides --^
 
-A mistake is said in the same words wherever it is made: where it stands (`file:line`, or the flag as written), the key,
-what is wrong, and what was probably meant.
+All error messages have the same form: the location (`file:line`, or the flag as written), the key, the problem, and the
+key that was probably meant.
 """
 
 from __future__ import annotations
@@ -35,39 +35,38 @@ M = TypeVar("M", bound=BaseModel)
 KeyPath: TypeAlias = tuple[str, ...]
 
 # ---
-# YAML, where `1e-3` and `0o17` are numbers, and 12:30, 007 and 2024-01-01 are text, as in YAML 1.2. Keys are text,
-# and duplicates are errors. `yes`, `no`, `on` and `off` stay true and false, as in YAML 1.1: as texts, all would be
-# truthy.
+# YAML. As in YAML 1.2, `1e-3` and `0o17` are numbers, and 12:30, 007 and 2024-01-01 are text. Keys are text, and
+# duplicates are errors. `yes`, `no`, `on` and `off` are booleans, as in YAML 1.1: as text, all of them would be truthy.
 
 TAG = "tag:yaml.org,2002:"
 INTEGER = re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+|0o[0-7_]+)$")
-"""Without `010`, which is 8 in YAML 1.1, and `1:30`, which is 90. A field that holds a number reads 010 as 10."""
+"""Excludes `010`, which is 8 in YAML 1.1, and `1:30`, which is 90. A numeric field reads the text 010 as 10."""
 FLOAT = re.compile(
     r"^[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$"
     r"|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
 )
-"""Also without a decimal point, or without a sign in the exponent: these are text in YAML 1.1."""
+"""Accepts numbers without a decimal point or without a sign in the exponent, which are text in YAML 1.1."""
 MAX_VALUES = 100_000
-"""Keys and values in one file, aliases written out."""
+"""Maximum keys and values in one file, with aliases expanded."""
 MAX_NESTED = 100
-"""Lists and mappings in brackets, one in the other."""
+"""Maximum nesting depth of lists and mappings in brackets."""
 WIDTH = 110
-"""Columns of the YAML that is written."""
+"""Maximum columns of written YAML."""
 MOST_LISTED = 40
-"""Known keys that are listed beside an unknown one."""
+"""Maximum number of known keys that an error about an unknown key lists."""
 
 
 class Loader(yaml.SafeLoader):
-    """Reads configuration."""
+    """YAML loader for configuration."""
 
     def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
-        """Begin a list or mapping in brackets, which takes PyYAML as long as there are others around it."""
+        """Limit the nesting of brackets: PyYAML's time for each opening bracket grows with the depth."""
         if self.flow_level == MAX_NESTED:
             raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=self.get_mark())
         super().fetch_flow_collection_start(TokenClass)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping; a key that is given twice is an error, and so is one that is not a plain value."""
+        """Build a mapping; duplicate keys, and keys that are lists or mappings, are errors."""
         seen = set()
         for key_node, _ in node.value:
             if key_node.tag == f"{TAG}bool":
@@ -85,7 +84,7 @@ class Loader(yaml.SafeLoader):
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes what `Loader` reads back unchanged."""
+    """YAML dumper whose output `Loader` reads back unchanged."""
 
 
 for _class in (Loader, Dumper):
@@ -98,10 +97,11 @@ for _class in (Loader, Dumper):
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """The value that YAML text spells, and its nodes, which know their lines.
+    """Parse YAML text into a value and its root node, which holds line numbers.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or not a value (a list that contains itself, a number of 5,000 digits).
+        yaml.YAMLError: the text is not YAML, or has no finite value (a list that contains itself, a number of 5,000
+            digits).
     """
     loader = Loader(text)
     try:
@@ -119,7 +119,7 @@ def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 def _bounded(root: yaml.Node) -> None:
-    """Refuse text whose aliases spell more values than anyone writes: each would be visited as often as it stands."""
+    """Raise if aliases expand to more than `MAX_VALUES` values: each use of an alias would be visited separately."""
     left = MAX_VALUES
     waiting = [root]
     while waiting:
@@ -136,17 +136,20 @@ def _bounded(root: yaml.Node) -> None:
 
 
 def dump(value: Any) -> str:
-    """YAML text in the order of `value`, without secrets; in ASCII: PyYAML breaks some Unicode line ends otherwise."""
+    """Write YAML in the order of `value`, without secrets.
+
+    The text is ASCII, because PyYAML otherwise breaks some Unicode line ends.
+    """
     text: str = yaml.dump(redact_settings(value), Dumper=Dumper, sort_keys=False, width=WIDTH)
     return text
 
 
 # ---
-# A source: data, and where each of its keys stands.
+# A source: data with the location of each key.
 
 
 class Problem(NamedTuple):
-    """One mistake: the key, what is wrong with it, and the key that was probably meant."""
+    """One mistake: the key, a description, and the key that was probably meant."""
 
     path: KeyPath
     text: str
@@ -154,7 +157,7 @@ class Problem(NamedTuple):
 
 
 class InvalidConfigError(ConfigError):
-    """Configuration that doesn't fit its model. Every problem is on a line of its own."""
+    """Configuration that doesn't fit its model. Each problem is on its own line."""
 
     source: Source | None = None
     problems: tuple[Problem, ...] = ()
@@ -162,32 +165,32 @@ class InvalidConfigError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What was configured: the data, and where every key of it comes from."""
+    """Configuration data and the origin of each key."""
 
     name: str
-    """Of the file, or of what is configured (`environment 'gsm8k'`); empty where the keys say enough."""
+    """Name of the file, or of the configured part (`environment 'gsm8k'`); empty if the keys are clear without it."""
     data: dict[str, Any]
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
     """Line of every key in the file."""
     written: Mapping[KeyPath, str] = field(default_factory=dict)
-    """Keys from the command line, as they were written there."""
+    """Keys from the command line -> their spelling there."""
     spelled: Mapping[KeyPath, str] = field(default_factory=dict)
-    """Keys of the file that it has in other words: those."""
+    """Keys that were translated (`forge_env.config.documents`) -> their spelling in the file."""
 
     def __post_init__(self) -> None:
         learn(self.data)
 
     @property
     def stem(self) -> str:
-        """Name without folder and `.yaml`: what a run is called by default."""
+        """Name without folder and `.yaml`, the default name of a run."""
         return Path(self.name).stem
 
     def line(self, path: KeyPath) -> int:
-        """Line of a key, or of the nearest key above it; 0 when none stands in the file."""
+        """Line of a key, or of its nearest ancestor in the file; 0 if there is none."""
         return next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), 0)
 
     def with_overrides(self, overrides: Iterable[tuple[str, Any]]) -> Source:
-        """The same with values from the command line, by dotted key; the last one counts."""
+        """Return a copy with values from the command line, by dotted key; the last value of a key wins."""
         data, written = self.data, dict(self.written)
         for key, value in overrides:
             path = tuple(key.split("."))
@@ -196,42 +199,43 @@ class Source:
         return replace(self, data=data, written=written)
 
     def refuse(self, problems: Iterable[Problem], cause: Exception | None = None) -> InvalidConfigError:
-        """The error to raise: all problems in the order of the file, those of the command line last."""
+        """Make the error to raise: all problems in the order of the file, those of the command line last."""
         problems = tuple(problems)
-        said = [text for _, _, text in sorted(self._said(problem) for problem in problems)]
-        head = f"{len(said)} mistakes{f' in {self.name}' if self.name else ''}:\n  " if len(said) > 1 else ""
-        error = InvalidConfigError(head + "\n  ".join(said))
+        messages = [text for _, _, text in sorted(self._said(problem) for problem in problems)]
+        head = f"{len(messages)} mistakes{f' in {self.name}' if self.name else ''}:\n  " if len(messages) > 1 else ""
+        error = InvalidConfigError(head + "\n  ".join(messages))
         error.source, error.problems, error.__cause__ = self, problems, cause
         return error
 
     def _said(self, problem: Problem) -> tuple[bool, int, str]:
+        """Message of a problem, after the values to sort it by: whether it is from the command line, and its line."""
         path, line = problem.path, self.line(problem.path)
         above = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.written), None)
         below = any(key[: len(path)] == path for key in self.written)
         words = {**self.spelled, **self.written}
         start = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in words), ())
         shown = ".".join([*filter(None, [words.get(start)]), *path[len(start) :]])
-        place = ": ".join(filter(None, [f"{self.name}:{line}" if line else self.name, shown]))
+        location = ": ".join(filter(None, [f"{self.name}:{line}" if line else self.name, shown]))
         if forced := above is not None or (below and bool(path)):
-            place = f"--{shown}"
+            location = f"--{shown}"
         meant = ".".join(problem.meant)
-        if problem.meant and problem.meant[:-1] == path[:-1]:  # a neighbour: in the words of the person who wrote it
+        if problem.meant and problem.meant[:-1] == path[:-1]:  # same section: use the section's spelling as written
             meant = ".".join(filter(None, [shown.rpartition(".")[0], problem.meant[-1]]))
-        return forced, line, f"{place}: {problem.text}{f' (did you mean {meant}?)' if meant else ''}"
+        return forced, line, f"{location}: {problem.text}{f' (did you mean {meant}?)' if meant else ''}"
 
     @contextmanager
     def locating(self) -> Iterator[None]:
-        """Name file and line of mistakes that are found later, in options that a plug-in checks itself."""
+        """Add file and line to errors raised inside, when a plug-in validates its own options."""
         try:
             yield
         except InvalidConfigError as error:
-            if error.source is None or error.source.name:  # of something else
+            if error.source is None or error.source.name:  # raised for another source
                 raise
             raise self.refuse(error.problems, error) from error.__cause__
 
 
 def replaced(data: dict[str, Any], path: KeyPath, value: Any, key: str) -> dict[str, Any]:
-    """A copy of `data` with `value` at `path`, which was written as `key`."""
+    """Copy `data` with `value` at `path`; `key` is the key as written, for the error."""
     head, rest = path[0], path[1:]
     if not rest:
         return {**data, head: value}
@@ -242,7 +246,7 @@ def replaced(data: dict[str, Any], path: KeyPath, value: Any, key: str) -> dict[
 
 
 def read_file(file: str | Path, bundled: Mapping[str, Traversable] | None = None) -> Source:
-    """Read a YAML file: a path, or the name of a bundled one with or without `.yaml`.
+    """Read a YAML file, given by path or by the name of a bundled one with or without `.yaml`.
 
     Raises:
         ConfigError: there is no such file, or it is not a YAML mapping.
@@ -269,8 +273,8 @@ def parse(text: str, name: str) -> Source:
     """Parse YAML text.
 
     Raises:
-        ConfigError: it isn't YAML, or not a mapping.
-        UsageError: it is of a newer version than can be read.
+        ConfigError: the text isn't YAML, or not a mapping.
+        UsageError: its format version is newer than this forge-env supports.
     """
     try:
         data, node = read_yaml(text)
@@ -293,13 +297,13 @@ def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int
         inner = [(str(key.value), key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
         inner = [(str(index), value, value) for index, value in enumerate(node.value)]
-    for name, place, value in inner:
-        yield (*path, name), place.start_mark.line + 1
+    for name, position, value in inner:
+        yield (*path, name), position.start_mark.line + 1
         yield from _lines(value, (*path, name))
 
 
 # ---
-# The command line: `--a.b c`, `--a.b=c` and `a.b=c` set a key; `-` in its name is as good as `_`.
+# The command line: `--a.b c`, `--a.b=c` and `a.b=c` set a key; in its name, `-` is the same as `_`.
 
 OVERRIDE = re.compile(r"^(--)?(?P<key>[A-Za-z_][\w:-]*(\.[\w:-]+)*)=(?P<value>.*)$", re.DOTALL)
 
@@ -308,21 +312,21 @@ class Override(NamedTuple):
     """A key that is set on the command line."""
 
     written: str
-    """The key as written, without dashes before it."""
+    """The key as written, without leading dashes."""
     text: str
     flag: bool
-    """Whether it was written with dashes before it."""
+    """Whether it was written with leading dashes."""
 
     @property
     def key(self) -> str:
-        """The dotted key."""
+        """The dotted key, with `_` for `-`."""
         return self.written.replace("-", "_")
 
     def value(self, model: Any = None) -> Any:
-        """What the text stands for: YAML; where the key of `model` holds text, the text as it is, unless it is quoted.
+        """Parse the text as YAML; for a text field of `model`, return unquoted text unchanged.
 
         Raises:
-            UsageError: it is not a YAML value.
+            UsageError: the text is not a YAML value.
         """
         known = _at(model, tuple(self.key.split(".")))
         kinds = {kind for info in known for kind in _members(info.annotation)}
@@ -335,10 +339,10 @@ class Override(NamedTuple):
 
 
 def read_arguments(given: Iterable[str], short: Mapping[str, str] | None = None) -> tuple[list[str], list[Override]]:
-    """Plain words and overrides of a command line, each in order.
+    """Split a command line into plain words and overrides, each in order.
 
     Args:
-        given: what the command's own flags have left.
+        given: arguments that are not flags of the command itself.
         short: key by letter, for `-n 5` and `-n5`.
 
     Raises:
@@ -368,7 +372,7 @@ def _next(argument: str, rest: list[str]) -> str:
 
 
 def parse_overrides(arguments: Iterable[str], model: Any = None) -> list[tuple[str, Any]]:
-    """Dotted keys and values, where nothing but overrides is expected.
+    """Parse arguments that must all be overrides into dotted keys and values.
 
     Raises:
         UsageError: an argument is not an override.
@@ -380,36 +384,36 @@ def parse_overrides(arguments: Iterable[str], model: Any = None) -> list[tuple[s
 
 
 def values(overrides: Iterable[Override], model: Any = None) -> list[tuple[str, Any]]:
-    """Dotted keys with what their texts stand for."""
+    """Dotted keys with their parsed values."""
     return [(override.key, override.value(model)) for override in overrides]
 
 
 def not_understood(word: str) -> UsageError:
-    """For a word that has no place on the command line."""
+    """Make the error for a word that the command line doesn't accept."""
     return UsageError(f"can't understand {word!r}", fix="a key is set with --a.b VALUE or a.b=VALUE")
 
 
 # ---
-# Validating, and saying what is wrong.
+# Validation, and its error messages.
 
 
 def read_as(model: type[M], file: str | Path) -> M:
-    """Read and validate."""
+    """Read a YAML file and validate it as `model`."""
     return build(model, read_file(file))
 
 
 def build(model: type[M], source: Source, overrides: Iterable[tuple[str, Any]] = ()) -> M:
-    """Apply overrides and validate.
+    """Apply overrides to a source and validate it.
 
     Raises:
-        ConfigError: something is wrong; every mistake is on a line of its own.
+        ConfigError: the configuration is invalid; each mistake is on its own line.
     """
     source = source.with_overrides(overrides)
     return validate(model, _on_defaults(model, source.data), source)
 
 
 def validate(model: type[M], data: Any, source: Source, at: KeyPath = ()) -> M:
-    """`data`, which stands at the key `at` of `source`, as a model."""
+    """Validate `data`, the value of the key `at` in `source`, as a model."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -417,50 +421,54 @@ def validate(model: type[M], data: Any, source: Source, at: KeyPath = ()) -> M:
 
 
 def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", owner: str = "") -> Any:
-    """`make(**options)`: how plug-ins whose options are arguments (losses, rules, engines) get theirs.
+    """Call `make(**options)` after checking the options: for plug-ins whose options are arguments (losses, rules,
+    engines).
 
     Args:
-        make: a class or function; its signature says which options there are.
-        options: what was configured.
-        at: dotted key that the options stand at, where they come from a file.
-        owner: whose options they are, where they don't.
+        make: a class or function; its parameters are the known options.
+        options: the configured options.
+        at: dotted key of the options, if they come from a file.
+        owner: name of the plug-in to use in errors, if they don't.
 
     Raises:
         InvalidConfigError: an option is unknown, missing or wrong.
-        UsageError: the class refuses them in words of its own.
+        UsageError: `make` itself raised an exception; its message is quoted.
     """
     path, source = tuple(filter(None, at.split("."))), Source(owner, {})
     known, accepts_any = arguments(make)
-    found = [] if accepts_any else unknown(options, known, path)
+    mistakes = [] if accepts_any else unknown(options, known, path)
     needed = [name for name, default in known.items() if default is inspect.Parameter.empty]
-    found += [_missing((*path, name)) for name in needed if name not in options]
-    if found:
-        raise source.refuse(found)
+    mistakes += [_missing((*path, name)) for name in needed if name not in options]
+    if mistakes:
+        raise source.refuse(mistakes)
     try:
         return make(**options)
     except ValidationError as error:
         raise source.refuse(problems(error, make, options, path), error) from error
     except ForgeError:
         raise
-    except Exception as error:  # whatever somebody's constructor says about its options
-        about_them = isinstance(error, ValueError | TypeError | OSError)  # else it has a mistake of its own
-        said = error if about_them else with_place(error)
+    except Exception as error:  # a plug-in's constructor may raise anything
+        about_them = isinstance(error, ValueError | TypeError | OSError)  # otherwise it is a bug of the constructor
+        reason = error if about_them else with_place(error)
         fix = f"its options: {', '.join(known) or 'none'}"
-        raise UsageError(f"{at or owner}: {options} is rejected: {said}", fix=fix) from error
+        raise UsageError(f"{at or owner}: {options} is rejected: {reason}", fix=fix) from error
 
 
 def arguments(make: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
-    """Defaults of what a callable takes (`inspect.Parameter.empty`: none), and whether it takes any other name too."""
+    """Parameters of a callable with their defaults, and whether it also accepts any other keyword.
+
+    A parameter without a default has `inspect.Parameter.empty`.
+    """
     try:
         parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # built in, without a signature
+    except (TypeError, ValueError):  # a built-in without a signature
         return {}, True
     named = {item.name: item.default for item in parameters if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL)}
     return named, any(item.kind is item.VAR_KEYWORD for item in parameters)
 
 
 def unknown(given: Iterable[str], known: Collection[str], at: KeyPath) -> list[Problem]:
-    """Problems with the names that are given below the key `at` and not known there."""
+    """List a problem for each given name below the key `at` that is not known there."""
     wrong = [(*at, name) for name in given if name not in known]
     return [_unknown(path, known) if known else Problem(path, "unknown key (known here: none)") for path in wrong]
 
@@ -470,7 +478,7 @@ def _missing(path: KeyPath, example: str = "VALUE") -> Problem:
 
 
 def problems(error: ValidationError, model: Any, data: Any, at: KeyPath = ()) -> Iterator[Problem]:
-    """Every mistake that pydantic found in `data`, which stands at the key `at`."""
+    """Yield every mistake that pydantic reports in `data`, the value of the key `at`."""
     for item in error.errors(include_url=False):
         inner = _written(item["loc"], data)
         path = (*at, *inner)
@@ -488,7 +496,7 @@ def problems(error: ValidationError, model: Any, data: Any, at: KeyPath = ()) ->
 
 
 def _unknown(path: KeyPath, known: Iterable[str], model: Any = None) -> Problem:
-    """What the unknown key was probably meant to be: a neighbour first, else the same name elsewhere in the model."""
+    """Describe an unknown key and guess the key that was meant: in the same section, else elsewhere in the model."""
     known = list(known)
     if guess := did_you_mean(path[-1], known):
         return Problem(path, "unknown key", (*path[:-1], guess))
@@ -500,7 +508,7 @@ def _unknown(path: KeyPath, known: Iterable[str], model: Any = None) -> Problem:
 
 
 def _written(loc: Sequence[int | str], data: Any) -> KeyPath:
-    """A place in pydantic's words as a key: without the names of a union's members, which nobody wrote."""
+    """Convert a pydantic error location to a key, without union members' names, which are not in the data."""
     path: list[str] = []
     for index, part in enumerate(loc):
         inner = dict(enumerate(data)) if isinstance(data, list | tuple) else data if isinstance(data, dict) else {}
@@ -512,18 +520,18 @@ def _written(loc: Sequence[int | str], data: Any) -> KeyPath:
 
 
 # ---
-# Settings that were recorded: their secrets were left out.
+# Recorded settings, which hold no secrets.
 
 
 def refuse_redacted(settings: Any, fix: str | None = None) -> None:
-    """Refuse settings that were recorded without their secrets, if these were not given again.
+    """Raise if recorded settings still hold redaction marks in place of their secrets.
 
     Args:
-        settings: by key.
-        fix: what to do; None: give them on the command line.
+        settings: mapping of keys to values.
+        fix: advice in the error; None: give the keys on the command line.
 
     Raises:
-        UsageError: it names the keys.
+        UsageError: a secret is missing; the error names the keys.
     """
     keys = list(_redacted(settings))
     if keys:
@@ -539,24 +547,24 @@ def _redacted(value: Any, key: str = "") -> Iterator[str]:
         for name, item in value.items():
             yield from _redacted(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from _redacted(item, f"{key}.{number}")
+        for index, item in enumerate(value):
+            yield from _redacted(item, f"{key}.{index}")
     elif isinstance(value, str) and MARK.search(value):
         yield key
 
 
 def same_settings(recorded: Any, given: Any) -> bool:
-    """Whether recorded settings are the given ones, secrets aside: recorded ones are not known."""
+    """Whether recorded and given settings are equal, ignoring secrets, which are not recorded."""
     one, other = (MARK.sub("", json.dumps(redact_settings(value), default=repr)) for value in (recorded, given))
     return one == other
 
 
 # ---
-# What a model says of its keys: pydantic models, dataclasses of pydantic, and the arguments of anything else.
+# Keys of a model: fields of pydantic models and pydantic dataclasses, or the arguments of any other callable.
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The model in `X` or `X | None`, or None for a plain value."""
+    """The model class in `X` or `X | None`, or None for a plain value."""
     for candidate in _members(annotation):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
@@ -564,12 +572,12 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """Types that a value may be of."""
+    """Members of a union, or the type itself."""
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def keys(model: Any, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of a model, nearest to the root first within a section."""
+    """Yield every dotted key of a model in order of definition; a section precedes the keys in it."""
     for name, info in fields_of(model).items():
         yield prefix + name
         if info is not None and (inner := section_of(info.annotation)):
@@ -577,7 +585,7 @@ def keys(model: Any, prefix: str = "") -> Iterator[str]:
 
 
 def fields_of(model: Any) -> Mapping[str, FieldInfo | None]:
-    """The keys of a model, with what pydantic knows of them: nothing where they are arguments of something else."""
+    """Keys of a model with their pydantic fields; None for arguments of a plain callable."""
     if isinstance(model, type) and issubclass(model, BaseModel):
         return model.model_fields
     known: Mapping[str, FieldInfo] | None = getattr(model, "__pydantic_fields__", None)
@@ -585,19 +593,19 @@ def fields_of(model: Any) -> Mapping[str, FieldInfo | None]:
 
 
 def _at(model: Any, path: KeyPath) -> list[FieldInfo]:
-    """What is known of a key: of each model that may hold it, where a union or a list leaves several."""
-    found = (fields_of(kind).get(path[-1]) for kind in _models(model, path[:-1]))
-    return [info for info in found if info is not None]
+    """Fields of a key: one for each model that may hold it, several in case of a union."""
+    fields = (fields_of(kind).get(path[-1]) for kind in _models(model, path[:-1]))
+    return [info for info in fields if info is not None]
 
 
 def _models(model: Any, path: KeyPath) -> list[Any]:
-    """Models that the value at a key may be of."""
-    path = tuple(part for part in path if not part.isdigit())  # a list's index
+    """Possible models of the value at a key."""
+    path = tuple(part for part in path if not part.isdigit())  # without indices of lists
     return [kind for info in _at(model, path) for kind in _classes(info.annotation)] if path else [model]
 
 
 def _classes(annotation: Any) -> Iterator[Any]:
-    """Models named in a type, however deep: `list[X]`, `X | Y`, `Annotated[X, ...]`."""
+    """Yield the models named in a type at any depth: `list[X]`, `X | Y`, `Annotated[X, ...]`."""
     if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         yield annotation
     for part in get_args(annotation):
@@ -605,7 +613,7 @@ def _classes(annotation: Any) -> Iterator[Any]:
 
 
 def _on_defaults(model: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]:
-    """Lay a section's given keys over that section's own default, which may differ from its class's."""
+    """Merge the given keys of each section into the section's default, which may differ from its class's defaults."""
     result = dict(data)
     for name, info in model.model_fields.items():
         inner, given = section_of(info.annotation), data.get(name)
@@ -625,11 +633,11 @@ def _merged(default: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 # ---
-# Back to YAML, every key with its documentation.
+# Writing YAML, with the documentation of every key.
 
 
 def render(config: BaseModel) -> str:
-    """The configuration with comments; reading it back gives an equal one."""
+    """Write a configuration as YAML with comments; reading it back gives an equal one."""
     head = [f"# {line}" for line in (type(config).__doc__ or "").strip().splitlines()]
     version = ["", "# Version of this file's format.", f"{SCHEMA}: {VERSION}"]
     return "\n".join([*head, *version, *_section(config, 0)]) + "\n"
@@ -646,14 +654,14 @@ def _section(section: BaseModel, indent: int) -> Iterator[str]:
         if isinstance(value, BaseModel):
             yield f"{pad}{name}:"
             yield from _section(value, indent + 2)
-        elif value is None or type(value) in (bool, int):  # as below, in a hundredth of the time
+        elif value is None or type(value) in (bool, int):  # same result as `dump`, 100 times as fast
             yield f"{pad}{name}: {json.dumps(value)}"
         else:
             yield from (f"{pad}{line}" for line in dump({name: value}).rstrip("\n").split("\n"))
 
 
 def changed_yaml(config: BaseModel, always: Iterable[str] = ()) -> str:
-    """Only the keys that are not at their defaults, and those that `always` names."""
+    """Write only the keys that differ from their defaults, and the keys in `always`."""
     data = config.model_dump(mode="json", exclude_defaults=True)
     data |= config.model_dump(mode="json", include=set(always))
     return dump(with_schema(data))

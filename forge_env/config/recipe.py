@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from forge_env.job.addresses import ADDRESS
 
 # ---
-# What sections of a recipe have in common.
+# Common types, and the base class of all sections.
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -19,13 +19,13 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):
-    """A part of the recipe; unknown keys are refused."""
+    """Base of the recipe's sections; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 # ---
-# The sections of a recipe about models and the actors that hold them.
+# Sections about the model and its training.
 
 
 class TinyModel(Section):
@@ -61,13 +61,13 @@ class ModelSection(Section):
     """The model."""
 
     path: str = "tiny"
-    """`tiny` builds a small model here; otherwise a checkpoint folder, the name of one that comes with forge-env \
+    """`tiny` builds a small model locally; otherwise a checkpoint folder, the name of one that comes with forge-env \
 (coding_rlvr_base), or a hub name such as Qwen/Qwen3-0.6B."""
     renderer: str = "qwen3"
-    """Chat format, by its name in the `renderers` library; a model built here knows those of Qwen3 and Nemotron 3."""
+    """Chat format, by its name in the `renderers` library; `path: tiny` supports those of Qwen3 and Nemotron 3."""
     thinking: bool = False
-    """Let the model think before it answers, if the chat format has a switch for it. Its thoughts stay in the prompts \
-of later turns."""
+    """Let the model think before it answers, if the chat format has a switch for it. Its thoughts stay in the \
+prompts of later turns."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the generator's weights and of all arithmetic; the trainer keeps its weights in float32."""
     max_length: Positive = 512
@@ -75,19 +75,19 @@ of later turns."""
     tiny: TinyModel = TinyModel()
     """Shape of the model that `path: tiny` builds."""
     cache_dir: str | None = None
-    """Where built and warmed-up checkpoints are kept; unset: ~/.cache/forge-env (or $FORGE_ENV_CACHE)."""
+    """Folder for built and warmed-up checkpoints; unset: $FORGE_ENV_CACHE, else ~/.cache/forge-env."""
 
 
 class LoRASection(Section):
-    """Adapters of low rank are trained, and all other weights stay as they are (docs/lora.md)."""
+    """Train low-rank adapters and freeze all other weights (docs/lora.md)."""
 
     rank: Positive = 8
-    """Rank of an adapter, at most the smaller side of the layer that it is for."""
+    """Rank of the adapters, at most the smaller dimension of each adapted layer."""
     alpha: Annotated[float, Field(gt=0)] = 16.0
-    """An adapter acts with the factor `alpha` / `rank`."""
+    """An adapter's output is scaled by `alpha` / `rank`."""
     targets: list[str] = Field(default_factory=list)
     """Layers that get an adapter: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; empty: all of these. \
-In a mixture of experts, only the first four."""
+In a mixture-of-experts model, only the first four are supported."""
 
 
 class OptimizerSection(Section):
@@ -108,9 +108,9 @@ class OptimizerSection(Section):
     schedule: Literal["linear", "cosine", "sqrt", "constant"] = "linear"
     """Shape of the decay from the peak to the final rate; `constant`: no decay after the warm-up."""
     decay_start: Fraction = 0.5
-    """Fraction of the run after which the decay begins."""
+    """Fraction of the run at which the decay begins."""
     min_lr_ratio: Fraction = 0.1
-    """Final rate, as a fraction of the peak."""
+    """Final learning rate, as a fraction of the peak."""
     max_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this global norm."""
 
@@ -121,7 +121,7 @@ class WarmupSection(Section):
     steps: NonNegative = 600
     """Optimizer steps; 0 skips the warm-up."""
     batch_size: Positive = 16
-    """Demonstrations in a step."""
+    """Demonstrations per step."""
     threads: Positive = 2
     """CPU threads of a single-process trainer during the warm-up, when it has the machine to itself."""
     optimizer: OptimizerSection = OptimizerSection(
@@ -142,7 +142,7 @@ this change, so its importance ratios would be wrong: use these keys for evaluat
     top_k: NonNegative = 0
     """Sample from this many of the most likely tokens; 0: from all."""
     min_p: Fraction = 0.0
-    """Sample from tokens whose probability is at least this share of the most likely token's; 0: from all."""
+    """Sample from tokens with at least this fraction of the most likely token's probability; 0: from all."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     """Above 1, tokens that already occur in the prompt or the reply become less likely."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
@@ -156,7 +156,7 @@ this change, so its importance ratios would be wrong: use these keys for evaluat
 
 
 # ---
-# Where they run.
+# Sections about machines and processes.
 
 Role = Literal["trainer", "reference", "weights", "buffer", "generator", "rollouts"]
 """Actors of a run that can be placed; `weights` is the index by which generators find new weights."""
@@ -170,27 +170,27 @@ def _address(text: str) -> str:
 
 
 class JobSection(Section):
-    """The machines that the run uses (docs/hosts.md)."""
+    """Machines of the run (docs/hosts.md)."""
 
     kind: Literal["local", "hosts", "slurm", "kubernetes", "skypilot"] = "local"
-    """`local`: this machine; `hosts`: the workers (`forge-env worker`) at the addresses below; the others: one worker \
-on each node of the Slurm allocation, pod (FORGE_ENV_WORKERS) or SkyPilot node that this command runs in, or of a job \
-that it submits (docs/jobs.md)."""
+    """`local`: this machine; `hosts`: the workers (`forge-env worker`) listed in `workers`; `slurm`, `kubernetes`, \
+`skypilot`: one worker on each node of the Slurm allocation, pod (FORGE_ENV_WORKERS) or SkyPilot node that this \
+command runs in, or of a job that it submits (docs/jobs.md)."""
     workers: list[Annotated[str, AfterValidator(_address)]] = Field(default_factory=list)
-    """Addresses of the workers, such as tcp://10.0.0.5:26700; unset for slurm, kubernetes and skypilot, which know \
-their nodes. A worker's place in this list is its number."""
+    """Addresses of the workers, such as tcp://10.0.0.5:26700; leave unset for slurm, kubernetes and skypilot, which \
+know their nodes. A worker's number is its index in this list."""
     port: Annotated[int, Field(gt=0, lt=2**16)] = 26700
-    """Port of the workers where the addresses are not written above."""
+    """Port of the workers if `workers` is unset."""
     place: dict[Role, Annotated[list[NonNegative], Field(min_length=1)]] = Field(default_factory=dict)
     """Role -> numbers of the workers that it may run on: `{generator: [1, 2], trainer: [0]}`. Roles that are not \
-listed are placed by their needs: GPUs, then even load."""
+listed are placed automatically: on workers with the GPUs that they need, then for even load."""
     on_loss: Literal["place", "wait"] = "place"
-    """When a host is lost: `place` its actors on the others, or `wait` until it is back."""
+    """When a host is lost: `place` moves its actors to the other hosts; `wait` waits until it is back."""
     share_gpus: bool = False
-    """Trainer, generators and reference model use the same GPUs, where there are too few for each role to have its \
-own. A generator then takes generator.kv_cache_gb of its GPU besides its weights, and not gpu_memory_utilization."""
+    """Let trainer, generators and reference model use the same GPUs, if there are too few for separate ones. A \
+generator then takes generator.kv_cache_gb of its GPU besides its weights, instead of gpu_memory_utilization."""
     address: str | None = None
-    """Address of this machine at which the hosts reach the run; unset: the one from which they are reached."""
+    """Address of this machine that the hosts connect to; unset: the one from which this machine reaches them."""
 
     @model_validator(mode="after")
     def _workers(self) -> JobSection:
@@ -206,7 +206,7 @@ own. A generator then takes generator.kv_cache_gb of its GPU besides its weights
 
 
 def _spread(procs: int, hosts: int, role: str) -> None:
-    """Refuse processes that can't be spread evenly over hosts."""
+    """Raise ValueError if the processes can't be spread evenly over the hosts."""
     if procs % hosts:
         raise ValueError(f"{role}.procs={procs} can't be spread evenly over {role}.hosts={hosts}")
 
@@ -217,40 +217,40 @@ class GeneratorSection(Section):
     num_replicas: Positive = 1
     """Number of engines."""
     engine: Literal["auto", "in_process", "async_llm"] = "auto"
-    """Where vLLM steps: `in_process`, in the generator's own process, quickest for small models; `async_llm`, in \
-processes of its own, where the next step is planned beside the last; `auto`: async_llm on GPUs, else in_process."""
+    """Where vLLM runs its steps: `in_process`, in the generator's process, fastest for small models; `async_llm`, in \
+separate processes, which schedule the next step during the current one; `auto`: async_llm on GPUs, else in_process."""
     procs: Positive = 1
-    """Processes (tensor-parallel ranks) in one engine."""
+    """Processes (tensor-parallel ranks) per engine."""
     hosts: Positive = 1
     """Hosts that the processes of one engine are spread over."""
     with_gpus: bool = False
     """One GPU per process."""
     max_num_seqs: Positive = 128
-    """Sequences decoded together in one engine."""
+    """Maximum sequences decoded together in one engine."""
     gpu_memory_utilization: Fraction = 0.9
-    """GPU only: share of GPU memory for weights and key-value cache."""
+    """GPU only: fraction of GPU memory for weights and key-value cache."""
     kv_cache_gb: Positive = 1
     """CPU, and GPUs with job.share_gpus: key-value cache of one engine, GiB."""
     threads: Positive = 1
     """CPU only: threads of one engine."""
     spare: bool = True
-    """Keep a process ready that has imported vLLM, for an engine that dies: it is back sooner, for 0.5 GB of memory."""
+    """Keep a spare process that has imported vLLM, so that a dead engine is back sooner; it takes 0.5 GB of memory."""
     enforce_eager: bool = False
-    """GPU only: run without CUDA graphs and compilation, which starts faster and decodes slower."""
+    """GPU only: run without CUDA graphs and compilation, for a faster start and slower decoding."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's engine (`EngineArgs`), such as `max_num_batched_tokens`. Arguments that the recipe \
 sets elsewhere, or that would make generators and trainer disagree, are rejected with the reason."""
     sampling: SamplingSection = SamplingSection()
-    """How all replies are sampled. Keys that change the distribution are rejected here; use evaluation.sampling."""
+    """Sampling options of all replies. Keys that change the distribution are rejected; use evaluation.sampling."""
     recompute_on_update: bool = False
-    """After new weights, recompute keys and values of requests in flight; off: keep the old ones, at no cost."""
+    """Recompute keys and values of requests in flight after a weight update; off: keep the old ones, at no cost."""
     sleep: bool = False
-    """Stand still while the trainer computes a step, so that it has the processors, or, with job.share_gpus, the GPU \
-to itself: weights wait in main memory (vLLM's sleep mode), keys and values are recomputed afterwards."""
+    """Pause generators while the trainer computes a step, so that it has the processors, or, with job.share_gpus, the \
+GPU to itself: weights are moved to main memory (vLLM's sleep mode); keys and values are recomputed afterwards."""
 
     @property
     def apart(self) -> bool:
-        """Whether vLLM has processes of its own."""
+        """Whether vLLM runs in separate processes."""
         return self.engine == "async_llm" or (self.engine == "auto" and self.with_gpus and self.hosts == 1)
 
     @model_validator(mode="after")
@@ -284,11 +284,11 @@ class TrainerSection(Section):
     """TorchTitan, in its own processes."""
 
     procs: Positive = 1
-    """Processes; `parallelism` says how they share the work."""
+    """Number of processes; `parallelism` sets how they share the work."""
     hosts: Positive = 1
     """Hosts that the processes are spread over."""
     parallelism: ParallelismSection = ParallelismSection()
-    """How the processes share the work; by default each has a part of the batch and of the weights (FSDP)."""
+    """How the processes share the work; by default each holds a part of the batch and of the weights (FSDP)."""
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
     """Recompute activations in the backward pass to save memory: `selective`, the cheap ones; `full`, all of them."""
     compile: bool = False
@@ -302,7 +302,7 @@ class TrainerSection(Section):
     microbatch_tokens: Positive = 8192
     """Tokens in one forward-backward pass, padding included."""
     minibatches: Positive = 1
-    """Optimizer updates per training step: the batch is split into this many parts."""
+    """Optimizer updates per training step; the batch is split into this many parts."""
 
     @model_validator(mode="after")
     def _processes(self) -> TrainerSection:
@@ -320,7 +320,7 @@ class TrainerSection(Section):
 
 
 # ---
-# The sections of a recipe about the reinforcement learning itself.
+# Sections about the training algorithm.
 
 
 class PartSection(Section):
@@ -342,7 +342,7 @@ class LossSection(Section):
 
 
 class ReferenceSection(Section):
-    """The model that a loss with `beta` keeps the policy close to."""
+    """The reference model: a loss with `beta` keeps the policy close to it."""
 
     source: Literal["none", "initial", "lagging", "path"] = "none"
     """`initial`: the policy before RL; `lagging`: a copy of the policy, updated every `every` steps; `path`: another \
@@ -352,7 +352,7 @@ checkpoint with the same vocabulary (with `method: distillation`, the teacher)."
     every: Positive | None = None
     """Training steps between two updates of a lagging copy."""
     procs: Positive = 1
-    """Processes; each holds a part of the weights (FSDP)."""
+    """Number of processes; each holds a part of the weights (FSDP)."""
     with_gpus: bool = False
     """One GPU per process; off: on the CPU."""
 
@@ -369,7 +369,7 @@ checkpoint with the same vocabulary (with `method: distillation`, the teacher)."
 
 
 class ReplaySection(Section):
-    """Which complete groups a training step gets. With every choice, `grpo.max_off_policy_steps` still holds."""
+    """Which complete groups a training step gets. `grpo.max_off_policy_steps` applies whatever is chosen here."""
 
     sampling: str = "fifo"
     """Which groups come first: `fifo`, `freshest`, `prioritized` (drawn in proportion to the mean size of their \
@@ -377,10 +377,10 @@ advantages), `random`; another installed rule, or `module:Class`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of that rule (`alpha` of `prioritized`)."""
     max_uses: Positive = 1
-    """Training steps that may use a group, at most `max_off_policy_steps` + 1. Above 1, fewer groups are rolled out: \
-at least one in `max_uses` groups of a step is new, more if more are complete; the rest were used before."""
+    """Maximum training steps that use a group, at most `max_off_policy_steps` + 1. Above 1, fewer groups are rolled \
+out: at least one in `max_uses` groups of a step is new, more if more are complete; the rest were used before."""
     capacity: Positive | None = None
-    """Maximum number of groups kept for another use; unset: all that are young enough."""
+    """Maximum number of groups kept for re-use; unset: all whose staleness is allowed."""
     eviction: str = "oldest"
     """Which groups are dropped first when there are more than `capacity`: `oldest`, `least_advantage`, `most_used`; \
 another installed rule, or `module:Class`."""
@@ -404,17 +404,17 @@ class GRPOSection(Section):
     group_size: Positive = 8
     """Episodes of one task; their mean reward is the baseline."""
     max_off_policy_steps: NonNegative = 2
-    """Maximum age of every trained token, in policy updates. 0: synchronous, on-policy."""
+    """Maximum staleness of every trained token, in policy updates. 0: synchronous, on-policy."""
     advantage: PartSection = PartSection(name="group_mean")
     """Turns rewards into advantages: `group_mean` (Dr. GRPO), `group_normalized` (GRPO; `epsilon`), `leave_one_out` \
 (RLOO), `reinforce_plus_plus` (`half_life`, `epsilon`), `turn_returns` (credit for each turn; `gamma`), \
-`by_conversation` (credit for each conversation of a program's); another installed one (entry points \
+`by_conversation` (credit for each conversation of a program); another installed one (entry points \
 `forge_env.advantages`), or `module:Class`."""
     mask: PartSection = PartSection(name="none")
     """Which parts of episodes are left out of the loss: `none`; `truncated`, episodes that a limit ended (`limits`: \
 which limits); another installed one (entry points `forge_env.masks`), or `module:Class`."""
     filter: PartSection = PartSection(name="all")
-    """Which groups are trained on; a dropped group is replaced by that of another task: `all`; `with_signal`, groups \
+    """Which groups are trained on; a dropped group is replaced by one of another task: `all`; `with_signal`, groups \
 whose rewards differ; `reward_range`, groups whose mean reward is between `low` and `high`; another installed one \
 (entry points `forge_env.group_filters`), or `module:Class`."""
     temperature: Annotated[float, Field(ge=0.01, le=2)] = 1.0
@@ -422,14 +422,14 @@ whose rewards differ; `reward_range`, groups whose mean reward is between `low` 
     max_tokens_per_turn: Positive = 160
     """Maximum sampled tokens in one assistant message."""
     group_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """Time limit of a group in seconds, from the model's first answer; `on_timeout` says what happens then."""
+    """Time limit of a group in seconds, from the model's first answer; `on_timeout` sets what happens then."""
     on_timeout: Literal["leave_out", "zero", "wait"] = "leave_out"
     """What happens to episodes that miss `group_timeout_s` (`episode/late`): `leave_out`, they are dropped, and the \
-group's baseline is that of its faster episodes; `zero`, they count with reward 0, and what they sampled is trained \
-on; `wait`, the group waits for them."""
+group's baseline is that of its faster episodes; `zero`, they count with reward 0, and the tokens that they sampled \
+are trained on; `wait`, the group waits for them."""
     sync_interval: Positive = 1
-    """Training steps between two sets of weights that the generators get, at most `max_off_policy_steps` + 1. Those \
-of the last step, and of a step that is evaluated, are always sent."""
+    """Training steps between weight updates of the generators, at most `max_off_policy_steps` + 1. The weights of \
+the last step, and of every step that is evaluated, are always sent."""
     replay: ReplaySection = ReplaySection()
     """Order, re-use and eviction of complete groups."""
     loss: LossSection = LossSection()
@@ -448,31 +448,32 @@ of the last step, and of a step that is evaluated, are always sent."""
 
 
 class SFTSection(Section):
-    """Supervised fine-tuning (`method: sft`): the environment's demonstrations are learned, without any rollout."""
+    """Supervised fine-tuning (`method: sft`) on the environment's demonstrations, without rollouts."""
 
     steps: Positive = 300
     """Training steps."""
     batch_size: Positive = 32
-    """Conversations in one training step. Those longer than `model.max_length` are left out."""
+    """Conversations per training step. Those longer than `model.max_length` are left out."""
 
 
 # ---
-# The rest of a run, and the recipe as a whole.
+# Other sections, and the recipe as a whole.
 
 
 class EnvironmentSection(Section):
-    """What is trained on."""
+    """The environment to train on."""
 
     name: str = Field(examples=["coding_rlvr"])
     """Registered name of the environment (`forge-env list`)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment's own config class (`forge-env info NAME`)."""
     opponents: dict[str, str | dict[str, Any]] = Field(default_factory=dict)
-    """Who plays a seat instead of the policy, by seat: `random`, `module:function`, or `{model: NAME, base_url: URL}` \
-(an endpoint, perhaps of an earlier checkpoint). Unset: the policy plays all seats, and each is trained (self-play)."""
+    """Seat -> opponent that plays it instead of the policy: `random`, `module:function`, or \
+`{model: NAME, base_url: URL}` (an endpoint, for example of an earlier checkpoint). Unset: the policy plays all seats, \
+and is trained on each (self-play)."""
     max_bug_rate: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """The run ends if the environment's own code raises on more than this share of the last 100 tasks. Below it, such \
-episodes are left out, and their tasks are not played again."""
+    """The run ends if the environment's own code raises on more than this share of the last 100 tasks. Up to this \
+share, such episodes are left out, and their tasks are not tried again."""
 
 
 ORDERS = ("shuffled", "sequential", "curriculum")
@@ -484,13 +485,13 @@ class TasksSection(Section):
 
     order: str = "shuffled"
     """`shuffled`: every task once per epoch, in random order (generated tasks are random already); `sequential`: in \
-their own order; `curriculum`: mostly levels of `difficulty` on which about half of the attempts succeed; another \
-installed one (entry points `forge_env.task_orders`), or `module:Class`."""
+the environment's order; `curriculum`: mostly levels of `difficulty` on which about half of the attempts succeed; \
+another installed one (entry points `forge_env.task_orders`), or `module:Class`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of your own order; the keys below are for the three that come with forge-env."""
+    """Options of an order that does not come with forge-env; the bundled orders use the keys below."""
     weights: dict[int, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
-    """Level of difficulty -> relative frequency (with a curriculum: a factor on its own frequencies). Levels that are \
-not listed are left out. Empty: all levels have the same weight."""
+    """Level of difficulty -> relative frequency (with `curriculum`: a factor on the curriculum's frequencies). Levels \
+that are not listed are left out. Empty: all levels have the same weight."""
     explore: Fraction = 0.1
     """Curriculum: frequency of levels that never or always succeed, as a share of the best level's frequency."""
     half_life: Annotated[float, Field(gt=0)] = 16.0
@@ -512,25 +513,25 @@ not listed are left out. Empty: all levels have the same weight."""
 
 
 class RolloutsSection(Section):
-    """Who plays the episodes."""
+    """The rollout workers, which run the episodes."""
 
     workers: Positive = 1
-    """Processes that play episodes. Each has its share of the groups and of the sandboxes. More than one is needed \
-where `time/rollouts0/busy` comes close to all of its time."""
+    """Processes that run episodes. Each has an equal share of the groups and of the sandboxes. Use more than one if \
+`time/rollouts0/busy` is close to all of its time."""
 
 
 class SandboxSection(Section):
-    """Where model-written code runs."""
+    """The sandboxes, in which model-written code runs."""
 
     engine: str = "auto"
     """`docker`, `local`, `kubernetes`, another installed engine, or `auto`: Docker if it is running, else local."""
     concurrency: Positive | None = None
-    """Maximum number of sandboxes at once, of all workers; unset: chosen from the CPU count."""
+    """Maximum number of sandboxes at once, over all workers; unset: chosen from the CPU count."""
     base_image: str | None = None
     """Public base image to use instead of this machine's own Python (Docker and Kubernetes)."""
     docker_host: str | None = None
-    """Docker daemon of another machine: `tcp://HOST:PORT`, with DOCKER_TLS_VERIFY and DOCKER_CERT_PATH as the Docker \
-client knows them, or `ssh://[USER@]HOST[:PORT]`; unset: DOCKER_HOST, else this machine's."""
+    """Docker daemon of another machine: `tcp://HOST:PORT`, with DOCKER_TLS_VERIFY and DOCKER_CERT_PATH as for the \
+Docker client, or `ssh://[USER@]HOST[:PORT]`; unset: DOCKER_HOST, else this machine's."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further options of the engine, such as `{namespace: sandboxes, runtime_class: gvisor}` for Kubernetes."""
 
@@ -548,26 +549,26 @@ client knows them, or `ssh://[USER@]HOST[:PORT]`; unset: DOCKER_HOST, else this 
 
 
 class EvaluationSection(Section):
-    """Held-out evaluation during the run, beside the training rollouts."""
+    """Held-out evaluation during the run, concurrently with the training rollouts."""
 
     every: NonNegative = 10
     """Training steps between evaluations; 0: only at the start and the end."""
     num_tasks: Positive = 128
     """Held-out tasks, one episode each."""
     split: str = "eval"
-    """Split of the environment that is never trained on."""
+    """Held-out split of the environment, which is never trained on."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     """Sampling temperature; 0: greedy."""
     sampling: SamplingSection = SamplingSection()
     """Further sampling options of held-out replies: top_p, top_k, ..."""
     pinned: bool = True
     """Score a single policy version: the weights that serve an evaluation don't change until it is done. With one \
-generator, new weights wait for the evaluation; with several, one generator serves it. Off: nothing waits, and a \
-score mixes the policy versions that arrive in the meantime."""
+generator, weight updates wait for the evaluation; with several, one generator is reserved for it. Off: nothing waits, \
+and a score mixes the policy versions that arrive in the meantime."""
     metric: str = "solved"
     """Metric of the environment used as the score (`solved`: pass@1); if there is no such metric, the reward."""
     opponents: dict[str, str | dict[str, Any]] | None = None
-    """Who plays a seat in held-out episodes, if different from environment.opponents."""
+    """Opponents in held-out episodes, if different from environment.opponents."""
     extra_splits: list[str] = Field(default_factory=list)
     """Further splits, scored only at the start and the end."""
     extra_tasks: Positive = 64
@@ -575,7 +576,7 @@ score mixes the policy versions that arrive in the meantime."""
 
 
 class CheckpointSection(Section):
-    """When the whole run is saved, beside training."""
+    """When the whole run is saved. Training continues during a save."""
 
     every: NonNegative = 0
     """Training steps between checkpoints; 0: by time only."""
@@ -584,15 +585,15 @@ class CheckpointSection(Section):
     keep: Positive = 2
     """Number of most recent checkpoints to keep."""
     keep_best: NonNegative = 1
-    """Number of checkpoints with the best held-out scores to keep besides; a checkpoint is then saved for every \
-evaluation. 0: by number only."""
+    """Number of checkpoints with the best held-out scores to keep in addition; a checkpoint is then saved for every \
+evaluation. 0: keep only the most recent."""
     grace_s: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds from SIGTERM until the platform kills (Kubernetes: 30, `docker stop`: 10, Slurm: 30). The run ends \
-within them: saved if the step under way ends in time, else with the checkpoint before. 0: there is no such limit."""
+    """Seconds from SIGTERM until the platform kills the run (Kubernetes: 30, `docker stop`: 10, Slurm: 30). The run \
+ends within them: with a new checkpoint if the current step ends in time, else with the previous one. 0: no limit."""
 
 
 class LoggingSection(Section):
-    """Where metrics go besides metrics.jsonl."""
+    """Destinations of metrics besides metrics.jsonl, and recorded files."""
 
     tensorboard: bool = True
     """Write TensorBoard events."""
@@ -603,19 +604,19 @@ class LoggingSection(Section):
     trajectories: Literal["all", "eval", "none"] = "all"
     """Which trajectories are written to the run folder."""
     timeline: bool = True
-    """Write timeline.json: what every actor did when, for Perfetto."""
+    """Write timeline.json, every actor's activity over time, for Perfetto."""
 
 
 class WatchdogSection(Section):
-    """What to do without progress (no token sampled, no episode ended, no step trained) or with too little memory."""
+    """Reaction to lack of progress (no token sampled, no episode ended, no step trained) or of memory."""
 
     warn_s: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds without progress until a warning names what is stuck."""
+    """Seconds without progress until a warning names the stuck part."""
     end_s: Annotated[float, Field(ge=0)] = 900.0
     """Seconds without progress until the run fails with that diagnosis; 0: never."""
     free_memory_gb: Annotated[float, Field(ge=0)] = 0.5
-    """No new episodes begin while less memory than this is free, in GiB, on this machine or in its control \
-group; 0: whatever is free."""
+    """Start no new episodes while less memory than this is free, in GiB, on this machine or in its control group; \
+0: no minimum."""
 
     @model_validator(mode="after")
     def _order(self) -> WatchdogSection:
@@ -630,23 +631,23 @@ class RunConfig(Section):
     name: str | None = None
     """Name of the run's folder in `output_dir`; unset: the recipe's file name and the time."""
     output_dir: str = "runs"
-    """Where run folders are created."""
+    """Folder in which run folders are created."""
     seed: Seed = 0
-    """Seed of weights, demonstrations, sampling and minibatches; of tasks: `environment.options.seed`."""
+    """Seed of weights, demonstrations, sampling and minibatches. The seed of tasks is `environment.options.seed`."""
     method: str = "grpo"
     """The algorithm that runs the recipe: an entry point in `forge_env.trainers`, or `module:function`."""
     environment: EnvironmentSection = Field(examples=["{name: coding_rlvr}"])
-    """What is trained on."""
+    """The environment to train on."""
     tasks: TasksSection = TasksSection()
     """Order of the training tasks."""
     rollouts: RolloutsSection = RolloutsSection()
-    """Who plays the episodes."""
+    """The rollout workers, which run the episodes."""
     sandbox: SandboxSection = SandboxSection()
-    """Where model-written code runs."""
+    """The sandboxes, in which model-written code runs."""
     model: ModelSection = ModelSection()
     """The model."""
     lora: LoRASection | None = None
-    """Train adapters; unset: all weights are trained. `lora={}`: with its defaults."""
+    """Train low-rank adapters; unset: all weights are trained. `lora={}` uses the defaults."""
     warmup: WarmupSection | None = None
     """Supervised warm-up before RL; unset: no warm-up."""
     generator: GeneratorSection = GeneratorSection()
@@ -664,18 +665,21 @@ class RunConfig(Section):
     logging: LoggingSection = LoggingSection()
     """Logs."""
     watchdog: WatchdogSection = WatchdogSection()
-    """What to do when there is no progress."""
+    """Reaction to lack of progress or of memory."""
     job: JobSection = JobSection()
-    """Which machines."""
+    """Machines of the run."""
 
     @property
     def rolls_out(self) -> bool:
-        """Whether episodes are played: by generators and rollout workers, through a buffer and a weight store."""
+        """Whether the method runs episodes, and so needs generators, rollout workers, a buffer and a weight store."""
         return self.method not in ("sft", "warmup")
 
     @property
     def has_reference(self) -> bool:
-        """Whether a reference model has a process of its own: the trainer has the one before RL beside its adapters."""
+        """Whether the reference model needs its own processes.
+
+        With LoRA, `source: initial` needs none: the trainer's frozen weights without adapters are the initial policy.
+        """
         source = self.grpo.reference.source
         return source != "none" and (self.lora is None or source != "initial")
 

@@ -1,1 +1,1 @@
-"""What people see of a run or an evaluation: while it goes on, and afterwards."""
+"""Displays of runs and evaluations: live progress on the terminal, and reports."""

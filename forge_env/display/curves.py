@@ -1,4 +1,4 @@
-"""Which metrics the displays and the report know by name, and how a run's rows become curves."""
+"""The metrics that displays and report know by name, and the conversion of a run's rows to curves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 REWARD = "reward/mean"
 """Mean reward of the training batch."""
 TIME_PREFIX = "time/"
-"""`time/ACTOR/WHAT`: seconds of the step (or its share) that an actor spent on it."""
+"""Prefix of `time/ACTOR/ACTIVITY`: seconds that an actor spent on an activity in a step (or its share of the step)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Panel:
     series: Mapping[str, str]
     unit: str = ""
     log: bool = False
-    """Draw y by its logarithm, where all values are above 0."""
+    """Use a logarithmic y axis if all values are above 0."""
 
 
 PANELS = (
@@ -57,7 +57,7 @@ class Curve:
 
 
 def merge_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a step, later rows of a step over earlier ones (a resumed run logs its last steps again)."""
+    """Merge rows into one per step; later rows of a step take precedence (a resumed run repeats its last steps)."""
     merged: dict[int, dict[str, Any]] = {}
     for row in rows:
         merged.setdefault(int(row["step"]), {}).update(row)
@@ -65,7 +65,7 @@ def merge_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def curve(rows: Iterable[Mapping[str, Any]], label: str, key: str, error: str | None = None) -> Curve:
-    """The curve of a metric over steps; rows without it are left out."""
+    """Return the curve of a metric over steps; rows without it are skipped."""
     result = Curve(label)
     for row in rows:
         if row.get(key) is None:
@@ -78,7 +78,7 @@ def curve(rows: Iterable[Mapping[str, Any]], label: str, key: str, error: str | 
 
 
 def evaluation_splits(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Splits that have scores, in order of appearance."""
+    """List the splits that have scores, in order of appearance."""
     names: dict[str, None] = {}
     for row in rows:
         for key in row:
@@ -88,48 +88,48 @@ def evaluation_splits(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def score_curve(rows: Sequence[Mapping[str, Any]], split: str) -> Curve:
-    """Held-out score of `split` with its standard error."""
+    """Return the held-out score of `split` with its standard error."""
     return curve(rows, f"held-out ({split})", f"eval/{split}/score", f"eval/{split}/stderr")
 
 
 def reward_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
-    """The headline: training reward first, then the held-out score of every split."""
+    """Return the curves of the headline chart: training reward first, then the held-out score of every split."""
     curves = [curve(rows, "training reward", REWARD)]
     curves += [score_curve(rows, split) for split in evaluation_splits(rows)]
     return [line for line in curves if line.x]
 
 
 def unit_bounds(curves: Iterable[Curve]) -> tuple[float, float] | None:
-    """0 to 1 as the range to draw, where every value lies in it; None: the values' own."""
+    """Return 0 and 1 as the range to draw if every value is between them; None: use the range of the values."""
     return (0.0, 1.0) if all(0.0 <= y <= 1.0 for line in curves for y in line.y) else None
 
 
 WAITING_EPISODES = ("generate", "retry")
-"""What an episode does while it waits: for the model's answer, or to be tried again."""
+"""Activities in which an episode waits: for the model's answer, or to be retried."""
 
 
 def is_waiting(actor: str, doing: str) -> bool:
-    """Whether an actor that does this waits for another."""
+    """Whether an actor with this activity waits for another."""
     return doing.startswith(("wait", "idle")) or (actor == "episodes" and doing in WAITING_EPISODES)
 
 
 COLOURS = 6
-"""That a page's style defines, `0` to `5`."""
+"""Number of colours that a page's style defines, `0` to `5`."""
 COLOUR_OF = {
     "generate": 0, "busy": 0, "add": 0, "python": 0, "evaluate": 0, "group": 0, "train": 1, "command": 1,
     "environment": 2, "sample": 2, "tests": 2, "start": 2, "push weights": 3, "load weights": 3, "reset": 3,
     "session": 3, "save": 4, "score": 4, "files": 4, "book-keeping": 5, "close": 5, "release": 5,
 }  # fmt: skip
-"""The colour of each kind of work, the same wherever it is drawn; no two of one actor's share one."""
+"""The colour of each activity, the same in all charts; no two activities of one actor share a colour."""
 
 
 def colour_of(doing: str) -> int:
-    """The colour of a kind of work; that of a trainer of somebody else's depends on its name only."""
+    """Return the colour of an activity; for activities of third-party trainers it is derived from the name."""
     return COLOUR_OF.get(doing, sum(doing.encode()) % COLOURS)
 
 
 def time_account(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Where every actor's time went over the run: `{actor: {what: share}}`; an actor's shares sum to 1."""
+    """Return the time account of each actor over the run, `{actor: {activity: share}}`; an actor's shares sum to 1."""
     sums: dict[str, dict[str, float]] = {}
     for row in rows:
         for key, value in row.items():

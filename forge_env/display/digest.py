@@ -1,7 +1,7 @@
-"""What a person wants to know of a run, in one object: the four answers, its failures and successes, its facts.
+"""The digest of a run in one object: answers to four questions, typical failures and successes, and facts.
 
-`forge-env show`, the report in its three forms and the pages say the same, because they take it from the same place
-(`forge_env.view.answers`).
+`forge-env show`, the report in its three forms and the pages agree, because all of them use the answers of
+`forge_env.view.answers`.
 """
 
 from __future__ import annotations
@@ -30,56 +30,56 @@ from forge_env.view.runs import RunView, state_of
 EXAMPLES = 3
 """Failures, and successes, that are shown."""
 SEARCHED = 2_000
-"""Episodes, spread over the run, that a report's look for hacks takes."""
+"""Maximum episodes, spread over the run, that a report searches for reward hacks."""
 MOST_CLASSES = 6
-"""Classes of failures."""
+"""Maximum classes of failures that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One episode to be read."""
+    """One episode to read."""
 
     kind: str
-    """Name of the file that it is in, without its ending."""
+    """Name of its file, without the extension."""
     why: str
-    """What it is an example of."""
+    """The class of failures, or the reward, of which it is an example."""
     episode: Trajectory
 
 
 @dataclass(slots=True)
 class Digest:
-    """A run or an evaluation in a few answers."""
+    """A run or an evaluation, summarized for people."""
 
     name: str
     root: Path
     state: str
-    """As `RunView.state`."""
+    """See `RunView.state`."""
     is_evaluation: bool
     summary: Mapping[str, Any]
     recipe: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
-    """Of metrics.jsonl, one a step."""
+    """Rows of metrics.jsonl, one per step."""
     episodes: int
     """Number of episodes that `failures` covers."""
     looked_at: str
     """Kind of these episodes: samples, held-out or training episodes."""
     failures: list[Failure] = field(default_factory=list)
     unsolved: int = 0
-    """Training episodes, or samples, with the full reward for an unsolved task."""
+    """Number of training episodes, or samples, with the full reward for an unsolved task."""
     scores: list[str] = field(default_factory=list)
-    """Of an evaluation: the score of each environment in words."""
+    """For an evaluation: the score of each environment in words."""
     learned: Learned = field(default_factory=Learned)
     reasons: Reasons = field(default_factory=Reasons)
     limit: Limit = field(default_factory=Limit)
     examples: list[Example] = field(default_factory=list)
     contract: list[Clause] = field(default_factory=list)
-    """What the run made sure of at its start."""
+    """Results of the run's self-checks."""
     hacks: Findings | None = None
-    """Signs that rewards were not earned; None: nobody looked."""
+    """Signs of reward hacks; None: not searched."""
 
     @property
     def fallen_short(self) -> int:
-        """Episodes that did not earn all they could, or earned it and did not solve their task."""
+        """Number of episodes below the maximum reward, or with the maximum reward for an unsolved task."""
         return sum(failure.count for failure in self.failures)
 
     @property
@@ -96,22 +96,22 @@ class Digest:
 
     @property
     def unsolved_words(self) -> str:
-        """How many episodes earned what they did not deserve, in a sentence; empty: none."""
-        said = f"{self.unsolved:,} got the full reward without solving their task: does the reward measure the goal?"
-        return said if self.unsolved else ""
+        """The number of episodes with the full reward for an unsolved task, in a sentence; empty if there are none."""
+        text = f"{self.unsolved:,} got the full reward without solving their task: does the reward measure the goal?"
+        return text if self.unsolved else ""
 
     @property
     def headline(self) -> str:
-        """Environment, model, steps and time in a line."""
+        """Environment, model, steps, wall time and state in one line."""
         environment = self.recipe.get("environment")
-        named = environment.get("name") if isinstance(environment, dict) else None
+        name = environment.get("name") if isinstance(environment, dict) else None
         model = self.summary.get("model") or self.recipe.get("model")
         model = model.get("path") if isinstance(model, dict) else model
         steps = self.rows[-1]["step"] if self.rows else None
         environments = self.summary.get("environments")
         several = ", ".join(environments) if isinstance(environments, dict) else ""
         parts = [
-            str(named or self.summary.get("environment") or several),
+            str(name or self.summary.get("environment") or several),
             Path(str(model)).name if model else "",
             f"{steps} steps" if steps else "",
             duration(wall_s) if isinstance(wall_s := self.summary.get("wall_s"), int | float) and wall_s else "",
@@ -125,8 +125,8 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
 
     Args:
         root: its folder.
-        examples: so many failures, and so many successes, are read in full.
-        cache: where the index of its trajectories is kept; None: nowhere, nothing is left behind.
+        examples: number of failures, and of successes, to read in full.
+        cache: folder for the index of its trajectories; None: a temporary folder.
 
     Raises:
         OSError: the folder can't be read.
@@ -134,10 +134,10 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
     with _opened(root, cache) as run:
         kind, looked_at = failures_of(run)
         ended = str(run.summary.get("exit") or "")
-        found = Digest(
+        result = Digest(
             name=root.name,
             root=root,
-            # the run itself writes its report, at its end
+            # the report is written by the run itself, at its end
             state=run.state if ended in ("", "running") else state_of(run.summary),
             is_evaluation=run.is_evaluation,
             summary=run.summary,
@@ -149,22 +149,22 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
             unsolved=unsolved_of(run),
         )
         if run.is_evaluation:
-            found.scores, found.limit = [*_scores(run)], sample_limit(run.queries)
+            result.scores, result.limit = [*_scores(run)], sample_limit(run.queries)
         else:
-            found.learned, found.reasons, found.limit = learned(run), reasons(run), limit(run)
-        found.examples = [*_examples(run, found.failures, kind, examples)]
-    found.contract = read_contract(RunFolder(root).contract)
-    if examples and found.episodes:
-        with suppress(UsageError):  # none that can be read
-            found.hacks = find(root, most=SEARCHED)
-    return found
+            result.learned, result.reasons, result.limit = learned(run), reasons(run), limit(run)
+        result.examples = [*_examples(run, result.failures, kind, examples)]
+    result.contract = read_contract(RunFolder(root).contract)
+    if examples and result.episodes:
+        with suppress(UsageError):  # no episode is readable
+            result.hacks = find(root, most=SEARCHED)
+    return result
 
 
 @contextmanager
 def _opened(root: Path, cache: Path | None) -> Iterator[RunView]:
     with ExitStack() as stack:
-        place = cache or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forge-env-")))
-        run = RunView(root, place)
+        folder = cache or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forge-env-")))
+        run = RunView(root, folder)
         run.index.update()
         try:
             yield run
@@ -173,9 +173,9 @@ def _opened(root: Path, cache: Path | None) -> Iterator[RunView]:
 
 
 def _scores(run: RunView) -> Iterator[str]:
-    """What the summary says, or while there is none, what the samples say so far."""
+    """Yield the scores of the summary or, while there is none, the scores of the samples so far."""
     environments = run.summary.get("environments")
-    there = False
+    listed = False
     for label, item in environments.items() if isinstance(environments, dict) else ():
         score = item.get("score") if isinstance(item, dict) else None
         if isinstance(score, dict) and all(isinstance(score.get(key), int | float) for key in ("value", "stderr")):
@@ -183,15 +183,15 @@ def _scores(run: RunView) -> Iterator[str]:
             of = f"{item.get('samples')} of {item.get('planned')} samples"
             yield f"{label}: {figure} (standard error; {item.get('tasks')} tasks, {of})"
             yield from exceptions(item)
-            there = True
-    for part in [] if there else evaluation(run).parts:
+            listed = True
+    for part in [] if listed else evaluation(run).parts:
         if part.score is not None:
             figure = f"{part.score.value:.3f} ± {part.score.stderr:.3f}"
             yield f"{part.name}: {figure} (standard error; {part.tasks} tasks, {part.samples} samples so far)"
 
 
 def _examples(run: RunView, failures: Sequence[Failure], kind: str, most: int) -> Iterator[Example]:
-    """A typical failure of each of the largest classes, then the best of median length among the newest."""
+    """Yield a typical failure of each of the largest classes, then the best newest episodes of median length."""
     wanted: list[tuple[str, Mapping[str, Any]]] = [
         (failure.name, failure.typical) for failure in failures if failure.typical is not None
     ][:most]

@@ -1,7 +1,7 @@
-"""A run's report: `report.html`, one file that needs nothing else, and the same as Markdown and as a picture.
+"""A run's report: `report.html`, one self-contained file, and the same as Markdown and as a picture.
 
-It says what `forge-env show` says (`forge_env.display.digest`), with the curves, failures and successes to read, where
-the time went, and what was run on what. `reward_curve.png` is the headline chart alone.
+It gives the answers of `forge-env show` (`forge_env.display.digest`), curves, example failures and successes, the time
+account, and the run's settings and machine. `reward_curve.png` is the headline chart alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Row = Mapping[str, Any]
 EXAMPLES = 3
 """Failures, and successes, in a report."""
 LONGEST, MOST_MESSAGES = 2_000, 40
-"""Characters of one text of an example, and messages of one; the folder has the rest."""
+"""Maximum characters of one text of an example, and messages of one example; the run's folder has the rest."""
 QUESTIONS = (
     "Did it learn?",
     "What does a typical failure look like?",
@@ -58,19 +58,19 @@ QUESTIONS = (
 LINE = 0.223
 """Inches of a line of text in a picture."""
 SIZES = {"narrow": (340, 230), "middle": (960, 320), "wide": (1900, 460)}
-"""Of the headline chart: a drawing scales with its text, so each width of the page has its own."""
+"""Sizes of the headline chart: a drawing scales together with its text, so each width of the page has its own."""
 
 
 def write_report(root: Path, out: Path | None = None) -> Path:
-    """Write the page of a run or an evaluation, of nothing but what lies in its folder, and return its path.
+    """Write the report of a run or an evaluation as a page, using only files of its folder, and return its path.
 
     Args:
         root: the folder.
-        out: of the page; None: `report.html` in the folder.
+        out: path of the page; None: `report.html` in the folder.
 
     Raises:
         OSError: it can't be written.
-        sqlite3.Error: there is no room for the index of the trajectories, which is made in the temporary folder.
+        sqlite3.Error: there is no space for the temporary index of the trajectories.
     """
     from forge_env.display.digest import digest
 
@@ -80,7 +80,7 @@ def write_report(root: Path, out: Path | None = None) -> Path:
 
 
 def html(found: Digest) -> str:
-    """The page."""
+    """Render the page."""
     text = files("forge_env.display").joinpath("report.html").read_text(encoding="utf-8")
     script = re.search(r"<script>(.*)</script>", text, re.DOTALL)
     assert script is not None
@@ -130,7 +130,7 @@ def _body(found: Digest) -> Iterator[str]:
 
 
 def answers(found: Digest) -> Iterator[tuple[str, list[str]]]:
-    """Each question with its answer in sentences, the short one first."""
+    """Yield each question with its answer in sentences, the short one first."""
     if found.is_evaluation:
         yield "What came of it?", found.scores or ["No score yet."]
         yield QUESTIONS[1], [found.failure_words, found.unsolved_words]
@@ -146,22 +146,22 @@ def answers(found: Digest) -> Iterator[tuple[str, list[str]]]:
 
 
 def in_a_row(sentences: Iterable[str]) -> str:
-    """Sentences as running text."""
+    """Join sentences to running text."""
     return " ".join(text if text.endswith((".", "?")) else f"{text}." for text in sentences if text)
 
 
 def _cards(found: Digest) -> Iterator[str]:
     from forge_env.view.text import glued
 
-    for place, (question, sentences) in enumerate(answers(found)):
-        kind = f' class="{found.learned.verdict}"' if place == 0 and not found.is_evaluation else ""
+    for index, (question, sentences) in enumerate(answers(found)):
+        kind = f' class="{found.learned.verdict}"' if index == 0 and not found.is_evaluation else ""
         texts = [glued(text) for text in sentences if text]
-        said = "".join(f"<p{kind if at == 0 else ''}>{_shown(text)}</p>" for at, text in enumerate(texts))
-        yield f"<section><h2>{_shown(question)}</h2>{said}</section>"
+        paragraphs = "".join(f"<p{kind if at == 0 else ''}>{_shown(text)}</p>" for at, text in enumerate(texts))
+        yield f"<section><h2>{_shown(question)}</h2>{paragraphs}</section>"
 
 
 def mixed_scores(rows: Sequence[Row]) -> Iterator[str]:
-    """Held-out points that another version of the policy helped to make, in words."""
+    """Describe the held-out points that other versions of the policy helped to make."""
     for split in evaluation_splits(rows):
         for row in rows:
             share = row.get(f"eval/{split}/share_of_step")
@@ -218,11 +218,11 @@ def _read(found: Digest) -> Iterator[str]:
         )
         yield f"<section><h2>How episodes fall short</h2><table>{rows}</table></section>"
     if found.examples:
-        said = "".join(
+        details = "".join(
             f"<details><summary>{_summary(example)}</summary>{_episode(example)}</details>"
             for example in found.examples
         )
-        yield f"<section><h2>Read some <small>typical failures, then successes</small></h2>{said}</section>"
+        yield f"<section><h2>Read some <small>typical failures, then successes</small></h2>{details}</section>"
 
 
 def _eg(example: str) -> str:
@@ -255,7 +255,7 @@ def _message(message: Message) -> str:
 
 
 def _arguments(text: str) -> str:
-    """A call's arguments; a single text as it is, in lines of its own."""
+    """Format a call's arguments; a single multi-line text is shown with its own line breaks."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -273,7 +273,7 @@ def _cut(text: str) -> str:
 def _tables(found: Digest) -> Iterator[str]:
     summary = found.summary
     if found.contract:
-        cells = [(CLAUSES[own.clause], f"{own.verdict}: {own.text}") for own in found.contract]
+        cells = [(CLAUSES[clause.clause], f"{clause.verdict}: {clause.text}") for clause in found.contract]
         yield _table("Contract", cells)
     if found.hacks is not None:
         yield _table("Is the reward earned?", [*earned(found.hacks)])
@@ -300,14 +300,14 @@ def _tables(found: Digest) -> Iterator[str]:
 
 
 def earned(hacks: Findings) -> Iterator[tuple[str, str]]:
-    """What `forge-env hacks` says, in short: name and value."""
+    """Yield names and values of the short result of `forge-env hacks`."""
     yield "in short", hacks.words + (" (a sample of them)" if hacks.left_out else "")
-    for own in hacks.signs:
-        yield f"{own.sign}: {own.reason}", f"{own.episodes:,} episodes"
+    for sign in hacks.signs:
+        yield f"{sign.sign}: {sign.reason}", f"{sign.episodes:,} episodes"
 
 
 def facts(summary: Row) -> Iterator[tuple[str, str]]:
-    """What was run, on what, and how much of it: name and value."""
+    """Yield names and values of the run's settings, machine and totals."""
     bound = summary.get("max_off_policy_steps")
     known = {
         "environment": summary.get("environment"),
@@ -327,7 +327,7 @@ def facts(summary: Row) -> Iterator[tuple[str, str]]:
     if isinstance(versions := summary.get("versions"), dict):
         yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     if isinstance(machine := summary.get("machine"), dict):
-        gpus = found if isinstance(found := machine.get("gpus"), list) and found else ["no GPU"]
+        gpus = listed if isinstance(listed := machine.get("gpus"), list) and listed else ["no GPU"]
         yield (
             "machine",
             f"{machine.get('processor')}, {machine.get('cpus')} CPUs, {machine.get('memory_gb')} GiB; "
@@ -347,18 +347,18 @@ def _table(title: str, cells: Sequence[tuple[str, str]], *, folded: bool = False
 
 
 def markdown(found: Digest) -> str:
-    """The report for a pull request: the answers, the failures, one of them to read, what was run."""
+    """Render the report for a pull request: the answers, the failures, an example, the settings."""
     lines = [f"## {_plain(found.name)}", "", _plain(found.headline), ""]
     for question, sentences in answers(found):
         lines += [f"**{question}** {_plain(in_a_row(sentences))}", ""]
     if found.failures:
         lines += ["| how episodes fall short | number | share |", "|---|---:|---:|"]
-        lines += [f"| {_plain(own.name)} | {own.count:,} | {own.share:.1%} |" for own in found.failures[:8]] + [""]
+        lines += [f"| {_plain(item.name)} | {item.count:,} | {item.share:.1%} |" for item in found.failures[:8]] + [""]
     if found.examples:
         lines += [*_folded(found.examples[0])]
     if found.contract:
         lines += [f"**Contract** {_plain(in_a_sentence(found.contract))}", ""]
-        lines += [f"- {_plain(own.words)}" for own in found.contract if own.verdict in ("doubtful", "broken")] + [""]
+        lines += [f"- {_plain(item.words)}" for item in found.contract if item.verdict in ("doubtful", "broken")] + [""]
     if found.hacks is not None:
         lines += ["**Is the reward earned?**"]
         lines += [f"- {_plain(name)}: {_plain(value)}" for name, value in earned(found.hacks)] + [""]
@@ -368,14 +368,14 @@ def markdown(found: Digest) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text in which nothing is markup, link or mention."""
+    """Escape a text so that nothing in it is markup, link or mention."""
     return re.sub(r"([\\`*_{}\[\]<>#|!~@&])", r"\\\1", one_line(text, 600)).replace(
         "://", ":\u2060//".replace("\u2060", " ")
     )
 
 
 def _folded(example: Example) -> Iterator[str]:
-    """An episode in a block in which nothing is markup, whatever it says."""
+    """Yield an episode as a folded code block that its text can't close."""
     texts = []
     for message in example.episode.messages[:MOST_MESSAGES]:
         calls = [f"→ {call.function.name}({_arguments(call.function.arguments)})" for call in message.tool_calls]
@@ -390,7 +390,7 @@ def _folded(example: Example) -> Iterator[str]:
 
 
 def write_reward_curve(folder: RunFolder) -> bool:
-    """Draw the page's headline as a picture, for where no page can be shown; False when there is nothing to draw."""
+    """Draw the report's headline chart as a PNG file; return False if there is nothing to draw."""
     curves = reward_curves(merge_rows(read_metrics(folder.metrics)))
     if not curves:
         return False
@@ -429,15 +429,15 @@ def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def write_picture(found: Digest, out: Path) -> None:
-    """The report as a picture of 1,300 by 900 pixels or so: the answers, and the reward."""
+    """Draw the answers and the reward as a picture of about 1,300 by 900 pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     curves = reward_curves(found.rows)
     from textwrap import wrap
 
-    said = [(question, wrap(visible(in_a_row(sentences)), 90)[:3]) for question, sentences in answers(found)]
-    height = 7.2 if curves else 0.25 + LINE * (3 + sum(len(lines) + 0.35 for _, lines in said))
+    wrapped = [(question, wrap(visible(in_a_row(sentences)), 90)[:3]) for question, sentences in answers(found)]
+    height = 7.2 if curves else 0.25 + LINE * (3 + sum(len(lines) + 0.35 for _, lines in wrapped))
     figure = Figure(figsize=(10, height), dpi=130)
     FigureCanvasAgg(figure)
     top, line = 1 - 0.25 / height, LINE / height
@@ -446,7 +446,7 @@ def write_picture(found: Digest, out: Path) -> None:
         0.04, top - 1.3 * line, one_line(found.headline, 110), size=9, color="#62625b", va="top", parse_math=False
     )
     at = top - 2.6 * line
-    for question, lines in said:
+    for question, lines in wrapped:
         figure.text(0.04, at, question, size=9, weight="bold", va="top")
         for text in lines:
             figure.text(0.33, at, text, size=9, va="top", parse_math=False)

@@ -1,4 +1,4 @@
-"""What a training run shows while it goes on: filled in by `Run`, drawn as a line or a panel."""
+"""Live state of a training run: filled in by `Run`, drawn as a line or a panel."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 BLOCKS = "▁▂▃▄▅▆▇█"
 SHOWN_WARNINGS = 3
 SPARKLINE = 24
-"""Characters of a curve: with its name and last value it fits into 80 columns."""
+"""Width of a curve in characters: with its name and last value it fits into 80 columns."""
 SHOWN_CHARACTERS = 160
-"""Of a warning; run.log has all of it."""
+"""Maximum characters of a warning; run.log has all of it."""
 
 
 @dataclass(slots=True)
 class Stage:
-    """A phase of the run."""
+    """A stage of the run."""
 
     name: str
     detail: str
@@ -42,14 +42,14 @@ class HeldOutScore:
     split: str
     score: float
     n: int
-    """Episodes that counted."""
+    """Number of valid episodes."""
     stderr: float
     versions: Mapping[int, int] = field(default_factory=dict)
-    """Tokens that each policy version sampled for it, where they are known."""
+    """Number of tokens sampled by each policy version, if known."""
 
     @property
     def played_by(self) -> str:
-        """Which versions of the policy made it, in words; empty where all of it is of `step`'s, or none is known."""
+        """The policy versions that sampled it, in words; empty if unknown, or if all tokens are of version `step`."""
         if set(self.versions) <= {self.step}:
             return ""
         most, tokens = max(self.versions.items(), key=itemgetter(1))
@@ -61,30 +61,30 @@ class HeldOutScore:
 
 @dataclass(slots=True)
 class RunState:
-    """Everything a display may draw: start-up stages, curves, who waits for whom, time left."""
+    """Everything that a display may draw: stages, curves, waiting actors, time left."""
 
     name: str
     split: str = "eval"
-    """The split whose score is the headline."""
+    """The split with the headline score."""
     max_staleness: int | None = None
     clock: Callable[[], float] = time.monotonic
     started: float = 0.0
     stages: list[Stage] = field(default_factory=list)
     done: int = 0
     total: int = 0
-    """Progress of the current stage; 0 when unknown."""
+    """Progress of the current stage; 0 if unknown."""
     progress_fields: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     saved: int | None = None
-    """Steps of the newest checkpoint, 0 without one; None where the trainer doesn't say."""
+    """Steps of the newest checkpoint, 0 without one; None if the trainer doesn't report it."""
     rewards: list[float] = field(default_factory=list)
     evaluations: list[HeldOutScore] = field(default_factory=list)
     warnings: dict[str, int] = field(default_factory=dict)
-    """Message and how often it came."""
+    """Messages and how often each occurred."""
     stopping: bool = False
     exit: str = ""
-    """How the run ended, once it has."""
+    """How the run ended; empty until then."""
 
     def __post_init__(self) -> None:
         self.started = self.clock()
@@ -96,24 +96,24 @@ class RunState:
 
     @property
     def stage(self) -> Stage | None:
-        """The stage under way."""
+        """The current stage."""
         return self.stages[-1] if self.stages and self.stages[-1].ended is None else None
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left: what the trainer says, else the pace of the current stage carried on."""
-        if (said := self.status.get("eta_s")) is not None:
-            return float(said)
+        """Seconds left: the trainer's estimate if there is one, else extrapolated from the current stage."""
+        if (estimate := self.status.get("eta_s")) is not None:
+            return float(estimate)
         if self.stage is None or not 0 < self.done <= self.total:
             return None
         return (self.total - self.done) * (self.elapsed - self.stage.started) / self.done
 
     def scores(self, split: str | None = None) -> list[HeldOutScore]:
-        """Evaluations of one split (default: the headline split) in order."""
+        """List the evaluations of one split (default: the headline split) in order."""
         return [evaluation for evaluation in self.evaluations if evaluation.split == (split or self.split)]
 
     def line(self) -> str | None:
-        """The stage's progress and all figures."""
+        """Return the stage's progress and all figures in one line."""
         if not self.total:
             return None
         parts = [*self._fields(), *self._scores(), *self._figures(), *self._waits()]
@@ -123,7 +123,7 @@ class RunState:
         return "  ".join([f"{name} {self.done}/{self.total}", *parts])
 
     def panel(self) -> RenderableType:
-        """The panel of the live display."""
+        """Return the panel of the live display."""
         from rich.console import Group
         from rich.markup import escape
         from rich.panel import Panel
@@ -147,9 +147,9 @@ class RunState:
             parts.append(row)
         if self.rewards or self.evaluations:
             table = Table.grid(padding=(0, 1))
-            for name, values, said in self._curves():
+            for name, values, latest in self._curves():
                 drawn = Text(sparkline(values, SPARKLINE), style="cyan" if name == "reward" else "green")
-                table.add_row(name, drawn, Text(said, no_wrap=True, overflow="ellipsis"))
+                table.add_row(name, drawn, Text(latest, no_wrap=True, overflow="ellipsis"))
             parts += [Text(), table]
         if (figures := self._figures()) and not self.exit:
             parts.append(Text("  ".join(figures), style="cyan"))
@@ -170,19 +170,19 @@ class RunState:
         )
 
     def _curves(self) -> Iterator[tuple[str, list[float], str]]:
-        """Reward and held-out scores: name, values, and the last value in words."""
+        """Yield the curves of reward and held-out scores: name, values, and the last value in words."""
         if self.rewards:
             yield "reward", self.rewards, f"{self.rewards[-1]:.3f}"
         for split in dict.fromkeys(evaluation.split for evaluation in self.evaluations):
             scores = self.scores(split)
             first, last = scores[0], scores[-1]
             start = f", from {first.score:.3f}" if len(scores) > 1 else ""
-            said = f"{last.score:.3f} ± {last.stderr:.3f} (n={last.n}){start}"
-            said += f"; {last.played_by}" if last.played_by else ""
-            yield f"held-out ({split})", [evaluation.score for evaluation in scores], said
+            latest = f"{last.score:.3f} ± {last.stderr:.3f} (n={last.n}){start}"
+            latest += f"; {last.played_by}" if last.played_by else ""
+            yield f"held-out ({split})", [evaluation.score for evaluation in scores], latest
 
     def _scores(self) -> Iterator[str]:
-        """Reward and held-out score in words, where known."""
+        """Yield reward and held-out score in words, if known."""
         reward = self.status.get("reward", self.rewards[-1] if self.rewards else None)
         if reward is not None:
             yield f"reward {float(reward):.3f}"
@@ -190,7 +190,7 @@ class RunState:
             yield f"held-out {scores[-1].score:.3f}"
 
     def _figures(self) -> list[str]:
-        """The other live figures in words, in a fixed order, only those that are known."""
+        """List the other live figures in words, in a fixed order; unknown ones are left out."""
         parts: list[str] = []
         if (staleness := self.status.get("staleness")) is not None:
             bound = "" if self.max_staleness is None else f"/{self.max_staleness}"
@@ -204,13 +204,13 @@ class RunState:
         return parts
 
     def _waits(self) -> list[str]:
-        """Who waits for what, in one text, if anybody does."""
+        """Return a text that lists which actors wait for what, or no text if none waits."""
         waiting = self.status.get("waiting") or {}
-        said = ", ".join(f"{who} waits for {what}" for who, what in waiting.items() if what)
-        return [said] if said else []
+        text = ", ".join(f"{who} waits for {what}" for who, what in waiting.items() if what)
+        return [text] if text else []
 
     def _fields(self) -> list[str]:
-        """The figures that came with `Run.progress`."""
+        """List the figures given to `Run.progress`."""
         return [f"{name} {_figure(value)}" for name, value in self.progress_fields.items()]
 
 
@@ -221,7 +221,7 @@ def _figure(value: object) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """`values` in `width` block characters at most; the scale is 0 to 1 where all fit, else their own range."""
+    """Draw `values` with at most `width` block characters; scaled from 0 to 1 if all fit, else to their own range."""
     if not values:
         return ""
     count = min(width, len(values))

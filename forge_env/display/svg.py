@@ -13,12 +13,12 @@ SERIES = ("#2a6fdb", "#b9560f", "#0f7a64", "#b03a75", "#7558c9", "#7a6b0e")
 """Colours of lines on white, dark enough for text."""
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 8, 24
 LEAST_SHARE, ROOM_FOR_SHARE, ROOM_FOR_WORDS = 0.005, 0.06, 0.25
-"""Shares of a bar that are shown at all, have their figure written in, and their name."""
+"""Minimum shares of a bar that are shown at all, that contain their percentage, and that contain their name."""
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers that cover `low` to `high`."""
-    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300):  # one value, but for rounding
+    """Return about `count` round numbers that cover `low` to `high`."""
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300):  # a single value, apart from rounding
         high = low + max(abs(low), 1e-3)
     raw = (high - low) / max(1, count - 1)
     power = 10.0 ** math.floor(math.log10(raw))
@@ -28,7 +28,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A short label: 1.2M, 34k, 0.25, 1e-06."""
+    """Format a short label: 1.2M, 34k, 0.25, 1e-06."""
     size = abs(value)
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= limit:
@@ -46,17 +46,18 @@ def line_chart(
     log: bool = False,
     hover: bool = True,
 ) -> str:
-    """The curves over a common x axis of training steps. Points with a standard error have a bar of it, and a faint
-    line between them: nothing is known of what is there.
+    """Draw curves over a common x axis of training steps.
+
+    Points with a standard error get an error bar; the line between them is faint, since the values there are unknown.
 
     Args:
         curves: at least one with at least one point.
-        width: of the drawing, in its own units; it scales with the page.
+        width: of the drawing, in SVG units; it scales with the page.
         height: of the drawing.
-        bounds: fixed range of y, else the data's.
+        bounds: fixed range of y, else the range of the data.
         label: text for screen readers.
-        log: y by its logarithm, where every value is above 0.
-        hover: hold the figures, for the page to show under the pointer.
+        log: use a logarithmic y axis if every value is above 0.
+        hover: embed the values, for the page to show under the pointer.
     """
     log = log and all(y > 0 for curve in curves for y in curve.y)
     x_low, x_high = _range([x for curve in curves for x in curve.x])
@@ -101,10 +102,10 @@ def line_chart(
         for curve in curves
     ]
     frame = {"x": [x_low, x_high], "left": LEFT, "right": width - RIGHT, "top": TOP, "bottom": height - BOTTOM}
-    held = escape(json.dumps({"curves": data, "frame": frame}), quote=True)
+    embedded = escape(json.dumps({"curves": data, "frame": frame}), quote=True)
     return (
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}"'
-        + (f' data-hover="{held}"' if hover else "")
+        + (f' data-hover="{embedded}"' if hover else "")
         + f'>{"".join(parts)}<line class="cursor" y1="{TOP}" y2="{height - BOTTOM}"/></svg>'
     )
 
@@ -115,15 +116,15 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def legend(labels: Sequence[str]) -> str:
-    """Colour keys, in the order of the curves."""
+    """Return colour keys, in the order of the curves."""
     keys = (f'<span class="key"><i class="c{i % COLOURS}"></i>{escape(text)}</span>' for i, text in enumerate(labels))
     return f'<div class="legend">{"".join(keys)}</div>'
 
 
 def share_bars(accounts: Mapping[str, Mapping[str, float]]) -> str:
-    """One bar of stacked shares for every actor, work in colours and waiting hatched, with all shares in words below.
+    """Draw a bar of stacked shares for every actor, work in colours and waiting hatched, with all shares listed below.
 
-    An activity has one colour in all bars, and no two in one bar share one (`colour_of`).
+    An activity has the same colour in all bars, and no two activities of one bar share a colour (`colour_of`).
     """
     return f'<div class="account">{"".join(_share_bar(actor, account) for actor, account in accounts.items())}</div>'
 
@@ -135,12 +136,12 @@ def _share_bar(actor: str, account: Mapping[str, float]) -> str:
     pieces, words = [], []
     for what in order:
         kind = f"c{colour_of(what)}" if what in work else "waits"
-        said = f"{shares[what]:.0%}"
-        inside = f"{what} {said}" if shares[what] >= ROOM_FOR_WORDS else said if shares[what] >= ROOM_FOR_SHARE else ""
+        text = f"{shares[what]:.0%}"
+        inside = f"{what} {text}" if shares[what] >= ROOM_FOR_WORDS else text if shares[what] >= ROOM_FOR_SHARE else ""
         title = escape(f"{what} {shares[what]:.1%}", quote=True)
         width = f"{shares[what] * 100:.2f}%"
         pieces.append(f'<i class="{kind}" style="width:{width}" title="{title}"><span>{escape(inside)}</span></i>')
-        words.append(f'<span class="key"><i class="{kind}"></i>{escape(what)} {said}</span>')
+        words.append(f'<span class="key"><i class="{kind}"></i>{escape(what)} {text}</span>')
     return (
         f'<div class="who">{escape(actor)}</div><div><div class="shares">{"".join(pieces)}</div>'
         f'<div class="legend">{"".join(words)}</div></div>'

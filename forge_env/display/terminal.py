@@ -1,8 +1,8 @@
-"""Showing on a terminal, in a pipe or in a log how a run or an evaluation goes on.
+"""Progress of a run or an evaluation on a terminal, in a pipe or in a log.
 
-Everything that is shown is a `View`: it can be drawn as one line and as a panel. A display draws it, live if there is
-a terminal and in sparse lines elsewhere. Only the caller draws, never a thread: what is drawn changes in the event
-loop meanwhile.
+Everything that is shown is a `View`: it can be drawn as one line and as a panel. A display draws it, live on a terminal
+and in sparse lines elsewhere. Drawing is done by the caller, never by a thread, since the view changes in the event
+loop at the same time.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 QUIET_S = 15.0
-"""Plain lines of progress come at most this often."""
+"""Minimum seconds between plain lines of progress."""
 REDRAW_S = 0.25
-"""The live panel is drawn at most this often."""
+"""Minimum seconds between redraws of the live panel."""
 
 
 def duration(seconds: float) -> str:
-    """`8.3s`, `2m05s`, `1h04m`."""
-    if not 60 <= seconds < math.inf:  # also what is no number, in a damaged file
+    """Format a duration: `8.3s`, `2m05s`, `1h04m`."""
+    if not 60 <= seconds < math.inf:  # also NaN, from a damaged file
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 class View(Protocol):
-    """What is shown."""
+    """The content of a display."""
 
     @property
     def elapsed(self) -> float:
         """Seconds since the start."""
 
     def line(self) -> str | None:
-        """How far it is, in one line; None while there is nothing to say."""
+        """Return the progress in one line; None while there is nothing to report."""
 
     def panel(self) -> RenderableType:
-        """Everything, for rich to draw."""
+        """Return the whole view as a rich renderable."""
 
 
 class PlainDisplay:
-    """One line for what matters, with the time since the start in front."""
+    """Plain lines for important events, each with the time since the start in front."""
 
     def __init__(self, view: View, stream: TextIO) -> None:
         self._view = view
@@ -57,26 +57,26 @@ class PlainDisplay:
         self._last = 0.0
 
     def update(self) -> None:
-        """The view's line, when none came for a while."""
+        """Write the view's line, unless another line was written recently."""
         if self._view.elapsed - self._last >= QUIET_S and (text := self._view.line()) is not None:
             self.event(text)
 
     def event(self, text: str) -> None:
-        """The text."""
+        """Write the text."""
         self._last = self._view.elapsed
         self.note(text)
 
     def note(self, text: str) -> None:
-        """The text."""
+        """Write the text."""
         self._stream.write(f"[{duration(self._view.elapsed):>7}] {visible(text)}\n")
         self._stream.flush()
 
     def close(self) -> None:
-        """What was written stays."""
+        """Do nothing; written lines stay."""
 
 
 class LiveDisplay:
-    """A panel that is drawn again a few times a second; notes scroll by above it."""
+    """A panel that is redrawn a few times a second; notes scroll by above it."""
 
     def __init__(self, view: View, stream: TextIO) -> None:
         from rich.console import Console
@@ -97,24 +97,24 @@ class LiveDisplay:
         )
 
     def update(self) -> None:
-        """Draw again, unless that was just done."""
+        """Redraw, unless that was just done."""
         now = self._view.elapsed
         if now - self._last >= REDRAW_S:
             self._last = now
             self._draw()
 
     def event(self, text: str) -> None:
-        """Draw now: what follows may hold everything up."""
+        """Redraw now: the work that follows may block the event loop."""
         self._draw()
 
     def note(self, text: str) -> None:
-        """A line above the panel."""
+        """Print a line above the panel."""
         from rich.markup import escape
 
         self._live.console.print(f"[dim]{duration(self._view.elapsed):>7}[/] {escape(visible(text))}", soft_wrap=True)
 
     def close(self) -> None:
-        """Draw once more and leave it on the screen."""
+        """Redraw once more and leave the panel on the screen."""
         self._live.stop()
 
     def _draw(self) -> None:
@@ -123,7 +123,7 @@ class LiveDisplay:
 
 
 class Display:
-    """What a run or an evaluation tells how it goes on: a display that draws for as long as that works, or none.
+    """Display of a run or an evaluation that draws until drawing fails; without `drawn`, it draws nothing.
 
     A run is worth more than its picture, so it never raises.
     """
@@ -132,15 +132,15 @@ class Display:
         self._drawn = drawn
 
     def update(self) -> None:
-        """Something has changed, or nothing for a while. Displays draw no more often than they like."""
+        """Redraw after a change, or at regular intervals; displays limit how often they redraw."""
         self._try(lambda drawn: drawn.update())
 
     def event(self, text: str) -> None:
-        """Something that the panel shows as well: a line where there is no panel."""
+        """Show an event that the panel shows as well: a line if there is no panel."""
         self._try(lambda drawn: drawn.event(text))
 
     def note(self, text: str) -> None:
-        """Something worth a line."""
+        """Show a note: a line on every display."""
         self._try(lambda drawn: drawn.note(text))
 
     def close(self) -> None:
@@ -152,16 +152,16 @@ class Display:
             return
         try:
             draw(drawn)
-        except Exception as error:  # whatever drawing raises (a reader gone, rich): the run goes on
+        except Exception as error:  # drawing errors (a closed pipe, rich) must not end the run
             self._drawn = None
-            own = None if isinstance(error, OSError) else error
-            log.warning("progress is no longer drawn: %s: %s", type(error).__name__, error, exc_info=own)
-            with suppress(Exception):  # gives the cursor back, if that still works
+            shown = None if isinstance(error, OSError) else error
+            log.warning("progress is no longer drawn: %s: %s", type(error).__name__, error, exc_info=shown)
+            with suppress(Exception):  # restores the cursor, if that still works
                 drawn.close()
 
 
 def open_display(view: View, stream: TextIO, *, live: bool = True) -> Display:
-    """The display that fits the stream, begun: live on a terminal, if `live` allows it."""
+    """Open the display that fits the stream: live on a terminal if `live` allows it, else plain."""
     display = Display(LiveDisplay(view, stream) if live and stream.isatty() else PlainDisplay(view, stream))
     display.update()
     return display
@@ -169,7 +169,7 @@ def open_display(view: View, stream: TextIO, *, live: bool = True) -> Display:
 
 @asynccontextmanager
 async def kept_up_to_date(display: Display) -> AsyncIterator[None]:
-    """Show during the block how time goes on, also while nothing happens."""
+    """Update the display regularly during the block, also while nothing happens."""
 
     async def tick() -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Chat completions, streamed or whole, read into a `Reply` with its usage."""
+"""Parse chat completions, streamed or whole, into a `Reply` with its token usage."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from forge_env.turns import call_of
 from forge_env.types import Message, ToolCall, clean_unicode
 
 # ---
-# Tokens of one request: as the endpoint tells them, else estimated, so that limits and budgets act in any case.
+# Tokens of one request, as reported by the endpoint or estimated, so that limits and budgets always apply.
 #
-# An estimate is a token for every four bytes of UTF-8, of the messages and tools sent and of what came back: about
-# right for English and code, within a factor of two for other scripts. It is marked as one wherever it is shown.
+# The estimate is one token per four bytes of UTF-8 of the messages and tools sent and of the reply: about right for
+# English and code, within a factor of two for other scripts. It is marked as an estimate wherever it is shown.
 
 MOST_TOKENS = 10**9
-"""No request has more; a larger figure is taken for none."""
+"""Largest credible number of tokens of a request; larger figures are ignored."""
 
 
 def told(value: Any) -> dict[str, int]:
-    """`prompt`, `cached` (of the prompt) and `completion` tokens, as far as an answer's `usage` tells them credibly."""
+    """`prompt`, `cached` (part of the prompt) and `completion` tokens in an answer's `usage`, if plausible."""
     if not isinstance(value, dict):
         return {}
     details = value.get("prompt_tokens_details")
-    found = {
+    raw = {
         "prompt": value.get("prompt_tokens"),
         "completion": value.get("completion_tokens"),
         "cached": details.get("cached_tokens") if isinstance(details, dict) else None,
     }
-    usage = {name: number for name, number in found.items() if type(number) is int and 0 <= number <= MOST_TOKENS}
+    usage = {name: number for name, number in raw.items() if type(number) is int and 0 <= number <= MOST_TOKENS}
     if "cached" in usage:
         usage["cached"] = min(usage["cached"], usage.get("prompt", 0))
     return usage
 
 
 def fill_in(reply: Reply, body: dict[str, Any]) -> None:
-    """Complete `reply.metadata["usage"]`; `estimated` is 1 in it where a figure does not come from the endpoint."""
+    """Complete `reply.metadata["usage"]`; `estimated` is set to 1 if a figure is an estimate."""
     usage: dict[str, int] = reply.metadata["usage"]
     written = len(reply.token_ids) or estimated_tokens(words_of(reply.message))
     if usage.get("prompt") and (usage.get("completion") or ("completion" in usage and not written)):
@@ -59,30 +59,30 @@ def fill_in(reply: Reply, body: dict[str, Any]) -> None:
 
 
 # ---
-# A chat completion as JSON, read into a `Reply`.
+# Parse a chat completion from JSON into a `Reply`.
 #
-# What the *endpoint* does wrong (no choices, tool calls of a wrong shape) is a `MalformedAnswerError`; what the
-# *model* wrote wrong (arguments that are not JSON, a tool that isn't there) stays in the message, for the environment
-# to answer. Texts are freed of lone surrogates, which JSON allows and UTF-8 does not.
+# Mistakes of the *endpoint* (no choices, malformed tool calls) raise `MalformedAnswerError`; mistakes of the *model*
+# (arguments that are not JSON, an unknown tool) stay in the message, for the environment to answer. Lone surrogates,
+# which JSON allows and UTF-8 does not, are replaced in texts.
 
 FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
-"""Reasons to finish that are the endpoint's trouble, not the model's choice."""
+"""Finish reasons of replies that failed at the endpoint."""
 CUT = (
     *("length", "max_length", "model_length", "token_limit", "model_context_window_exceeded"),
     *("max_tokens", "max_new_tokens", "max_output_tokens", "max_completion_tokens"),
 )
-"""Finish reasons of truncated replies: of OpenAI, Mistral, Anthropic, Google, Cohere and TGI."""
+"""Finish reasons of truncated replies, as used by OpenAI, Mistral, Anthropic, Google, Cohere and TGI."""
 FILTERED = ("content_filter", "content_filtered", "safety", "recitation", "prohibited_content", "blocklist", "refusal")
 """Finish reasons of replies that a filter stopped."""
 
 
 def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
-    """The reply in a chat completion, as the endpoint parsed it, and its thoughts in the endpoint's own fields.
+    """Return the reply of a chat completion, as parsed by the endpoint, and the endpoint's fields with its thoughts.
 
     Raises:
-        EndpointFailureError: it is an error report sent with a status of success.
-        ContentFilterError: a filter left nothing of it.
-        MalformedAnswerError: it isn't shaped as a chat completion.
+        EndpointFailureError: it is an error report sent with a success status.
+        ContentFilterError: a filter removed the whole answer.
+        MalformedAnswerError: it isn't a chat completion.
     """
     data = _mapping(data, "the answer")
     if data.get("error"):
@@ -160,12 +160,12 @@ def _tool_calls(raw: dict[str, Any]) -> list[ToolCall]:
 
 
 def _call_id(value: Any) -> str:
-    """The id of a tool call, which some endpoints number."""
+    """Id of a tool call as text; some endpoints send numbers."""
     return str(value) if type(value) is int else _text(value, "the id of a tool call")
 
 
 def _read_tokens(reply: Reply, data: dict[str, Any], choice: dict[str, Any]) -> None:
-    """Exact tokens, where the endpoint gives them (vLLM's `return_token_ids` and `logprobs`)."""
+    """Store the exact tokens in `reply`, if the endpoint returns them (vLLM's `return_token_ids` and `logprobs`)."""
     prompt = choice.get("prompt_token_ids") or data.get("prompt_token_ids")
     sampled, logprobs = choice.get("token_ids"), choice.get("logprobs")
     if not (prompt and sampled and logprobs):
@@ -180,21 +180,21 @@ def _read_tokens(reply: Reply, data: dict[str, Any], choice: dict[str, Any]) -> 
     shaped = prompt_ids.ndim == token_ids.ndim == values.ndim == 1
     if not shaped or not np.isfinite(values).all() or min(prompt_ids.min(), token_ids.min()) < 0:
         raise MalformedAnswerError("token ids or log-probs are not numbers that a model could give")
-    if len(values) == len(token_ids):  # all or nothing: what trains must be exact
+    if len(values) == len(token_ids):  # otherwise none are stored: training needs exact tokens
         reply.prompt_ids, reply.token_ids = prompt_ids, token_ids
         reply.logprobs, reply.versions = values, np.full(len(token_ids), -1, np.int32)
 
 
 # ---
-# Server-sent events of a streamed chat completion, put together into what the endpoint would have sent at once.
+# Assemble the server-sent events of a streamed chat completion into the equivalent whole answer.
 
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 Pieces = dict[str, list[str]]
-"""Texts as they come in; joining them at the end takes linear time however many there are."""
+"""Pieces of texts by field; they are joined once at the end, which takes linear time."""
 
 
 def assemble(content: bytes) -> dict[str, Any]:
-    """The completion that the events spell.
+    """Assemble the events of a stream into one chat completion.
 
     Raises:
         TruncatedAnswerError: the stream ended before the answer did.
@@ -227,7 +227,7 @@ def assemble(content: bytes) -> dict[str, Any]:
                 f"the choices of an event are {beginning(pieces, 100)!r} where a list is expected"
             )
         for piece in pieces:
-            if not isinstance(piece, dict) or not piece.get("index"):  # one choice is asked for, and answers count
+            if not isinstance(piece, dict) or not piece.get("index"):  # one choice is requested; others are ignored
                 _add(choice, texts, calls, details, piece)
     if choice["finish_reason"] is None and not choice.get("error") and not (ended and (texts or calls)):
         where = "before" if not texts and not calls else "in the middle of"
@@ -249,7 +249,7 @@ def _joined(pieces: list[str]) -> str:
 
 @dataclass(slots=True)
 class _Call:
-    """One tool call in pieces."""
+    """Pieces of one tool call."""
 
     id: str | int | None = None
     name: list[str] = field(default_factory=list)
@@ -281,7 +281,7 @@ def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], details: lis
 
 
 def _add_detail(details: list[dict[str, Any]], part: dict[str, Any]) -> None:
-    """Pieces of one part of OpenRouter's `reasoning_details` follow each other, with the same index and type."""
+    """Add a piece of OpenRouter's `reasoning_details`; successive pieces with the same index and type form one part."""
     last = details[-1] if details else {}
     if not last or any(last.get(name) != part.get(name) for name in ("index", "type")):
         details.append(dict(part))
@@ -294,7 +294,7 @@ def _add_detail(details: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 def _add_call(calls: list[_Call], piece: dict[str, Any]) -> None:
-    """Pieces of one call share an index; a piece without one continues the last call unless it brings an id."""
+    """Add a piece of a call. Pieces of a call share an index; without index and id, a piece continues the last call."""
     index = piece.get("index")
     if index is None:
         index = len(calls) if piece.get("id") not in (None, "") or not calls else len(calls) - 1

@@ -1,4 +1,4 @@
-"""The chat format of a checkpoint: the vLLM parsers for it, and whether the model thinks."""
+"""Chat format of a checkpoint: its vLLM parsers, and whether the model thinks before it answers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _BY_NAME = [
     (r"qwen3\.\d|qwen3-coder", "qwen3.5"),
     (r"qwen-?3", "qwen3"),
 ]
-"""Patterns of model names on the hub and their formats; the first match counts."""
+"""Patterns of model names on the hub and their formats; the first match is used."""
 _ANSWERS_AT_ONCE = r"instruct|coder|base|non-?thinking"
 """Names of non-thinking models in families that think."""
 _THINKS = r"deepseek-?r1|qwq"
@@ -105,7 +105,7 @@ class ChatFormat:
         return cls(name, thinks=template_thinks(_template(folder)))
 
     def vllm_flags(self) -> dict[str, list[str]]:
-        """Flags that make vLLM's server parse turns as training does."""
+        """Flags that make vLLM's server parse turns as the trainer does."""
         tools, thoughts = PARSERS.get(self.name or "", HERMES if self.thinks else (HERMES[0], None))
         flags = {"--enable-auto-tool-choice": [], "--tool-call-parser": [tools]}
         if thoughts is not None:
@@ -116,7 +116,7 @@ class ChatFormat:
         return flags
 
     def reader(self, model: str) -> TokenReader | None:
-        """Training's own parser of sampled tokens; None if training is not installed or doesn't know the format."""
+        """The trainer's parser of sampled tokens; None if the trainer is not installed or doesn't know the format."""
         entry = installed("forge_env.chat_formats").get("renderers")
         if entry is None or self.name is None or not Path(model).is_dir():
             return None

@@ -1,6 +1,6 @@
-"""What can go wrong between us and a model endpoint. Every error is a `GeneratorError`: never the model's zero.
+"""Errors of a model endpoint. Each is a `GeneratorError`, so it never counts as a reward of 0 for the model.
 
-The name of the class is the kind that displays and summaries count.
+Displays and summaries count errors by class name.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from forge_env.redaction import redact
 
 
 class EndpointError(GeneratorError):
-    """Base of the errors of an endpoint."""
+    """Base class of endpoint errors."""
 
     transient: ClassVar[bool] = True
-    """Whether the same request may well succeed a little later."""
+    """Whether the same request may succeed a little later."""
     overload: ClassVar[bool] = False
-    """Whether it says that we ask too much at once."""
+    """Whether the error means that too many requests are in flight."""
     fatal: ClassVar[bool] = False
     """Whether every other request will fail in the same way."""
     excusable: ClassVar[bool] = False
-    """Whether a fatal one concerns this request alone where the endpoint has answered others."""
+    """Whether a fatal error concerns only this request if the endpoint has answered other requests."""
     status: int | None = None
-    """Of the HTTP answer."""
+    """HTTP status of the answer, if any."""
     retry_after_s: float | None = None
-    """How long the endpoint asks us to wait."""
+    """Seconds to wait before a retry, as requested by the endpoint."""
 
 
 class EndpointUnreachableError(EndpointError):
-    """No connection, or it broke before an answer began."""
+    """No connection could be made, or it broke before an answer began."""
 
 
 class UntrustedEndpointError(EndpointUnreachableError):
@@ -49,7 +49,7 @@ class UntrustedEndpointError(EndpointUnreachableError):
 
 
 class EndpointTimeoutError(EndpointError):
-    """No complete answer within the time allowed."""
+    """No complete answer arrived within the time limit."""
 
     overload = True
 
@@ -69,23 +69,23 @@ class TruncatedAnswerError(EndpointError):
 
 
 class MalformedAnswerError(EndpointError):
-    """The answer is not JSON, or not shaped as a chat completion."""
+    """The answer is not JSON, or not a chat completion."""
 
 
 class AnswerTooLargeError(EndpointError):
-    """The answer is larger than we are willing to read."""
+    """The answer exceeds the size limit."""
 
     transient = False
 
 
 class RequestRefusedError(EndpointError):
-    """Another 4xx status: the endpoint doesn't take this request."""
+    """Another 4xx status: the endpoint rejects this request."""
 
     transient = False
 
 
 class AccessDeniedError(RequestRefusedError):
-    """Status 401 or 403: the key is missing or wrong, or (403) what is asked is not allowed."""
+    """Status 401 or 403: the key is missing or wrong, or (403) the request is not allowed."""
 
     fatal = True
     excusable = True
@@ -99,7 +99,7 @@ class NoSuchModelError(RequestRefusedError):
 
 
 class ContentFilterError(RequestRefusedError):
-    """The endpoint's filter stopped the request, or the answer before a word of it."""
+    """The endpoint's content filter blocked the request or the whole answer."""
 
 
 class RedirectedError(RequestRefusedError):
@@ -109,13 +109,13 @@ class RedirectedError(RequestRefusedError):
 
 
 class OutOfCreditError(RequestRefusedError):
-    """Status 402, or 429 for want of money rather than of patience."""
+    """Status 402, or 429 because of exhausted credit instead of too many requests."""
 
     fatal = True
 
 
 # ---
-# Which error an answer stands for whose status is not 2xx.
+# Errors for answers whose status is not 2xx.
 
 OVERLOAD = (429, 503, 529)
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -123,7 +123,7 @@ _FILTERED = re.compile(rb"content.?filter|content.(?:management.)?policy|moderat
 
 
 def refusal(status: int, headers: Mapping[str, str], content: bytes) -> EndpointError:
-    """The error that a status other than 2xx stands for."""
+    """The error for an answer with a status other than 2xx."""
     text = f"status {status}: {error_text(content)}"
     if status == 402 or (status == 429 and b"insufficient_quota" in content):
         return OutOfCreditError(text)
@@ -145,10 +145,9 @@ def refusal(status: int, headers: Mapping[str, str], content: bytes) -> Endpoint
 
 
 def redirected(status: int, headers: Mapping[str, str], url: httpx.URL, path: str) -> EndpointError | None:
-    """The error for an answer that only points elsewhere, naming where; None for any other answer.
+    """The error for a redirect, naming its target; None for any other answer.
 
-    It is not followed: a request that is repeated as GET, or sent with its key to another host, is not what the user
-    asked for.
+    Redirects are not followed: the user did not ask to repeat a request as GET, or to send the key to another host.
     """
     if status not in REDIRECTS:
         return None
@@ -165,7 +164,7 @@ def redirected(status: int, headers: Mapping[str, str], url: httpx.URL, path: st
 
 
 def error_text(content: bytes) -> str:
-    """The message in an error report of the shapes in use, or how it begins; without secrets, which some repeat."""
+    """Message of an error report in a common format, or its beginning; without secrets, which some endpoints repeat."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
@@ -177,18 +176,18 @@ def error_text(content: bytes) -> str:
 
 
 def beginning(value: object, most: int) -> str:
-    """The first `most` characters of a value as text; without secrets, half of which could be left of them."""
+    """The first `most` characters of a value as text. Secrets are removed first, so that no part of one is left."""
     return redact(str(value))[:most]
 
 
 def excerpt(content: bytes) -> str:
-    """The beginning of `content`, printable and without secrets."""
+    """Beginning of `content` as printable text without secrets."""
     text = redact(content[:4096].decode("utf-8", "backslashreplace"))[:120]
     return repr(text) + (f" ... ({len(content)} bytes)" if len(content) > 120 else "")
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that `Retry-After` asks for (a number or a date), however many; None without a usable value."""
+    """Seconds requested by `Retry-After` (a number or a date), without an upper limit; None if missing or invalid."""
     value = headers.get("retry-after", "")
     with suppress(ValueError):
         seconds = float(value)

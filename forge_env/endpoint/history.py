@@ -44,7 +44,7 @@ class History:
             self._instructions = INSTRUCTIONS.format(tools=lines)
         self._messages: list[dict[str, Any]] = []
         self._results: list[Message] = []
-        """Tool results at the end of the conversation, which are sent as one user message."""
+        """Tool results at the end of the conversation; they are sent as one user message."""
         self._text_calls: set[str] = set()
         """Ids of calls that stay in the text of their turn."""
 
@@ -99,7 +99,7 @@ class History:
 
 
 def _block(call: ToolCall) -> str:
-    """A call as text, for a turn from whose text the endpoint removed it."""
+    """A call as text, for turns from which the endpoint removed the call's text."""
     name, arguments = call.function.name, call.function.arguments
     written = arguments if is_malformed(call) else f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
     return f"<tool_call>\n{written}\n</tool_call>"

@@ -1,8 +1,8 @@
-"""One HTTP exchange with a model endpoint, and what can go wrong with it.
+"""HTTP exchanges with a model endpoint, and their errors.
 
-httpx's own connection pool looks at every connection for every request, which at thousands in flight costs tens of
-milliseconds each. Here each connection is an `httpx.AsyncHTTPTransport` of its own, and free ones are a stack:
-constant work a request, however many are in flight.
+httpx's connection pool checks every connection for every request, which costs tens of milliseconds per request with
+thousands in flight. Here each connection is a separate `httpx.AsyncHTTPTransport`, and idle ones form a stack, so the
+work per request is constant.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ONE = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_ex
 
 
 class Connections:
-    """Connections to one origin; used from one event loop."""
+    """Connections to one origin, for use from one event loop."""
 
     def __init__(self, base_url: str, *, api_key: str = "", uds: str | None = None) -> None:
         self.base_url = address(base_url)
@@ -62,10 +62,10 @@ class Connections:
         allow_many_connections()
 
     async def exchange(self, method: str, path: str, body: Any = None, *, timeout_s: float) -> Any:
-        """Send JSON, return the JSON of a 2xx answer (the events' list for an event stream).
+        """Send JSON and return the JSON of a 2xx answer; the raw bytes of an event stream.
 
         Raises:
-            EndpointError: of the class that names what went wrong.
+            EndpointError: the subclass names the cause.
         """
         deadline = asyncio.timeout(timeout_s)
         try:
@@ -102,7 +102,7 @@ class Connections:
                 await response.aclose()
         finally:
             self._busy.discard(transport)
-            self._idle.append(transport)  # a connection that broke is opened anew by its transport
+            self._idle.append(transport)  # the transport reopens a broken connection
         return response.status_code, response.headers, content
 
     def _open(self) -> httpx.AsyncHTTPTransport:
@@ -127,7 +127,7 @@ class Connections:
 
 
 def _no_connection(url: httpx.URL, error: httpx.ConnectError) -> EndpointError:
-    """Why there is no connection, as exactly as the causes tell."""
+    """The error for a failed connection, as specific as its causes allow."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
@@ -145,24 +145,27 @@ class _Interrupted(httpx.ReadError):
 
 
 def address(base_url: str) -> httpx.URL:
-    """An endpoint's address, which paths can be joined to. A part of its path that looks like a key is a secret.
+    """Parse an endpoint's address into a URL to which paths can be joined. Path parts that look like keys are redacted.
 
     Raises:
-        UsageError: it isn't an address, or has parts that would not be sent. They may be secret, so no value is shown.
+        UsageError: it isn't an address, or it has parts that would not be sent. These may be secret, so the message
+            does not show them.
     """
     learn_address(base_url, "base_url", path=True)
     try:
         url = httpx.URL(base_url.strip().rstrip("/") + "/")
     except httpx.InvalidURL as error:
-        if "@" in base_url:  # the error would show a part of a password
+        if "@" in base_url:  # the error message would show part of a password
             raise _unsent("the address", "a name or password") from None
         raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint: {redact(str(error))}") from error
     if "@" in base_url:
         raise _unsent(f"the address of {url.host}" if url.userinfo else "the address", "a name or password")
     if url.scheme not in ("http", "https") or not url.host:
-        bare = re.fullmatch(r"([\w.-]+(?::\d+)?)(/[^?#]*)?(?:[?#].*)?", base_url.strip())
-        meant = f"did you mean http://{bare[1]}{bare[2] or '/v1'}?" if bare else "for example http://localhost:8000/v1"
-        raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint", fix=redact(meant))
+        match = re.fullmatch(r"([\w.-]+(?::\d+)?)(/[^?#]*)?(?:[?#].*)?", base_url.strip())
+        hint = (
+            f"did you mean http://{match[1]}{match[2] or '/v1'}?" if match else "for example http://localhost:8000/v1"
+        )
+        raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint", fix=redact(hint))
     if url.query or url.fragment:
         raise _unsent(f"the address of {url.host}", "a query" if url.query else "a fragment")
     return url
@@ -176,7 +179,7 @@ def _unsent(address: str, part: str) -> UsageError:
 
 
 async def _read(response: httpx.Response) -> bytes:
-    """The decoded body; bounded, so that a runaway endpoint can't take the memory."""
+    """The decoded body, limited in size so that a faulty endpoint can't exhaust the memory."""
     chunks: list[bytes] = []
     size = 0
     try:
@@ -193,7 +196,7 @@ async def _read(response: httpx.Response) -> bytes:
 
 
 def parse_json(content: bytes) -> Any:
-    """The JSON of an answer; `MalformedAnswerError` shows how it begins."""
+    """Parse the JSON of an answer. `MalformedAnswerError`: it is not JSON; the message shows its beginning."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
@@ -201,7 +204,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def _proxy(url: httpx.URL) -> str | None:
-    """The proxy that the environment variables in use name for this address."""
+    """Proxy for this address according to the environment variables, or None."""
     if urllib.request.proxy_bypass(url.host) or url.host in ("localhost", "127.0.0.1", "::1"):
         return None
     proxies = urllib.request.getproxies()
@@ -209,7 +212,7 @@ def _proxy(url: httpx.URL) -> str | None:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's soft limit of open files to its hard one."""
+    """Raise this process's soft limit of open files to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):

@@ -1,4 +1,4 @@
-"""How many requests an endpoint gets at once, found out while asking (`AdaptiveLimiter`)."""
+"""Adaptive limit on the number of concurrent requests to an endpoint (`AdaptiveLimiter`)."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from enum import Enum, auto
 from forge_env.rollout.working_time import waiting
 
 # ---
-# Does a larger load pay? Latencies under two loads, compared with regard to how much they vary.
+# Does a larger load increase throughput? Compare the latencies under two loads, considering their variance.
 #
-# Where more requests in flight are simply served, latency stays; where they only queue, it grows in proportion. Between
-# them lies what is asked for: a load half as large again must complete a tenth more. Latencies are compared by their
-# logarithms, whose means a few very long answers don't move.
+# If the endpoint serves additional requests in parallel, latency stays constant; if it queues them, latency grows in
+# proportion to the load. The criterion is between these: accept 1.5x load only for 10 % more throughput. The logarithms
+# of latencies are compared, because a few very long answers hardly move their mean.
 
 PROBE = 1.5
-"""How much larger a load must be to be compared with the known one."""
+"""Minimum ratio of a load to the known load for a comparison."""
 NEAR = 1.2
-"""How much a load may differ from the known one to tell more of that."""
+"""Maximum ratio of a load to the known load at which its answers count as answers under the known load."""
 GAIN = 1.1
-"""How much more such a load must complete."""
+"""Minimum ratio of throughputs at a load of `PROBE` times the known load."""
 SURE_IT_PAYS = 1.0
-"""Standard errors between what is seen and what would just pay, for a verdict."""
+"""Standard errors between the observed latency and the break-even latency required for the verdict PAYS."""
 SURE_IT_QUEUES = 2.0
-"""The same for the verdict that costs more where it is wrong."""
+"""The same for the verdict QUEUES, which costs more if it is wrong."""
 PATIENCE = 4
-"""Rounds after which there is a verdict in any case."""
+"""Rounds after which a verdict is given in any case."""
 FEWEST = 8
-"""Answers below which nothing is compared."""
+"""Minimum number of answers for a comparison."""
 
 
 class Verdict(Enum):
-    """What a comparison says so far."""
+    """Result of a comparison so far."""
 
     OPEN = auto()
     PAYS = auto()
@@ -46,31 +46,31 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A request's beginning."""
+    """State of the limiter when a request began."""
 
     epoch: int
-    """Decreases of the window before it."""
+    """Number of earlier decreases of the window."""
     at: float
-    """Seconds on the clock."""
+    """Start time on the limiter's clock in seconds."""
     area: float
-    """Requests in flight, summed over time until then."""
+    """Integral of the number of requests in flight over time, up to the start."""
     window: int
 
 
 @dataclass(slots=True)
 class Answers:
-    """Sums over the answers under one load."""
+    """Statistics of the answers under one load."""
 
     count: int = 0
     loads: float = 0.0
     windows: float = 0.0
     mean: float = 0.0
-    """Of the logarithm of latency."""
+    """Mean of the logarithms of latencies."""
     squares: float = 0.0
-    """Of its deviations from the mean (B. P. Welford, Technometrics 4, 1962)."""
+    """Sum of squared deviations from the mean (B. P. Welford, Technometrics 4, 1962)."""
 
     def add(self, begun: Begun, ended: float, load: float) -> None:
-        """One answer more, to a request with `load` in flight on average, itself among them."""
+        """Add an answer to a request during which `load` requests were in flight on average, including itself."""
         self.count += 1
         self.loads += load
         self.windows += begun.window
@@ -86,31 +86,31 @@ class Answers:
 
     @property
     def variance(self) -> float:
-        """Of the mean."""
+        """Variance of the mean."""
         return self.squares / max(self.count - 1, 1) / max(self.count, 1)
 
 
 class Comparison:
-    """A known load and a larger one.
+    """Comparison of a known load with a larger one.
 
     Args:
-        round_size: answers that make the load known.
+        round_size: number of answers after which a load counts as known.
     """
 
     def __init__(self, round_size: int) -> None:
         self._round_size = max(FEWEST, round_size)
         self._known = Answers()
-        self._level = 0.0  # its load when it became known
+        self._level = 0.0  # mean load when it became known
         self._tried = Answers()
-        self._tried_from = math.inf  # those begun while the load still grew met a shorter queue than it makes
+        self._tried_from = math.inf  # requests that began while the load still grew met a shorter queue
 
     @property
     def known_load(self) -> float:
-        """Requests in flight that are known to pay; endless while nothing is known."""
+        """Load that is known to pay, in requests in flight; infinite until a load is known."""
         return self._known.load if self._known.count >= self._round_size else math.inf
 
     def add(self, begun: Begun, ended: float, load: float, *, known: bool) -> Verdict:
-        """One answer more; `known`: the window stands at the known load."""
+        """Add an answer. `known`: the window is held at the known load."""
         if known or self._known.count < self._round_size:
             self._known.add(begun, ended, load)
             self._level = self._known.load
@@ -127,7 +127,7 @@ class Comparison:
         known, tried = self._known, self._tried
         if tried.count < max(FEWEST, tried.load):  # the first answers of a round are its shortest
             return Verdict.OPEN
-        # by how much the logarithm of latency may grow with the load, where that just pays
+        # break-even growth of the logarithm of latency at this load
         growth = (1 - math.log(GAIN) / math.log(PROBE)) * math.log(tried.load / known.load)
         distance = tried.mean - known.mean - growth
         error = math.sqrt(known.variance + tried.variance)
@@ -141,52 +141,54 @@ class Comparison:
         return Verdict.PAYS
 
     def knee(self) -> float:
-        """The window whose load completes, with the known latency, what the larger one does."""
+        """Window size whose load has the throughput of the larger load at the latency of the known one."""
         known, tried = self._known, self._tried
         load = tried.load * math.exp(known.mean - tried.mean)
-        elsewhere = max(0.0, tried.windows / tried.count - tried.load)  # places of those who are not asking
-        return min(max(load, known.load), tried.load) + elsewhere
+        unused = max(0.0, tried.windows / tried.count - tried.load)  # slots that were not in use
+        return min(max(load, known.load), tried.load) + unused
 
 
 # ---
-# How many requests an endpoint gets at once, found out while asking.
-#
-# A window of requests in flight: it grows by one for every answer (doubles each round) until the endpoint pushes back,
-# then by one a round (additive increase), and halves when told "too many" or when nothing comes back in time
-# (multiplicative decrease, once a round at most), as TCP does (V. Jacobson, "Congestion avoidance and control", SIGCOMM
-# 1988). It grows only while it is what requests wait for. Latency holds it too: by Little's law a load of w requests
-# with latency l completes w / l a second, and when a load half as large again completes hardly more, the larger one
-# only queues (`Comparison`), so the window goes back to where that began, and after a while it is tried again.
+# A window limits the requests in flight. It grows by one for every answer (doubling each round) until the endpoint
+# pushes back, then by one per round (additive increase). It halves when the endpoint reports overload or a request
+# times out (multiplicative decrease, at most once per round), as in TCP (V. Jacobson, "Congestion avoidance and
+# control", SIGCOMM 1988). It grows only while requests wait for it. Latency limits it too: by Little's law, w requests
+# in flight with latency l complete w / l requests per second. If a load 1.5 times as large hardly completes more, its
+# requests only queue (`Comparison`); the window then shrinks to the size at which queueing began, and grows again after
+# a while.
 
 REACH = 4.0
-"""How far beyond the last load that is known to pay the window grows while nothing is known of more."""
+"""Maximum ratio of a load to the last one known to pay, up to which the window grows if no larger load has failed."""
 PROBE_REACH = 2.0
-"""The same after larger loads have not paid."""
+"""The same after a larger load did not pay."""
 HOLD_ROUNDS = 4
-"""Rounds without growth after a load that didn't pay; doubled with every further one."""
+"""Rounds without growth after a load that didn't pay; doubled each time."""
 MOST_HOLD_ROUNDS = 8
 CALM_ROUNDS = 20
-"""Rounds without a refusal after which growth doubles again: what was too much was a passing matter."""
+"""Rounds without overload after which the window doubles each round again: the overload was temporary."""
 
 
 class AdaptiveLimiter:
-    """A semaphore whose size follows the endpoint. Used from one event loop."""
+    """A semaphore whose size adapts to the endpoint's capacity, for use from one event loop."""
 
     def __init__(self, *, start: int = 16, maximum: int = 256, clock: Callable[[], float] = time.perf_counter) -> None:
         self.maximum = maximum
         self.window = float(min(start, maximum))
         self.in_flight = 0
         self.overloads = 0
-        """How often the endpoint said that it was too much."""
+        """Number of overload errors of the endpoint."""
         self.on_change: Callable[[], object] = lambda: None
-        """Called whenever the window changed."""
+        """Called after each change of the window's size."""
         self._clock = clock
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._area, self._since = 0.0, clock()  # requests in flight summed over time: means of it are loads
-        self._epoch = 0  # counts decreases: requests begun before one don't cause another
+        self._area, self._since = (
+            0.0,
+            clock(),
+        )  # integral of requests in flight over time; its mean over an interval is the load
+        self._epoch = 0  # number of decreases; requests that began before one don't cause another
         self._doubling = True
         self._calm = 0  # answers since the endpoint last pushed back
-        self._pressed = 0  # answers for which the window still counts as what requests wait for
+        self._pressed = 0  # answers until requests no longer count as waiting for the window
         self._held = 0  # answers until the window may grow again
         self._hold_rounds = HOLD_ROUNDS
         self._reach = REACH
@@ -194,12 +196,12 @@ class AdaptiveLimiter:
 
     @property
     def size(self) -> int:
-        """Requests allowed in flight, at least one."""
+        """Number of requests allowed in flight, at least 1."""
         return max(1, int(self.window))
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[Begun]:
-        """Hold one place in the window; the value goes to `succeeded` or `overloaded`."""
+        """Hold one slot of the window; pass the yielded value to `succeeded` or `overloaded`."""
         await self._acquire()
         try:
             yield self.begin()
@@ -208,19 +210,19 @@ class AdaptiveLimiter:
             self._wake()
 
     def begin(self) -> Begun:
-        """A request begins now."""
+        """Record the limiter's state for a request that begins now."""
         self.count(0)
         return Begun(self._epoch, self._since, self._area, self.size)
 
     def count(self, change: int) -> None:
-        """Requests in flight change by this many."""
+        """Change the number of requests in flight."""
         now = self._clock()
         self._area += self.in_flight * (now - self._since)
         self._since = now
         self.in_flight += change
 
     def press(self) -> None:
-        """Someone would ask, now or soon, if the window were larger."""
+        """Note that requests are waiting for the window, or soon will be."""
         self._pressed = self.size
 
     async def _acquire(self) -> None:
@@ -228,15 +230,15 @@ class AdaptiveLimiter:
             self.count(1)
             return
         self.press()
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(place)
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(slot)
         try:
             with waiting():
-                await place  # `_wake` counts us in
+                await slot  # `_wake` counts this request as in flight
         except asyncio.CancelledError:
-            if place.cancelled():
+            if slot.cancelled():
                 with suppress(ValueError):
-                    self._waiters.remove(place)
+                    self._waiters.remove(slot)
             else:
                 self.count(-1)
                 self._wake()
@@ -244,21 +246,21 @@ class AdaptiveLimiter:
 
     def _wake(self) -> None:
         while self._waiters and self.in_flight < self.size:
-            place = self._waiters.popleft()
-            if not place.done():
+            slot = self._waiters.popleft()
+            if not slot.done():
                 self.count(1)
-                place.set_result(None)
+                slot.set_result(None)
         if self._waiters:
             self.press()
 
     def succeeded(self, begun: Begun) -> None:
-        """A request was answered now."""
+        """Record the answer to a request; the window may grow or shrink."""
         if begun.epoch != self._epoch:
             return
         self.count(0)
         latency = self._since - begun.at
         load = (self._area - begun.area) / latency if latency > 0 else float(self.in_flight)
-        load = min(load, float(begun.window))  # while the window grows, those that came later don't slow this one
+        load = min(load, float(begun.window))  # while the window grows, later requests don't slow this one
         self._calm += 1
         self._doubling = self._doubling or self._calm >= CALM_ROUNDS * self.size
         pressed = self._pressed > 0
@@ -275,7 +277,7 @@ class AdaptiveLimiter:
                 self._resize(self.window + (1.0 if self._doubling else 1.0 / self.window))
 
     def overloaded(self, begun: Begun) -> None:
-        """The endpoint pushed back, or let a request run into its time limit."""
+        """Record an overload error or timeout of a request; the window is halved."""
         self.overloads += 1
         if begun.epoch == self._epoch:
             self._doubling, self._calm, self._held = False, 0, 0

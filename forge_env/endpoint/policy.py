@@ -3,8 +3,8 @@
     async with EndpointPolicy(EndpointOptions(model="qwen3", base_url="http://localhost:8000/v1")) as policy:
         trajectory = await fe.run_episode(make_env, policy, task=task)
 
-A request that fails for a passing reason is asked again with growing, jittered delays; what still fails, and what
-can't succeed, is a `GeneratorError` of a class that names it (`forge_env.endpoint.errors`), never an empty answer.
+A request that fails for a transient reason is retried with growing, jittered delays. If the retries are used up, or the
+error is permanent, a subclass of `GeneratorError` is raised (`forge_env.endpoint.errors`); the answer is never empty.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ if TYPE_CHECKING:
 
 
 # ---
-# Refusals that speak of lengths: is the conversation too long, or the bound on the reply?
+# Refusals about length: is the conversation too long, or the token limit of the reply?
 #
-# Servers disagree on a reply's bound (`max_tokens`) that the context can't hold: some lower it, some refuse the request
-# where the bound alone is larger, some where prompt and bound together are. Leaving the bound out asks for what is
-# left, which is less than the bound where that was the reason; so a refusal may be asked again without it.
+# Servers disagree about a reply limit (`max_tokens`) that doesn't fit the context: some lower it, some refuse the
+# request if the limit alone exceeds the context, some if prompt and limit together do. Without a limit, the remaining
+# context limits the reply, which is less than a limit that was refused for that reason; so a refused request may be
+# retried without one.
 
 FIELDS = ("max_tokens", "max_completion_tokens")
-"""Names of the bound, the older first."""
+"""Names of the reply limit, the older first."""
 
 _CONTEXT_FULL = re.compile(
     r"context_length_exceeded|context length|context window|max_model_len|maximum.{0,40}tokens|prompt is too long", re.I
@@ -66,33 +67,33 @@ _LARGEST = re.compile(
 
 
 def says_full(refusal: str) -> bool:
-    """Whether a refusal says that the conversation, perhaps with the reply's bound, doesn't fit the context."""
+    """Whether a refusal says that the conversation, perhaps together with the reply limit, exceeds the context."""
     return _CONTEXT_FULL.search(refusal) is not None
 
 
 def blames_bound(refusal: str) -> bool:
-    """Whether a refusal may be due to the bound on the reply alone."""
+    """Whether the reply limit alone may have caused a refusal."""
     return says_full(refusal) or _BOUND.search(refusal) is not None
 
 
 def largest(refusal: str) -> int | None:
-    """The tokens that a refusal names as what there can be at most, where it does."""
-    found = _LARGEST.search(refusal)
-    return int(found[1].replace(",", "")) if found else None
+    """Token limit quoted in a refusal, or None."""
+    match = _LARGEST.search(refusal)
+    return int(match[1].replace(",", "")) if match else None
 
 
 def bound(body: dict[str, Any]) -> int | None:
-    """The bound in a request, or None."""
+    """Reply limit of a request in tokens, or None."""
     return next((body[name] for name in FIELDS if isinstance(body.get(name), int)), None)
 
 
 def without_bound(body: dict[str, Any]) -> dict[str, Any]:
-    """The request without one."""
+    """A copy of the request without a reply limit."""
     return {name: value for name, value in body.items() if name not in FIELDS}
 
 
 def with_bound(body: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """The request with this one, under the name it already uses."""
+    """A copy of the request with this reply limit, under the name that the request already uses."""
     return {**body, FIELDS[1] if FIELDS[1] in body else FIELDS[0]: tokens}
 
 
@@ -100,11 +101,11 @@ def with_bound(body: dict[str, Any], tokens: int) -> dict[str, Any]:
 # Conversations with an endpoint.
 
 Answer = tuple[Reply, dict[str, Any]]
-"""A reply, and the endpoint's fields with its thoughts."""
+"""A reply, and the answer's fields that hold the model's thoughts."""
 
 
 class EndpointSession(PolicySession):
-    """One conversation with an endpoint: what is sent of it, and what is known of the answer under way."""
+    """One conversation with an endpoint: its history, its request options and the state of the pending request."""
 
     def __init__(self, policy: EndpointPolicy, tools: list[ToolSpec], seed: int | None) -> None:
         self._policy = policy
@@ -113,7 +114,7 @@ class EndpointSession(PolicySession):
         self._history = History(tools, as_text=policy.options.tools == "text")
         self._tokens: IntArray = NO_TOKENS
         self._turn = 0
-        self._left: int | None = None  # tokens, of a limit that isn't the options' own
+        self._left: int | None = None  # tokens left of an outer limit, not one of the options
         self._unbounded = False
         self._opened = time.perf_counter()
         self._asked: float | None = None
@@ -148,12 +149,12 @@ class EndpointSession(PolicySession):
         )
 
     async def _ask(self, body: dict[str, Any]) -> Answer:
-        """Ask with the bound on the reply, and without where the endpoint refuses what may be due to it."""
-        policy, own = self._policy, bound(body)
-        most = min((tokens for tokens in (own, self._left) if tokens is not None), default=None)
+        """Ask with the reply limit; if the endpoint refuses and the limit may be the cause, ask again without it."""
+        policy, configured = self._policy, bound(body)
+        most = min((tokens for tokens in (configured, self._left) if tokens is not None), default=None)
         if most is None:
             return await policy.ask(body, self._failed)
-        if self._unbounded or (own is None and policy.largest is not None and most >= policy.largest):
+        if self._unbounded or (configured is None and policy.largest is not None and most >= policy.largest):
             return await policy.ask(without_bound(body), self._failed)
         try:
             return await policy.ask(with_bound(body, most), self._failed)
@@ -163,28 +164,29 @@ class EndpointSession(PolicySession):
             refusal = error.message
         self._failure = None
         answer = await policy.ask(without_bound(body), self._failed)  # raises again if the conversation is full
-        if (told := largest(refusal)) is not None:
-            policy.largest = told
-        if most == own and (own >= told if told is not None else not says_full(refusal)):
+        if (limit := largest(refusal)) is not None:
+            policy.largest = limit
+        if most == configured and (configured >= limit if limit is not None else not says_full(refusal)):
             raise UsageError(
-                f"the endpoint refuses replies of up to {own} tokens: {refusal}",
+                f"the endpoint refuses replies of up to {configured} tokens: {refusal}",
                 fix="lower --max-tokens, or leave it out: a reply may then be as long as the context allows",
             )
-        self._unbounded = True  # the conversation only grows: asking with a bound would be refused on every turn
+        self._unbounded = True  # the conversation only grows, so every later request with a limit would be refused too
         return answer
 
     def limit_reply(self, tokens: int) -> None:
-        """Let no further reply be longer, whatever the options allow, as far as the endpoint takes such a bound."""
+        """Limit later replies to this many tokens, besides the options' limit, if the endpoint accepts limits."""
         self._left = tokens
 
     def _failed(self, error: EndpointError) -> None:
         self._failure = error
 
     def unanswered(self) -> GeneratorError | None:
-        """Why a time limit that has just ended the episode is the endpoint's doing, or None: it is the model's.
+        """Return the endpoint's error if it is to blame for a time limit that just ended the episode, else None.
 
-        It is the endpoint's where the request under way had failed and was to be repeated, and where its answer took
-        longer, without coming, than everything before it: turns that are slow but answered leave less for the last.
+        The endpoint is to blame if the pending request had failed and was waiting for a retry, or if it has waited
+        without an answer for longer than the rest of the episode took. Slow but answered turns are the model's: they
+        leave less time for the last one.
         """
         if self._failure is not None or self._asked is None:
             return self._failure
@@ -199,7 +201,7 @@ CHECK_S = 30.0
 
 
 class EndpointPolicy(Policy):
-    """Sessions with one endpoint, which share its connections, its rate and its counters."""
+    """Policy whose sessions share one endpoint's connections, concurrency limit and counters."""
 
     def __init__(
         self,
@@ -212,22 +214,22 @@ class EndpointPolicy(Policy):
         self.exact_tokens = bool(options.exact_tokens)
         self.limiter = AdaptiveLimiter(start=options.start_concurrency, maximum=options.concurrency)
         self.errors: Counter[str] = Counter()
-        """Failed requests by kind, those that were then repeated with success included."""
+        """Number of failed requests by error class, including those whose retry succeeded."""
         self.fatal: EndpointError | None = None
-        """An error that every other request would meet as well."""
+        """Error that every other request would meet as well, or None."""
         self.answered = False
-        """Whether the endpoint has answered a request."""
+        """Whether the endpoint has answered at least one request."""
         self._connections = Connections(options.base_url, api_key=_api_key(options.api_key_env), uds=options.uds)
         self._served: list[str] = []
-        """Models that the endpoint lists."""
+        """Models listed by the endpoint."""
         self.largest: int | None = None
-        """Tokens that the endpoint named as the most there can be, when it refused a bound beyond them."""
+        """Token limit quoted by the endpoint when it refused a larger reply limit, or None."""
         self.read_tokens: TokenReader | None = None
-        """Training's parser of this model's tokens, if known; the server's parsers may differ."""
+        """The trainer's parser of this model's tokens, or None; the server's parsers may differ from it."""
         self.refuses_reasoning = False
-        """Whether the endpoint rejected a request with thoughts and accepted it without them."""
+        """Whether the endpoint rejected a request with the model's thoughts and accepted it without them."""
         self.tell: Callable[[str], object] = lambda text: None
-        """Called with what a person should know."""
+        """Called with messages for the user."""
         self._renamed = False
         self._stopped = asyncio.Event()
         self._told_of_wait = False
@@ -245,15 +247,15 @@ class EndpointPolicy(Policy):
         await self._connections.close()
 
     def stop_waiting(self) -> None:
-        """End every pause before a retry now; from here on each request is tried once more at most."""
+        """End all pauses before retries now; from then on, each request is tried at most once more."""
         self._stopped.set()
 
     async def check(self) -> None:
-        """Ask for the list of models, so that a wrong address, key or name shows before anything is started.
+        """Fetch the list of models, so that a wrong address, key or model name is reported before anything starts.
 
         Raises:
-            EndpointError: nothing answers, or the key is refused.
-            UsageError: a vLLM server has no such model.
+            EndpointError: the endpoint doesn't answer, or it rejects the key.
+            UsageError: the server is vLLM's and doesn't have the model.
         """
         try:
             data = await self._connections.exchange("GET", "models", timeout_s=CHECK_S)
@@ -271,7 +273,7 @@ class EndpointPolicy(Policy):
                 raise
             return
         except EndpointError:
-            return  # not every endpoint has such a list, or the means to give it at any time
+            return  # not every endpoint lists its models, or can do so at any time
         listed = data.get("data") if isinstance(data, dict) else None
         models = [item for item in listed or [] if isinstance(item, dict)] if isinstance(listed, list) else []
         self._served = [str(item.get("id")) for item in models]
@@ -282,9 +284,9 @@ class EndpointPolicy(Policy):
         self.exact_tokens = self.options.exact_tokens is not False
 
     def _explain(self, error: EndpointError) -> None:
-        """Name the fix as exactly as the options and the endpoint's list of models allow."""
+        """Set the error's fix as precisely as the options and the endpoint's list of models allow."""
         if self.answered and error.excusable and error.status != 401:
-            error.fix = None  # key, address and model serve others
+            error.fix = None  # key, address and model work for other requests
             return
         name = self.options.api_key_env
         if isinstance(error, AccessDeniedError) and name:
@@ -297,19 +299,19 @@ class EndpointPolicy(Policy):
         return suggestion(self.options.model, self._served, f"it serves {', '.join(self._served[:10])}")
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """A conversation with these tools."""
+        """Start a conversation with these tools."""
         return EndpointSession(self, tools, seed)
 
     async def ask(self, body: dict[str, Any], on_failure: Callable[[EndpointError], None] = lambda _: None) -> Answer:
-        """One request, repeated while it fails for passing reasons.
+        """Send one request, and retry it while it fails for transient reasons.
 
         Args:
             body: the request.
-            on_failure: is told of every try that failed.
+            on_failure: called with the error of every failed attempt.
 
         Raises:
             ContextLengthExceeded: the conversation doesn't fit.
-            EndpointError: what the last try met.
+            EndpointError: the last attempt failed.
         """
         options = self.options
         retry = Retry(options.retries, options.first_delay_s, options.longest_delay_s)
@@ -335,7 +337,7 @@ class EndpointPolicy(Policy):
         raise AssertionError("unreachable")
 
     async def _pause(self, delay_s: float, asked_s: float) -> None:
-        """Wait before a retry, as long as the endpoint asks (`Retry-After`) up to the configured bound."""
+        """Wait before a retry for `delay_s`, or longer if requested (`Retry-After`), up to the configured maximum."""
         longest = self.options.longest_delay_s
         if asked_s > longest and not self._told_of_wait:
             self._told_of_wait = True
@@ -392,12 +394,12 @@ class EndpointPolicy(Policy):
             self.limiter.succeeded(begun)
         self.answered = True
         if self.fatal is not None and self.fatal.excusable:
-            self.fatal = None  # it was about that request
+            self.fatal = None  # the error concerned only that request
         reply.metadata["latency_s"] = round(latency, 6)
         return reply, thoughts
 
     def request(self, tools: list[ToolSpec], seed: int | None) -> dict[str, Any]:
-        """The fields that all requests of a session share."""
+        """Fields shared by all requests of a session."""
         options = self.options
         body = options.model_dump(include={"model", "temperature", "top_p", "max_tokens"}, exclude_none=True)
         if options.send_seed and seed is not None:
@@ -412,7 +414,7 @@ class EndpointPolicy(Policy):
 
 
 def _api_key(variable: str) -> str:
-    """The key in an environment variable, "" where there is none; `UsageError` where no header may hold it."""
+    """Key in an environment variable, "" if unset. `UsageError`: it is not a valid header value."""
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise UsageError(
@@ -424,7 +426,7 @@ def _api_key(variable: str) -> str:
 
 
 _THOUGHTS = re.compile(r"reasoning|thinking|thoughts|extra|unexpected|unknown|unsupported|not permitted", re.I)
-"""Words in an error that may be caused by a field with thoughts."""
+"""Words in errors that may be caused by a field with thoughts."""
 
 
 def _without_thoughts(body: dict[str, Any]) -> dict[str, Any]:
@@ -435,7 +437,7 @@ def _without_thoughts(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(data: Any) -> Answer:
-    """The reply in an answer, streamed or whole. Whatever garbage does to the parsers is the endpoint's mistake."""
+    """Reply in an answer, streamed or whole. Any parsing failure is raised as `MalformedAnswerError`."""
     try:
         return read_answer(assemble(data) if isinstance(data, bytes) else data)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:

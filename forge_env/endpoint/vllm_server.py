@@ -1,4 +1,4 @@
-"""A vLLM server of our own for one checkpoint: started, waited for, and surely gone afterwards."""
+"""A private vLLM server for one checkpoint: start it, wait until it is ready, and stop it reliably."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from forge_env.machine import training_extra, user_path
 from forge_env.run.scratch import parent_of_sockets
 
 READY_POLL_S = 0.2
-"""How often the server is asked whether it is up; it has no event that says so."""
+"""Seconds between readiness checks; the server has no event to wait for."""
 STOP_S = 20.0
 DEPTH = 3
-"""How many levels below a folder without a model one is looked for."""
+"""Levels below a folder that are searched for a model if the folder itself has none."""
 
 
 class VLLMServer:
-    """`vllm serve` on a Unix socket in a private folder: no port to choose, nobody else can ask it."""
+    """`vllm serve` on a Unix socket in a private folder: no port to choose, and no access for other users."""
 
     base_url = "http://localhost/v1"
     grace_s = 15.0
-    """How long the server may take to end when this process is killed."""
+    """Seconds that the server may take to end when this process is killed."""
 
     def __init__(self, model: str, log: Path, args: Sequence[str] = (), *, ready_s: float = 900.0) -> None:
         self.model = check_checkpoint(model)
         self.name = model.rstrip("/").rpartition("/")[2]
-        """The model's name at the server."""
+        """Name under which the server serves the model."""
         self.format = ChatFormat.of(self.model)
         self._log = log
         self._args = list(args)
@@ -55,14 +55,14 @@ class VLLMServer:
                 self._process = await asyncio.create_subprocess_exec(
                     *warden,
                     *self._command(),
-                    stdin=asyncio.subprocess.PIPE,  # it ends with us, and with it the server
+                    stdin=asyncio.subprocess.PIPE,  # closed when this process ends; the warden then stops the server
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # Ctrl-C is ours: samples under way still need the server
+                    start_new_session=True,  # keep Ctrl-C from the server: running samples still need it
                     env={
                         "VLLM_NO_USAGE_STATS": "1",
                         "VLLM_CPU_KVCACHE_SPACE": "1",
-                        "GLOO_SOCKET_IFNAME": "lo",  # else torch listens at the network of the host's name
+                        "GLOO_SOCKET_IFNAME": "lo",  # otherwise torch listens on the host name's network
                         "VLLM_RPC_BASE_PATH": self._folder,  # its processes leave their sockets behind
                         **os.environ,
                     },
@@ -72,7 +72,7 @@ class VLLMServer:
         except TimeoutError:
             await self._stop()
             raise GeneratorError(f"vLLM did not start within {self._ready_s:g} s", fix=f"see {self._log}") from None
-        except BaseException:  # cancelled too: no server may be left
+        except BaseException:  # also if cancelled: no server may be left running
             await self._stop()
             raise
         return self
@@ -81,7 +81,7 @@ class VLLMServer:
         await self._stop()
 
     async def ended(self) -> GeneratorError:
-        """Wait until the server ends by itself; what to say of that."""
+        """Wait until the server ends by itself; return the error to report."""
         assert self._process is not None
         status = await self._process.wait()
         how = f"exit code {status}"
@@ -93,11 +93,11 @@ class VLLMServer:
     def _command(self) -> list[str]:
         defaults = {"--served-model-name": [self.name], **self.format.vllm_flags()}
         if training_extra() == "train-cpu":
-            # vLLM fails there at a request with a seed whose prompt it prefills in pieces
+            # on CPUs, vLLM fails on requests with a seed whose prompt it prefills in chunks
             defaults["--no-enable-chunked-prefill"] = []
-        given = {argument.partition("=")[0] for argument in self._args}
-        chosen = [item for flag, values in defaults.items() if flag not in given for item in (flag, *values)]
-        # the `vllm` command itself asks for a distribution named vllm, which CPU builds are not
+        overridden = {argument.partition("=")[0] for argument in self._args}
+        chosen = [item for flag, values in defaults.items() if flag not in overridden for item in (flag, *values)]
+        # the `vllm` command requires a distribution named vllm; CPU builds have another name
         serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model, "--uds", self.uds]
         return [*serve, *chosen, *self._args]
 
@@ -135,16 +135,16 @@ class VLLMServer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):
                     await process.wait()
-                    # its helpers unlink their shared memory at their very end, multiprocessing's tracker last
+                    # its helpers unlink their shared memory just before they exit, multiprocessing's tracker last
                     await asyncio.to_thread(psutil.wait_procs, helpers, STOP_S)
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also what it left behind
+                os.killpg(process.pid, signal.SIGKILL)  # kill the remaining processes of its group
             await process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def check_checkpoint(model: str) -> str:
-    """What vLLM is to load: a folder, or a name at the hub, which only vLLM can look up.
+    """Return the model that vLLM should load: a folder, or a name on the hub, which only vLLM can look up.
 
     Raises:
         UsageError: vLLM is not installed, or there is no such checkpoint folder.
@@ -164,6 +164,6 @@ def check_checkpoint(model: str) -> str:
 
 
 def newest_model(folder: Path) -> Path | None:
-    """The model written last into `folder`, such as a run's `checkpoints/step-000100/model`."""
-    found = [path for depth in range(1, DEPTH + 1) for path in folder.glob("/".join(["*"] * depth + ["config.json"]))]
-    return max(found, key=lambda path: (path.stat().st_mtime_ns, path)).parent if found else None
+    """The most recently written model in `folder`, such as a run's `checkpoints/step-000100/model`."""
+    configs = [path for depth in range(1, DEPTH + 1) for path in folder.glob("/".join(["*"] * depth + ["config.json"]))]
+    return max(configs, key=lambda path: (path.stat().st_mtime_ns, path)).parent if configs else None

@@ -1,9 +1,10 @@
-"""Runs a server as a process group of its own, and ends the whole group when the program that started it is gone.
+"""Run a server in a separate process group, and end the whole group when the program that started it has ended.
 
-Started as a script (`python vllm_warden.py GRACE_S FOLDER COMMAND...`), with a pipe as stdin of which the starter
-holds the other end. However the starter ends, the pipe then does: the group gets SIGTERM, and SIGKILL after the grace;
-FOLDER is removed. A signal to the starter's own child would do neither: a server that is starting swallows SIGTERM, and
-its helpers would not get it. The kernel tells us too (SIGUSR1), should a fork of the starter hold the pipe open.
+Run as a script (`python vllm_warden.py GRACE_S FOLDER COMMAND...`) with a pipe as stdin, whose other end the starter
+holds. The pipe closes however the starter ends: the group then gets SIGTERM, and SIGKILL after the grace period, and
+FOLDER is removed. A signal from the starter to its child would not be enough: a server that is starting ignores
+SIGTERM, and its helpers would not receive it. The kernel also sends SIGUSR1, in case a fork of the starter holds the
+pipe open.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 KILLED = 128
-"""Exit status by a signal, less the signal's number, as shells say it."""
+"""Offset of the exit status of a process killed by a signal, as in shells: the status is 128 + signal number."""
 
 
 def on_death_of_starter(number: signal.Signals) -> None:
@@ -27,20 +28,20 @@ def on_death_of_starter(number: signal.Signals) -> None:
 
 
 def main(grace_s: float, folder: str, command: list[str]) -> int:
-    """Run `command` until it ends (its exit status, 128 more than the signal that killed it) or the starter does."""
-    told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(tell)  # every signal that has a handler writes its number there
+    """Run `command` until it or the starter ends; return its exit status (128 + signal number if it was killed)."""
+    signals, signals_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(signals_in)  # the number of every handled signal is written to this pipe
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)  # meant for the server; a handler, unlike SIG_IGN, is not inherited
     on_death_of_starter(signal.SIGUSR1)
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: on_death_of_starter(signal.SIGKILL))
     ended = os.pidfd_open(server.pid)
     while True:
-        ready, _, _ = select.select([sys.stdin.fileno(), ended, told], [], [])
+        ready, _, _ = select.select([sys.stdin.fileno(), ended, signals], [], [])
         if ended in ready:
             status = server.wait()
             return status if status >= 0 else KILLED - status
-        if sys.stdin.fileno() in ready or signal.SIGUSR1 in os.read(told, 100):
+        if sys.stdin.fileno() in ready or signal.SIGUSR1 in os.read(signals, 100):
             break
     os.killpg(0, signal.SIGTERM)
     try:
@@ -48,7 +49,7 @@ def main(grace_s: float, folder: str, command: list[str]) -> int:
     except subprocess.TimeoutExpired:
         pass
     shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)  # what is left of the group, ourselves included
+    os.killpg(0, signal.SIGKILL)  # the rest of the group, including this process
     return 1
 
 

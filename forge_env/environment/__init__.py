@@ -1,4 +1,4 @@
-"""The contract that an environment keeps, and the base classes that keep it for authors."""
+"""The environment contract, and base classes that implement it for authors."""
 
 from forge_env.environment.base import API_VERSION, Environment, EnvironmentConfig
 

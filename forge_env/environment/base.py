@@ -1,13 +1,13 @@
-"""The environment contract: one asynchronous episode at a time, in gymnasium's shape; and what holds authors to it.
+"""The environment contract: one asynchronous episode at a time, in the style of gymnasium; and checks of it.
 
     observation, info = await env.reset(seed=3)
     observation, reward, terminated, truncated, info = await env.step(action)
     await env.close()
 
 An observation is the list of messages that are new to the agent; an action is one assistant message
-(or its text). `terminated` means the task ended, `truncated` that a limit did; never both for the same
-reason. What the agent does wrong is an observation. What the infrastructure does wrong is an
-`InfrastructureError`, which the rollout retries on a fresh environment.
+(or its text). `terminated` means that the task ended the episode, `truncated` that a limit did; never both.
+The agent's mistakes are reported in the observation. A failure of the infrastructure is an
+`InfrastructureError`, after which the rollout is retried in a new environment object.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 API_VERSION = 1
 _BRANCH = TypeAdapter(Branch)
 MAX_OBSERVATION = 10_000_000
-"""Characters of an observation: no model reads more, and every turn is kept."""
+"""Maximum characters of an observation: no model can read more, and every turn is stored."""
 
 
 class EnvironmentConfig(BaseModel):
-    """Options of an environment; subclass it to add your own. Unknown options are refused.
+    """Options of an environment; subclass it to add your own. Unknown options are rejected.
 
-    It can't be changed: all environments that are made together share one.
+    Objects are immutable, because all environments that are made together share one.
 
     Examples:
         >>> import forge_env as fe
@@ -57,19 +57,19 @@ class EnvironmentConfig(BaseModel):
     max_turns: int = Field(8, ge=1)
     """Assistant messages in one episode before it is truncated."""
     code_timeout_s: float = Field(120.0, gt=0)
-    """Seconds that the environment's own code may take for one reset, or for one step without its tools: what has not \
-ended then is a bug, reported with the function and line where it is."""
+    """Maximum seconds of the environment's own code in one reset, or in one step without its tools. Code that exceeds \
+them is reported as a bug, with the function and line at which it was."""
 
 
 class Environment(ABC):
-    """Base of every environment. One object plays one episode at a time; make many for many at once.
+    """Base class of all environments. One object runs one episode at a time; make several for concurrent episodes.
 
     Tasks are addressed by `(split, index)`: `task("train", 17)` is the same task in every process, so a
-    run's data position is one integer. `num_tasks` is None where a generator never runs out.
+    run's data position is one integer. `num_tasks` is None if the number of tasks is unlimited.
 
     Args:
-        config: its options, an object of `config_class`; None: the defaults.
-        sandboxes: the started engine that its code runs in, where it runs any.
+        config: options, an object of `config_class`; None: the defaults.
+        sandboxes: the started sandbox engine, for environments that run code.
 
     Examples:
         >>> import forge_env as fe
@@ -82,31 +82,31 @@ class Environment(ABC):
         ...         return [fe.Message(role="user", content=self.current.prompt)], {}
         ...
         ...     async def step(self, action):
-        ...         said = action if isinstance(action, str) else action.content
-        ...         return [], float(said == self.current.prompt[4:-1]), True, False, {}
+        ...         text = action if isinstance(action, str) else action.content
+        ...         return [], float(text == self.current.prompt[4:-1]), True, False, {}
         >>> Echo().task("eval", 3).prompt
         'Say 3.'
     """
 
     api_version: ClassVar[int] = API_VERSION
-    """The version of this contract that the class was written for. Write the number down in your class: what isn't
-    declared is taken for the installed version, and can't be told apart from it later."""
+    """Version of this contract that the class was written for. Set it in your class: otherwise the installed version
+    is assumed, and a later incompatibility can't be detected."""
     config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
-    """The class of its options."""
+    """Class of the options."""
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
-    """Names of its task sets, the one to train on first."""
+    """Names of the task sets; the first is the one to train on."""
     seats: tuple[str, ...] = ()
-    """Names of the players that each have a conversation and a reward of their own; empty: there is one agent. Where \
-there are several, `info["seat"]` says who acts next and is shown the messages, `reward` is for the seat that has \
-acted, and `info["rewards"]` holds what the step earned others. Of the class, or set in `__init__`."""
+    """Names of the players, each with its own conversation and reward; empty: there is one agent. With several seats, \
+`info["seat"]` names the seat that acts next and gets the messages, `reward` is for the seat that has just acted, and \
+`info["rewards"]` holds the rewards of this step for other seats. Set in the class or in `__init__`."""
     max_reward: float | None = 1.0
     """Reward of a perfect episode, for at least one seat; `validate` requires it of gold solutions. None if unknown;
-    evaluations then report no solved share. Set in the class or in `__init__`."""
+    evaluations then report no fraction of solved tasks. Set in the class or in `__init__`."""
     luck: float = 0.0
     """Fraction of tasks, 0 to 1, that a blind answer solves by chance: 0.1 for a guess among ten. `validate` accepts
     this rate for blind answers. Set in the class or in `__init__`."""
     rubric: Rubric | None = None
-    """How episodes are scored, where a rubric does it; `forge-env info` and `validate` show it."""
+    """The rubric that scores episodes, if there is one; shown by `forge-env info` and `validate`."""
 
     def __init__(self, config: EnvironmentConfig | None = None, *, sandboxes: SandboxEngine | None = None) -> None:
         needed = [name for name, field in self.config_class.model_fields.items() if field.is_required()]
@@ -117,7 +117,7 @@ acted, and `info["rewards"]` holds what the step earned others. Of the class, or
 
     @abstractmethod
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th task of `split`; deterministic in `(config.seed, split, index)`.
+        """Return the `index`-th task of `split`; deterministic in `(config.seed, split, index)`.
 
         Args:
             split: one of `splits`.
@@ -125,7 +125,7 @@ acted, and `info["rewards"]` holds what the step earned others. Of the class, or
         """
 
     def num_tasks(self, split: str) -> int | None:
-        """How many tasks `split` has, or None when it is endless.
+        """Number of tasks in `split`, or None if it is unlimited.
 
         Args:
             split: one of `splits`.
@@ -133,23 +133,24 @@ acted, and `info["rewards"]` holds what the step earned others. Of the class, or
         return None
 
     async def unplayable(self, tasks: Sequence[Task]) -> Mapping[str, str]:
-        """What can't be played here, with the reason: tasks by id, and what its source has and isn't a task here.
+        """Find tasks that can't be run on this machine; return task id -> reason.
 
-        `forge-env validate` asks before it plays them, tells all of it, and leaves them out.
+        The result may also name entries of the data source that are no tasks here. `forge-env validate` reports all
+        of them and skips the tasks.
 
         Args:
-            tasks: that would be played.
+            tasks: tasks to check.
         """
         return {}
 
     @property
     def tools(self) -> list[ToolSpec]:
-        """The tools the agent may call, in a stable order; where there are seats, of the one that acts next."""
+        """Tools that the agent may call, in a stable order; with seats, those of the seat that acts next."""
         return []
 
     @property
     def reusable(self) -> bool:
-        """Whether another episode may be played in this object; where not, make a new one."""
+        """Whether this object can run another episode; if not, make a new one."""
         return True
 
     @abstractmethod
@@ -157,63 +158,63 @@ acted, and `info["rewards"]` holds what the step earned others. Of the class, or
         """Start an episode and return its first messages.
 
         Args:
-            seed: chooses the task when `options` names none.
+            seed: selects the task if `options` doesn't.
             options: `{"task": Task}`, or `{"split": str, "index": int}`.
         """
 
     @abstractmethod
     async def step(self, action: Action) -> StepResult:
-        """Apply one assistant message; see the module docstring.
+        """Apply one assistant message; the module's docstring describes the result.
 
         Args:
             action: an assistant message, or its text.
         """
 
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
-        """A limit that the environment doesn't know ("tokens", "time") ended the episode: `(reward, metrics)`.
+        """End the episode because of an external limit; return `(reward, metrics)`.
 
-        The reward is for what there is so far, on top of what steps gave; by default nothing.
+        The reward is for the unfinished episode and is added to the rewards of its steps; 0 by default.
 
         Args:
-            reason: which limit.
+            reason: the limit, such as "tokens" or "time".
         """
         return 0.0, {}
 
     def given_answer(self) -> str | None:
-        """What the agent answered in the episode that has just ended; None: its last message."""
+        """The agent's answer in the episode that has just ended; None: its last message."""
         return None
 
     def credits(self) -> Mapping[str, float]:
-        """What single conversations of the episode that has just ended earned, where `info["seat"]` names several; by
-        their names. Those left out earned what the episode did.
+        """Rewards of single conversations of the episode that has just ended, by the names in `info["seat"]`.
 
-        They are recorded in `Trajectory.info["credits"]`, and trained with by `grpo.advantage.name=by_conversation`;
-        the episode's reward stays its score.
+        A conversation that is not listed has the episode's reward. Credits are recorded in
+        `Trajectory.info["credits"]` and used by `grpo.advantage.name=by_conversation`; the episode's score remains
+        its reward.
         """
         return {}
 
     async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
-        """Add to the rewards of all episodes of one task what only shows beside each other; by default nothing.
+        """Add rewards that depend on comparing all episodes of one task; does nothing by default.
 
-        Called in training on every group, of an object that need not have played any of them.
+        Called for every group in training, on an object that need not have run any of the episodes.
 
         Args:
-            task: that all of them played.
-            trajectories: its episodes.
+            task: the task of the group.
+            trajectories: the episodes of the group; their rewards are changed in place.
         """
         return
 
     async def close(self) -> None:
-        """Release what the episode holds. Called once, also after an error."""
+        """Release the episode's resources. Called once, also after an error."""
         return
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """Actions that score full marks, for `forge-env validate`; None when none are known.
+        """Actions that earn the full reward, for `forge-env validate`; None if they are unknown.
 
-        Where there are seats: what they say in turn, until the end, which gives one of them full marks.
+        With seats: the actions of all seats in turn until the end, at which one seat earns the full reward.
 
         Args:
-            task: what is solved.
+            task: the task to solve.
         """
         files = self.gold_files(task)
         if files is not None:
@@ -221,48 +222,48 @@ acted, and `info["rewards"]` holds what the step earned others. Of the class, or
         return None if task.gold is None else [task.gold]
 
     def gold_files(self, task: Task) -> Mapping[str, str] | None:
-        """Where files of code are judged: those of a perfect solution, by path. None: no files are.
+        """Files of a perfect solution, by path, if code files are scored; None if not.
 
-        `forge-env validate` hands in cheats in their place, with `hand_in`; code that a gold solution says in a
-        message or in a tool's argument it finds by itself.
+        `forge-env validate` submits cheats in their place with `hand_in`. It needs no `gold_files` for code in the
+        messages or tool arguments of `gold_actions`.
 
         Args:
-            task: what is solved.
+            task: the task to solve.
         """
         return None
 
     def hand_in(self, task: Task, files: Mapping[str, str]) -> list[Action]:
-        """What an agent does to hand in these files. Written together with `gold_files`.
+        """Actions with which an agent submits the given files. Define it together with `gold_files`.
 
         Args:
-            task: what is solved.
+            task: the task to solve.
             files: text by path.
         """
         name = type(self).__name__
         raise EnvironmentBugError(f"{name} has gold_files, and no hand_in", fix="say how files are handed in")
 
     def random_action(self, rng: random.Random) -> Action | None:
-        """Draw a legal action for the current state, uniformly; the policy `random` plays it.
+        """Draw a legal action for the current state, uniformly, for the policy `random`.
 
-        None: it says random messages and calls tools at random.
+        None: the policy sends random messages and calls tools at random.
 
         Args:
-            rng: what it is drawn with.
+            rng: source of randomness.
         """
         return None
 
     def demonstrate(self, task: Task, rng: random.Random) -> list[Message] | None:
-        """A conversation to learn from before RL: prompt, replies, observations; None where there are none.
+        """Make a conversation for supervised warm-up: prompt, replies, observations; None if there is none.
 
-        By default `gold_actions`, played in a new object of this class, with what its tools really answered; sandboxes
-        are of this machine. Supervised warm-up trains on the assistant's messages. Override it for demonstrations that
-        are cheaper to make, or that err on purpose, as `rng` says: a model that has only seen perfect ones has little
-        left to learn from rewards. It is called in any thread, but one call at a time. Where there are seats, it is
-        the conversation of one of them.
+        By default, `gold_actions` are run in a new object of this class, with real tool results and sandboxes of this
+        machine. Warm-up trains on the assistant's messages. Override it for demonstrations that are cheaper to make,
+        or that contain random mistakes: a model that has only seen perfect demonstrations has little left to learn
+        from rewards. It may be called in any thread, but only one call runs at a time. With seats, the result is the
+        conversation of one seat.
 
         Args:
-            task: what is solved.
-            rng: of all that is left to chance, so that the same task and seed give the same demonstration.
+            task: the task to solve.
+            rng: source of all randomness, so that the same task and seed give the same demonstration.
 
         Raises:
             EnvironmentBugError: the environment's own code failed.
@@ -272,17 +273,17 @@ acted, and `info["rewards"]` holds what the step earned others. Of the class, or
         from forge_env.gym.host import get_host
 
         host = get_host()
-        # Not given back: sandboxes that are warm serve the next demonstration. The host closes them at exit.
+        # The engine is not returned: its warm sandboxes serve the next demonstration. The host closes it at exit.
         engine = host.borrow_engine("auto" if self.sandboxes is None else self.sandboxes.name)
         seats = host.run(_conversations(type(self)(self.config, sandboxes=engine), task, actions))
         return rng.choice(list(seats.values())) if len(seats) > 1 else next(iter(seats.values()))
 
     def resolve_task(self, seed: int | None, options: dict[str, Any] | None) -> Task:
-        """The task that `reset(seed=..., options=...)` asks for.
+        """Find the task that `reset(seed=..., options=...)` selects.
 
         Args:
-            seed: as of `reset`.
-            options: as of `reset`.
+            seed: as in `reset`.
+            options: as in `reset`.
         """
         options = options or {}
         if isinstance(task := options.get("task"), Task):
@@ -301,7 +302,7 @@ acted, and `info["rewards"]` holds what the step earned others. Of the class, or
             try:
                 task = self.task(split, index if count is None else index % count)
             except TypeError:
-                _check_signature(name, self.task, split, index)  # takes as long as making a simple task
+                _check_signature(name, self.task, split, index)  # only on errors: as slow as making a simple task
                 raise
         if not isinstance(task, Task):
             if inspect.iscoroutine(task):
@@ -317,19 +318,22 @@ def _check_signature(what: str, method: Callable[..., object], *args: object) ->
         raise EnvironmentBugError(f"{what}: {error}", fix="write `def task(self, split, index)`") from error
 
 
-# What an author's `task`, `reset` and `step` return, held to the contract: a wrong shape is named at once.
-#
-# Without this a text instead of a list of messages is shown letter by letter, and a NaN becomes a score.
+# Checks that results of an author's `task`, `reset` and `step` follow the contract, so that errors are found at once.
+# Otherwise, a string in place of a list of messages would be read letter by letter, and a NaN would become a score.
 
 
 async def checked_reset(env: Environment, task: Task, seed: int | None) -> ResetResult:
-    """`env.reset` for a task. `EnvironmentBugError`: it failed, or returned something else than its contract says."""
+    """Call `env.reset` for a task and check the result.
+
+    Raises:
+        EnvironmentBugError: it failed, or its result breaks the contract.
+    """
     what = f"{type(env).__name__}.reset"
     async with limited_code(what, task.id, env.config.code_timeout_s):
         result = await _awaited(what, env.reset(seed=seed, options={"task": task}))
     if not isinstance(env.config, EnvironmentConfig):
-        said = f"{what} made self.config a {type(env.config).__name__}"
-        raise EnvironmentBugError(said, fix="that name is the platform's: use another")
+        message = f"{what} made self.config a {type(env.config).__name__}"
+        raise EnvironmentBugError(message, fix="that name is the platform's: use another")
     if not (isinstance(result, tuple) and len(result) == 2):
         raise EnvironmentBugError(f"{what} returned {_shown(result)}", fix="return (messages, info)")
     observation, info = result
@@ -337,7 +341,11 @@ async def checked_reset(env: Environment, task: Task, seed: int | None) -> Reset
 
 
 async def checked_step(env: Environment, action: Message, task_id: str) -> StepResult:
-    """`env.step`. `EnvironmentBugError`: it failed, or returned something else than its contract says."""
+    """Call `env.step` and check the result.
+
+    Raises:
+        EnvironmentBugError: it failed, or its result breaks the contract.
+    """
     what = f"{type(env).__name__}.step"
     async with limited_code(what, task_id, env.config.code_timeout_s):
         result = await _awaited(what, env.step(action))
@@ -354,7 +362,7 @@ async def checked_step(env: Environment, action: Message, task_id: str) -> StepR
             f"{what} gave the reward {_shown(reward)} on task {task_id!r}", fix="give a finite number"
         )
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        if type(flag).__name__ not in ("bool", "bool_"):  # Python's, or numpy's by either of its names
+        if type(flag).__name__ not in ("bool", "bool_"):  # Python's or numpy's, which has both names
             raise EnvironmentBugError(f"{what} gave {_shown(flag)} as {name}", fix="give True or False")
     if terminated and truncated:
         fix = "terminated is the task's end, truncated a limit's"
@@ -375,33 +383,45 @@ def _check_metrics(what: str, info: dict[str, Any]) -> None:
 
 
 def checked_seat(env: Environment, method: str, info: dict[str, Any], task_id: str) -> str:
-    """Whose turn `info` says it is; "" where there is one agent. `EnvironmentBugError`: nobody's, or a stranger's."""
+    """The seat in `info` that acts next; without seats, any string, "" by default.
+
+    Raises:
+        EnvironmentBugError: the seat is missing or unknown.
+    """
     seat = info.get("seat", "")
     if seat in env.seats or (not env.seats and isinstance(seat, str)):
-        return seat  # type: ignore[no-any-return]  # seats are texts
+        return seat  # type: ignore[no-any-return]  # seats are strings
     what = f"{type(env).__name__}.{method}"
     fix = f"put the seat that acts next into info, one of {', '.join(env.seats)}" if env.seats else "give a text"
     raise EnvironmentBugError(f"{what} gave the seat {_shown(seat)} on task {task_id!r}", fix=fix)
 
 
 def checked_branch(env: Environment, info: dict[str, Any], task_id: str) -> Branch | None:
-    """What `info` says of a conversation that begins as another did. `EnvironmentBugError`: it isn't a `Branch`."""
-    if (told := info.get("branch")) is None:
+    """Validate `info["branch"]`, which describes how a conversation branched off another one; None if it is absent.
+
+    Raises:
+        EnvironmentBugError: it isn't a `Branch`.
+    """
+    if (branch := info.get("branch")) is None:
         return None
     try:
-        return _BRANCH.validate_python(told)
+        return _BRANCH.validate_python(branch)
     except ValidationError as error:
-        what = f"{type(env).__name__} gave {_shown(told)} as info['branch'] on task {task_id!r}"
+        what = f"{type(env).__name__} gave {_shown(branch)} as info['branch'] on task {task_id!r}"
         raise EnvironmentBugError(what, fix="give the fields of forge_env.types.Branch") from error
 
 
 def checked_rewards(env: Environment, info: dict[str, Any], task_id: str) -> dict[str, float]:
-    """What a step earned other seats. `EnvironmentBugError`: it isn't finite numbers for seats."""
+    """Validate `info["rewards"]`, the rewards of other seats in a step.
+
+    Raises:
+        EnvironmentBugError: they are not finite numbers by seat.
+    """
     rewards = info["rewards"]
     try:
-        found = {seat: float(reward) for seat, reward in rewards.items() if seat in env.seats}
-        if len(found) == len(rewards) and math.isfinite(sum(found.values())):
-            return found
+        result = {seat: float(reward) for seat, reward in rewards.items() if seat in env.seats}
+        if len(result) == len(rewards) and math.isfinite(sum(result.values())):
+            return result
     except (AttributeError, TypeError, ValueError, OverflowError):
         pass
     raise EnvironmentBugError(
@@ -411,13 +431,17 @@ def checked_rewards(env: Environment, info: dict[str, Any], task_id: str) -> dic
 
 
 def checked_credits(env: Environment, names: Collection[str], task_id: str) -> dict[str, float]:
-    """What conversations earned. `EnvironmentBugError`: it isn't finite numbers for conversations of these names."""
+    """Call `env.credits` and check the result.
+
+    Raises:
+        EnvironmentBugError: it failed, or its values are not finite numbers by the conversations in `names`.
+    """
     with environment_code(f"{type(env).__name__}.credits", task_id):
         credits = env.credits()
     try:
-        found = {name: float(credit) for name, credit in credits.items() if name in names}
-        if len(found) == len(credits) and all(map(math.isfinite, found.values())):
-            return found
+        result = {name: float(credit) for name, credit in credits.items() if name in names}
+        if len(result) == len(credits) and all(map(math.isfinite, result.values())):
+            return result
     except (AttributeError, TypeError, ValueError, OverflowError):
         pass
     raise EnvironmentBugError(
@@ -427,37 +451,49 @@ def checked_credits(env: Environment, names: Collection[str], task_id: str) -> d
 
 
 async def _conversations(env: Environment, task: Task, actions: Sequence[Action]) -> dict[str, list[Message]]:
-    """The messages of an episode in which the agent says `actions`, up to the last one of them that is heard; by seat.
+    """Run `actions` as an episode, until they or the episode end; return each seat's messages.
 
     Messages after a seat's last action are left out.
     """
     from forge_env.run.held_up import LoopGuard
 
-    with LoopGuard(math.inf, 0.0, print, code_s=env.config.code_timeout_s):  # it tells nothing, and breaks off
+    with LoopGuard(math.inf, 0.0, print, code_s=env.config.code_timeout_s):  # only interrupts; never warns
         try:
             observation, info = await checked_reset(env, task, None)
             seat = checked_seat(env, "reset", info, task.id)
-            said: dict[str, list[Message]] = {seat: []}
+            messages: dict[str, list[Message]] = {seat: []}
             for action in actions:
                 message = as_message(action)
-                said.setdefault(seat, []).extend([*observation, message])
+                messages.setdefault(seat, []).extend([*observation, message])
                 observation, _, terminated, truncated, info = await checked_step(env, message, task.id)
                 if terminated or truncated:
                     break
                 seat = checked_seat(env, "step", info, task.id)
-            return said
+            return messages
         finally:
             await env.close()
 
 
 def checked_demonstration(env: Environment, task: Task, rng: random.Random) -> list[Message] | None:
-    """`env.demonstrate`. `EnvironmentBugError`: it failed, or does not end."""
+    """Call `env.demonstrate` with the time limit `code_timeout_s`.
+
+    Raises:
+        EnvironmentBugError: it failed, or exceeded the time limit.
+    """
     with environment_code(f"{type(env).__name__}.demonstrate", task.id, limit_s=env.config.code_timeout_s):
         return env.demonstrate(task, rng)
 
 
 def as_observation(what: str, value: Any) -> Observation:
-    """`value` as a list of messages. `EnvironmentBugError`: it is none; `what` is who gave it."""
+    """Check that `value` is a list or tuple of messages, and return it as a list.
+
+    Args:
+        what: name of the method that returned it, for the error.
+        value: the method's result.
+
+    Raises:
+        EnvironmentBugError: it is something else, or too long.
+    """
     if isinstance(value, list | tuple) and all(isinstance(message, Message) for message in value):
         if (length := sum(len(message.content) + sum(map(len, message.images)) for message in value)) > MAX_OBSERVATION:
             raise EnvironmentBugError(

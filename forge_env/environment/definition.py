@@ -1,4 +1,4 @@
-"""What an author's class may get wrong before anything of it runs."""
+"""Checks of an environment's class, before any of its code runs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ CALLED = (
     *("close", "given_answer", "score_group", "gold_actions", "gold_files", "hand_in", "demonstrate", "files"),
     *("argv", "environment", "run", "credits", "unplayable", "spec_of", "score", "random_action"),
 )
-"""What an author may override, and the platform calls."""
+"""Methods that the platform calls and an author may override."""
 EITHER = ("prompt",)
-"""May be async, though the platform's own isn't."""
+"""Methods that an author may make async, although the platform's are not."""
 KEPT = ("answer", "reusable")
-"""What the platform says of an episode: an attribute of that name would be taken for it."""
+"""Properties of the platform's classes; an author's plain attribute of the same name would hide them."""
 _MADE = ("bash", "python", "files", "submit")
-"""What makes a tool and, without its parentheses, is none."""
+"""Functions of `fe.tools` that make a tool; a class must hold their result, not the function."""
 READY_MADE = "forge_env.tools.ready_made"
 
 
 _SOUND: WeakSet[type] = WeakSet()
-"""Classes that were checked: environments are made by the thousand, and the check takes milliseconds."""
+"""Classes that passed the check, which takes milliseconds: a run makes thousands of environments."""
 
 
 def check_definition(cls: type, *, anew: bool = False) -> None:
-    """`PluginError` where a method of an environment's class can't be called, or an attribute is of another kind.
+    """Check methods and attributes of an environment's class.
 
     Args:
         cls: the class.
-        anew: check it also where it was sound the last time; it may have been changed since.
+        anew: check it again even if it has passed before, because it may have changed.
+
+    Raises:
+        PluginError: a method can't be called as the platform does, or an attribute has a wrong type.
     """
     if cls in _SOUND and not anew:
         return
@@ -68,9 +71,12 @@ def check_definition(cls: type, *, anew: bool = False) -> None:
 
 
 def check_defaults(config_class: type[BaseModel]) -> None:
-    """`PluginError` where the default of an option is none that could be given for it.
+    """Check that the default of every option fits its type.
 
-    Where pydantic validates defaults itself (`validate_default`), it does so with the class's own validators.
+    Defaults that pydantic validates itself (`validate_default`) are skipped: it also runs the class's validators.
+
+    Raises:
+        PluginError: a default doesn't fit.
     """
     every = config_class.model_config.get("validate_default", False)
     for name, field in config_class.model_fields.items():
@@ -78,8 +84,8 @@ def check_defaults(config_class: type[BaseModel]) -> None:
         if field.is_required() or field.default_factory is not None or validated:
             continue
         hint: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-        if (said := misfit(field.default, hint)) is not None:
-            what = f"{config_class.__name__}.{name}: its default {said}"
+        if (reason := misfit(field.default, hint)) is not None:
+            what = f"{config_class.__name__}.{name}: its default {reason}"
             raise PluginError(what, fix="correct the default, or the type hint")
 
 
@@ -108,7 +114,7 @@ def _check_method(cls: type, name: str) -> None:
     if inspect.iscoroutinefunction(plain) and head == "def" and name not in EITHER:
         raise PluginError(f"{what} is a coroutine function", fix=f"{fix}, without `async`")
     if not isinstance(plain, FunctionType):
-        return  # an object that is called, or something in C
+        return  # a callable object, or a function in C
     parameters = list(signature.parameters.values())
     names = [one for one in inspect.signature(plain).parameters if one in signature.parameters]
     if names != (known := [one for one in signature.parameters if one in names]):
@@ -123,10 +129,10 @@ def _check_method(cls: type, name: str) -> None:
 
 def _shown(parameter: inspect.Parameter) -> str:
     default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
-    star = "*, " if parameter.name == "seed" else ""  # the first that is given by name, in `reset`
+    star = "*, " if parameter.name == "seed" else ""  # the first keyword-only parameter of `reset`
     return f"{star}{parameter.name}{default}"
 
 
 def is_ours(base: type) -> bool:
-    """Whether a class is the platform's own."""
+    """Whether a class is defined by the platform."""
     return base.__module__.startswith("forge_env.")

@@ -1,4 +1,4 @@
-"""Environments whose agent is a program with its own loop: the model behind it is the policy.
+"""Environments whose agent is a program with its own loop, which calls the policy as its model.
 
     class Repair(fe.ProgramEnvironment):
         command = ("python", "agent.py", "{instruction}")
@@ -7,16 +7,16 @@
         def files(self, task):
             return {"agent.py": AGENT, "broken.py": task.data["public_code"]}
 
-The program runs unchanged in the episode's sandbox, which has no network. It asks the model at OPENAI_BASE_URL or
-ANTHROPIC_BASE_URL (`forge_env.gateway`): the only address that answers. What it asks is the observation, and what the
-policy says is its answer. When it ends, its sandbox is given back, and the rubric scores the files that it left outside
-or in a fresh sandbox:
+The program runs unchanged in the episode's sandbox, which has no network except the model's address. It sends requests
+to the model at OPENAI_BASE_URL or ANTHROPIC_BASE_URL (`forge_env.gateway`). A request is an observation, and the
+policy's action is its answer. When the program ends, its sandbox is returned, and the rubric scores its files outside
+of a sandbox or in a fresh one:
 
     reset()       starts the program, waits for its first request
     step(action)  answers the request, waits for the next one, or for the program's end
 
-A program may rewrite its history, ask side by side and have sub-agents: requests that don't go on with what was said
-begin a conversation of their own (`forge_env.gateway.conversations`), named in `info["seat"]`.
+A program may rewrite its history, send concurrent requests and have sub-agents: a request that doesn't continue an
+earlier conversation starts a new one (`forge_env.gateway.conversations`), named in `info["seat"]`.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from forge_env.sandbox.protocol import ORIGIN_URL
 from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 
 _DIRECT = dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1")
-"""The model is reached without the proxy, which some clients can't use for an address of their own machine."""
+"""Variables by which clients bypass the proxy for the model: some can't use a proxy for a local address."""
 MOST_FILES = 100
-"""Of those that a program left, how many the record names."""
+"""Maximum number of a program's files that the record names."""
 
 
 class ProgramEnvironmentConfig(SandboxEnvironmentConfig):
-    """Limits of a program.
+    """Limits of the program.
 
     Examples:
         >>> import forge_env as fe
@@ -69,30 +69,30 @@ class ProgramEnvironmentConfig(SandboxEnvironmentConfig):
     max_turns: int = Field(50, ge=1)
     """Requests to the model in one episode before it is truncated."""
     wall_s: float = Field(120.0, gt=0)
-    """Seconds that the program may take from one request to the next, or to its end; the model's own don't count."""
+    """Maximum seconds from the program's start or an answer to its next request or end, without the model's time."""
     lifetime_s: float = Field(3600.0, gt=0)
-    """Seconds that the program may take in all, the model's included."""
+    """Maximum seconds of the program in total, including the model's time."""
     grace_s: float = Field(2.0, ge=0)
-    """Seconds that the program may take to end once it gets no more answers; then it is killed."""
+    """Seconds for the program to end after its requests are no longer answered; then it is killed."""
     memory_mb: int = Field(512, ge=32)
-    """Memory of each of its processes, MiB."""
+    """Maximum memory of each of the program's processes, MiB."""
     output_chars: int = Field(4096, ge=0)
-    """Characters that the record keeps of its output (the end), and of the files that it left (their beginnings)."""
+    """Maximum characters in the record: of the program's output (its end), and of its files (their beginnings)."""
 
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """A request that waits for its answer."""
+    """A model request of the program that waits for its answer."""
 
     request: ModelRequest
     answer: asyncio.Future[Message]
 
 
 class ProgramEnvironment(SandboxEnvironment):
-    """An environment around a program; see the module.
+    """An environment whose agent is a program; the module's docstring describes an episode.
 
     Args:
-        config: its options, an object of `config_class`; None: the defaults.
+        config: options, an object of `config_class`; None: the defaults.
         context: `sandboxes`, the started engine.
 
     Examples:
@@ -110,10 +110,10 @@ class ProgramEnvironment(SandboxEnvironment):
 
     config_class: ClassVar[type[EnvironmentConfig]] = ProgramEnvironmentConfig
     command: ClassVar[Sequence[str]] = ()
-    """The program and its arguments, in the work folder; `{instruction}` in them stands for the task's prompt."""
+    """The program and its arguments, run in the work folder; `{instruction}` is replaced by the task's prompt."""
 
     ended: ExecResult | None = None
-    """How the program ended, for reward functions; None: it still runs."""
+    """Result of the program, for reward functions; None: it is still running."""
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)
@@ -127,34 +127,36 @@ class ProgramEnvironment(SandboxEnvironment):
         self._stopped = ""
         """Why the gateway has stopped the program, or an empty string."""
         self._crash: AgentError | None = None
-        """The exception of `run`, if it is a Python function."""
+        """Exception of an author's `run` method."""
 
-    # What an author may override.
+    # Methods that an author may override.
 
     def argv(self, task: Task) -> Sequence[str]:
-        """The program and its arguments for a task: `command` by default.
+        """The program and its arguments for a task; `command` by default.
 
         Args:
-            task: of this episode.
+            task: the task of this episode.
         """
         if not self.command:
             raise UsageError(f"{type(self).__name__} has no command", fix='set `command = ("python", "agent.py")`')
         return [part.replace("{instruction}", task.prompt) for part in self.command]
 
     def environment(self, task: Task) -> dict[str, str]:
-        """Variables of the program, besides those by which it finds the model.
+        """Environment variables of the program, besides those with the model's address and key.
 
         Args:
-            task: of this episode.
+            task: the task of this episode.
         """
         return {}
 
     async def run(self, task: Task, access: Access) -> ExecResult:
-        """Run the program to its end, in the sandbox. Override it for one that runs elsewhere, if you trust it.
+        """Run the program in the sandbox until it ends. Override it for a trusted program that runs elsewhere.
+
+        It is cancelled to end the program early.
 
         Args:
-            task: to be solved.
-            access: to the model. It is cancelled where the program is to end early.
+            task: the task to solve.
+            access: access to the model.
         """
         process = await self.sandbox.spawn(
             list(self.argv(task)), env={**_DIRECT, **access.environment, **self.environment(task)}, limits=self.limits
@@ -163,43 +165,43 @@ class ProgramEnvironment(SandboxEnvironment):
             result = await process.wait(self.config.lifetime_s)
             return ExecResult(exit_code=None, timed_out=True) if result is None else result
         except asyncio.CancelledError:
-            said = await to_its_end(asyncio.ensure_future(process.read()))
-            self.ended = ExecResult(exit_code=None, stdout=said[0], stderr=said[1], timed_out=self._overdue)
+            output = await to_its_end(asyncio.ensure_future(process.read()))
+            self.ended = ExecResult(exit_code=None, stdout=output[0], stderr=output[1], timed_out=self._overdue)
             raise
         finally:
             await to_its_end(asyncio.ensure_future(process.kill()))
 
-    # What is here.
+    # Implementation.
 
     @property
     def limits(self) -> Limits:
-        """The limits of the config."""
+        """The config's limits of the program."""
         return replace(super().limits, wall_s=self.config.lifetime_s)
 
     @property
     def tools(self) -> list[ToolSpec]:
-        """Those that the request offers which is to be answered."""
+        """Tools that the current request offers."""
         return [] if self._current is None else self._current[1].tools
 
     @property
     def answer(self) -> str:
-        """What the program has printed."""
+        """The program's standard output; empty while it runs."""
         return "" if self.ended is None else self.ended.stdout.strip()
 
     @property
     def conversations(self) -> dict[str, list[Message]]:
-        """What was said in each conversation, as the program knows it, by the names that `credits` takes."""
+        """Messages of each conversation as the program knows them, by the names that `credits` uses."""
         return {each.name: list(each.messages) for each in self._conversations}
 
     def prompt(self, task: Task) -> Observation:
-        """Nothing: the program says what the model is told."""
+        """Return no messages: the program writes the prompts."""
         return []
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start the program and wait for its first request.
 
         Raises:
-            EnvironmentBugError: it ended, or its time did, before it asked anything.
+            EnvironmentBugError: the program ended or timed out before its first request.
         """
         _, info = await super().reset(seed=seed, options=options)
         self._access = await self._open()
@@ -220,7 +222,7 @@ class ProgramEnvironment(SandboxEnvironment):
         return observation, {**info, **self._whose()}
 
     async def step(self, action: Action) -> StepResult:
-        """Answer the request; the next one, or the end."""
+        """Answer the current request, and wait for the next one or for the program's end."""
         if self._state != "running" or self._current is None:
             raise UsageError("step() without a running episode", fix="call reset() first")
         self.turns += 1
@@ -238,7 +240,7 @@ class ProgramEnvironment(SandboxEnvironment):
             self._state = "ended"
             return self._last_words(), 0.0, True, False, {"metrics": self._counted(), "crash": self._crash}
         result = await self._scored()
-        self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
+        self._state = "ended"  # after scoring: if a time limit interrupts it, `truncate` scores again
         if self.ended is not None and self.ended.exit_code and truncation is None:
             explain("agent crashed", [self._told()])
         info: dict[str, Any] = {"metrics": {**result.metrics, **self._counted()}}
@@ -247,7 +249,7 @@ class ProgramEnvironment(SandboxEnvironment):
         return self._last_words(), result.reward, truncation is None, truncation is not None, info
 
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
-        """A limit outside has ended the episode: the program gets no more answers, and may come to its own end."""
+        """End the episode because of an external limit: the program gets no more answers and `grace_s` to end."""
         if self._state == "running":
             await self._finish(f"the episode has ended: its limit of {reason} is reached")
         return await super().truncate(reason)
@@ -265,7 +267,7 @@ class ProgramEnvironment(SandboxEnvironment):
         return counts
 
     async def _scored(self) -> RubricResult:
-        await self._give_back()  # what it left is judged where it never was
+        await self._give_back()  # its files are scored in a fresh sandbox
         return await super()._scored()
 
     # --- the program
@@ -296,13 +298,16 @@ class ProgramEnvironment(SandboxEnvironment):
             await super()._end()
 
     async def _ask(self, request: ModelRequest) -> Message:
-        """Have a request answered: one after the other."""
+        """Queue a request and wait for its answer; requests are answered one at a time."""
         asked = _Asked(request, asyncio.get_running_loop().create_future())
         self._asked.put_nowait(asked)
         return await asked.answer
 
     async def _next(self) -> Observation | None:
-        """What the next request says that is new in its conversation; None: the program has ended, or its time."""
+        """Wait for the next request; return its conversation's new messages, or None if the program ended or timed out.
+
+        None is also returned after the gateway has stopped the program.
+        """
         assert self._program is not None
         assert self._access is not None
         self._current = None
@@ -316,25 +321,25 @@ class ProgramEnvironment(SandboxEnvironment):
                         if stopped.done():
                             self._stopped = self._access.closed
                             return None
-                        if self._program.done():  # what it left running may ask on
+                        if self._program.done():  # its background processes may still send requests
                             return None
                         asked = asking.result()
                         if not asked.answer.done():
                             break
-                        asking = asyncio.ensure_future(self._asked.get())  # who asked has hung up
+                        asking = asyncio.ensure_future(self._asked.get())  # the client has disconnected
         except TimeoutError:
             self._overdue = True
             return None
         finally:
             asking.cancel()
             stopped.cancel()
-        conversation, news, self._branch = self._conversations.place(asked.request.messages, asked.request.tools)
+        conversation, new, self._branch = self._conversations.place(asked.request.messages, asked.request.tools)
         self._current = asked, conversation
-        self.messages += news
-        return news
+        self.messages += new
+        return new
 
     def _whose(self) -> dict[str, Any]:
-        """Of `info`: the conversation that goes on, and how it began."""
+        """Entries of `info`: the current conversation, and the branch with which it started, if any."""
         assert self._current is not None
         began = {} if self._branch is None else {"branch": self._branch.model_dump()}
         return {"seat": self._current[1].name, **began}
@@ -349,7 +354,7 @@ class ProgramEnvironment(SandboxEnvironment):
             asked.answer.set_result(shown)
 
     async def _finish(self, reason: str) -> None:
-        """Give no more answers, and see to it that the program has ended."""
+        """Stop answering requests, and end the program: kill it if it takes longer than `grace_s`."""
         self._current = None
         if self._access is not None:
             self._access.close(reason)
@@ -371,21 +376,21 @@ class ProgramEnvironment(SandboxEnvironment):
             isinstance(error, InfrastructureError | UsageError) and raised_by_platform(error)
         ):
             raise error
-        else:  # a program that is a Python function of the author's
+        else:  # raised by an author's `run` method
             self._crash = crash_of(f"{type(self).__name__}.run", error)
             self.ended = ExecResult(exit_code=1, stderr=f"{type(error).__name__}: {error}")
 
     def _told(self) -> str:
-        said = "it still ran" if self.ended is None else as_text(self.ended)
-        return said[max(0, len(said) - self.config.output_chars) :]
+        text = "it still ran" if self.ended is None else as_text(self.ended)
+        return text[max(0, len(text) - self.config.output_chars) :]
 
     def _last_words(self) -> Observation:
-        """The program's output, its end and what it left, for the record: nobody answers them."""
-        said = ["[the program has ended]", self._told(), *self._wrote()]
-        return [Message(role="user", content="\n".join(said))]
+        """Final message for the record: the program's output, exit status and files. The policy doesn't see it."""
+        lines = ["[the program has ended]", self._told(), *self._wrote()]
+        return [Message(role="user", content="\n".join(lines))]
 
     def _wrote(self) -> Iterator[str]:
-        """Files that it wrote or changed."""
+        """Describe the files that the program wrote or changed."""
         room = self.config.output_chars
         begun = {name: text.encode() if isinstance(text, str) else text for name, text in self._given.items()}
         wrote = [(name, data) for name, data in (self._left or {}).items() if data != begun.get(name)]

@@ -1,4 +1,4 @@
-"""Environments whose agent works in a sandbox: one an episode, clean at its start, given back at its end.
+"""Environments whose agent works in a sandbox: each episode leases a clean one and returns it at the end.
 
     class Cleanup(fe.SandboxEnvironment):
         rubric = fe.Rubric(done)
@@ -8,8 +8,8 @@
 
         bash = fe.tools.bash()
 
-What judges the agent's work never goes into its sandbox: read what it made with `self.sandbox.read_file`, and compare
-outside, or run its code in a fresh sandbox of `self.sandboxes.session()`.
+Never put tests or answers into the agent's sandbox: read the agent's files with `self.sandbox.read_file` and compare
+them outside, or run its code in a fresh sandbox (`self.sandboxes.session()`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class _Where(TypedDict, total=False):
 
 
 TESTS_RESULTS: ContextVar[list[TestsResult] | None] = ContextVar("tests_results", default=None)
-"""Collects the results of hidden tests for `validate`."""
+"""List to which `run_hidden_tests` adds its results, for `validate`; None: they are not collected."""
 
 
 class SandboxEnvironmentConfig(ToolEnvironmentConfig):
-    """Limits of what runs in the sandbox.
+    """Limits of commands and programs in the sandbox.
 
     Examples:
         >>> import forge_env as fe
@@ -59,23 +59,23 @@ class SandboxEnvironmentConfig(ToolEnvironmentConfig):
     """
 
     wall_s: float = Field(10.0, gt=0)
-    """Wall seconds of one command or program."""
+    """Maximum wall-clock seconds of one command or program."""
     cpu_s: float = Field(5.0, gt=0)
-    """CPU seconds of one command or program; those in a session have wall seconds only."""
+    """Maximum CPU seconds of one command or program; those in a session have no CPU limit, only `wall_s`."""
     memory_mb: int = Field(256, ge=32)
-    """Memory of one command or program, MiB."""
+    """Maximum memory of one command or program, MiB."""
     require_cheat_proof: bool = False
-    """Reject scores that the judged code could have forged: tests that must share its process are an error, and a
-    verdict with doubts counts as failed."""
+    """Reject scores that the scored code could have forged: tests that must run in its process are an error, and a
+    result with doubts counts as failed."""
 
 
 class SandboxEnvironment(ToolEnvironment):
     """A tool environment with a sandbox for each episode.
 
-    A subclass gives `task` (or `tasks`) and `rubric`; where needed also `files`, what the work folder begins with.
+    A subclass defines `task` (or `tasks`) and `rubric`; if needed also `files`, the initial files of the work folder.
 
     Args:
-        config: its options, an object of `config_class`; None: the defaults.
+        config: options, an object of `config_class`; None: the defaults.
         context: `sandboxes`, the started engine.
 
     Examples:
@@ -97,7 +97,7 @@ class SandboxEnvironment(ToolEnvironment):
 
     config_class: ClassVar[type[EnvironmentConfig]] = SandboxEnvironmentConfig
     sandbox_spec: ClassVar[SandboxSpec] = SandboxSpec()
-    """Image, network, disk and memory of the sandbox; `spec_of`, where tasks differ in them."""
+    """Image, network, disk and memory of the sandbox; override `spec_of` if they differ between tasks."""
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)
@@ -108,42 +108,42 @@ class SandboxEnvironment(ToolEnvironment):
             self.sandboxes.check(self.sandbox_spec)
         self._box: Sandbox | None = None
         self._spec = self.sandbox_spec
-        """Of this episode."""
+        """Specification of this episode's sandbox."""
         self._origin = ""
         """`SandboxSpec.origin` of every episode's sandbox."""
         self._given: Mapping[str, str | bytes] = {}
-        """What the work folder of this episode began with."""
+        """Initial files of this episode's work folder."""
         self._left: dict[str, bytes] | None = None
-        """What the agent left in its sandbox, once that was given back."""
+        """The agent's files at the time its sandbox was returned; None: it has not been returned."""
         self._not_moved = False
-        """What it left is more than can be moved to another sandbox."""
+        """Whether the agent's files were too large to be moved to another sandbox."""
         self._doubtful = False
-        """Whether hidden tests passed that a cheat could have passed too."""
+        """Whether hidden tests passed that a cheat could also have passed."""
         self._holding = AsyncExitStack()
         self._sessions: dict[str, Session] = {}
         self._session_turn = asyncio.Lock()
 
     def files(self, task: Task) -> Mapping[str, str | bytes]:
-        """What is in the sandbox's work folder when the episode starts: path -> content. Never what judges it.
+        """Initial files of the sandbox's work folder: path -> content. Don't include hidden tests or answers.
 
         Args:
-            task: of this episode.
+            task: the task of this episode.
         """
         return {}
 
     def spec_of(self, task: Task) -> SandboxSpec:
-        """The sandbox that a task is played in, and judged in: `sandbox_spec`, unless tasks differ in it.
+        """Specification of the sandboxes in which a task's episode runs and is scored; `sandbox_spec` by default.
 
-        An image is built, and packages are installed, when the first episode needs them.
+        Images are built, and packages are installed, when the first episode needs them.
 
         Args:
-            task: any.
+            task: any task.
         """
         return self.sandbox_spec
 
     @property
     def sandbox(self) -> Sandbox:
-        """The episode's sandbox, from `setup` to `cleanup`, in tools and in reward functions."""
+        """The episode's sandbox, available from `setup` to `cleanup`, in tools and in reward functions."""
         if self._box is None and self._left is not None:
             fix = "use read_text, run_hidden_tests, or `async with self.fresh_sandbox()`"
             raise UsageError("the sandbox was given back for a fresh one", fix=fix)
@@ -153,62 +153,62 @@ class SandboxEnvironment(ToolEnvironment):
 
     @property
     def limits(self) -> Limits:
-        """The limits of the config, for calls of `sandbox`."""
+        """The config's limits, for calls of `sandbox`."""
         return Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
 
     @property
     def command_folder(self) -> str | None:
-        """Where shell commands begin: below the work folder, or a writable one. None: the work folder itself."""
+        """Initial folder of shell commands: in the work folder, or another writable one. None: the work folder."""
         return None
 
     @property
     def command_variables(self) -> Mapping[str, str]:
-        """Variables of shell commands, besides the sandbox's own."""
+        """Environment variables of shell commands, in addition to the sandbox's."""
         return {}
 
     async def run_bash(self, command: str, *, limits: Limits | None = None) -> str:
-        """Run a shell command in the work folder; its output and how it ended, as an agent reads it.
+        """Run a shell command in the work folder; return its output and exit status as text for the agent.
 
-        Files stay from one command to the next, variables and background processes don't.
+        Files persist between commands; variables and background processes don't.
 
         Args:
             command: any shell source.
-            limits: of this command; `self.limits` when not given.
+            limits: limits of this command; None: `self.limits`.
         """
         source = f"{_without_nul(command, 'a command')}\n"
         where: _Where = {"env": self.command_variables, "cwd": self.command_folder}
         return as_text(await self.sandbox.exec(["bash", "-s"], stdin=source, limits=limits or self.limits, **where))
 
     async def run_python(self, code: str, *, stdin: str = "", limits: Limits | None = None) -> str:
-        """Run a Python program in the work folder; its output and how it ended, as an agent reads it.
+        """Run a Python program in the work folder; return its output and exit status as text for the agent.
 
         Args:
             code: the program.
-            stdin: what it reads.
-            limits: of this program; `self.limits` when not given.
+            stdin: its standard input.
+            limits: limits of this program; None: `self.limits`.
         """
         return as_text(await self.sandbox.run_python(code, stdin=stdin, limits=limits or self.limits))
 
     async def run_bash_session(self, command: str, *, limits: Limits | None = None) -> str:
-        """`run_bash` in the episode's shell: variables, the folder and background processes live on.
+        """Run a command in the episode's shell: variables, the current folder and background processes persist.
 
         Args:
             command: any shell source.
-            limits: of this command; `self.limits` when not given.
+            limits: limits of this command; None: `self.limits`.
         """
         return await self._run_in_session("shell", _without_nul(command, "a command"), limits or self.limits)
 
     async def run_python_session(self, code: str, *, limits: Limits | None = None) -> str:
-        """Run a cell in the episode's Python: names live on, and the value of a last expression is shown.
+        """Run a cell in the episode's Python process: names persist, and the value of a last expression is shown.
 
         Args:
             code: the cell.
-            limits: of this cell; `self.limits` when not given.
+            limits: limits of this cell; None: `self.limits`.
         """
         return await self._run_in_session("python", _without_nul(code, "code"), limits or self.limits)
 
     async def read_text(self, path: str) -> str | None:
-        """A file that the agent left in the work folder; None when there is none, or none that can be read.
+        """Read one of the agent's files in the work folder; None if it doesn't exist or can't be read.
 
         Args:
             path: relative to the work folder.
@@ -224,14 +224,14 @@ class SandboxEnvironment(ToolEnvironment):
     async def run_hidden_tests(
         self, tests: Mapping[str, str | bytes], *, how: How | None = None, limits: Limits | None = None
     ) -> TestsResult:
-        """Judge the files that the agent has left by tests it never saw, for reward functions.
+        """Run hidden tests on the agent's files, for reward functions.
 
-        They are copied into a `fresh_sandbox` (see `Sandbox.run_tests`).
+        The files are copied into a `fresh_sandbox` (see `Sandbox.run_tests`).
 
         Args:
-            tests: test files by path, with what they import; they replace files of the agent's.
-            how: apart or counted; by default as the tests need it.
-            limits: of each process; `self.limits` when not given.
+            tests: test files and the files that they import, by path; they replace the agent's files of the same path.
+            how: apart or counted; None: as the tests need it.
+            limits: limits of each process; None: `self.limits`.
         """
         async with self.fresh_sandbox() as fresh:
             result = await fresh.run_tests(files=self._left, tests=tests, how=how, limits=limits or self.limits)
@@ -244,7 +244,7 @@ class SandboxEnvironment(ToolEnvironment):
         return result
 
     def _doubted(self, result: TestsResult) -> TestsResult:
-        """Count a passed result that is not cheat-proof, or reject it if the option requires that."""
+        """Flag a passed result that is not cheat-proof, or reject it if `require_cheat_proof` is set."""
         if not self.config.require_cheat_proof:
             self._doubtful = True
             return result
@@ -255,11 +255,11 @@ class SandboxEnvironment(ToolEnvironment):
 
     @asynccontextmanager
     async def fresh_sandbox(self) -> AsyncIterator[Sandbox]:
-        """A sandbox that no program of the agent's has touched, for reward functions.
+        """Lease a fresh sandbox, in which no program of the agent has run, for reward functions.
 
-        The agent's own is given back before, so that episodes that are judged never wait for each other's sandboxes:
-        afterwards `sandbox` is gone. `read_text` and `run_hidden_tests` still know its files. Where these are more than
-        can be moved (128 MiB), nothing is left of them, and the metric `not_moved` is 1.
+        The agent's sandbox is returned first, so that episodes that are being scored never wait for each other's
+        sandboxes; `sandbox` then raises. `read_text` and `run_hidden_tests` still use its files. If these are too large
+        to be moved (128 MiB), they are all discarded, and the metric `not_moved` is 1.
         """
         await self._give_back()
         assert self.sandboxes is not None
@@ -271,7 +271,7 @@ class SandboxEnvironment(ToolEnvironment):
         return {**super()._counted(), **{name: 1.0 for name, is_set in flags.items() if is_set}}
 
     async def _give_back(self) -> None:
-        """Keep what the agent left, and have the engine take its sandbox."""
+        """Read the agent's files and return its sandbox to the engine."""
         if self._left is not None:
             return
         try:
@@ -283,8 +283,8 @@ class SandboxEnvironment(ToolEnvironment):
         await self._holding.aclose()
 
     async def _run_in_session(self, kind: Literal["shell", "python"], source: str, limits: Limits) -> str:
-        """Run it in the episode's session, or in a new one where that has ended, which the agent is told."""
-        async with self._session_turn:  # calls of one message run in order, and share what the first began
+        """Run source in the episode's session, or in a new one if that has ended; a note in the text reports this."""
+        async with self._session_turn:  # calls of one message run in order, and share the session that the first began
             session, note = self._sessions.get(kind), ""
             if session is None or not session.alive:
                 note = "" if session is None else f"[a new {kind} session: nothing of the last one is left but files]\n"
@@ -335,7 +335,7 @@ def _without_nul(source: str, what: str) -> str:
 
 
 def as_text(result: ExecResult) -> str:
-    """Output of a program and how it ended, where that is worth a word."""
+    """Output of a program, with its exit status if it failed."""
     output = result.stdout + result.stderr
     if result.timed_out:
         ended = "stopped: it took too long"
@@ -351,7 +351,7 @@ def as_text(result: ExecResult) -> str:
 
 
 def _why_failed(result: TestsResult) -> str:
-    """The kind of failure of hidden tests."""
+    """Name the kind of a failure in hidden tests."""
     if result.execution.timed_out:
         return "timed out in hidden tests"
     if result.execution.out_of_memory:

@@ -1,4 +1,4 @@
-"""One question, one answer, one reward: tasks, and a reward function.
+"""Single-turn environments: one question, one answer, one reward. Define tasks and a reward function.
 
     class Reverse(fe.SingleTurnEnvironment):
         def task(self, split, index):
@@ -7,8 +7,8 @@
         def reward(self, task, answer):
             return float(answer.strip() == task.gold)
 
-`reward` may name any parameter that reward functions know (`forge_env.rewards.rubric`), and be async. Give `rubric`
-instead where one function isn't enough.
+`reward` may have any parameter of reward functions (`forge_env.rewards.rubric`), and may be async. Set `rubric` instead
+if one function isn't enough.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from forge_env.types import Message
 
 
 class SingleTurnConfig(ToolEnvironmentConfig):
-    """One turn, no tools."""
+    """Limits of an episode of one turn, without tools."""
 
     max_turns: int = Field(1, ge=1, le=1)
     """Always 1."""
     max_tool_calls: int = Field(0, ge=0, le=0)
-    """Always 0: there are no tools, and a call of one is answered so."""
+    """Always 0: there are no tools, and any tool call is answered with an error."""
 
 
 class SingleTurnEnvironment(ToolEnvironment):
-    """An episode is one assistant message; its text is the answer, whatever else it holds.
+    """An environment whose episodes are one assistant message; its text is the answer, even if it also calls tools.
 
-    A subclass gives `task` (or `tasks`), and `reward(self, task, answer)` or a `rubric`.
+    A subclass defines `task` (or `tasks`), and `reward(self, task, answer)` or a `rubric`.
 
     Args:
-        config: its options, an object of `config_class`; None: the defaults.
+        config: options, an object of `config_class`; None: the defaults.
         context: `sandboxes`, as for every `Environment`.
 
     Examples:
@@ -61,7 +61,7 @@ class SingleTurnEnvironment(ToolEnvironment):
 
     config_class: ClassVar[type[EnvironmentConfig]] = SingleTurnConfig
     reward: ClassVar[RewardFunction]
-    """How an answer is scored, in place of a `rubric`."""
+    """Reward function for an answer, in place of a `rubric`."""
     _how_to_reward = "define `reward(self, task, answer)`, or set `rubric = fe.Rubric([...])`"
     _reward_is_called = "reward function"
 
@@ -74,5 +74,5 @@ class SingleTurnEnvironment(ToolEnvironment):
             cls.rubric = Rubric(function.__func__ if isinstance(function, staticmethod) else function)
 
     def is_final(self, message: Message) -> bool:
-        """Every message is."""
+        """Every message ends the episode."""
         return True

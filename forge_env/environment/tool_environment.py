@@ -1,4 +1,4 @@
-"""Environments whose agents call tools. Give tasks, tools and a rubric; `reset` and `step` are here.
+"""Environments whose agents call tools. Define tasks, tools and a rubric; `reset` and `step` are implemented here.
 
     class Arithmetic(fe.ToolEnvironment):
         rubric = fe.Rubric(fe.rewards.exact_match)
@@ -11,10 +11,10 @@
             \"\"\"Add two numbers.\"\"\"
             return a + b
 
-A message with tool calls is answered with one tool message a call, in order. A message without ends the
-episode and is scored, as does `self.submit(answer)` inside a tool. Whatever the agent writes, `step` answers:
-it raises only what infrastructure (`InfrastructureError`) or the environment's author (`EnvironmentBugError`)
-did wrong.
+A message with tool calls is answered with one tool message per call, in order. A message without tool calls,
+or `self.submit(answer)` in a tool, ends the episode, which is then scored. `step` accepts any message of the agent:
+it raises only failures of the infrastructure (`InfrastructureError`) and bugs of the environment
+(`EnvironmentBugError`).
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ class ToolEnvironmentConfig(EnvironmentConfig):
     max_turns: int = Field(8, ge=1)
     """Assistant messages in one episode before it is truncated."""
     max_tool_calls: int = Field(64, ge=0)
-    """Tool calls in one episode; the calls beyond are not run and the episode is truncated."""
+    """Maximum tool calls in one episode; further calls are not run, and the episode is truncated."""
     tool_timeout_s: float = Field(60.0, gt=0)
-    """Wall seconds of one call, for tools that set no `timeout_s` of their own."""
+    """Maximum wall-clock seconds of one call, for tools without their own `timeout_s`."""
     max_tool_output_chars: int = Field(16_384, ge=256)
-    """Longest answer of one call; head and tail are kept, the middle is marked."""
+    """Maximum characters of one call's result; from longer ones, the middle is cut out and marked."""
 
 
 class ToolEnvironment(Environment):
     """An environment whose methods decorated with `@fe.tool` are the agent's tools.
 
-    A subclass gives `task` (or `tasks`) and `rubric`; where needed also `prompt`, `setup` and `cleanup`.
-    Tools and reward functions find the episode in `current_task`, `messages` and `answer`.
+    A subclass defines `task` (or `tasks`) and `rubric`; if needed also `prompt`, `setup` and `cleanup`.
+    Tools and reward functions read the episode from `current_task`, `messages` and `answer`.
 
     Args:
-        config: its options, an object of `config_class`; None: the defaults.
+        config: options, an object of `config_class`; None: the defaults.
         context: `sandboxes`, as for every `Environment`.
 
     Examples:
@@ -98,7 +98,7 @@ class ToolEnvironment(Environment):
     config_class: ClassVar[type[EnvironmentConfig]] = ToolEnvironmentConfig
     rubric: Rubric
     system_prompt: ClassVar[str | None] = None
-    """First message of each episode, where there is one."""
+    """System message at the start of each episode; None: no system message."""
 
     current_task: Task
     """The task of this episode, hidden data included."""
@@ -125,10 +125,10 @@ class ToolEnvironment(Environment):
             )
             raise UsageError(f"{type(self).__name__}{has}", fix=self._how_to_reward)
 
-    # What an author may override.
+    # Methods that an author may override.
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th task of `split`. Override this for generated tasks, or `tasks` for a list of them."""
+        """Return the `index`-th task of `split`. Override this for generated tasks, or `tasks` for a list of them."""
         tasks = self.tasks(split)
         if not hasattr(tasks, "__getitem__") or isinstance(tasks, Mapping | str | bytes):
             name = f"{type(self).__name__}.tasks"
@@ -136,7 +136,9 @@ class ToolEnvironment(Environment):
         return tasks[index]
 
     def tasks(self, split: str) -> Sequence[Task] | StreamedTasks:
-        """All tasks of `split`, the same at every call (`forge_env.tasks.datasets.load_tasks` reads files and hubs).
+        """Return all tasks of `split`, the same at every call.
+
+        `forge_env.tasks.datasets.load_tasks` reads tasks from files and hubs.
 
         Args:
             split: one of `splits`.
@@ -144,19 +146,19 @@ class ToolEnvironment(Environment):
         raise UsageError(f"{type(self).__name__} has no tasks", fix="define `task(split, index)` or `tasks(split)`")
 
     def num_tasks(self, split: str) -> int | None:
-        """Length of `tasks(split)`; None where that is streamed, or `task` is overridden instead."""
+        """Length of `tasks(split)`; None if it is streamed, or if `task` is overridden instead."""
         if type(self).tasks is ToolEnvironment.tasks:
             return None
         tasks = self.tasks(split)
         return len(tasks) if isinstance(tasks, Sequence) else None
 
     def prompt(self, task: Task) -> Observation:
-        """The first messages: `system_prompt` if there is one, the task's history and its prompt.
+        """Make the first messages: `system_prompt` if there is one, the task's history and its prompt.
 
         A system message in the history replaces `system_prompt`.
 
         Args:
-            task: of this episode.
+            task: the task of this episode.
         """
         history = list(task.history)
         if self.system_prompt and not any(message.role == "system" for message in history):
@@ -164,27 +166,27 @@ class ToolEnvironment(Environment):
         return [*history, Message(role="user", content=task.prompt)]
 
     async def setup(self, task: Task) -> None:
-        """Prepare an episode (acquire a sandbox, open files). `cleanup` follows also when this fails.
+        """Prepare an episode (acquire a sandbox, open files). `cleanup` is called even if this fails.
 
         Args:
-            task: of this episode.
+            task: the task of this episode.
         """
         return
 
     async def cleanup(self) -> None:
-        """Release what `setup` acquired."""
+        """Release the resources that `setup` acquired."""
         return
 
-    # What tools and reward functions may use.
+    # Methods for tools and reward functions.
 
     def submit(self, answer: str = "") -> None:
-        """Called by a tool or `respond`: end the episode after this turn, with `answer` as the agent's answer.
+        """End the episode after this turn, with `answer` as the agent's answer. Call it in a tool or in `respond`.
 
         Args:
-            answer: what reward functions get as `answer`; empty: the last message.
+            answer: the value that reward functions get as `answer`.
 
         Raises:
-            ToolError: the tool call that this runs in timed out, or belongs to an episode that is over.
+            ToolError: the calling tool call timed out, or belongs to an episode that has ended.
         """
         self._running_calls.check("submit")
         name = type(self).__name__
@@ -198,16 +200,16 @@ class ToolEnvironment(Environment):
 
     @property
     def answer(self) -> str:
-        """What the agent submitted, or else the text of its last message."""
+        """The submitted answer, or else the text of the agent's last message."""
         if self._submitted is not None:
             return self._submitted
         return next((message.content for message in reversed(self.messages) if message.role == "assistant"), "")
 
     def add_tool(self, tool: Tool) -> None:
-        """Offer a tool that isn't a method of the class; one that `setup` adds is there for that episode.
+        """Add a tool that isn't a method of the class; a tool that `setup` adds is removed after the episode.
 
         Args:
-            tool: one whose name is new.
+            tool: a tool with a name that no other tool has.
         """
         self._running_calls.check("add_tool")
         if tool.spec.name in self._tools:
@@ -218,15 +220,15 @@ class ToolEnvironment(Environment):
 
     @property
     def tools(self) -> list[ToolSpec]:
-        """The tools the agent may call, in order of definition."""
+        """Tools that the agent may call, in order of definition."""
         return [tool.spec for tool in self._tools.values()]
 
     @property
     def reusable(self) -> bool:
-        """Whether no thread of a tool call that timed out still runs in this object."""
+        """Whether this object can run another episode: no thread of a timed-out tool call is still running in it."""
         return self._running_calls.all_ended
 
-    # The contract.
+    # The environment contract.
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start an episode; see `Environment.reset`. `info` holds `task_id`, `split` and `difficulty`."""
@@ -245,8 +247,8 @@ class ToolEnvironment(Environment):
         await self._begin(task)
         for name, kind in (("messages", list), ("turns", int), ("tool_calls", int), ("tool_errors", int)):
             if not isinstance(value := getattr(self, name), kind):
-                said = f"{type(self).__name__}.setup made self.{name} a {type(value).__name__}"
-                raise EnvironmentBugError(said, fix="that name is the platform's: use another")
+                problem = f"{type(self).__name__}.setup made self.{name} a {type(value).__name__}"
+                raise EnvironmentBugError(problem, fix="that name is the platform's: use another")
         with environment_code(f"{type(self).__name__}.prompt", task.id):
             prompted = await settled(self.prompt(task))
         observation = as_observation(f"{type(self).__name__}.prompt", prompted)
@@ -255,7 +257,7 @@ class ToolEnvironment(Environment):
         return list(observation), {"task_id": task.id, "split": task.split, "difficulty": task.difficulty}
 
     async def step(self, action: Action) -> StepResult:
-        """Run the message's tool calls, or score the episode when it has none."""
+        """Run the message's tool calls, or score the episode if there are none."""
         if self._state != "running":
             fix = "call reset() first"
             if type(self).reset is not ToolEnvironment.reset:
@@ -270,8 +272,8 @@ class ToolEnvironment(Environment):
         terminated = self._submitted is not None or self._ends(message)
         if not terminated and not calls:
             with environment_code(f"{type(self).__name__}.respond", self.current_task.id):
-                said = await settled(self.respond(message))
-            observation = as_observation(f"{type(self).__name__}.respond", said)
+                response = await settled(self.respond(message))
+            observation = as_observation(f"{type(self).__name__}.respond", response)
             terminated = self._submitted is not None
         self.messages.extend(observation)
         truncation = None
@@ -282,17 +284,17 @@ class ToolEnvironment(Environment):
         if not terminated and truncation is None:
             return observation, 0.0, False, False, {}
         result = await self._scored()
-        self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
+        self._state = "ended"  # after scoring: if a time limit interrupts it, `truncate` scores again
         info: dict[str, Any] = {"metrics": {**result.metrics, **self._counted()}}
         if truncation is not None:
             info["truncation"] = truncation
         return observation, result.reward, terminated, truncation is not None, info
 
     def is_final(self, message: Message) -> bool:
-        """Whether this message ends the episode: by default, when it calls no tool.
+        """Whether this message ends the episode; by default, if it calls no tool.
 
         Args:
-            message: of the agent.
+            message: the agent's message.
         """
         return not message.tool_calls
 
@@ -302,20 +304,20 @@ class ToolEnvironment(Environment):
             ends.close()
             name = f"{type(self).__name__}.is_final"
             raise EnvironmentBugError(f"{name} is a coroutine function", fix="write `def is_final`, without `async`")
-        if type(ends).__name__ not in ("bool", "bool_"):  # Python's, or numpy's by either of its names
+        if type(ends).__name__ not in ("bool", "bool_"):  # Python's or numpy's, which has both names
             raise EnvironmentBugError(f"{type(self).__name__}.is_final returned {ends!r}", fix="return True or False")
         return ends
 
     async def respond(self, message: Message) -> Observation:
-        """What is said to a message that calls no tool and is not final (a simulated user, a game's next state).
+        """Answer a message that calls no tool and is not final (as a simulated user, or with a game's next state).
 
         Args:
-            message: of the agent.
+            message: the agent's message.
         """
         return []
 
     async def score(self) -> RubricResult:
-        """Score the episode as it stands, also one that a limit truncated."""
+        """Score the episode in its current state; also called for truncated episodes."""
         return await self.rubric.score(task=self.current_task, answer=self.answer, messages=self.messages, env=self)
 
     async def _scored(self) -> RubricResult:
@@ -330,19 +332,19 @@ class ToolEnvironment(Environment):
         return self.answer
 
     async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
-        """The rubric's group functions."""
+        """Apply the rubric's group functions."""
         await self.rubric.score_group(task, trajectories)
 
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
-        """End the episode because of a limit outside; the rubric scores what there is."""
+        """End the episode because of an external limit; the rubric scores its current state."""
         if self._state != "running":
             return 0.0, {}
         result = await self._scored()
-        self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
+        self._state = "ended"  # after scoring: if a time limit interrupts it, `truncate` scores again
         return result.reward, {**result.metrics, **self._counted()}
 
     async def close(self) -> None:
-        """Release what the episode holds; may be called more than once."""
+        """Release the episode's resources; may be called more than once."""
         self._state = "new"
         self._running_calls.end_episode()
         await self._release()

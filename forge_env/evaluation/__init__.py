@@ -1,4 +1,4 @@
-"""Evaluating any policy on any environments: one folder of results, every number backed by its transcripts.
+"""Evaluation of any policy on any environments; the results folder contains the transcripts behind every number.
 
 config --> plan of samples --> runner --> store (append-only JSONL) --> summary, tables, comparison
                                  |  \\

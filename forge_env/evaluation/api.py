@@ -1,4 +1,4 @@
-"""Evaluating from Python.
+"""Python interface to evaluations.
 
 result = fe.evaluate("coding_rlvr", "qwen3-8b", base_url="http://localhost:8000/v1", n=100, epochs=4)
 print(result.summary.environments["coding_rlvr"].score)
@@ -44,22 +44,22 @@ def evaluate(
     sandboxes: SandboxEngine | None = None,
     **settings: Any,
 ) -> EvaluationResult:
-    """Evaluate a model or policy. Also usable where an event loop runs already (a notebook): it then has a thread.
+    """Evaluate a model or policy. If an event loop is running already (a notebook), it runs in a separate thread.
 
-    Ctrl-C gives up the samples under way; what has finished is in the folder.
+    Ctrl-C abandons unfinished samples; finished ones are in the folder.
 
     Args:
         environments: names, classes, or `EnvironmentChoice`s.
-        model: an endpoint's model, `vllm:PATH`, a scripted policy (`gold`, `random`, `module:function`), a function
-            `(messages, tools) -> str | Message`, sync or async, or any policy.
-        resume: continue what the folder `out` holds: what is missing, and what was lost to infrastructure.
+        model: a model served by an endpoint, `vllm:PATH`, a scripted policy (`gold`, `random`, `module:function`), a
+            function `(messages, tools) -> str | Message`, sync or async, or any policy.
+        resume: continue the evaluation in the folder `out`: play missing samples and those lost to infrastructure.
         show: draw progress on stderr.
-        sandboxes: a started engine to use; else one is opened when first needed.
+        sandboxes: a started engine to use; else one is started when first needed.
         settings: keys of `EvaluationConfig`.
 
     Raises:
-        UsageError: something asked for can't be; nothing was started.
-        EndpointError: the endpoint doesn't answer at all.
+        UsageError: the request is invalid; nothing was started.
+        EndpointError: the endpoint doesn't answer.
 
     Examples:
         >>> import tempfile
@@ -88,16 +88,16 @@ async def evaluate_async(
     """`evaluate` as a coroutine.
 
     Args:
-        environments: as of `evaluate`.
-        model: as of `evaluate`.
-        resume: as of `evaluate`.
-        show: as of `evaluate`.
-        sandboxes: as of `evaluate`.
+        environments: as for `evaluate`.
+        model: as for `evaluate`.
+        resume: as for `evaluate`.
+        show: as for `evaluate`.
+        sandboxes: as for `evaluate`.
         settings: keys of `EvaluationConfig`.
 
     Raises:
-        UsageError: something asked for can't be; nothing was started.
-        EndpointError: the endpoint doesn't answer at all.
+        UsageError: the request is invalid; nothing was started.
+        EndpointError: the endpoint doesn't answer.
 
     Examples:
         >>> import asyncio, tempfile
@@ -123,10 +123,10 @@ async def evaluate_async(
 
 
 def _named_policy(model: Any) -> tuple[str, Policy | None]:
-    """Name for the record, and the policy where `model` is not a name.
+    """The model's name for the record, and its policy if `model` is not just a name.
 
     Raises:
-        UsageError: it is nothing that plays.
+        UsageError: `model` is neither a name, a policy nor a function.
     """
     if isinstance(model, str):
         return model, None
@@ -145,38 +145,38 @@ def _named_policy(model: Any) -> tuple[str, Policy | None]:
 
 
 def _path(found: Any) -> str:
-    """Where another process finds the class or function again; its name alone where nobody else can import it."""
+    """`module:name` of a class or function for other processes; the bare name if it can't be imported there."""
     importable = found.__module__ != "__main__" and "<" not in found.__qualname__
     return f"{found.__module__}:{found.__qualname__}" if importable else str(found.__name__)
 
 
 def _in_a_thread(job: Callable[[], Coroutine[Any, Any, EvaluationResult]]) -> EvaluationResult:
-    """Run `job` in an event loop of another thread; Ctrl-C here cancels it there, and waits until it has ended.
+    """Run `job` in an event loop of another thread. Ctrl-C cancels the job and waits until it has ended.
 
-    Ctrl-C may come at any moment, also while the thread starts.
+    Ctrl-C may arrive at any moment, even while the thread starts.
     """
     runner, ended = asyncio.Runner(loop_factory=asyncio.new_event_loop), threading.Event()
     loop = runner.get_loop()
 
     async def attended() -> EvaluationResult:
-        await asyncio.sleep(0)  # where it was cancelled before the thread began, it ends here
+        await asyncio.sleep(0)  # if cancelled before the thread started, the task ends here
         return await job()
 
     playing = loop.create_task(attended())
 
     def work() -> None:
         try:
-            with suppress(KeyboardInterrupt, SystemExit), runner:  # a task's leave the loop at once
-                loop.run_until_complete(asyncio.wait([playing]))  # for the caller's thread to raise
+            with suppress(KeyboardInterrupt, SystemExit), runner:  # these exceptions of a task leave the loop at once;
+                loop.run_until_complete(asyncio.wait([playing]))  # `playing.result()` raises them in the caller
         finally:
             ended.set()
 
     thread = threading.Thread(target=work, name="forge-env-evaluate")
     try:
         thread.start()
-        ended.wait()  # an interrupted `join` of Python 3.11 takes the thread for ended
+        ended.wait()  # not `join`: in Python 3.11 an interrupted `join` considers the thread finished
     except KeyboardInterrupt:
-        with suppress(RuntimeError):  # it has ended meanwhile
+        with suppress(RuntimeError):  # the loop has been closed in the meantime
             loop.call_soon_threadsafe(playing.cancel)
         if thread.ident is not None:
             ended.wait()

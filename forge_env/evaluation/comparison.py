@@ -1,4 +1,4 @@
-"""Two evaluations side by side: paired by task, so that the tasks' own difficulty cancels out."""
+"""Comparison of two evaluations, paired by task so that differences in task difficulty cancel out."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from forge_env.registry import environment_class, make, make_config
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a folder holds."""
+    """An evaluation read from its folder."""
 
     config: EvaluationConfig
     results: Results
-    """The latest of every sample that was last asked for."""
+    """The latest result of each sample in the configuration that was last requested."""
     splits: dict[str, str]
-    """Which split was played, by label."""
+    """Split that was played, by label."""
     damage: list[str]
-    """What could not be read."""
+    """Descriptions of records that could not be read."""
 
 
 def other_tasks(label: str, a: Stored, b: Stored) -> str | None:
-    """In what the environment `label` differed so that its tasks were others; None where they were the same.
+    """Describe why two evaluations played different tasks of the environment `label`; None if they played the same.
 
-    The tasks' ids don't tell, for options change what is behind them.
-    Options that change no task (a limit of turns, say) may differ: where options do, both environments are made and
-    their tasks compared.
+    Comparing task ids is not enough, since options may change the tasks behind the same ids. Options that don't change
+    tasks (a turn limit, for example) may differ: if options differ, both environments are created and their tasks
+    compared.
     """
     split = a.splits[label]
     if split != b.splits[label]:
@@ -49,12 +49,12 @@ def other_tasks(label: str, a: Stored, b: Stored) -> str | None:
         return None
     if not _same_class(one.name, other.name):
         return f"{one.name} against {other.name}"
-    found = _options(one), _options(other)
-    named = sorted(key for key in found[0].keys() | found[1].keys() if found[0].get(key) != found[1].get(key))
+    options = _options(one), _options(other)
+    named = sorted(key for key in options[0].keys() | options[1].keys() if options[0].get(key) != options[1].get(key))
     tasks = min(choice.n or config.n or ENDLESS_N for choice, config in ((one, a.config), (other, b.config)))
     if not named or _tasks_agree(one, other, split, tasks):
         return None
-    return ", ".join(f"{key} {found[0].get(key)!r} against {found[1].get(key)!r}" for key in named)
+    return ", ".join(f"{key} {options[0].get(key)!r} against {options[1].get(key)!r}" for key in named)
 
 
 def _choice(config: EvaluationConfig, label: str) -> EnvironmentChoice:
@@ -69,7 +69,7 @@ def _same_class(a: str, b: str) -> bool:
 
 
 def _options(choice: EnvironmentChoice) -> dict[str, object]:
-    """All options, those at their defaults included; as given where the environment can't be found here."""
+    """All options including defaults; only the given ones if the environment is not installed here."""
     try:
         return make_config(choice.name, environment_class(choice.name), choice.options).model_dump()
     except ForgeError:
@@ -77,40 +77,40 @@ def _options(choice: EnvironmentChoice) -> dict[str, object]:
 
 
 def _tasks_agree(a: EnvironmentChoice, b: EnvironmentChoice, split: str, number: int) -> bool:
-    """Whether both environments make the same first tasks; no where one can't be made here."""
+    """Whether the first `number` tasks of both environments are equal; False if either can't be created here."""
     try:
         one, other = make(a.name, **a.options), make(b.name, **b.options)
         with environment_code(f"the tasks of {a.name}", split):
             most = min(total for total in (one.num_tasks(split), other.num_tasks(split), number) if total is not None)
             return all(one.task(split, index) == other.task(split, index) for index in range(most))
-    except ForgeError:  # what can't be compared is not the same
+    except ForgeError:  # tasks that can't be compared count as different
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """B against A."""
+    """Comparison of evaluation B with evaluation A."""
 
     model_a: str
     model_b: str
     score_name: str
     environments: dict[str, PairedDifference | None]
-    """By label; None where no task has valid samples in both."""
+    """Difference by label; None if no task has valid samples in both."""
     only_a: dict[str, int]
-    """Tasks that only A has, by label."""
+    """Number of tasks that only A has, by label."""
     only_b: dict[str, int]
     hardest: dict[str, list[tuple[str, float, float]]]
     """Tasks with the largest change by label: (task, A, B), losses first."""
     damage: list[str] = field(default_factory=list)
-    """What could not be read of either; those samples are left out."""
+    """Descriptions of records of either evaluation that could not be read; their samples are left out."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Convert to a JSON-ready dictionary."""
         return dataclasses.asdict(self)
 
 
 def load(path: Path | str, *, score: str | None = None) -> Stored:
-    """The evaluation in a folder; `score` replaces the configured one."""
+    """Read the evaluation in a folder; `score` replaces the configured score."""
     folder = open_folder(path)
     config = read_as(EvaluationConfig, folder.config)
     table = ResultTable()
@@ -129,14 +129,14 @@ def compare_folders(
     """Compare the evaluations in two folders.
 
     Args:
-        a: the baseline's folder.
-        b: the other's.
-        score: what to compare; A's configured score when not given.
-        confidence: of the intervals.
+        a: folder of the baseline.
+        b: folder of the other evaluation.
+        score: name of the score to compare; A's configured score if not given.
+        confidence: confidence level of the intervals.
 
     Raises:
-        UsageError: a folder holds no evaluation, or the two have no environment or no task in common, or their tasks
-            are others (options, split, seed).
+        UsageError: a folder holds no evaluation, or the two have no environment or no task in common, or they played
+            different tasks (options, split, seed).
     """
     if not 0 < confidence < 1:
         raise UsageError(f"the confidence is between 0 and 1, not {confidence:g}", fix=f"for example {CONFIDENCE}")
@@ -189,26 +189,26 @@ def _largest_changes(a: dict[str, list[float]], b: dict[str, list[float]]) -> li
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """The result, and the tasks that changed most."""
+    """Tables of the comparison: the scores, and the tasks that changed most."""
     columns = ["environment", "tasks", "A", "B", "B - A", "interval", "p", "better", "worse", "only A", "only B"]
     rows = []
-    for label, found in comparison.environments.items():
+    for label, paired in comparison.environments.items():
         rest = [str(comparison.only_a[label]), str(comparison.only_b[label])]
-        if found is None:
+        if paired is None:
             rows.append([label, "0", *["-"] * 7, *rest])
             continue
-        change = found.difference
+        change = paired.difference
         rows.append(
             [
                 label,
-                str(found.tasks),
-                f"{found.mean_a:.3f}",
-                f"{found.mean_b:.3f}",
+                str(paired.tasks),
+                f"{paired.mean_a:.3f}",
+                f"{paired.mean_b:.3f}",
                 f"{change.value:+.3f} ± {change.stderr:.3f}",
                 f"{change.low:+.3f} to {change.high:+.3f}",
-                f"{found.p_value:.3g}",
-                str(found.better),
-                str(found.worse),
+                f"{paired.p_value:.3g}",
+                str(paired.better),
+                str(paired.worse),
                 *rest,
             ]
         )

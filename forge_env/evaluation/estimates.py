@@ -1,8 +1,8 @@
-"""Figures from repeated samples of tasks: means with clustered errors, bootstrap intervals, pass@k, pass^k.
+"""Statistics of repeated samples of tasks: means with clustered errors, bootstrap intervals, pass@k, pass^k.
 
 Scores come as one list per task (its valid epochs). Samples of one task are not independent, so every error here
 treats the task as the unit: A. C. Cameron and D. L. Miller, "A Practitioner's Guide to Cluster-Robust Inference",
-2015, as E. Miller, "Adding Error Bars to Evals", 2024, applies it.
+2015, as applied by E. Miller, "Adding Error Bars to Evals", 2024.
 """
 
 from __future__ import annotations
@@ -21,49 +21,50 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Scores = Sequence[Sequence[float]]
-"""Scores of each task, [tasks][epochs of it]; tasks without any are left out."""
+"""Scores of each task, [tasks][epochs of the task]; tasks without scores are ignored."""
 
 Totals: TypeAlias = "NDArray[Any] | Sequence[tuple[float, int]]"
 """Sum and number of each task's scores, [tasks, 2]."""
 
 RESAMPLES = 2000
 ALIKE = 8
-"""Tasks of each kind, on average, from which on kinds are drawn instead of tasks."""
+"""Mean number of tasks per distinct total from which the bootstrap draws counts per total instead of single tasks."""
 NORMAL_TASKS = 50_000
-"""Tasks of different scores from which on the interval is the normal one: a bootstrap would take seconds to agree."""
+"""Number of tasks with differing scores from which a normal interval is used; a bootstrap would take seconds to give
+about the same."""
 CHUNK = 2_000_000
-"""Random numbers drawn at once, which bounds the memory of a bootstrap."""
+"""Random numbers drawn at once; bounds the memory of a bootstrap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its uncertainty."""
+    """A statistic with its uncertainty."""
 
     value: float
     stderr: float
     low: float
     """Lower end of the interval, bootstrapped over tasks; for paired differences see `PairedDifference`."""
     high: float
-    """Upper end."""
+    """Upper end of the interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Mean duration of a sample in seconds and its parts, which add up to it."""
+    """Mean duration of a sample in seconds, with the parts that add up to it."""
 
     wall: float
-    """From the first reset to the end, including retries."""
+    """Seconds from the first reset to the end, including retries."""
     model: float
     environment: float
-    """Tools and scoring."""
+    """Seconds of tools and scoring."""
     reset: float
     close: float
     waited: float
-    """Waiting for the endpoint's limits or for a sandbox; included in the other parts."""
+    """Seconds spent waiting for the endpoint's limits or for a sandbox; included in the other parts."""
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds by name, longest first; "other" are earlier attempts and turns that a limit interrupted."""
+        """Seconds by name, longest first; "other" covers earlier attempts and turns that a limit interrupted."""
         parts = {
             "model": self.model,
             "tools and scoring": self.environment,
@@ -74,7 +75,7 @@ class Times:
         return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
     def words(self) -> str:
-        """`4.20 s on average: model 2.10 s (50 %), ...`; parts below 1 % are left out."""
+        """Describe the durations: `4.20 s on average: model 2.10 s (50 %), ...`, without parts below 1 %."""
         shares = [
             f"{name} {spent:.2f} s ({spent / self.wall:.0%})"
             for name, spent in self.parts.items()
@@ -85,7 +86,7 @@ class Times:
 
 
 def by_task(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
-    """Scores of each task, from (task, score) of every sample."""
+    """Group `(task, score)` pairs of samples by task."""
     tasks: dict[str, list[float]] = {}
     for task, score in scored:
         tasks.setdefault(task, []).append(score)
@@ -93,10 +94,10 @@ def by_task(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
 
 
 def clustered(totals: Totals) -> tuple[float, float]:
-    """Mean of all samples and its standard error, from sum and number of each task's scores.
+    """Mean of all samples and its standard error, from the sum and number of each task's scores.
 
     With task sums S_g over n_g samples, N samples, G tasks and mean m:
-    sqrt(G / (G - 1) * sum_g (S_g - n_g m)^2) / N. With one sample a task it is the usual s / sqrt(N).
+    sqrt(G / (G - 1) * sum_g (S_g - n_g m)^2) / N. With one sample per task this is the usual s / sqrt(N).
     """
     sums, counts = _columns(totals)
     tasks, samples = len(sums), int(counts.sum())
@@ -108,18 +109,18 @@ def clustered(totals: Totals) -> tuple[float, float]:
 
 
 class TaskScores:
-    """Scores of samples, added one at a time: the sum and the number of each task's.
+    """Accumulates scores of samples as a sum and a number per task.
 
-    Takes about 200 bytes a task, however many samples it has. Mean and error so far take constant time.
+    Takes about 200 bytes per task, however many samples it has. The current mean and error take constant time.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._sums, self._counts = array("d"), array("q")
         self.samples = 0
-        """Scores added."""
+        """Number of scores added."""
         self._total = 0.0
-        # over tasks, with the sum S and the number n of each: S * S, S * n, n * n
+        # sums over tasks of S * S, S * n and n * n, with sum S and number n of each task's scores
         self._squares, self._products, self._sizes = 0.0, 0.0, 0
 
     def __len__(self) -> int:
@@ -146,7 +147,7 @@ class TaskScores:
         return np.column_stack([np.array(self._sums), np.array(self._counts)])
 
     def so_far(self) -> tuple[float, float]:
-        """Mean and standard error as `clustered` gives them, but for rounding."""
+        """Current mean and standard error, equal to those of `clustered` except for rounding."""
         middle, tasks = self._total / self.samples, len(self)
         if tasks < 2:
             return middle, 0.0
@@ -154,21 +155,21 @@ class TaskScores:
         return middle, math.sqrt(tasks / (tasks - 1) * max(squares, 0.0)) / self.samples
 
     def estimate(self, *, confidence: float = CONFIDENCE) -> Estimate | None:
-        """Mean over all samples; None when there is none."""
+        """Mean over all samples; None if there are none."""
         return mean_of(self.totals(), confidence=confidence)
 
 
 def bootstrap(totals: Totals, *, confidence: float, seed: int = 0) -> tuple[float, float]:
-    """Percentile interval of the mean of all samples, tasks drawn with replacement (B. Efron, 1979).
+    """Percentile interval of the mean of all samples, drawing tasks with replacement (B. Efron, 1979).
 
-    Where many tasks are alike (solved or not), how often each kind is drawn is drawn at once: it is multinomial. Above
-    `NORMAL_TASKS` tasks of different scores, the interval is that of the normal distribution.
+    If many tasks have equal totals (solved or not), the counts of each kind are drawn from a multinomial distribution
+    instead. From `NORMAL_TASKS` tasks with differing scores on, the interval of the normal distribution is returned.
     """
     import numpy as np
 
     rng = np.random.default_rng(seed)
     sums, counts = _columns(totals)
-    order = np.lexsort((counts, sums))  # so that the order of tasks doesn't change the interval
+    order = np.lexsort((counts, sums))  # makes the interval independent of the order of tasks
     sums, counts, tasks = sums[order], counts[order], len(sums)
     kinds, sizes = np.unique(np.stack([sums, counts]), axis=1, return_counts=True)
     means = []
@@ -196,12 +197,12 @@ def _columns(totals: Totals) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def mean(scores: Scores, *, confidence: float = CONFIDENCE) -> Estimate | None:
-    """Mean over all samples; None when there is none."""
+    """Mean over all samples; None if there are none."""
     return mean_of([(math.fsum(values), len(values)) for values in scores if values], confidence=confidence)
 
 
 def mean_of(totals: Totals, *, confidence: float = CONFIDENCE) -> Estimate | None:
-    """Mean over all samples, from sum and number of each task's scores; None when there is none."""
+    """Mean over all samples, from the sum and number of each task's scores; None if there are none."""
     if not len(totals):
         return None
     return Estimate(*clustered(totals), *bootstrap(totals, confidence=confidence))
@@ -211,10 +212,10 @@ def bounds(scores: Sequence[float], unscored: int, *, highest: float | None = 1.
     """Mean if every sample without a score had the lowest score, and if every one had the highest.
 
     Args:
-        scores: of the samples that have one.
-        unscored: samples without one.
-        highest: score of a perfect episode; None: it isn't known. The lowest is 0. Where a score is beyond one of them,
-            it takes its place.
+        scores: scores of the samples that have one.
+        unscored: number of samples without a score.
+        highest: score of a perfect episode; None if unknown. The lowest is 0. A score beyond one of these limits
+            replaces it.
 
     Returns:
         None if every sample has a score, or the highest score is unknown.
@@ -227,7 +228,7 @@ def bounds(scores: Sequence[float], unscored: int, *, highest: float | None = 1.
 
 
 def pass_at(samples: int, solved: int, k: int) -> float:
-    """Chance that at least one of k samples solves the task, unbiased: 1 - C(n - c, k) / C(n, k).
+    """Unbiased estimate of the probability that at least one of k samples is correct: 1 - C(n - c, k) / C(n, k).
 
     Chen et al., "Evaluating Large Language Models Trained on Code", 2021.
     """
@@ -235,7 +236,7 @@ def pass_at(samples: int, solved: int, k: int) -> float:
 
 
 def pass_all(samples: int, solved: int, k: int) -> float:
-    """Chance that all of k samples solve the task ("pass^k"), unbiased: C(c, k) / C(n, k).
+    """Unbiased estimate of the probability that all of k samples are correct ("pass^k"): C(c, k) / C(n, k).
 
     Yao et al., "tau-bench", 2024.
     """
@@ -243,17 +244,17 @@ def pass_all(samples: int, solved: int, k: int) -> float:
 
 
 def passes(counts: Totals, *, confidence: float = CONFIDENCE) -> dict[int, tuple[Estimate, Estimate]]:
-    """pass@k and pass^k for k = 1, 2, 4, ... and the number of epochs; over tasks with at least k valid samples.
+    """pass@k and pass^k for k = 1, 2, 4, ... and the number of epochs, over tasks with at least k valid samples.
 
     Args:
-        counts: how many valid samples of each task have solved it, and how many there are.
-        confidence: of the intervals.
+        counts: number of valid samples that solved the task, and number of valid samples, of each task.
+        confidence: confidence level of the intervals.
     """
     import numpy as np
 
     if not len(counts):
         return {}
-    kinds, sizes = np.unique(np.asarray(counts, dtype=int), axis=0, return_counts=True)  # many tasks are alike
+    kinds, sizes = np.unique(np.asarray(counts, dtype=int), axis=0, return_counts=True)  # many tasks are equal
     most = int(kinds[:, 1].max())
 
     def estimate(chance: Callable[[int, int, int], float], k: int) -> Estimate | None:
@@ -281,19 +282,19 @@ class PairedDifference:
     """Its interval contains every difference that the test does not reject, so it excludes 0 exactly if `verdict` is
     "better" or "worse". If too few tasks differ to reject any, it is as wide as the range of scores."""
     p_value: float
-    """Chance of a difference at least this large if A and B were interchangeable on every task."""
+    """Probability of a difference at least this large if A and B were interchangeable on every task."""
     verdict: Literal["better", "worse", "noise"]
-    """B compared with A, by `p_value` alone, at the chosen confidence."""
+    """Verdict on B relative to A, from `p_value` at the chosen confidence alone."""
     better: int
-    """Tasks on which B's mean is higher."""
+    """Number of tasks on which B's mean is higher."""
     worse: int
-    """Tasks on which it is lower."""
+    """Number of tasks on which B's mean is lower."""
 
 
 def compare(
     a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], *, confidence: float = CONFIDENCE
 ) -> PairedDifference | None:
-    """Paired comparison of two runs' scores by task; None when no task has valid samples in both."""
+    """Compare two runs' scores, paired by task; None if no task has valid samples in both."""
     tasks = sorted(task for task in a.keys() & b.keys() if a[task] and b[task])
     if not tasks:
         return None
@@ -317,14 +318,15 @@ def compare(
 
 
 class SignFlipTest:
-    """Two-sided paired permutation test (R. A. Fisher, 1935): every pair's sign may as well be the other.
+    """Two-sided paired permutation test (R. A. Fisher, 1935): under the null hypothesis each pair's sign is random.
 
-    Exact where all sign patterns can be tried, else by `flips` random ones with the +1 that keeps it valid.
+    Exact if all sign patterns can be enumerated; else it draws `flips` random patterns and adds the +1 that keeps the
+    test valid.
 
     Args:
-        differences: of each task.
-        seed: of the random patterns.
-        flips: random patterns.
+        differences: difference of each task.
+        seed: seed of the random patterns.
+        flips: number of random patterns.
     """
 
     EXACT = 14
@@ -345,7 +347,7 @@ class SignFlipTest:
         sums, signs = [], []
         for start in range(0, flips, step):
             drawn = rng.integers(0, 2, size=(min(step, flips - start), number)) * 2.0 - 1.0
-            sums.append(np.einsum("ij,j->i", drawn, self._moved))  # `@` would wake BLAS' threads
+            sums.append(np.einsum("ij,j->i", drawn, self._moved))  # `@` would start BLAS threads
             signs.append(drawn.sum(axis=1))
         alike = self._tasks - number  # for tasks without a difference, only the sum of signs matters
         self._sums = np.concatenate(sums)
@@ -363,16 +365,16 @@ class SignFlipTest:
         return (hits + self._extra) / (len(self._sums) + self._extra)
 
     def interval(self, confidence: float, *, widest: float) -> tuple[float, float]:
-        """Every shift that is not rejected, at most `widest` away from 0."""
+        """Range of the shifts that are not rejected, at most `widest` away from 0."""
         middle = self._total / self._tasks
         return self._end(middle, -widest, 1 - confidence), self._end(middle, widest, 1 - confidence)
 
     def _end(self, inside: float, outside: float, level: float) -> float:
-        """The last shift from `inside` towards `outside` that is not rejected, by bisection."""
+        """The last shift from `inside` towards `outside` that is not rejected, found by bisection."""
         if self.p_value(outside) >= level:
             return outside
         for candidate in [0.0] if min(inside, outside) < 0 < max(inside, outside) else []:
-            # the interval must agree with the verdict even if p is not monotone in between
+            # the interval must agree with the verdict even if p is not monotonic in between
             inside, outside = (candidate, outside) if self.p_value(candidate) >= level else (inside, candidate)
         for _ in range(50):
             middle = (inside + outside) / 2
@@ -381,7 +383,7 @@ class SignFlipTest:
 
 
 def _patterns(number: int) -> NDArray[np.float64]:
-    """Every choice of signs, [number, 2**number]."""
+    """All combinations of signs, [number, 2**number]."""
     import numpy as np
 
     bits = np.arange(2**number) >> np.arange(number)[:, None] & 1
@@ -392,8 +394,8 @@ def sign_flip_test(differences: Sequence[float], *, seed: int = 0, flips: int = 
     """The p-value of `SignFlipTest` for no difference.
 
     Args:
-        differences: of each task.
-        seed: of the random patterns.
-        flips: random patterns, where there are too many to try all.
+        differences: difference of each task.
+        seed: seed of the random patterns.
+        flips: number of random patterns, used if there are too many to enumerate.
     """
     return SignFlipTest(differences, seed=seed, flips=flips).p_value()

@@ -1,6 +1,6 @@
 """One evaluation from its configuration to its summary.
 
-folder (locked, perhaps resumed) --> plan less what is done --> policy, sandboxes --> runner --> summary, report
+folder (locked, may be resumed) --> plan without finished samples --> policy, sandboxes --> runner --> summary, report
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 VLLM = "vllm:"
-"""Begins the name of a model that is a checkpoint folder, for a vLLM server of our own."""
+"""Prefix of model names that are checkpoint folders, for which a vLLM server is started."""
 HELD_UP_S = 20.0
-"""Seconds until code that holds everything up is named."""
+"""Seconds for which code may block the event loop before it is reported."""
 CHECKED_TASKS = 4096
-"""Tasks of an environment whose ids are compared before anything is played: results are counted by them."""
+"""Number of an environment's tasks whose ids are checked for duplicates in advance; results are counted by id."""
 UNIQUE_FIX = "give each task an id of its own; --epochs plays tasks several times"
 MANY_SAMPLES = 100_000
-"""Samples whose reference solutions take so long to find that it is said."""
+"""Number of samples above which the search for reference solutions is announced, as it takes long."""
 RESERVE_BYTES = 4 * 2**20
-"""Set aside on the disk for the samples under way when it runs full."""
+"""Bytes reserved on the disk for running samples in case it fills up."""
 
 
 @dataclass
 class Evaluation:
-    """One evaluation, ready to run. Creating it checks everything that can be checked without starting anything."""
+    """One evaluation, ready to run. The constructor checks everything that can be checked without starting anything."""
 
     config: EvaluationConfig
     policy: Policy | None = None
@@ -74,7 +74,7 @@ class Evaluation:
     resume: bool = False
     sandboxes: SandboxEngine | None = None
     stream: TextIO | None = None
-    """Where progress is drawn."""
+    """Stream to draw progress on."""
 
     def __post_init__(self) -> None:
         config = self.config
@@ -98,7 +98,7 @@ class Evaluation:
                 raise UsageError(
                     f"{self.folder.root} was begun with another {', '.join(changed)}", fix="choose another --out"
                 )
-            if "base_url" not in config.model_fields_set:  # as recorded, whatever this shell's default is
+            if "base_url" not in config.model_fields_set:  # use the recorded one, not this shell's default
                 config = self.config = config.model_copy(update={"base_url": before.base_url})
         refuse_redacted(config.model_dump(include=None if self.policy is None else {"environments", "opponents"}))
         self._meter = Meter(read_price(config.prices, config.model) if config.prices else None, config.budget)
@@ -119,15 +119,15 @@ class Evaluation:
         if self.policy is None and config.model.startswith(VLLM):
             check_checkpoint(config.model.removeprefix(VLLM))
         elif self.policy is None:
-            address(config.base_url)  # it may be OPENAI_BASE_URL
+            address(config.base_url)  # validates it; it may come from OPENAI_BASE_URL
         self.opponents: dict[str, dict[str, Policy]] = {}
-        """Open, by label and seat; given ones are used instead of those of the configuration."""
+        """Open policies by label and seat; if given, they replace those of the configuration."""
         for choice in config.environments:
             self._check_opponents(choice)
         if isinstance(self.policy, GoldPolicy):
             self.samples = self._with_gold(self.samples)
         self.planned: dict[str, Planned] = planned(config, possible, self.samples)
-        """What the summary goes by, by label."""
+        """Numbers of samples that the summary refers to, by label."""
         self.progress = self._new_progress()
         self._runner: Runner | None = None
         self._server: VLLMServer | None = None
@@ -137,12 +137,12 @@ class Evaluation:
         self._writer: TrajectoryWriter | None = None
 
     def keep(self, wanted: Callable[[Sample], bool]) -> None:
-        """Play only these of the planned samples; the others count as missing."""
+        """Restrict the plan to the wanted samples; the others count as missing."""
         self.samples = self.samples.only(wanted)
         self.progress = self._new_progress()
 
     def task(self, sample: Sample) -> Task:
-        """The sample's task, as its environment makes it now."""
+        """The sample's task, as its environment creates it now."""
         return self._sources[sample.label].task(sample.split, sample.index)
 
     def _maker(self, choice: EnvironmentChoice, index: int) -> Callable[[], Environment]:
@@ -154,7 +154,7 @@ class Evaluation:
         return partial(cls, options, sandboxes=self._engine)
 
     def _tasks(self, samples: Iterable[Sample]) -> Iterator[Task]:
-        """Their tasks, without those that can't be made: a bug of that sample, which is counted."""
+        """Tasks of the samples; those that can't be created are skipped, as playing them counts the bug."""
         for sample in samples:
             with suppress(EnvironmentBugError):
                 yield self.task(sample)
@@ -163,7 +163,7 @@ class Evaluation:
         """Id and index of the first `CHECKED_TASKS` tasks of an environment."""
         share = self.samples.shares[label]
         for index in range(min(share.tasks, CHECKED_TASKS)):
-            with suppress(EnvironmentBugError):  # a bug of that sample, which is counted
+            with suppress(EnvironmentBugError):  # playing the sample counts this bug
                 yield self.task(share[index]).id, index
 
     def _check_opponents(self, choice: EnvironmentChoice) -> None:
@@ -179,7 +179,7 @@ class Evaluation:
         return self.config.opponents if choice.opponents is None else choice.opponents
 
     def seats(self, label: str) -> tuple[str, ...]:
-        """Of an environment."""
+        """Seats of an environment."""
         return self._sources[label].environment.seats
 
     def has_gold(self, sample: Sample) -> bool:
@@ -189,16 +189,16 @@ class Evaluation:
             return source.environment.gold_actions(task) is not None
 
     def _with_gold(self, samples: Plan) -> Plan:
-        """Those whose task has a reference solution: not every hand of cards can be won."""
+        """Restrict the plan to tasks with a reference solution, since some can't be solved (a hand of cards)."""
         if self.stream is not None and len(samples) > MANY_SAMPLES:
             self.stream.write(f"looking for the reference solutions of {len(samples):,} samples\n")
             self.stream.flush()
-        kept = samples.only(self.has_gold)
-        if missing := [label for label, share in kept.shares.items() if not share.played]:
+        solvable = samples.only(self.has_gold)
+        if missing := [label for label, share in solvable.shares.items() if not share.played]:
             raise UsageError(
                 f"no task of {min(missing)} has a gold solution", fix="set Task.gold, or override gold_actions"
             )
-        return kept
+        return solvable
 
     def _new_progress(self) -> EvaluationProgress:
         progress = EvaluationProgress(
@@ -214,20 +214,20 @@ class Evaluation:
 
     @property
     def playing(self) -> bool:
-        """Whether samples are being played: not yet while endpoint and sandboxes start."""
+        """Whether samples are being played; False while endpoint and sandboxes start."""
         return self._runner is not None
 
     def stop(self) -> None:
-        """Start no more samples; `run` returns when those under way are done."""
+        """Start no more samples; `run` returns when the running ones have finished."""
         self.stopped = True
         self.progress.notice = "finishing the samples under way"
         if self._runner is not None:
             self._runner.stop()
 
     async def run(self) -> EvaluationResult:
-        """Play what is missing and sum up, also when it ends early.
+        """Play the missing samples and write the summary, even if the run ends early.
 
-        Cancelled, it gives up the samples under way, sums up, and raises `CancelledError`.
+        If cancelled, it abandons the running samples, writes the summary, and raises `CancelledError`.
         """
         fresh = not self.folder.root.exists()
         try:
@@ -240,7 +240,7 @@ class Evaluation:
     async def _run(self) -> EvaluationResult:
         with self.folder, log_to(self.folder.log), collecting_seldom():
             results = ResultTable()
-            pending = await asyncio.to_thread(self._pending, results)  # of a million, it takes minutes
+            pending = await asyncio.to_thread(self._pending, results)  # takes minutes for a million samples
             self._write_config()
             self.progress.begin()
             writer = self._writer = TrajectoryWriter(
@@ -263,7 +263,7 @@ class Evaluation:
 
     def _write_config(self) -> None:
         asks = self.policy is None and not self.config.model.startswith(VLLM)
-        always = ["base_url"] if asks else []  # its default is this shell's
+        always = ["base_url"] if asks else []  # recorded even if it is the default, which depends on the shell
         try:
             write_whole(self.folder.config, changed_yaml(self.config, always))
         except OSError as error:
@@ -309,7 +309,7 @@ class Evaluation:
                 await self._run_samples(self._runner, pending)
 
     async def _run_samples(self, runner: Runner, pending: Plan) -> None:
-        """Play them; when our own server ends, give up those under way at once: every request would fail."""
+        """Play the samples. If our vLLM server exits, abandon the running ones, as every request would fail."""
         if self._server is None:
             await runner.run(pending)
             return
@@ -351,9 +351,9 @@ class Evaluation:
         return policy
 
     def _pending(self, results: ResultTable) -> Plan:
-        """The samples to be played, without those that earlier processes played.
+        """The samples still to be played, without those that earlier processes played.
 
-        Their usage goes to the meter, and what they recorded of planned samples to `results`.
+        Adds the usage of recorded samples to the meter, and the results of planned ones to `results`.
 
         Raises:
             UsageError: the tasks of finished samples have changed since they were played.
@@ -379,14 +379,14 @@ class Evaluation:
         return self.samples.without(done)
 
     def _has_task(self, sample: Sample, digest: str | None) -> bool:
-        """Whether the sample's task has this digest; True if an older version recorded none."""
+        """Whether the sample's task has this digest; True if an older version recorded no digest."""
         try:
             return digest is None or self._sources[sample.label].digest(sample.split, sample.index) == digest
-        except EnvironmentBugError:  # the task can't be made any more
+        except EnvironmentBugError:  # the task can no longer be created
             return False
 
     def _number(self, result: SampleResult) -> int | None:
-        """Of a planned sample in its environment's share of the plan; None if it is not planned."""
+        """Number of a sample in its environment's share of the plan; None if it is not planned."""
         share = self.samples.shares.get(result.environment)
         split, index, epoch = result.id.removeprefix(f"{result.environment}/").rsplit("/", 2)
         return None if share is None else share.number(split, int(index), int(epoch))
@@ -408,7 +408,7 @@ class Evaluation:
         return EvaluationResult(self.folder.root, summary, self._in_order(results), reason)
 
     def _rescued(self) -> Path | None:
-        """A new path for the samples if their folder was removed or replaced; no more are started then."""
+        """A new path for the samples if their folder was removed or replaced, which also stops the run; else None."""
         made = self._writer is not None and self._writer.is_made
         if self.folder.is_there(*([self.folder.samples] if made else [])):
             return None
@@ -433,14 +433,14 @@ def _other_tasks(folder: Path, ids: list[str]) -> UsageError:
 
 
 def _new_folder(config: EvaluationConfig) -> Path:
-    """A folder under runs/ that doesn't exist yet, named by what is evaluated and when."""
+    """A folder under runs/ that doesn't exist yet, named by the environments, the model and the time."""
     words = [*(choice.label for choice in config.environments), config.model.rstrip("/").rpartition("/")[2]]
     stem = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in word) for word in words)[:80]
     return unused(Path("runs") / f"eval-{stem}")
 
 
 def scripted(config: EvaluationConfig) -> Policy | None:
-    """The scripted policy that the model names; None for an endpoint's model, also one called `name:tag`."""
+    """The scripted policy that the model names; None for an endpoint's model, including those named `name:tag`."""
     model = config.model
     if model.startswith(VLLM):
         return None

@@ -1,4 +1,4 @@
-"""Counting what a sample uses, and ending it where it has used enough."""
+"""Counting of a sample's tokens and cost, and enforcement of its limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from forge_env.types import Observation, Task
 
 
 class Price(BaseModel):
-    """Price of a million tokens, in any unit."""
+    """Price per million tokens, in any currency."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,7 +31,7 @@ class Price(BaseModel):
 
 
 def read_price(path: Path, model: str) -> Price:
-    """The price of `model` in a file of prices; `ConfigError` when it has none."""
+    """Read the price of `model` from a price file. Raises `ConfigError` if the file doesn't have it."""
     source = read_file(path)
     if model not in source.data:
         fix = suggestion(model, map(str, source.data), f"add `{model}: {{input: 0.5, output: 1.5}}`")
@@ -41,19 +41,19 @@ def read_price(path: Path, model: str) -> Price:
 
 @dataclass(slots=True)
 class TokenUsage:
-    """Tokens and their cost."""
+    """Numbers of tokens and requests, and their cost."""
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
-    """Of the prompt, those that the endpoint had cached."""
+    """Prompt tokens that the endpoint had cached."""
     cost: float = 0.0
     requests: int = 0
     estimated: int = 0
-    """Of the requests, those whose tokens are estimated: the endpoint did not tell them."""
+    """Number of requests whose tokens are estimated, since the endpoint did not report them."""
 
     def add(self, other: TokenUsage) -> None:
-        """Add another's figures."""
+        """Add the values of another `TokenUsage`."""
         self.prompt += other.prompt
         self.completion += other.completion
         self.cached += other.cached
@@ -63,20 +63,20 @@ class TokenUsage:
 
 
 class BudgetExhaustedError(ForgeError):
-    """The budget is used up: the sample is left unfinished, and played again when the run is resumed with more."""
+    """Error of a sample left unfinished as the budget is used up; it is played again on resuming with a larger one."""
 
 
 @dataclass(slots=True)
 class Meter:
-    """What the whole run has used."""
+    """Usage of the whole run, and its budget."""
 
     price: Price | None = None
     budget: float | None = None
     total: TokenUsage = field(default_factory=TokenUsage)
     asking: int = 0
-    """Replies awaited."""
+    """Number of replies being waited for."""
     early: int = 0
-    """Samples under way that have not asked yet."""
+    """Number of running samples that have not requested a reply yet."""
 
     @property
     def exhausted(self) -> bool:
@@ -84,14 +84,14 @@ class Meter:
         return self.budget is not None and self.total.cost >= self.budget
 
     def of(self, reply: Reply) -> TokenUsage:
-        """What one reply used; where the policy doesn't say, its tokens are counted."""
-        told = reply.metadata.get("usage") or {}
+        """Usage of one reply; if the policy doesn't report it, the reply's tokens are counted."""
+        reported = reply.metadata.get("usage") or {}
         usage = TokenUsage(
-            prompt=told.get("prompt", reply.prompt_length),
-            completion=told.get("completion", len(reply.token_ids)),
-            cached=told.get("cached", 0),
+            prompt=reported.get("prompt", reply.prompt_length),
+            completion=reported.get("completion", len(reply.token_ids)),
+            cached=reported.get("cached", 0),
             requests=1,
-            estimated=told.get("estimated", 0),
+            estimated=reported.get("estimated", 0),
         )
         if (price := self.price) is not None:
             cached = price.input if price.cached_input is None else price.cached_input
@@ -101,7 +101,7 @@ class Meter:
 
 
 class MeteredPolicy(Policy):
-    """A policy for one sample: every reply is counted, and limits end the episode, of all its seats together."""
+    """Wraps the policy for one sample: counts every reply and ends the episode, with all its seats, at a limit."""
 
     def __init__(self, policy: Policy, meter: Meter, config: EvaluationConfig, on_turn: Callable[[], object]) -> None:
         self.policy = policy
@@ -110,22 +110,22 @@ class MeteredPolicy(Policy):
         self.on_turn = on_turn
         """Called before and after every reply."""
         self.usage = TokenUsage()
-        """Of all tries of the sample."""
+        """Usage of all attempts of the sample."""
         self.tried = TokenUsage()
-        """Of the last try."""
+        """Usage of the last attempt."""
         self.turns: list[Turn] = []
-        """Of the last try: what is recorded when the environment's own code fails."""
+        """Turns of the last attempt, recorded if the environment's code fails."""
         self._env: Environment | None = None
         self._early = True
         meter.early += 1
 
     def begun(self) -> None:
-        """The sample has asked for its first reply, or is over without."""
+        """Record that the sample has requested its first reply or has ended without one."""
         self.meter.early -= self._early
         self._early = False
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
-        """A conversation, of a new try where the environment is another; scripted policies see the task as usual."""
+        """Open a conversation; another environment than before marks a new attempt. Scripted policies see the task."""
         with self.code("session"):
             inner = open_session(self.policy, env, task, seed=seed)
         if env is not self._env:
@@ -133,17 +133,17 @@ class MeteredPolicy(Policy):
         return _MeteredSession(self, inner)
 
     def code(self, method: str) -> AbstractContextManager[None]:
-        """A block that calls the policy. Exceptions become `AgentError`, except those of `EndpointPolicy`."""
+        """Context for calls of the policy. Exceptions become `AgentError`, except those of `EndpointPolicy`."""
         if isinstance(self.policy, EndpointPolicy):
             return nullcontext()
         return agent_code(f"{type(self.policy).__name__}.{method}", getattr(type(self.policy), method, None))
 
     def check(self) -> None:
-        """Whether another reply may be asked for.
+        """Check that another reply may be requested.
 
         Raises:
-            LimitReached: the sample may use no more.
-            BudgetExhaustedError: the run may.
+            LimitReached: the sample has reached a limit.
+            BudgetExhaustedError: the run's budget is used up.
         """
         config, tried = self.config, self.tried
         if self.meter.exhausted:
@@ -154,7 +154,7 @@ class MeteredPolicy(Policy):
             raise LimitReached("cost")
 
     def count(self, observation: Observation, reply: Reply) -> None:
-        """Count a reply. `LimitReached`: it went beyond what the sample may use."""
+        """Count a reply. Raises `LimitReached` if the reply exceeded one of the sample's limits."""
         used = self.meter.of(reply)
         for usage in (self.tried, self.usage, self.meter.total):
             usage.add(used)
@@ -163,7 +163,7 @@ class MeteredPolicy(Policy):
             raise LimitReached(passed, reply=reply)
 
     def _passed(self, reply: Reply) -> str | None:
-        """The limit that this reply went beyond, or was cut at."""
+        """The limit that this reply exceeded or was cut at."""
         config, tried = self.config, self.tried
         calls = sum(len(turn.message.tool_calls) for turn in self.turns)
         if config.tool_call_limit is not None and calls > config.tool_call_limit:
@@ -183,11 +183,11 @@ class _MeteredSession(PolicySession):
         self._inner = inner
 
     async def reply(self, observation: Observation) -> Reply:
-        """The policy's, counted. Raises as `MeteredPolicy.check` and `count`."""
+        """Request a reply of the policy and count it. Raises as `MeteredPolicy.check` and `count`."""
         owner = self._owner
         owner.check()
         if (limit := owner.config.token_limit) is not None:
-            self.limit_reply(limit - owner.tried.completion)  # where the session inside can be told
+            self.limit_reply(limit - owner.tried.completion)  # for policies that support it
         owner.begun()
         owner.meter.asking += 1
         owner.on_turn()
@@ -201,14 +201,14 @@ class _MeteredSession(PolicySession):
         return reply
 
     def limit_reply(self, tokens: int) -> None:
-        """Told to the session inside."""
+        """Forward to the wrapped session."""
         self._inner.limit_reply(tokens)
 
     def fork(self, turns: int, *, seed: int | None = None) -> PolicySession | None:
-        """Of the session inside, counted too."""
+        """Fork the wrapped session; the fork is counted too."""
         forked = self._inner.fork(turns, seed=seed)
         return None if forked is None else _MeteredSession(self._owner, forked)
 
     def unanswered(self) -> InfrastructureError | None:
-        """What the session inside says."""
+        """Forward to the wrapped session."""
         return self._inner.unanswered()

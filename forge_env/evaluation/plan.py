@@ -1,4 +1,4 @@
-"""Which samples a run consists of, and what is kept in memory of each one that is done."""
+"""The samples of an evaluation, and the result that is kept in memory for each finished one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from forge_env.trajectory import Trajectory
 from forge_env.types import Task
 
 MOST_SAMPLES = 10**12
-"""Of one environment: at a million a second, eleven days."""
+"""Maximum samples of one environment; at a million per second they take eleven days."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One episode to be played. The same configuration gives the same samples in every process."""
+    """One episode to play. The same configuration gives the same samples in every process."""
 
     label: str
     split: str
@@ -31,20 +31,20 @@ class Sample:
     epoch: int
 
     def seed(self, seed: int) -> int:
-        """The sample's own seed, 31 bits."""
+        """Derive the sample's seed, 31 bits, from the evaluation's seed."""
         text = f"{seed}/{self.label}/{self.split}/{self.index}/{self.epoch}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") >> 1
 
     @property
     def id(self) -> str:
-        """Name in the record."""
+        """Id in the record."""
         return f"{self.label}/{self.split}/{self.index}/{self.epoch}"
 
 
 def task_digest(task: Task) -> str:
-    """A digest of what a task asks and of its hidden data, by which a resumed evaluation recognizes it.
+    """Digest of a task's prompt and hidden data, by which a resumed evaluation recognizes the task.
 
-    Of values that are not JSON, only the type counts.
+    Values that are not JSON contribute only their type.
     """
     parts = [task.prompt, [message.model_dump() for message in task.history], task.gold, task.data]
     try:
@@ -56,7 +56,7 @@ def task_digest(task: Task) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The samples of one environment, numbered epoch after epoch."""
+    """The samples of one environment, numbered epoch by epoch."""
 
     label: str
     split: str
@@ -74,11 +74,11 @@ class Share:
 
     @property
     def played(self) -> int:
-        """Number of samples that are played."""
+        """Number of samples to play."""
         return len(self) - len(self.left_out)
 
     def number(self, split: str, index: int, epoch: int) -> int | None:
-        """Of the sample; None if it is not one to be played."""
+        """Number of the sample; None if it is not to be played."""
         if not (split == self.split and 0 <= index < self.tasks and 0 <= epoch < self.epochs):
             return None
         number = epoch * self.tasks + index
@@ -86,9 +86,9 @@ class Share:
 
 
 class Plan:
-    """Every sample to be played, epoch after epoch, the environments taking turns: early figures then stand for all.
+    """All samples to play, epoch by epoch and interleaved over environments, so that early scores are representative.
 
-    Samples are made as they are asked for: there may be more than memory has room for.
+    Samples are created on demand, as there may be more than fit in memory.
     """
 
     def __init__(self, shares: Sequence[Share]) -> None:
@@ -101,7 +101,7 @@ class Plan:
         return (sample for sample, _ in self._numbered())
 
     def _numbered(self) -> Iterator[tuple[Sample, int]]:
-        """In turns: after any part of the whole, every environment has given about that part of its own."""
+        """Samples with their numbers, interleaved: at any point every environment is about equally far through."""
 
         def places(order: int, share: Share) -> Iterator[tuple[float, int, int]]:
             for number in range(len(share)):
@@ -113,11 +113,11 @@ class Plan:
             yield shares[order][number], number
 
     def only(self, wanted: Callable[[Sample], bool]) -> Plan:
-        """Those that are wanted."""
+        """Restrict the plan to the samples for which `wanted` is true."""
         return self.without((sample.label, number) for sample, number in self._numbered() if not wanted(sample))
 
     def without(self, samples: Iterable[tuple[str, int]]) -> Plan:
-        """Those that are not among `samples`: label, and number in its share."""
+        """Remove samples, given by label and number in the label's share."""
         left_out = {label: set(share.left_out) for label, share in self.shares.items()}
         for label, number in samples:
             left_out[label].add(number)
@@ -125,7 +125,7 @@ class Plan:
 
 
 def plan(config: EvaluationConfig, environments: dict[str, Environment]) -> Plan:
-    """Every sample that the configuration asks for and the environments have."""
+    """Build the plan of all samples that are configured and that the environments have."""
     return Plan(
         [
             Share(choice.label, *tasks_of(choice, config, environments[choice.label]), config.epochs)
@@ -136,22 +136,22 @@ def plan(config: EvaluationConfig, environments: dict[str, Environment]) -> Plan
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Samples of one environment."""
+    """Numbers of samples of one environment."""
 
     split: str
     samples: int
-    """Samples to play."""
+    """Number of samples to play."""
     asked: int
-    """Samples requested; more than `samples` if the split has too few tasks, or too few with a reference solution."""
+    """Number of samples requested; above `samples` if the split has too few tasks, or too few reference solutions."""
 
 
 def planned(config: EvaluationConfig, possible: Plan, samples: Plan) -> dict[str, Planned]:
-    """The samples to play of each environment, by label.
+    """Numbers of samples to play of each environment, by label.
 
     Args:
-        config: the evaluation.
-        possible: every sample, as `plan` made them.
-        samples: those of them that are played.
+        config: configuration of the evaluation.
+        possible: all samples, as `plan` returns them.
+        samples: the subset to play.
     """
     return {
         choice.label: Planned(
@@ -164,7 +164,7 @@ def planned(config: EvaluationConfig, possible: Plan, samples: Plan) -> dict[str
 
 
 def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environment) -> tuple[str, int]:
-    """`(split, number of tasks)` of one environment."""
+    """`(split, number of tasks)` to play of one environment."""
     split = choice.split or config.split or ("eval" if "eval" in env.splits else env.splits[0])
     if split not in env.splits:
         raise UsageError(f"{choice.label} has no split {split!r}", fix=f"use one of {', '.join(env.splits)}")
@@ -180,7 +180,7 @@ def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environme
 
 
 class Outcome:
-    """How a sample ended, in `valid` and `error`."""
+    """Properties of a sample's outcome, derived from `valid` and `error`."""
 
     __slots__ = ()
     valid: bool
@@ -188,23 +188,23 @@ class Outcome:
 
     @property
     def error_kind(self) -> str | None:
-        """Class of the error that made it invalid."""
+        """Class name of the error that made the sample invalid; else None."""
         return None if self.valid or self.error is None else self.error.partition(":")[0]
 
     @property
     def is_bug(self) -> bool:
-        """Whether the environment's own code made it invalid."""
+        """Whether the environment's code made the sample invalid."""
         return self.error_kind == EnvironmentBugError.__name__
 
     @property
     def crashed(self) -> bool:
-        """Whether the agent's own code failed, so that it scores 0."""
+        """Whether the agent's code failed, so that the sample scores 0."""
         return self.valid and self.error is not None
 
 
 @dataclass(slots=True)
 class SampleResult(Outcome):
-    """What is kept of a sample that was played; its transcript is in the folder under the same id."""
+    """Result of a played sample; its transcript is in the folder under the same id."""
 
     id: str
     environment: str
@@ -235,25 +235,25 @@ class SampleResult(Outcome):
     retries: int
     requests: int = 0
     estimated_requests: int = 0
-    """Of these, those whose tokens are estimated."""
+    """Number of requests whose tokens are estimated."""
     cut_replies: int = 0
-    """Replies that ended at the limit of one reply's tokens."""
+    """Number of replies cut off at the token limit per reply."""
 
 
 class NoSuchMetricError(UsageError):
-    """What should be reported is not a metric of the environment."""
+    """Error for a score name that is not a metric of the environment."""
 
 
 def check_score(score: str, label: str, env: Environment) -> None:
-    """Whether the environment has the metric, as far as that is known before an episode: others may come in `step`.
+    """Check that the environment has the metric, as far as known before an episode: `step` may add others.
 
     Raises:
-        NoSuchMetricError: it has none of that name.
+        NoSuchMetricError: the environment has no metric of this name.
     """
-    own = ("step", "truncate", "score")
+    methods = ("step", "truncate", "score")
     if score == "reward" or not isinstance(env, ToolEnvironment):
         return
-    if any(getattr(type(env), name) is not getattr(ToolEnvironment, name) for name in own):
+    if any(getattr(type(env), name) is not getattr(ToolEnvironment, name) for name in methods):
         return
     known = [*env.rubric.weights, *env.counters()]
     if score not in known:
@@ -265,10 +265,10 @@ INFO = ("index", "epoch", "max_reward", "usage", "credits", "branches", "task")
 
 
 def check_record(trajectory: Trajectory) -> None:
-    """Whether the runner can have written it: a damaged line may still be a trajectory by its form.
+    """Check that the runner could have written a record, as a damaged line may still parse as a trajectory.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: it is not one of its records.
+        ValueError, TypeError, KeyError, AttributeError: the runner doesn't write such records.
     """
     info = trajectory.info
     usage = info.get("usage", {})
@@ -279,21 +279,22 @@ def check_record(trajectory: Trajectory) -> None:
     if not all(isinstance(figure, int | float) for figure in figures):
         raise ValueError("a figure is not a number")
     for figure in figures:
-        float(figure)  # OverflowError: it has hundreds of digits
+        float(figure)  # raises OverflowError if it has hundreds of digits
     index, epoch = info["index"], info["epoch"]
     if not (trajectory.id.startswith(f"{trajectory.environment}/") and trajectory.id.endswith(f"/{index}/{epoch}")):
         raise ValueError(f"{trajectory.id!r} is not sample {epoch} of task {index} of {trajectory.environment!r}")
-    "".join([trajectory.task_id, trajectory.split, *trajectory.tags, *trajectory.metrics]).encode()  # or half a pair
+    # raises UnicodeEncodeError for an unpaired surrogate
+    "".join([trajectory.task_id, trajectory.split, *trajectory.tags, *trajectory.metrics]).encode()
     result_of(trajectory, "reward")
 
 
 def split_of(trajectory: Trajectory) -> str:
-    """The split that the sample was asked for: a task may name another."""
+    """The split requested for the sample; `Task.split` may differ."""
     return trajectory.id.removeprefix(f"{trajectory.environment}/").rsplit("/", 2)[0]
 
 
 def in_plan(config: EvaluationConfig, trajectory: Trajectory) -> bool:
-    """Whether a recorded sample belongs to what was asked for last: resuming may ask for fewer."""
+    """Whether a recorded sample is in the configuration that was last requested: resuming may request fewer."""
     for choice in config.environments:
         if choice.label == trajectory.environment:
             count = choice.n or config.n
@@ -303,11 +304,11 @@ def in_plan(config: EvaluationConfig, trajectory: Trajectory) -> bool:
 
 
 def result_of(trajectory: Trajectory, score: str) -> SampleResult:
-    """The figures of a stored trajectory.
+    """Result of a stored trajectory.
 
     Args:
-        trajectory: as the runner recorded it.
-        score: "reward", or the metric that is reported.
+        trajectory: a trajectory that the runner recorded.
+        score: "reward", or the name of the metric to report.
 
     Raises:
         NoSuchMetricError: a valid episode has no such metric.

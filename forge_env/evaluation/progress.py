@@ -1,4 +1,4 @@
-"""What an evaluation shows while it goes on: filled in by the runner, shown as a line or a panel."""
+"""Progress of a running evaluation: updated by the runner, displayed as a line or a panel."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 NAME, BAR, WIDEST = 36, 14, 160
-"""Cells of a name and of a bar, so that an environment has one line of 80 columns; characters of a problem's line."""
+"""Terminal cells of a name and of a bar, so that an environment fits a line of 80 columns; maximum characters of an
+error line."""
 
 
 @dataclass(slots=True)
 class EnvironmentProgress:
-    """One environment: counts, and the running mean with its clustered error."""
+    """Counts of one environment, and its current mean with clustered error."""
 
     total: int
     done: int = 0
@@ -35,10 +36,10 @@ class EnvironmentProgress:
     crashed: int = 0
     bugs: int = 0
     _scores: TaskScores = field(default_factory=TaskScores)
-    """Of valid samples."""
+    """Scores of valid samples."""
 
     def add(self, result: SampleResult) -> None:
-        """Count a sample that is done."""
+        """Count a finished sample."""
         self.done += 1
         self.truncated += result.valid and result.truncation is not None
         self.invalid += not result.valid and not result.is_bug
@@ -48,7 +49,7 @@ class EnvironmentProgress:
             self._scores.add(result.task_id, result.score)
 
     def said(self) -> str:
-        """Mean so far and its standard error, `0.812 ± 0.013`; nothing before the first valid sample."""
+        """Current mean and standard error, `0.812 ± 0.013`; empty before the first valid sample."""
         if not self._scores.samples:
             return ""
         middle, error = self._scores.so_far()
@@ -57,30 +58,30 @@ class EnvironmentProgress:
 
 @dataclass(slots=True)
 class EvaluationProgress:
-    """Everything a display may draw, as a line or a panel (`forge_env.display.terminal.View`)."""
+    """Everything that a display may draw, as a line or a panel (`forge_env.display.terminal.View`)."""
 
     name: str
     model: str
     environments: dict[str, EnvironmentProgress] = field(default_factory=dict)
     usage: TokenUsage = field(default_factory=TokenUsage)
-    """Of the whole run, resumed parts included."""
+    """Usage of the whole run, including earlier processes."""
     lost: Counter[str] = field(default_factory=Counter)
-    """Samples of this process that were lost, by kind of error."""
+    """Samples that this process lost, by type of error."""
     request_errors: Counter[str] = field(default_factory=Counter)
-    """Failed requests of this process by kind, those repeated with success included."""
+    """Failed requests of this process by type, including those whose retry succeeded."""
     budget: float | None = None
     priced: bool = False
     limiter: AdaptiveLimiter | None = None
-    """Of the endpoint, where there is one."""
+    """Limiter of the endpoint, if there is one."""
     notice: str = ""
-    """What is being waited for, or why the run ends early."""
+    """Reason for waiting, or for ending early."""
     started: float = field(default_factory=time.monotonic)
     resumed: int = 0
-    """Samples that were done before this process."""
+    """Number of samples finished before this process."""
     _tokens_before: int = 0
 
     def begin(self) -> None:
-        """Start the clock: what is counted by now is of earlier processes."""
+        """Start the clock; everything counted so far belongs to earlier processes."""
         self.started = time.monotonic()
         self.resumed = self.done
         self._tokens_before = self.usage.completion
@@ -92,27 +93,27 @@ class EvaluationProgress:
 
     @property
     def done(self) -> int:
-        """Samples done."""
+        """Number of finished samples."""
         return sum(environment.done for environment in self.environments.values())
 
     @property
     def total(self) -> int:
-        """Samples in all."""
+        """Number of all samples."""
         return sum(environment.total for environment in self.environments.values())
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens written a second, over this process."""
+        """Completion tokens per second of this process."""
         return (self.usage.completion - self._tokens_before) / max(self.elapsed, 1e-9)
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left at the pace of this process."""
+        """Estimated seconds left at the pace of this process."""
         fresh = self.done - self.resumed
         return None if not fresh else (self.total - self.done) * self.elapsed / fresh
 
     def line(self) -> str:
-        """Score so far of every environment, and the figures of the whole."""
+        """One line with every environment's score so far and the figures of the whole run."""
         means = [
             f"{label} {item.done}/{item.total} {item.said() or f'{item.running} running'}"
             for label, item in self.environments.items()
@@ -145,7 +146,7 @@ class EvaluationProgress:
         return Panel(Group(*parts), title=f"{escape(self.name)} · {escape(self.model)}", subtitle=subtitle)
 
     def _figures(self) -> list[str]:
-        """The figures of the whole run in words."""
+        """Descriptions of the whole run's tokens, cost, requests and remaining time."""
         parts = [f"{self.usage.completion:,} tokens"]
         if self.tokens_per_s >= 1:
             parts.append(f"{self.tokens_per_s:,.0f} tokens/s")

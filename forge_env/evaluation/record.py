@@ -1,10 +1,10 @@
-"""The folder of an evaluation. A sample that has finished is never lost, whatever happens next.
+"""The folder of an evaluation. A finished sample is never lost, whatever happens next.
 
-config.yaml               the evaluation as it was asked for
-trajectories/eval.jsonl   one sample a line, transcripts included, only ever appended to; of two lines with one id
-                          (a sample lost to infrastructure and played again) the later counts
-summary.json, report.md   what came of it
-rescored.json             of which folder these are the transcripts, scored again, and which could not be
+config.yaml               configuration of the evaluation
+trajectories/eval.jsonl   one sample per line, with its transcript; append-only. Of two lines with one id (a sample lost
+                          to infrastructure and played again) the later counts
+summary.json, report.md   results
+rescored.json             for transcripts that were scored again: their source folder, and those that could not be
 run.log                   warnings and errors
 """
 
@@ -28,63 +28,63 @@ if TYPE_CHECKING:
 
 
 class ResultsFolder(HeldFolder):
-    """Paths of one evaluation, held by one process at a time while it is open."""
+    """Folder of one evaluation; one process at a time can have it open."""
 
     another = "choose another --out"
 
     def __init__(self, root: Path | str) -> None:
         super().__init__(root)
         self.damage: list[str] = []
-        """What could not be read of the samples."""
+        """Descriptions of sample records that could not be read."""
 
     @property
     def config(self) -> Path:
-        """The evaluation as it was asked for."""
+        """Path of the configuration."""
         return self.root / "config.yaml"
 
     @property
     def samples(self) -> Path:
-        """One sample a line."""
+        """Path of the samples, one per line."""
         return self.root / "trajectories" / "eval.jsonl"
 
     @property
     def summary(self) -> Path:
-        """Its scores, as JSON."""
+        """Path of the scores as JSON."""
         return self.root / "summary.json"
 
     @property
     def report(self) -> Path:
-        """The same for people."""
+        """Path of the human-readable report."""
         return self.root / "report.md"
 
     @property
     def log(self) -> Path:
-        """Warnings and errors."""
+        """Path of the log of warnings and errors."""
         return self.root / "run.log"
 
     @property
     def rescored(self) -> Path:
-        """The source of transcripts that were scored again."""
+        """Path of the file that names the source of transcripts that were scored again."""
         return self.root / "rescored.json"
 
     @property
     def inside(self) -> tuple[Path, ...]:
-        """Folders that every evaluation has."""
+        """Subfolders that every evaluation has."""
         return (self.samples.parent,)
 
     def exists(self) -> bool:
-        """Whether an evaluation has been written here, if only one sample of it."""
+        """Whether at least one sample has been written."""
         return self.samples.exists() and self.samples.stat().st_size > 0
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Every record in order, superseded ones included. A damaged line is noted in `damage` and left out."""
+        """Read every record in order, including superseded ones. Damaged lines are noted in `damage` and skipped."""
         self.damage.clear()
         if not self.samples.exists():
             return iter(())
         return read_trajectories(self.samples, on_damage=self.damage.append, check=check_record, root=self.root)
 
     def results(self, score: str) -> Iterator[tuple[Trajectory, SampleResult]]:
-        """Every record with its figures, in order. A metric's damaged name costs its own sample only.
+        """Read every record with its result, in order. A damaged metric name affects only its own sample.
 
         Raises:
             NoSuchMetricError: no valid sample of an environment has the metric `score`.
@@ -106,14 +106,14 @@ class ResultsFolder(HeldFolder):
             self.damage.append(f"{self.samples}, sample {trajectory.id}: {missing}")
 
     def remove_if_empty(self) -> None:
-        """Remove a folder in which nothing has happened: no sample, no warning, no log of a server."""
-        kept = [path for path in self.root.rglob("*") if path.is_file() and path.stat().st_size]
-        if not self.exists() and set(kept) <= {self.config, self.summary, self.report}:
+        """Remove the folder if it holds no results: no sample, no warning, no server log."""
+        present = [path for path in self.root.rglob("*") if path.is_file() and path.stat().st_size]
+        if not self.exists() and set(present) <= {self.config, self.summary, self.report}:
             shutil.rmtree(self.root, ignore_errors=True)
 
 
 def open_folder(path: Path | str) -> ResultsFolder:
-    """A folder that holds an evaluation; `UsageError` when it doesn't."""
+    """Open the folder of an evaluation. Raises `UsageError` if it holds none."""
     folder = ResultsFolder(path)
     if not folder.config.exists():
         raise UsageError(f"{path} holds no evaluation", fix="give the folder that forge-env eval wrote")
@@ -123,7 +123,7 @@ def open_folder(path: Path | str) -> ResultsFolder:
 
 @dataclass(slots=True)
 class EvaluationResult:
-    """What an evaluation came to.
+    """Results of an evaluation.
 
     Examples:
         >>> import tempfile
@@ -134,22 +134,22 @@ class EvaluationResult:
     """
 
     folder: Path
-    """Where everything is."""
+    """Folder with all files of the evaluation."""
     summary: Summary
-    """Scores with their errors, by environment; what it cost."""
+    """Scores with their errors, by environment, and costs."""
     samples: Results
-    """One for each sample that was played, in a fixed order: a sequence of `SampleResult`."""
+    """Result of each sample that was played, in a fixed order: a sequence of `SampleResult`."""
     error: ForgeError | None = None
-    """Why the run ended early, where it did; `resume=True` continues it."""
+    """Why the run ended early, or None; `resume=True` continues it."""
 
     def __str__(self) -> str:
-        """A line per environment: its score, the number of samples that it covers, and problems."""
+        """One line per environment: its score, the number of samples that it covers, and problems."""
         from forge_env.evaluation.tables import headlines
 
         return "\n".join(headlines(self.summary))
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """The transcripts of `samples`, read from the folder."""
+        """Read the transcripts of `samples` from the folder."""
         wanted = {sample.id for sample in self.samples}
         latest = {trajectory.id: number for number, trajectory in enumerate(open_folder(self.folder).trajectories())}
         for number, trajectory in enumerate(open_folder(self.folder).trajectories()):
@@ -157,7 +157,7 @@ class EvaluationResult:
                 yield trajectory
 
     def to_frame(self) -> Any:
-        """A pandas frame, one row a sample; metrics are columns `metrics.NAME`."""
+        """Convert to a pandas data frame with one row per sample; metrics are columns `metrics.NAME`."""
         try:
             import pandas  # type: ignore[import-untyped]
         except ImportError as error:

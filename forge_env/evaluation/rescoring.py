@@ -1,8 +1,8 @@
-"""Scoring stored transcripts again, without asking the model.
+"""Scoring of stored transcripts without calling the model.
 
-The recorded assistant messages are played into the environment as it is now: tools run again in fresh sandboxes
-and the rubric scores what results. Where a tool answers otherwise than it did, the sample is counted as diverged,
-for the model might have gone on differently.
+The recorded assistant messages are replayed in the current version of the environment: tools run again in fresh
+sandboxes and the rubric scores the result. If a tool's answer differs from the recorded one, the sample is counted as
+diverged, since the model might have continued differently.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from forge_env.trajectory import Trajectory
 from forge_env.types import Observation, Task
 
 BEYOND = ("tool_calls", "tokens", "cost")
-"""Limits whose last reply may be beyond them: recorded, and not acted on."""
+"""Limits that may be exceeded by the last reply, which is then recorded but not executed."""
 
 
 @dataclass(slots=True)
 class Rescored:
-    """The new evaluation, and how the transcripts fared."""
+    """The new evaluation, and its differences from the source."""
 
     result: EvaluationResult
     diverged: list[str]
     """Samples whose environment answered differently than recorded."""
     changed: list[tuple[str, float, float]]
-    """(sample, score before, score now) where they differ."""
+    """(sample, old score, new score) of samples whose scores differ."""
     unscored: dict[str, str]
-    """Planned samples that could not be scored again, and why: those lost in the source among them."""
+    """Planned samples that could not be scored again, including those lost in the source -> reason."""
     damage: list[str]
-    """What could not be read of the source."""
+    """Descriptions of source records that could not be read."""
 
 
 class TranscriptPolicy(Policy):
-    """Says in every task what was said before; samples of one task are told apart by their seed."""
+    """Replays the recorded messages of every task; samples of one task are distinguished by their seeds."""
 
     def __init__(self, transcripts: dict[tuple[str, int | None], tuple[Trajectory, str]]) -> None:
         self._transcripts = transcripts
         self.diverged: set[str] = set()
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
-        """A session for the sample, or the seat of one, with this task and seed."""
+        """Open a session for the sample (or one of its seats) with this task and seed."""
         return _Transcript(self, *self._transcripts[task.id, seed])
 
 
@@ -74,7 +74,7 @@ class _Transcript(PolicySession):
         if observation != turn.observation:
             self._owner.diverged.add(self._trajectory.id)
         self._next += 1
-        # a limit ended the episode before the environment was shown this message
+        # a limit ended the recorded episode before the environment received this message
         limit = self._trajectory.truncation
         if turn is self._trajectory.turns[-1] and limit in BEYOND and not self._trajectory.final_observation:
             raise LimitReached(limit, reply=turn.reply)
@@ -84,13 +84,13 @@ class _Transcript(PolicySession):
 async def rescore(
     source: Path | str, out: Path | str, *, stream: TextIO | None = None, on_start: Callable[[Evaluation], object] = id
 ) -> Rescored:
-    """Score the samples of `source` again into the folder `out`, those that a bug of the environment failed as well.
+    """Score the samples of `source` again into the folder `out`, including those failed by a bug of the environment.
 
     Args:
         source: folder of an evaluation.
-        out: a new folder, which `forge-env compare` can set against the old one.
-        stream: where progress is drawn.
-        on_start: is given the evaluation before it runs, to be able to stop it.
+        out: a new folder, which `forge-env compare` can compare with the old one.
+        stream: stream to draw progress on.
+        on_start: called with the evaluation before it runs, so that the caller can stop it.
     """
     folder = open_folder(source)
     if ResultsFolder(out).exists():
@@ -102,8 +102,8 @@ async def rescore(
     )
     latest = {trajectory.id: trajectory for trajectory in folder.trajectories() if in_plan(config, trajectory)}
     damage = list(folder.damage)
-    kept = {name: trajectory for name, trajectory in latest.items() if _can_be_scored(trajectory)}
-    if not kept:
+    scorable = {name: trajectory for name, trajectory in latest.items() if _can_be_scored(trajectory)}
+    if not scorable:
         raise UsageError(f"{source} holds no valid sample to score")
     again = config.model_copy(
         update={
@@ -115,35 +115,35 @@ async def rescore(
     )
     evaluation = Evaluation(again, policy=TranscriptPolicy({}), stream=stream)
     unscored = _unscored(evaluation, latest)
-    asked = kept.keys() | unscored.keys()  # what the source was to play
+    asked = scorable.keys() | unscored.keys()  # samples planned for the source
     evaluation.planned = {
-        label: replace(own, samples=sum(name.startswith(f"{label}/{own.split}/") for name in asked))
-        for label, own in evaluation.planned.items()
+        label: replace(share, samples=sum(name.startswith(f"{label}/{share.split}/") for name in asked))
+        for label, share in evaluation.planned.items()
     }
-    evaluation.keep(lambda sample: sample.id in kept and sample.id not in unscored)
+    evaluation.keep(lambda sample: sample.id in scorable and sample.id not in unscored)
     if not len(evaluation.samples):
-        reason = next(reason for name, reason in unscored.items() if name in kept)
+        reason = next(reason for name, reason in unscored.items() if name in scorable)
         raise UsageError(
-            f"none of the {len(kept)} valid samples of {source} can be scored again: {reason}",
+            f"none of the {len(scorable)} valid samples of {source} can be scored again: {reason}",
             fix="score with the environment that they were played in",
         )
     seeds = {sample.id: sample.seed(config.seed) for sample in evaluation.samples}
     transcripts = {
-        (kept[name].task_id, seat_seed(seed, seat)): (kept[name], seat)
+        (scorable[name].task_id, seat_seed(seed, seat)): (scorable[name], seat)
         for name, seed in seeds.items()
-        for seat in evaluation.seats(kept[name].environment) or _seats(kept[name])
+        for seat in evaluation.seats(scorable[name].environment) or _seats(scorable[name])
     }
     policy = TranscriptPolicy(transcripts)
     evaluation.policy = policy
     for name in seeds:
-        evaluation.opponents[kept[name].environment] = dict.fromkeys(kept[name].opponents, policy)
+        evaluation.opponents[scorable[name].environment] = dict.fromkeys(scorable[name].opponents, policy)
     on_start(evaluation)
-    marked = {"source": str(folder.root), "unscored": unscored}  # tells it from an evaluation of the model's
+    marked = {"source": str(folder.root), "unscored": unscored}  # distinguishes the folder from a model's evaluation
     write_whole(evaluation.folder.rescored, json.dumps(marked, indent=2) + "\n")
     result = await evaluation.run()
     changed = []
     for sample in result.samples:
-        before = kept[sample.id]
+        before = scorable[sample.id]
         old = before.reward if config.score == "reward" else before.metrics.get(config.score, 0.0)
         if sample.valid and abs(sample.score - old) > 1e-9:
             changed.append((sample.id, old, sample.score))
@@ -151,42 +151,42 @@ async def rescore(
 
 
 def _seats(trajectory: Trajectory) -> set[str]:
-    """Those of an environment whose seats have no reward of their own, or that has none."""
+    """Seats of a trajectory whose environment has none, or has no rewards per seat."""
     return {turn.seat for turn in trajectory.turns} or {""}
 
 
 def _can_be_scored(trajectory: Trajectory) -> bool:
-    """Whether its messages are all there: also where only the environment failed, which may be mended by now."""
+    """Whether all messages were recorded. This includes failures of the environment, which may be fixed by now."""
     failed_by_bug = bool(trajectory.turns) and (trajectory.error or "").startswith(f"{EnvironmentBugError.__name__}:")
     return trajectory.valid or failed_by_bug
 
 
 def _unscored(evaluation: Evaluation, latest: dict[str, Trajectory]) -> dict[str, str]:
-    """Samples without a valid record, and those whose task the environment no longer has, or has exchanged."""
+    """Samples that can't be scored, with reasons: no valid record, or the task no longer exists or has changed."""
     planned = {sample.id: sample for sample in evaluation.samples}
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, sample in planned.items():
         if name not in latest and _was_asked_for(evaluation, sample):
-            found[name] = "there is no readable record of it: it was not played, or its line is damaged"
+            reasons[name] = "there is no readable record of it: it was not played, or its line is damaged"
     for name, trajectory in latest.items():
         if not _can_be_scored(trajectory):
-            found[name] = f"it was lost: {trajectory.error}"
+            reasons[name] = f"it was lost: {trajectory.error}"
         elif name not in planned:
-            found[name] = "the environment has no such task any more"
+            reasons[name] = "the environment has no such task any more"
         elif not trajectory.valid and evaluation.seats(trajectory.environment):
-            found[name] = "the environment failed in it, and who had said what is not recorded"
+            reasons[name] = "the environment failed in it, and who had said what is not recorded"
         elif reason := _exchanged(evaluation, planned[name], trajectory):
-            found[name] = reason
-    return found
+            reasons[name] = reason
+    return reasons
 
 
 def _was_asked_for(evaluation: Evaluation, sample: Sample) -> bool:
-    """The gold policy plays only tasks that have a reference solution."""
+    """Whether the source was to play the sample: the gold policy only plays tasks with a reference solution."""
     if evaluation.config.model != "gold":
         return True
     try:
         return evaluation.has_gold(sample)
-    except ForgeError:  # a task that can't be made is missed
+    except ForgeError:  # the task can't be created; report the sample as missing
         return True
 
 

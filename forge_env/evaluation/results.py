@@ -1,4 +1,4 @@
-"""Results of samples as columns of numbers: about 400 bytes a sample, so that millions fit in memory."""
+"""Results of samples in columns of numbers: about 400 bytes per sample, so that millions fit in memory."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ INTEGERS = (
     *("retries", "requests", "estimated_requests", "cut_replies"),
 )
 FLOATS = ("score", "reward", "max_score", "wall_s", "waited_s", "generate_s", "step_s", "reset_s", "close_s", "cost")
-"""Columns of `SampleResult`; an unknown `max_score` is NaN."""
+"""Columns of `SampleResult`; an unknown `max_score` is stored as NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind(Outcome):
-    """What many samples have in common, stored once."""
+    """Values shared by many samples, stored once."""
 
     id_prefix: str
-    """Of the sample's id, before index and epoch: `label/split`."""
+    """Prefix of the sample's id, before index and epoch: `label/split`."""
     environment: str
     split: str
     valid: bool
@@ -35,11 +35,11 @@ class Kind(Outcome):
     error: str | None
     tags: tuple[str, ...]
     metrics: tuple[str, ...]
-    """Names, in the order of their values."""
+    """Names of the metrics, in the order of their values."""
 
 
 class ResultTable:
-    """The results of an evaluation. They can be added, and looked at by row number; none is removed."""
+    """Append-only table of an evaluation's results, accessed by row number."""
 
     def __init__(self, results: Iterable[SampleResult] = ()) -> None:
         self.kinds: list[Kind] = []
@@ -56,7 +56,7 @@ class ResultTable:
         return len(self._columns["kind"])
 
     def add(self, result: SampleResult) -> None:
-        """Add a result, as the last row."""
+        """Append a result as the last row."""
         prefix, index, _ = result.id.rsplit("/", 2)
         names = (result.environment, result.split, result.valid, result.truncation, result.error)
         kind = Kind(prefix, *names, tuple(result.tags), tuple(result.metrics))
@@ -75,7 +75,7 @@ class ResultTable:
         self._metrics.extend(result.metrics.values())
 
     def result(self, row: int) -> SampleResult:
-        """The result in a row, as it was added."""
+        """Rebuild the result in a row."""
         kind = self.kinds[self._columns["kind"][row]]
         numbers: dict[str, Any] = {name: int(self._columns[name][row]) for name in INTEGERS}
         numbers |= {name: self._columns[name][row] for name in FLOATS}
@@ -96,13 +96,13 @@ class ResultTable:
         )
 
     def column(self, name: str) -> NDArray[Any]:
-        """A copy of a column of `SampleResult`, or of `index`, `kind` or `task` (a number instead of the id)."""
+        """Copy a column of `SampleResult`, or `index`, `kind` or `task` (a number instead of the id)."""
         import numpy as np
 
         return np.array(self._columns[name])
 
     def each(self, value: Callable[[Kind], Any]) -> NDArray[Any]:
-        """A value of every row that depends on its kind alone."""
+        """Compute for every row a value that depends only on its kind."""
         import numpy as np
 
         values = np.array([value(kind) for kind in self.kinds])
@@ -110,22 +110,22 @@ class ResultTable:
         return rows
 
     def metric_sums(self, rows: NDArray[np.intp]) -> dict[str, float]:
-        """The sum of every metric over some rows; a sample without it counts 0."""
+        """Sum of every metric over some rows; samples without the metric count as 0."""
         import numpy as np
 
         metrics, first, kinds = np.array(self._metrics), self.column("first_metric")[rows], self.column("kind")[rows]
         sums: dict[str, float] = {}
         for number in dict.fromkeys(kinds.tolist()):
             starts = first[kinds == number]
-            for place, name in enumerate(self.kinds[number].metrics):
-                sums[name] = sums.get(name, 0.0) + float(metrics[starts + place].sum())
+            for offset, name in enumerate(self.kinds[number].metrics):
+                sums[name] = sums.get(name, 0.0) + float(metrics[starts + offset].sum())
         return sums
 
     def latest(self, rank: Callable[[str], int]) -> NDArray[np.intp]:
-        """Rows in the order of epoch, index and environment; of several with one id, the last that was added.
+        """Rows in the order of epoch, index and environment; of rows with the same id, only the last one added.
 
         Args:
-            rank: the place of an environment among others, from 0, by label; negative: its samples are left out.
+            rank: position of an environment in the order, from 0, by label; negative: its samples are left out.
         """
         import numpy as np
 
@@ -140,7 +140,7 @@ class ResultTable:
             self.each(lambda kind: rank(kind.environment)),
             self.each(lambda kind: prefixes[kind.id_prefix]),
         ]
-        order = np.lexsort(keys[::-1])  # stable: rows with one id stay in the order in which they were added
+        order = np.lexsort(keys[::-1])  # stable: rows with the same id remain in the order of insertion
         last = np.ones(len(order), dtype=bool)
         last[:-1] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
         rows: NDArray[np.intp] = order[last & (keys[2][order] >= 0)]
@@ -148,7 +148,7 @@ class ResultTable:
 
 
 class Results(Sequence[SampleResult]):
-    """Some rows of a table, as a sequence; each result is made when it is asked for."""
+    """Some rows of a table as a sequence; results are created on access."""
 
     def __init__(self, table: ResultTable, rows: NDArray[np.intp]) -> None:
         self._table = table

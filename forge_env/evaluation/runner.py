@@ -1,8 +1,8 @@
-"""Playing the samples of an evaluation: as many at once as endpoint, sandboxes and configuration allow.
+"""Runner of an evaluation's samples, with as much concurrency as endpoint, sandboxes and configuration allow.
 
-A sample starts when the endpoint has room for another request (its window less what is in flight and what has started
-but not yet asked), when the queue for sandboxes is short, and while fewer than `max_samples` are under way. Whoever
-changes one of these sets one event; nothing is polled.
+A sample starts if the endpoint has room for another request (its window minus the requests in flight and the samples
+that have started but not sent a request yet), the queue for sandboxes is short, and fewer than `max_samples` samples
+are running. Every change of one of these sets the same event; nothing is polled.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from forge_env.trajectory import Trajectory, TrajectoryWriter
 from forge_env.types import Task
 
 # ---
-# Python's garbage collector while thousands of samples are under way.
+# Python's garbage collector while thousands of samples are running.
 #
-# By default it looks for cycles after every 700 new objects, and at all objects alive a few times a minute: with 10,000
-# requests in flight that is half of the time a request costs. Here it looks only after so many new objects that most of
-# those of finished samples are gone by then: what is looked at is what is in flight, and that seldom.
+# By default it looks for cycles after every 700 new objects, and scans all live objects a few times a minute: with
+# 10,000 requests in flight that is half of the time per request. Here it runs only after so many new objects that most
+# objects of finished samples have been freed by then, so it rarely runs, and scans mainly objects of running samples.
 
 SELDOM = (200_000, 50, 10)
 
@@ -58,13 +58,13 @@ _before = (0, 0, 0)
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """A block of much concurrency; the process's own thresholds are back when the last such block has ended."""
+    """Collect garbage rarely within this context; the original thresholds return when the last such context ends."""
     global _users, _before
     with _lock:
         _users += 1
         if _users == 1:
             _before = gc.get_threshold()
-            if 0 < _before[0] < SELDOM[0]:  # 0: somebody has turned it off
+            if 0 < _before[0] < SELDOM[0]:  # 0: the collector is turned off
                 gc.set_threshold(*SELDOM)
     try:
         yield
@@ -76,38 +76,38 @@ def collecting_seldom() -> Iterator[None]:
 
 
 QUEUE = 2
-"""Sandboxes waited for, however few are out, that don't yet hold anything up."""
+"""Minimum length of the queue for sandboxes that holds back new samples, however few sandboxes are in use."""
 
 
 class WatchedEngine(LazyEngine):
-    """Knows how many sandboxes are out, and how many are waited for. Waiting for a sandbox is not working time.
+    """Counts the sandboxes in use and the requests for one. Waiting for a sandbox is not working time.
 
     Args:
-        name: of the engine that the first sandbox opens.
+        name: name of the engine, which the first sandbox starts.
         given: a started engine to use instead.
-        options: of the engine.
+        options: options of the engine.
     """
 
     def __init__(self, name: str, given: SandboxEngine | None = None, **options: Any) -> None:
         super().__init__(name, **options)
         self._engine = given
         self.on_change: Callable[[], object] = lambda: None
-        """Called whenever a sandbox was handed out."""
+        """Called after each acquired sandbox."""
         self.out = 0
         self.queued = 0
 
     @property
     def in_use(self) -> bool:
-        """Whether anybody has, or waits for, a sandbox."""
+        """Whether any sandbox is in use or waited for."""
         return self.out + self.queued > 0
 
     @property
     def saturated(self) -> bool:
-        """Whether the queue is as long as all that is out: starting more samples would only lengthen it."""
+        """Whether the queue is at least as long as the number in use: more samples would only lengthen it."""
         return self.queued >= max(QUEUE, self.out)
 
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
-        """A sandbox of the engine."""
+        """Acquire a sandbox of the engine."""
         self.queued += 1
         try:
             with waiting():
@@ -119,7 +119,7 @@ class WatchedEngine(LazyEngine):
         return sandbox
 
     async def release(self, sandbox: Sandbox) -> None:
-        """Give a sandbox back."""
+        """Return a sandbox to the engine."""
         self.out -= 1
         await super().release(sandbox)
 
@@ -127,25 +127,26 @@ class WatchedEngine(LazyEngine):
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 REFUSED_SAMPLES = 3
-"""Samples in a row that are refused with 403 or 404 before anything is answered: one may be refused for its content."""
+"""Successive samples rejected with 403 or 404, before any request succeeded, after which the run is aborted: a single
+one may be rejected for its content."""
 RECENT, FEWEST = 100, 20
-"""Samples over which the rate of bugs is taken, and those below which there is none yet."""
+"""Number of recent samples for the bug rate, and the minimum number to compute it."""
 ROOM_S = 2.0
-"""How often a full disk is tried again; no event tells when there is room."""
+"""Seconds between attempts to write to a full disk; no event signals free space."""
 
 
 class RunAbortedError(ForgeError):
-    """The run was given up: every sample would fail in the same way."""
+    """Error of an aborted run in which every sample would fail in the same way."""
 
 
 class TaskSource:
-    """Where the samples of one environment come from."""
+    """Creates an environment's instances and tasks."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self.make = make
         self.environment = make()
         self._made: Callable[[str, int], tuple[Task, str]] = lru_cache(maxsize=4096)(self._make_task)
-        """Task and digest; the last few thousand are kept for their next epoch."""
+        """Returns a task and its digest; caches the last few thousand for their next epoch."""
 
     def _make_task(self, split: str, index: int) -> tuple[Task, str]:
         with self.code("task", f"{split}/{index}"):
@@ -153,22 +154,22 @@ class TaskSource:
         return task, task_digest(task)
 
     def code(self, method: str, of: str) -> AbstractContextManager[None]:
-        """A block that calls a method of the environment, for the task `of`."""
+        """Context for calls of an environment's method, for the task `of`."""
         name = f"{type(self.environment).__name__}.{method}"
         return environment_code(name, of, limit_s=self.environment.config.code_timeout_s)
 
     def task(self, split: str, index: int) -> Task:
-        """The task as the environment makes it. `EnvironmentBugError`: it failed, or does not end."""
+        """The task as the environment creates it. Raises `EnvironmentBugError` if that fails or doesn't return."""
         return self._made(split, index)[0]
 
     def digest(self, split: str, index: int) -> str:
-        """`task_digest` of the task as it was made, before any episode could change it."""
+        """`task_digest` of the task as created, before any episode could change it."""
         return self._made(split, index)[1]
 
 
 @dataclass
 class Runner:
-    """One process's part of an evaluation. Used from one event loop."""
+    """Plays the samples of an evaluation in this process. Used from one event loop."""
 
     config: EvaluationConfig
     policy: Policy
@@ -179,13 +180,13 @@ class Runner:
     progress: EvaluationProgress
     display: Display
     opponents: dict[str, dict[str, Policy]] = field(default_factory=dict)
-    """Who plays seats instead of the policy, by label and seat."""
+    """Policies that play seats in place of the evaluated policy, by label and seat."""
     results: ResultTable = field(default_factory=ResultTable)
-    """Samples are added as they end."""
+    """Results of samples, added as they finish."""
     rescued: Callable[[], Path | None] = lambda: None
     """Returns a new path for the samples if their folder is gone."""
     error: ForgeError | None = None
-    """Why the run ends early, where it does."""
+    """Why the run ends early, or None."""
     stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -194,7 +195,7 @@ class Runner:
         self._changed = asyncio.Event()
         self._running = 0
         self._estimates_noted = self._crash_noted = False
-        self._lost = 0  # samples lost since the last that wasn't
+        self._lost = 0  # samples lost since the last one that wasn't
         self._bugs: deque[bool] = deque(maxlen=RECENT)
         self._told: set[str] = set()
         self._answered_before = self.meter.total.requests > 0
@@ -207,7 +208,7 @@ class Runner:
         self._retry = Retry(attempts=config.sample_retries)
 
     def stop(self) -> None:
-        """Start no more samples; those under way are played to their end, without pauses before retries."""
+        """Start no more samples; running ones are finished, without pauses before retries."""
         self.stopping = True
         for policy in (self.policy, *(policy for seats in self.opponents.values() for policy in seats.values())):
             if isinstance(policy, EndpointPolicy):
@@ -215,7 +216,7 @@ class Runner:
         self._changed.set()
 
     async def run(self, samples: Iterable[Sample]) -> None:
-        """Play `samples` in order. Cancelled, it gives up those under way; whatever finished is written."""
+        """Play `samples` in order. If cancelled, it abandons running samples; all finished ones are written."""
         pending = iter(samples)
         with ThreadPoolExecutor(1, "forge-env-write") as self._thread, telling(self.display.note):
             while True:
@@ -239,7 +240,7 @@ class Runner:
                 self._running += 1
                 group.create_task(self._play(sample, metered))
                 if self._running == 1 or self.engine.in_use:
-                    await asyncio.sleep(0)  # it may ask for a sandbox now: whether there are enough is known only then
+                    await asyncio.sleep(0)  # the sample may now request a sandbox, which changes `saturated`
         if self.meter.exhausted and self.error is None:
             self.error = BudgetExhaustedError(
                 f"the budget of {self.config.budget:g} is used up", fix="resume with a larger --budget"
@@ -247,16 +248,16 @@ class Runner:
 
     def _may_start(self) -> bool:
         if not self._running:
-            return True  # someone must notice when things get better
+            return True  # one sample must run to detect recovery
         if self._running >= (self.config.max_samples or 2 * self.config.concurrency) or self.engine.saturated:
             return False
         if self._limiter is None or self.meter.asking + self.meter.early < self._limiter.size:
             return True
-        self._limiter.press()  # what is in flight may be less: samples that reset will ask as well
+        self._limiter.press()  # signals demand: samples that are still in reset will send requests too
         return False
 
     async def _has_room(self) -> bool:
-        """After the disk ran full: write what is held as soon as that is possible; whether to go on then."""
+        """After the disk filled up, write the held records once possible; whether to continue playing."""
         if not self.writer.full or self.error is not None:
             return False
         waited = False
@@ -314,7 +315,7 @@ class Runner:
         except Exception as error:  # a sample is the boundary: one bug must not cost the others
             known = isinstance(error, EnvironmentBugError | BudgetExhaustedError)
             if isinstance(error, ForgeError) and not known:
-                raise  # a deliberate word to whoever started this run
+                raise  # addressed to the user who started this run
             trajectory.valid, trajectory.turns = False, metered.turns
             if isinstance(error, ProgramCrashError):
                 trajectory.crash(error)
@@ -327,7 +328,7 @@ class Runner:
         return self._noted(trajectory)
 
     def _noted(self, trajectory: Trajectory) -> Trajectory:
-        """Say once that the agent's own code fails."""
+        """Report the first failure of the agent's code on the display."""
         if trajectory.crashed and not self._crash_noted:
             self._crash_noted = True
             self.display.note(f"agent crashed: {trajectory.error}; such samples score 0")
@@ -345,7 +346,7 @@ class Runner:
             await self._writing(self.writer.move, path)
         try:
             await self._writing(self.writer.write, trajectory)
-        except (TypeError, ValueError, RecursionError) as error:  # a policy or an environment put in what is not JSON
+        except (TypeError, ValueError, RecursionError) as error:  # a policy's or environment's value is not JSON
             trajectory = Trajectory(
                 id=sample.id,
                 environment=sample.label,
@@ -371,7 +372,7 @@ class Runner:
         self.display.update()
 
     def _writing(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Do it in the writer's thread, after all that was given to it before."""
+        """Run `work` in the writer's thread, after all earlier calls."""
         return asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def _note_estimates(self, result: SampleResult) -> None:
@@ -383,15 +384,18 @@ class Runner:
             self.display.note(text)
 
     def _hopeless(self, *, enough: int = REFUSED_SAMPLES) -> EndpointError | None:
-        """What every other request will meet as well; a refusal that may concern one sample alone counts if `enough`
-        of them were lost in a row, and none where the endpoint has answered others, now or before a resumption."""
+        """The error that every other request will meet too, or None.
+
+        A rejection that may concern a single sample counts only after `enough` lost samples in a row, and not if the
+        endpoint has answered other requests, in this process or before resuming.
+        """
         fatal = self.policy.fatal if isinstance(self.policy, EndpointPolicy) else None
         if fatal is None or not fatal.excusable or fatal.status == 401:
             return fatal
         return fatal if self._lost >= enough and not self._answered_before else None
 
     def _watch_bugs(self, result: SampleResult) -> None:
-        """Give up where the environment's own code fails often: the score would be that of what it can take."""
+        """Abort if the environment's code fails often: the score would only cover answers that it can handle."""
         self._bugs.append(result.is_bug)
         rate = sum(self._bugs) / len(self._bugs)
         if self.error is None and len(self._bugs) >= FEWEST and rate > self.config.max_bug_rate:
@@ -403,7 +407,7 @@ class Runner:
             self.stop()
 
     def _watch_losses(self, result: SampleResult) -> None:
-        """Give up when nothing but losses come in, at once where the endpoint says that it is hopeless."""
+        """Abort after too many lost samples in a row, or at once after a fatal error of the endpoint."""
         unfinished = result.error_kind == BudgetExhaustedError.__name__
         self._lost = 0 if result.valid else self._lost + (not unfinished)
         fatal = self._hopeless()

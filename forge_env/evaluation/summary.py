@@ -1,4 +1,4 @@
-"""What came of an evaluation, as typed figures; `summary.json` is their JSON."""
+"""Typed results of an evaluation; `summary.json` is their JSON."""
 
 from __future__ import annotations
 
@@ -34,47 +34,46 @@ class GroupSummary:
     samples: int
     score: Estimate
     solved: float | None
-    """Fraction of its samples; None if the score of a perfect episode is unknown."""
-    """Share of samples at or above the threshold of success."""
+    """Fraction of samples at or above the success threshold; None if the score of a perfect episode is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSummary:
-    """One environment's figures. Samples lost to infrastructure are counted in `invalid` and affect only `bounds`;
+    """Results of one environment. Samples lost to infrastructure are counted in `invalid` and affect only `bounds`;
     samples in which the environment's code failed are counted in `bugs` and affect `bounds` and `score_with_bugs`."""
 
     label: str
     split: str
     asked: int
-    """Samples asked for."""
+    """Number of samples requested."""
     planned: int
-    """Requested samples for which there are tasks; with `gold`, tasks with a reference solution."""
+    """Number of requested samples that have tasks; with `gold`, tasks with a reference solution."""
     samples: int
-    """Valid ones."""
+    """Number of valid samples."""
     tasks: int
-    """Tasks with at least one valid sample."""
+    """Number of tasks with at least one valid sample."""
     missing: int
-    """Samples that were not played."""
+    """Number of samples that were not played."""
     invalid: dict[str, int]
-    """Lost samples by kind of error; bugs of the environment are no losses."""
+    """Number of lost samples by type of error, without bugs of the environment."""
     bugs: int
-    """Samples on which the environment's own code failed."""
+    """Number of samples on which the environment's code failed."""
     first_bug: str | None
-    """What it said of the first of them."""
+    """Error message of the first bug."""
     crashed: int
-    """Valid samples on which the agent's own code failed; each scores 0."""
+    """Number of valid samples on which the agent's code failed; each scores 0."""
     first_crash: str | None
-    """The first of these exceptions, with its location."""
+    """The first of the agent's exceptions, with its location."""
     truncated: dict[str, int]
-    """Valid samples that a limit ended, by limit; their score is what they had by then."""
+    """Number of valid samples that a limit ended, by limit; they keep the score they had by then."""
     score: Estimate | None
     bounds: tuple[float, float] | None
     """The score if every planned sample without one had the lowest or the highest score; None if all have one."""
     untruncated: Estimate | None
-    """Score of those that no limit ended."""
+    """Score of the samples that no limit ended."""
     score_with_bugs: Estimate | None
-    """Score with those counted as 0 on which the environment's own code failed: a scorer that fails on bad answers
-    can't raise this one. None where there are none."""
+    """Score if samples on which the environment's code failed count as 0, so that a scorer that fails on bad answers
+    can't raise it. None if there are none."""
     success_threshold: float | None
     """Score from which a task counts as solved; None if unknown, then nothing counts as solved."""
     pass_at: dict[int, Estimate]
@@ -84,16 +83,16 @@ class EnvironmentSummary:
     metrics: dict[str, float]
     """Mean of every metric over valid samples."""
     turns: float
-    """Mean a valid sample."""
+    """Mean number of turns of a valid sample."""
     cut_replies: int
-    """Replies that ended at the limit of one reply's tokens."""
+    """Number of replies cut off at the token limit per reply."""
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     cost: float
     requests: int
     estimated_requests: int
-    """Of these, those whose tokens (and cost) are estimated: the endpoint did not tell them."""
+    """Number of requests whose tokens (and cost) are estimated, since the endpoint did not report them."""
     wall_s: float
     """Mean seconds of a valid sample."""
     waited_s: float
@@ -105,7 +104,7 @@ class EnvironmentSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The whole evaluation."""
+    """Results of the whole evaluation."""
 
     model: str
     score_name: str
@@ -115,24 +114,24 @@ class Summary:
     """"complete", "incomplete" (samples are missing) or "lossy" (all played, some lost or failed by a bug)."""
     environments: dict[str, EnvironmentSummary]
     cost: float
-    """Of everything, samples that were lost and played again included."""
+    """Total cost, including samples that were lost and played again."""
     prompt_tokens: int
     completion_tokens: int
     wall_s: float
-    """Of the process that wrote this."""
+    """Duration, in seconds, of the process that wrote this."""
     request_errors: dict[str, int] = field(default_factory=dict)
-    """Failed requests of that process by kind, those repeated with success included."""
+    """Failed requests of that process by type, including those whose retry succeeded."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of Python and the packages that matter, in that process."""
+    """Versions of Python and relevant packages in that process."""
     machine: dict[str, Any] = field(default_factory=dict)
-    """On which it ran: processor, CPUs, memory, GPUs, system."""
+    """Machine of that process: processor, CPUs, memory, GPUs, system."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, as in summary.json."""
+        """Convert to a JSON-ready dictionary, as in summary.json."""
         return with_schema(dataclasses.asdict(self))
 
     def write(self, path: Path) -> None:
-        """Write as JSON, whole or not at all."""
+        """Write as JSON, atomically."""
         write_whole(path, json.dumps(self.to_dict(), indent=2) + "\n")
 
 
@@ -142,20 +141,20 @@ def summarize(
     planned: dict[str, Planned],
     progress: EvaluationProgress,
 ) -> Summary:
-    """Figures of the samples that are there.
+    """Compute the summary of the samples recorded so far.
 
     Args:
-        config: the evaluation.
-        results: of several of one sample, the last counts.
-        planned: samples by label.
-        progress: has what was used, and what this process met.
+        config: configuration of the evaluation.
+        results: results of samples; of several results of one sample, the last counts.
+        planned: planned samples by label.
+        progress: usage of the run and errors of this process.
     """
     labels = {label: number for number, label in enumerate(planned)}
     rows = results.latest(lambda label: labels.get(label, -1))
     numbers = results.each(lambda kind: labels.get(kind.environment, -1))[rows]
     environments = {
-        label: _environment(config, label, own, _Rows(results, rows[numbers == labels[label]]))
-        for label, own in planned.items()
+        label: _environment(config, label, share, _Rows(results, rows[numbers == labels[label]]))
+        for label, share in planned.items()
     }
     lost = any(environment.invalid or environment.bugs for environment in environments.values())
     missing = any(environment.missing for environment in environments.values())
@@ -177,7 +176,7 @@ def summarize(
 
 
 class _Rows:
-    """Some samples of a table, as columns."""
+    """Some samples of a table, in columns."""
 
     def __init__(self, table: ResultTable, rows: NDArray[np.intp]) -> None:
         self.table = table
@@ -200,7 +199,7 @@ class _Rows:
         return float(self.column(name).mean()) if len(self) else 0.0
 
     def counts(self, value: Callable[[Kind], str | None]) -> dict[str, int]:
-        """Number of samples by a text of their kind; None is not counted."""
+        """Number of samples by the value of their kind; None and empty values are not counted."""
         counts: Counter[str] = Counter()
         for number in self.column("kind").tolist():
             if text := value(self.table.kinds[number]):
@@ -211,7 +210,7 @@ class _Rows:
         return self.table.result(int(self.rows[0])).error if len(self) else None
 
     def by_task(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Sum of the values of each task's samples, and their number, [tasks, 2]."""
+        """Sum and number of the values of each task's samples, [tasks, 2]."""
         import numpy as np
 
         _, group = np.unique(self.column("task"), return_inverse=True)
@@ -270,14 +269,14 @@ def _environment(config: EvaluationConfig, label: str, planned: Planned, results
 
 def _highest(results: _Rows) -> float | None:
     """Score of a perfect sample; None if unknown."""
-    highest = results.column("max_score")  # NaN where it is unknown
+    highest = results.column("max_score")  # NaN if unknown
     if not len(results):
         return 1.0
     return None if math.isnan(highest.max()) else float(highest.max())
 
 
 def _with_zeros(config: EvaluationConfig, results: _Rows) -> Estimate | None:
-    """The score if samples on which the environment's own code failed count 0."""
+    """Score if samples on which the environment's code failed count as 0."""
     scored = results.those(lambda kind: kind.valid or kind.is_bug)
     values = scored.column("score") * results.table.each(lambda kind: kind.valid)[scored.rows]
     return mean_of(scored.by_task(values), confidence=config.confidence)
@@ -294,7 +293,7 @@ def _passes(config: EvaluationConfig, valid: _Rows, threshold: float | None) -> 
 
 
 def _solves(results: _Rows, threshold: float) -> NDArray[Any]:
-    """1 for each sample that has solved its task, else 0."""
+    """1 for each sample that solved its task, else 0."""
     return (results.column("score") >= threshold - 1e-9).astype(float)
 
 

@@ -1,4 +1,4 @@
-"""A summary as tables: Markdown for the folder, the same cells for the terminal."""
+"""Tables of a summary: Markdown for the folder, the same cells for the terminal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from forge_env.evaluation.summary import EnvironmentSummary, GroupSummary, Summary
 
 SHOWN_TAGS = 40
-"""Of the report."""
+"""Maximum rows of tags in the report."""
 SHOWN_ROWS = 12
-"""Of a table that is no result, on a terminal."""
+"""Maximum rows on a terminal of tables other than the first."""
 ALIKE_TASKS = 300
-"""Fewer tasks that all score alike leave more than 1 % open (3 / n at 95 %, J. A. Hanley and A. Lippman-Hand, 1983)."""
+"""Number of tasks below which equal scores of all tasks leave more than 1 % uncertain (3 / n at 95 %, J. A. Hanley and
+A. Lippman-Hand, 1983)."""
 
 
 COUNTS = ("missing", "lost", "crashed", "truncated")
@@ -29,50 +30,50 @@ ESTIMATED = "tokens and cost are estimated, a token for every four bytes of text
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Title, column names, rows of text."""
+    """A table of text: title, column names, rows."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     spare: Sequence[str] = ()
-    """Columns that a narrow terminal can do without, the first of them first."""
+    """Columns that a narrow terminal may omit, in the order of omission."""
 
 
 def figure(estimate: Estimate | None) -> str:
-    """`0.812 ± 0.013`, or a dash."""
+    """Format a value with its error: `0.812 ± 0.013`, or a dash."""
     return "-" if estimate is None else f"{estimate.value:.3f} ± {estimate.stderr:.3f}"
 
 
 def interval(estimate: Estimate | None) -> str:
-    """`0.786 to 0.836`, or nothing."""
+    """Format an interval: `0.786 to 0.836`, or an empty string."""
     return "" if estimate is None else f"{estimate.low:.3f} to {estimate.high:.3f}"
 
 
 def share(value: float | None) -> str:
-    """`0.812`, or a dash."""
+    """Format a fraction: `0.812`, or a dash."""
     return "-" if value is None else f"{value:.3f}"
 
 
 def counts(named: Mapping[str, int]) -> str:
-    """`2 time, 1 tokens`."""
+    """Format counts by name: `2 time, 1 tokens`."""
     return ", ".join(f"{number} {name}" for name, number in sorted(named.items())) or "0"
 
 
 def counted(number: int, what: str) -> str:
-    """`1 sample`, `12 samples`."""
+    """Format a number with its noun: `1 sample`, `12 samples`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def tables(summary: Summary) -> list[Table]:
-    """The result, then pass@k, difficulties and tags where there is more than one."""
-    found = [_scores(summary)]
+    """Tables of the scores, then of pass@k, difficulties and tags that have more than one row."""
+    result = [_scores(summary)]
     for environment in summary.environments.values():
         if len(environment.pass_at) > 1:
-            found.append(_passes(environment))
+            result.append(_passes(environment))
         for kind, groups in (("difficulty", environment.by_difficulty), ("tag", environment.by_tag)):
             if len(groups) > 1:
-                found.append(_groups(environment, kind, groups))
-    return found
+                result.append(_groups(environment, kind, groups))
+    return result
 
 
 def _scores(summary: Summary) -> Table:
@@ -99,7 +100,7 @@ def _scores(summary: Summary) -> Table:
                 *([str(item.bugs), figure(item.score_with_bugs or item.score)] if buggy else []),
             ]
         )
-    none = [name for place, name in enumerate(columns) if name in COUNTS and all(row[place] == "0" for row in rows)]
+    none = [name for index, name in enumerate(columns) if name in COUNTS and all(row[index] == "0" for row in rows)]
     rest = ["tasks", "solved", "samples", percent, "missing", "truncated", "crashed", "lost"]
     return Table(f"{summary.model}", columns, rows, [*none, *(name for name in rest if name not in none)])
 
@@ -120,7 +121,7 @@ def _groups(item: EnvironmentSummary, kind: str, groups: Mapping[str, GroupSumma
     ]
     if len(shown) > SHOWN_TAGS:
         rows.append([f"... {len(shown) - SHOWN_TAGS} more in summary.json", "", "", "", ""])
-    if folded:  # a task alone says nothing of its tag
+    if folded:  # a single task is not representative of its tag
         samples = sum(group.samples for group in folded.values())
         shares = [(group.solved, group.samples) for group in folded.values() if group.solved is not None]
         solved = sum(solved * count for solved, count in shares) / samples if shares else None
@@ -130,19 +131,19 @@ def _groups(item: EnvironmentSummary, kind: str, groups: Mapping[str, GroupSumma
 
 
 def headlines(summary: Summary) -> list[str]:
-    """A line per environment with its result, the number of samples that it covers, and problems."""
+    """One line per environment with its score, the number of samples that it covers, and problems."""
     return [headline(item, summary.score_name) for item in summary.environments.values()]
 
 
 def headline(item: EnvironmentSummary, score_name: str) -> str:
-    """One environment's result: `Sums (eval): reward 0.500 ± 0.289 over 4 of 6 samples; 2 lost; ...`."""
+    """Describe one environment's result: `Sums (eval): reward 0.500 ± 0.289 over 4 of 6 samples; 2 lost; ...`."""
     of = "" if item.samples == item.planned else f"{item.samples} of "
     what = f"{item.label} ({item.split}): {score_name} {figure(item.score)} over {of}{counted(item.planned, 'sample')}"
     return "; ".join([what, *exceptions(dataclasses.asdict(item))])
 
 
 def exceptions(item: Mapping[str, Any]) -> list[str]:
-    """Lines on samples that a score excludes or counts as 0 because the agent's code failed; empty if there are none.
+    """Describe samples that a score excludes, or counts as 0 because the agent's code failed; empty if there are none.
 
     Args:
         item: an `EnvironmentSummary` as in summary.json.
@@ -164,7 +165,7 @@ def exceptions(item: Mapping[str, Any]) -> list[str]:
 
 
 def footnotes(summary: Summary) -> list[str]:
-    """What the tables can't say."""
+    """Notes below the tables: meaning of the errors, usage, durations and problems."""
     notes = [
         "± is the standard error, clustered by task; intervals are bootstrapped over tasks. Samples lost to "
         "infrastructure are counted and enter no figure; truncated ones count with what they had scored, crashed ones "
@@ -202,7 +203,7 @@ def footnotes(summary: Summary) -> list[str]:
 
 
 def markdown(summary: Summary) -> str:
-    """The report."""
+    """Render the report in Markdown."""
     lines = ["# Evaluation", "", *(f"{_cell(line)}\n" for line in headlines(summary))]
     for table in tables(summary):
         lines += [f"## {_cell(table.title)}", "", _row(table.columns), _row(["---"] * len(table.columns))]
@@ -219,10 +220,10 @@ def _cell(text: str) -> str:
 
 
 def print_tables(tables: Sequence[Table], notes: Iterable[str], stream: TextIO) -> None:
-    """Tables for a person to read: the first, which is the result, comes last. No table is wider than the terminal.
+    """Print tables for people, the first (the result) last. No table is wider than the terminal.
 
-    Where there is no room for all columns those of `Table.spare` are left out, and the line below says which. A name
-    that is too long is cut. Without a terminal there is room for all.
+    If there is no room for all columns, those in `Table.spare` are omitted and listed in a line below. Names that are
+    too long are cut. Without a terminal nothing is omitted.
     """
     from rich.box import SIMPLE
     from rich.console import Console
@@ -232,54 +233,54 @@ def print_tables(tables: Sequence[Table], notes: Iterable[str], stream: TextIO) 
     console = Console(file=stream, highlight=False, emoji=False, width=None if stream.isatty() else 160)
     narrow = stream.isatty()
     for note in notes:
-        console.print(f"[dim]{escape(visible(note))}[/]", soft_wrap=True)  # a path broken in two can't be clicked
+        console.print(f"[dim]{escape(visible(note))}[/]", soft_wrap=True)  # a path broken over lines can't be clicked
     for table in [*tables[1:], *tables[:1]]:
-        kept, left_out = columns_that_fit(table, console.width)
+        shown, left_out = columns_that_fit(table, console.width)
         rows = table.rows
         cut = len(rows) - SHOWN_ROWS if narrow and table is not tables[0] and len(rows) > SHOWN_ROWS + 1 else 0
         drawn = RichTable(title=escape(visible(table.title)), box=SIMPLE, title_justify="left", pad_edge=False)
-        room = console.width - 3 - sum(column_width(table, place) + 3 for place in kept[1:])
-        for place in kept:
+        room = console.width - 3 - sum(column_width(table, index) + 3 for index in shown[1:])
+        for index in shown:
             drawn.add_column(
-                escape(visible(table.columns[place])),
-                justify="right" if place else "left",
+                escape(visible(table.columns[index])),
+                justify="right" if index else "left",
                 no_wrap=True,
                 overflow="ellipsis",
-                min_width=column_width(table, place) if place else None,
-                max_width=None if place else max(room, 3),
+                min_width=column_width(table, index) if index else None,
+                max_width=None if index else max(room, 3),
             )
         for row in rows[: len(rows) - cut]:
-            drawn.add_row(*(escape(visible(row[place])) for place in kept))
+            drawn.add_row(*(escape(visible(row[index])) for index in shown))
         if cut:
-            drawn.add_row(f"[dim]... {cut} more in report.md[/]", *[""] * (len(kept) - 1))
+            drawn.add_row(f"[dim]... {cut} more in report.md[/]", *[""] * (len(shown) - 1))
         console.print(drawn)
         if left_out:
             console.print(f"[dim]no room for: {escape(', '.join(left_out))}[/]", soft_wrap=True)
 
 
 SHORTEST_NAME = 16
-"""Characters of the first column that are shown before another column is left out."""
+"""Characters of the first column that remain visible before another column is omitted."""
 
 
 def column_width(table: Table, place: int) -> int:
-    """Cells that a column takes."""
+    """Width of a column in terminal cells."""
     from rich.cells import cell_len
 
     return max(cell_len(visible(text)) for text in [table.columns[place], *(row[place] for row in table.rows)])
 
 
 def columns_that_fit(table: Table, width: int) -> tuple[list[int], list[str]]:
-    """Which columns of a table are shown in so many cells, and the names of those that aren't but say something."""
-    widths = [column_width(table, place) for place in range(len(table.columns))]
+    """Indices of the columns that fit into `width` cells, and the names of omitted columns that aren't empty."""
+    widths = [column_width(table, index) for index in range(len(table.columns))]
     if widths:
         widths[0] = min(widths[0], SHORTEST_NAME)
-    kept, left_out = list(range(len(widths))), []
+    shown, left_out = list(range(len(widths))), []
     for name in table.spare:
-        if sum(widths[place] + 3 for place in kept) <= width:
+        if sum(widths[index] + 3 for index in shown) <= width:
             break
-        place = table.columns.index(name)
-        if place in kept:
-            kept.remove(place)
-            if any(row[place] not in ("", "0", "-") for row in table.rows):
+        index = table.columns.index(name)
+        if index in shown:
+            shown.remove(index)
+            if any(row[index] not in ("", "0", "-") for row in table.rows):
                 left_out.append(name)
-    return kept, left_out
+    return shown, left_out

@@ -1,1 +1,1 @@
-"""The model behind an address of its own, for programs that bring their own loop (`server`)."""
+"""HTTP server that gives programs with their own agent loop access to an episode's model (`server`)."""

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""OpenAI's chat completions API: parse requests, and build responses and events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from forge_env.turns import call_of
 from forge_env.types import Message
 
 MOST_ANSWERS = 64
-"""Of one request."""
+"""Maximum number of answers per request."""
 
 
 class _Function(Wire):
@@ -77,7 +77,7 @@ class _StreamOptions(Wire):
 
 
 class ChatRequest(Wire):
-    """The body of a request."""
+    """Body of a chat completions request."""
 
     messages: list[_Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     model: str = ""
@@ -94,7 +94,7 @@ class ChatRequest(Wire):
 
 
 def read_chat(data: object) -> ModelRequest:
-    """A request. `RefusedRequestError`: it can't be answered."""
+    """Parse a request body. `RefusedRequestError`: it is invalid or not supported."""
     body = read(ChatRequest, data)
     if body.functions:
         raise RefusedRequestError("functions are the form of 2023: send `tools`")
@@ -111,7 +111,7 @@ def read_chat(data: object) -> ModelRequest:
 
 
 def chat_completion(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, Any]:
-    """The response."""
+    """Response to a chat completions request."""
     choices = [
         {
             "index": index,
@@ -125,7 +125,7 @@ def chat_completion(request: ModelRequest, answers: Sequence[Answer]) -> dict[st
 
 
 def chat_events(request: ModelRequest, answers: Sequence[Answer], data: Any) -> Iterator[bytes]:
-    """The response as events."""
+    """Server-sent events of a response."""
     head = _head(request, "chat.completion.chunk")
     for index, answer in enumerate(answers):
         delta = _said(answer.message)
@@ -143,14 +143,14 @@ def _head(request: ModelRequest, kind: str) -> dict[str, Any]:
 
 
 def _said(message: Message) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": "assistant", "content": message.content or None, "refusal": None}
+    data: dict[str, Any] = {"role": "assistant", "content": message.content or None, "refusal": None}
     if message.tool_calls:
-        said["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        data["tool_calls"] = [call.model_dump() for call in message.tool_calls]
     else:
-        said["content"] = message.content
+        data["content"] = message.content
     if message.reasoning_content:
-        said["reasoning_content"] = message.reasoning_content
-    return said
+        data["reasoning_content"] = message.reasoning_content
+    return data
 
 
 def _usage(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, int]:
@@ -159,6 +159,6 @@ def _usage(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, int]:
 
 
 def openai_error(error: RefusedRequestError) -> dict[str, Any]:
-    """The body of a refusal, as OpenAI has it."""
+    """Body of an error response in OpenAI's format."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}

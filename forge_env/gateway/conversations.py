@@ -1,9 +1,10 @@
-"""Which conversation a request goes on with: a program sends all messages every time, and may change any of them.
+"""Match requests to conversations: a program sends all messages with every request, and may change any of them.
 
-A request continues a conversation where its messages begin with all that was said there; of several, the longest. Then
-only what is new is said to the model, whose exact tokens go on. Else it begins another conversation, and why is known;
-where it begins with answers of an earlier one and only the program speaks after them, it branches off there, and the
-exact tokens up to that answer go on too.
+A request continues a conversation if its messages begin with all messages of that conversation; if several match, the
+longest is used. Only the new messages are then sent to the model, and the exact tokens of the conversation continue.
+Otherwise a new conversation starts; the reason is recorded. If its messages begin with those of an earlier conversation
+up to one of the model's answers, and all later ones are the program's, it branches off after that answer, and the exact
+tokens up to there continue too.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from forge_env.gateway.request import arguments_object
 from forge_env.types import Branch, Message, ToolSpec
 
 NEW = "new"
-"""A request that begins as none before."""
+"""Reason for a conversation whose first request has nothing in common with earlier ones."""
 
 
 @dataclass(eq=False, slots=True)
 class Conversation:
-    """What was said so far.
+    """One conversation of a program with the model.
 
     Attributes:
-        name: of it, in the order of their beginning.
-        tools: that its requests offer.
-        why: it began: `NEW`, or what kept its first request from continuing another.
-        messages: as the program knows them.
-        numbers: of the messages; equal ones have the same number.
-        tools_number: of the tools, likewise.
+        name: `c1`, `c2` and so on, in the order in which the conversations began.
+        tools: tools that its requests offer.
+        why: why it began: `NEW`, or the reason that its first request does not continue another conversation.
+        messages: the messages so far, as the program sees them.
+        numbers: a number for each message; equal messages have the same number.
+        tools_number: the number of the list of tools, likewise.
     """
 
     name: str
@@ -41,11 +42,11 @@ class Conversation:
     numbers: list[int] = field(default_factory=list)
     tools_number: int = 0
     calls: dict[str, str] = field(default_factory=dict)
-    """Ids of tool calls as the program knows them -> as the model's side does."""
+    """Ids of tool calls as the program sees them -> ids as the model sees them."""
     answers: list[int] = field(default_factory=list)
-    """After each of the model's answers here, how many messages there were."""
+    """Number of messages after each of the model's answers in this conversation."""
     cut: bool = False
-    """The last answer was cut at a stop word: what the model said after it, it must not read again."""
+    """Whether the last answer was cut at a stop word; the model must not see again what it generated after that."""
 
 
 class Conversations:
@@ -55,7 +56,7 @@ class Conversations:
         self._all: list[Conversation] = []
         self._calls = 0
         self._numbers: dict[Hashable, int] = {}
-        """Of all messages and lists of tools. A request may have thousands, and is compared with each conversation."""
+        """Numbers of all messages and lists of tools: requests with thousands of messages are compared by number."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -66,35 +67,36 @@ class Conversations:
     def place(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[Conversation, list[Message], Branch | None]:
-        """The conversation that a request belongs to, what is new in it, and how it began, where it begins with this
-        request and not from nothing."""
+        """Return the conversation that a request belongs to, the request's new messages, and a `Branch` if the request
+        starts a conversation that has messages in common with an earlier one."""
         numbers = [self._number(_key(message)) for message in messages]
         offered = self._number(tuple(_sorted(tool.model_dump()) for tool in tools))
-        found = max(
+        match = max(
             (each for each in self._all if _goes_on(each, messages, numbers, offered)),
             key=lambda each: len(each.messages),
             default=None,
         )
         branch = None
-        if found is None:
+        if match is None:
             why = self._difference(messages, numbers, offered)
-            found = Conversation(f"c{len(self._all) + 1}", list(tools), why, tools_number=offered)
+            match = Conversation(f"c{len(self._all) + 1}", list(tools), why, tools_number=offered)
             if why != NEW:
-                branch = self._branch(why, messages, numbers, found)
-            self._all.append(found)
-        count = len(found.messages)
-        news = list(messages[count:])
-        found.messages += news
-        found.numbers += numbers[count:]
-        return found, [_renamed(message, found.calls) for message in news], branch
+                branch = self._branch(why, messages, numbers, match)
+            self._all.append(match)
+        count = len(match.messages)
+        added = list(messages[count:])
+        match.messages += added
+        match.numbers += numbers[count:]
+        return match, [_renamed(message, match.calls) for message in added], branch
 
     def answered(self, conversation: Conversation, message: Message, *, cut: bool = False) -> Message:
-        """The model has answered; the message as the program gets it. Ids of calls are unique in the whole episode.
+        """Add the model's answer, and return it as sent to the program: with call ids that are unique in the episode.
 
         Args:
-            conversation: in which it has.
+            conversation: the conversation that the answer belongs to.
             message: the answer.
-            cut: at a stop word; the model has said more, so what follows begins another conversation.
+            cut: whether the answer was cut at a stop word. The model generated more, so the next request starts a new
+                conversation.
         """
         calls = []
         for call in message.tool_calls:
@@ -111,7 +113,7 @@ class Conversations:
         return shown
 
     def reasons(self) -> dict[str, float]:
-        """How many conversations began because of what, for metrics: `fork/asked_again`."""
+        """Number of conversations by the reason that they began, as metrics such as `fork/asked_again`."""
         counts = Counter(each.why for each in self._all if each.why != NEW)
         return {f"fork/{why.replace(' ', '_')}": float(count) for why, count in counts.items()}
 
@@ -119,24 +121,24 @@ class Conversations:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _branch(self, why: str, messages: Sequence[Message], numbers: Sequence[int], new: Conversation) -> Branch:
-        """The last answer of an earlier conversation after which `new` goes its own way; it gets the ids of its calls.
+        """Find the answer of an earlier conversation after which `new` branches off; copy that one's call ids to `new`.
 
         Args:
-            why: the new conversation begins.
-            messages: of the request.
-            numbers: of the messages.
-            new: the conversation.
+            why: why the new conversation begins.
+            messages: messages of the request.
+            numbers: numbers of the messages.
+            new: the new conversation.
         """
         last = max((number for number, each in enumerate(messages) if each.role == "assistant"), default=-1) + 1
-        for known in reversed(self._all):  # of several that began alike, the latest
-            going_on = last in known.answers and last < len(messages) and known.tools_number == new.tools_number
-            if going_on and known.numbers[:last] == numbers[:last]:
+        for known in reversed(self._all):  # the latest of several that match
+            branches = last in known.answers and last < len(messages) and known.tools_number == new.tools_number
+            if branches and known.numbers[:last] == numbers[:last]:
                 new.calls.update(known.calls)
                 return Branch(why=why, seat=known.name, turns=known.answers.index(last) + 1, messages=last)
         return Branch(why=why)
 
     def _difference(self, messages: Sequence[Message], numbers: Sequence[int], offered: int) -> str:
-        """Why a request continues none of the conversations, by the one that it has most in common with."""
+        """Why a request continues no conversation, judged by the one with which it has the most messages in common."""
         common = [(_common(known.numbers, numbers), known) for known in self._all]
         length, known = max(common, key=lambda each: each[0], default=(0, None))
         if known is None or not any(message.role != "system" for message in messages[:length]):
@@ -170,7 +172,7 @@ def _goes_on(known: Conversation, messages: Sequence[Message], numbers: Sequence
 
 
 def _common(known: Sequence[int], numbers: Sequence[int]) -> int:
-    """How many messages both begin with."""
+    """Number of leading messages that both have in common."""
     return next(
         (index for index, (one, other) in enumerate(zip(known, numbers, strict=False)) if one != other),
         min(len(known), len(numbers)),
@@ -178,7 +180,7 @@ def _common(known: Sequence[int], numbers: Sequence[int]) -> int:
 
 
 def _key(message: Message) -> Hashable:
-    """What two messages that say the same have in common. Most programs don't repeat what the model thought."""
+    """Key by which messages are compared. Thoughts are left out: most programs don't send them back."""
     calls = tuple(
         (call.id, call.function.name, _sorted(arguments_object(call.function.arguments))) for call in message.tool_calls
     )
@@ -186,7 +188,7 @@ def _key(message: Message) -> Hashable:
 
 
 def _sorted(value: Any) -> str:
-    """JSON in one of its many spellings: 1.0 is 1, the order of keys is alphabetical."""
+    """Canonical JSON: 1.0 is written as 1, and keys are sorted."""
     return json.dumps(_whole(value), sort_keys=True)
 
 
@@ -199,9 +201,9 @@ def _whole(value: Any) -> Any:
 
 
 def _renamed(message: Message, calls: dict[str, str]) -> Message:
-    """A message with the ids of calls as the model's side knows them."""
+    """A copy of a message with the ids of calls as the model sees them."""
     if message.tool_call_id is None and not message.tool_calls:
         return message
-    own = [replace(call, id=calls.get(call.id, call.id)) for call in message.tool_calls]
+    renamed = [replace(call, id=calls.get(call.id, call.id)) for call in message.tool_calls]
     answers = message.tool_call_id and calls.get(message.tool_call_id, message.tool_call_id)
-    return replace(message, tool_calls=own, tool_call_id=answers)
+    return replace(message, tool_calls=renamed, tool_call_id=answers)

@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""Anthropic's messages API: parse requests, and build responses and events."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Choice(Wire):
 
 
 class MessagesRequest(Wire):
-    """The body of a request."""
+    """Body of a messages request."""
 
     messages: list[_Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     model: str = ""
@@ -88,7 +88,7 @@ class MessagesRequest(Wire):
 
 
 def read_messages(data: object) -> ModelRequest:
-    """A request. `RefusedRequestError`: it can't be answered."""
+    """Parse a request body. `RefusedRequestError`: it is invalid or not supported."""
     body = read(MessagesRequest, data)
     system = text_of(body.system, "the system prompt")
     offered = [] if body.tool_choice and body.tool_choice.type == "none" else body.tools or []
@@ -112,7 +112,7 @@ def _tool(tool: _Tool) -> ToolSpec:
 
 
 def message_response(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, Any]:
-    """The response."""
+    """Response to a messages request."""
     [answer] = answers
     return {
         "id": new_id("msg_"),
@@ -127,7 +127,7 @@ def message_response(request: ModelRequest, answers: Sequence[Answer]) -> dict[s
 
 
 def message_events(whole: dict[str, Any]) -> Iterator[bytes]:
-    """The response as events."""
+    """Server-sent events of a response."""
     blocks, usage = whole["content"], whole["usage"]
     ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
     begun = {**whole, "content": [], **dict.fromkeys(ended), "usage": {**usage, "output_tokens": 0}}
@@ -137,8 +137,8 @@ def message_events(whole: dict[str, Any]) -> Iterator[bytes]:
         for name, part in (("start", {"content_block": empty}), ("delta", {"delta": delta}), ("stop", {})):
             kind = f"content_block_{name}"
             yield event({"type": kind, "index": index, **part}, kind)
-    told = {"type": "message_delta", "delta": ended, "usage": {"output_tokens": usage["output_tokens"]}}
-    yield event(told, "message_delta")
+    change = {"type": "message_delta", "delta": ended, "usage": {"output_tokens": usage["output_tokens"]}}
+    yield event(change, "message_delta")
     yield event({"type": "message_stop"}, "message_stop")
 
 
@@ -167,6 +167,6 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
 
 
 def anthropic_error(error: RefusedRequestError) -> dict[str, Any]:
-    """The body of a refusal, as Anthropic has it."""
+    """Body of an error response in Anthropic's format."""
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}}

@@ -1,4 +1,4 @@
-"""What a program asks of the model, whichever API it speaks: one request, its answer, and why it was refused."""
+"""Requests of programs to the model, their answers and their errors, independent of the API in use."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from forge_env.tools.json_text import read_json as parse_json
 from forge_env.types import Message, Role, ToolSpec
 
 AROUND_A_MESSAGE = 4
-"""Tokens with which a chat format surrounds one."""
+"""Estimated tokens that a chat format adds around a message."""
 MOST_MESSAGES = 10_000
-"""Of one request; also of the parts, items and tool calls of a message."""
+"""Maximum messages of a request; also maximum parts, items or tool calls of a message."""
 MOST_TOOLS = 1_000
 MOST_STOPS = 64
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -40,13 +40,13 @@ class ModelRequest:
     """One request of a program to the model.
 
     Attributes:
-        messages: the whole conversation, as the program tells it.
-        tools: that the model may call.
+        messages: the whole conversation, as sent by the program.
+        tools: tools that the model may call.
         stop: texts at which the answer is cut.
-        max_tokens: of the answer; None: as many as there may be.
-        count: how many answers are asked for.
-        model: the name that the program calls the model by; it is repeated to it, and chooses nothing.
-        stream: the program wants to read events.
+        max_tokens: maximum tokens of the answer; None: no limit.
+        count: number of answers requested.
+        model: the program's name for the model; it is returned in the response and selects nothing.
+        stream: whether the program wants server-sent events.
     """
 
     messages: list[Message]
@@ -59,19 +59,19 @@ class ModelRequest:
 
     @property
     def prompt_tokens(self) -> int:
-        """Estimated."""
+        """Estimated tokens of the prompt."""
         tools = sum(estimated_tokens(tool.model_dump_json()) for tool in self.tools)
         return tools + sum(message_tokens(message) for message in self.messages)
 
 
 @dataclass(slots=True)
 class Answer:
-    """What the model answers.
+    """An answer of the model.
 
     Attributes:
-        message: of the assistant.
-        finish: why it ended.
-        stopped_at: the text of the request's `stop` that ended it, if one did.
+        message: the assistant's message.
+        finish: why the answer ended.
+        stopped_at: the text in the request's `stop` at which it was cut, or None.
     """
 
     message: Message
@@ -80,7 +80,7 @@ class Answer:
 
     @classmethod
     def of(cls, message: Message, stop: Sequence[str] = ()) -> Answer:
-        """The answer as the program gets it: cut before the first of the texts that end it."""
+        """Make the answer that is sent to the program, cut before the first occurrence of a stop text."""
         ends = [(end, text) for text in stop if text and (end := message.content.find(text)) >= 0]
         if ends:
             end, text = min(ends)
@@ -92,23 +92,23 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Estimated."""
+        """Estimated tokens of the answer."""
         return message_tokens(self.message)
 
 
 def message_tokens(message: Message) -> int:
-    """About how many tokens a message has, what surrounds it included."""
+    """Estimated tokens of a message, including the chat format's around it."""
     return AROUND_A_MESSAGE + estimated_tokens(words_of(message))
 
 
 class Wire(BaseModel):
-    """Part of a request as it is sent; what is not named here is left out."""
+    """Base model for parts of request bodies; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 def read_json(body: bytes) -> Any:
-    """The value of a body, without halves of surrogate pairs, which no tokenizer takes.
+    """Parse a body as JSON, without lone surrogates, which no tokenizer accepts.
 
     Raises:
         RefusedRequestError: it isn't JSON.
@@ -122,11 +122,11 @@ def read_json(body: bytes) -> Any:
 
 
 def read(kind: type[T], data: object) -> T:
-    """A request of this kind. `RefusedRequestError`: it is none; says where."""
+    """Validate a request body as this model. `RefusedRequestError`: it is invalid; the message names the field."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        # of a union, report the alternative that matched furthest
+        # for a union, report the alternative that matched furthest
         deepest = max(error.errors(include_url=False), key=lambda each: len(_fields(each["loc"])))
         where = ".".join(_fields(deepest["loc"])) or "the request"
         raise RefusedRequestError(f"{where}: {deepest['msg']}") from error
@@ -138,14 +138,14 @@ def _fields(location: Sequence[str | int]) -> list[str]:
 
 
 def shallow(value: T_Value, what: str) -> T_Value:
-    """A JSON value that is not nested too deeply. `RefusedRequestError`: it is."""
+    """Return a JSON value unchanged. `RefusedRequestError`: it is nested too deeply."""
     if is_deep(value):
         raise RefusedRequestError(f"{what} are nested more than {MAX_DEPTH} levels deep")
     return value
 
 
 def tool_of(name: str, description: str | None, parameters: dict[str, Any] | None) -> ToolSpec:
-    """A tool that a program offers. `RefusedRequestError`: its parameters are nested too deeply."""
+    """Make a `ToolSpec` for a program's tool. `RefusedRequestError`: its parameters are nested too deeply."""
     shallow(parameters, f"the parameters of the tool {name[:64]!r}")
     return ToolSpec(
         name=name, description=description or "", parameters=parameters or {"type": "object", "properties": {}}
@@ -153,7 +153,7 @@ def tool_of(name: str, description: str | None, parameters: dict[str, Any] | Non
 
 
 def text_of(content: str | Sequence[Part] | None, what: str) -> str:
-    """The text of a message's content. `RefusedRequestError`: there is more in it than text."""
+    """Text of a message's content. `RefusedRequestError`: the content has parts other than text."""
     if content is None or isinstance(content, str):
         return content or ""
     for part in content:
@@ -165,20 +165,20 @@ def text_of(content: str | Sequence[Part] | None, what: str) -> str:
 
 
 class Part(Wire):
-    """Part of a content."""
+    """Part of a message's content."""
 
     type: str = "text"
     text: str | None = None
 
 
 Arguments = Annotated[str, BeforeValidator(lambda value: arguments_text(shallow(value, "the arguments of a call")))]
-"""Arguments of a call: a JSON object, or its text."""
+"""Arguments of a call, sent as a JSON object or as its text."""
 Content = str | Annotated[list[Part], Field(max_length=MOST_MESSAGES)] | None
-"""Of a message."""
+"""Content of a message: text, parts or nothing."""
 
 
 def said(role: Role, content: str | Sequence[Part] | None, **more: Any) -> Message:
-    """A message of a program."""
+    """Make a message from a program's request."""
     return Message(role=role, content=text_of(content, f"a message of the {role}"), **more)
 
 
@@ -193,35 +193,35 @@ def arguments_object(arguments: str) -> dict[str, Any]:
 
 
 def new_id(prefix: str) -> str:
-    """A name that no other answer has."""
+    """Make a unique id with this prefix."""
     return f"{prefix}{uuid.uuid4().hex[:24]}"
 
 
 def now() -> int:
-    """Seconds since the epoch, as answers tell them."""
+    """Current time in whole seconds since the epoch."""
     return int(time.time())
 
 
 def event(data: object, name: str = "") -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {compact(data)}\n\n".encode()
 
 
 def compact(data: object) -> str:
-    """JSON without spaces."""
+    """Encode a value as JSON without spaces."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
 
 
 def merged(messages: Iterable[Message]) -> list[Message]:
-    """Messages in which what one assistant turn says is one: APIs that send items send its text and calls apart."""
-    found: list[Message] = []
+    """Merge successive assistant messages into one: APIs based on items send a turn's text and calls separately."""
+    result: list[Message] = []
     for message in messages:
-        last = found[-1] if found else None
+        last = result[-1] if result else None
         if last is not None and last.role == message.role == "assistant":
             last.content += message.content
             last.tool_calls = [*last.tool_calls, *message.tool_calls]
             last.reasoning_content = (last.reasoning_content or "") + (message.reasoning_content or "") or None
         else:
-            found.append(message)
-    return found
+            result.append(message)
+    return result

@@ -1,4 +1,4 @@
-"""OpenAI's responses."""
+"""OpenAI's responses API: parse requests, and build responses and events."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Tool(Wire):
 
 
 class ResponsesRequest(Wire):
-    """The body of a request."""
+    """Body of a responses request."""
 
     input: str | Annotated[list[_Item], Field(max_length=MOST_MESSAGES)]
     model: str = ""
@@ -78,14 +78,14 @@ class ResponsesRequest(Wire):
 
 
 def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequest:
-    """A request.
+    """Parse a request body.
 
     Args:
-        data: its body.
-        earlier: the conversations that earlier responses ended with, without instructions, by their ids.
+        data: the body.
+        earlier: the conversation up to each earlier response, without instructions, by the response's id.
 
     Raises:
-        RefusedRequestError: it can't be answered.
+        RefusedRequestError: it is invalid or not supported.
     """
     body = read(ResponsesRequest, data)
     if body.background:
@@ -116,7 +116,7 @@ def _tool(tool: _Tool) -> ToolSpec:
 
 
 def response(request: ModelRequest, answers: Sequence[Answer], data: Any) -> dict[str, Any]:
-    """The response; its id names the conversation."""
+    """Response to a responses request; later requests continue the conversation by its id."""
     [answer] = answers
     given = data if isinstance(data, dict) else {}
     prompt, completion = request.prompt_tokens, answer.tokens
@@ -173,31 +173,31 @@ def _items(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def response_events(whole: dict[str, Any]) -> Iterator[bytes]:
-    """The response as events."""
+    """Server-sent events of a response."""
     numbers = itertools.count()
 
-    def told(kind: str, **fields: Any) -> bytes:
+    def emit(kind: str, **fields: Any) -> bytes:
         return event({"type": kind, "sequence_number": next(numbers), **fields}, kind)
 
     begun = {**whole, "status": "in_progress", "output": [], "usage": None}
-    yield told("response.created", response=begun)
-    yield told("response.in_progress", response=begun)
+    yield emit("response.created", response=begun)
+    yield emit("response.in_progress", response=begun)
     for index, item in enumerate(whole["output"]):
-        place = {"output_index": index, "item_id": item["id"]}
+        position = {"output_index": index, "item_id": item["id"]}
         if item["type"] == "message":
             [part] = item["content"]
-            text, at = part["text"], {**place, "content_index": 0}
-            yield told("response.output_item.added", output_index=index, item={**item, "content": []})
-            yield told("response.content_part.added", **at, part={**part, "text": ""})
-            yield told("response.output_text.delta", **at, delta=text, logprobs=[])
-            yield told("response.output_text.done", **at, text=text, logprobs=[])
-            yield told("response.content_part.done", **at, part=part)
+            text, at = part["text"], {**position, "content_index": 0}
+            yield emit("response.output_item.added", output_index=index, item={**item, "content": []})
+            yield emit("response.content_part.added", **at, part={**part, "text": ""})
+            yield emit("response.output_text.delta", **at, delta=text, logprobs=[])
+            yield emit("response.output_text.done", **at, text=text, logprobs=[])
+            yield emit("response.content_part.done", **at, part=part)
         elif item["type"] == "function_call":
             arguments = item["arguments"]
-            yield told("response.output_item.added", output_index=index, item={**item, "arguments": ""})
-            yield told("response.function_call_arguments.delta", **place, delta=arguments)
-            yield told("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+            yield emit("response.output_item.added", output_index=index, item={**item, "arguments": ""})
+            yield emit("response.function_call_arguments.delta", **position, delta=arguments)
+            yield emit("response.function_call_arguments.done", **position, name=item["name"], arguments=arguments)
         else:
-            yield told("response.output_item.added", output_index=index, item=item)
-        yield told("response.output_item.done", output_index=index, item=item)
-    yield told(f"response.{whole['status']}", response=whole)
+            yield emit("response.output_item.added", output_index=index, item=item)
+        yield emit("response.output_item.done", output_index=index, item=item)
+    yield emit(f"response.{whole['status']}", response=whole)

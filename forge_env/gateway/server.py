@@ -1,21 +1,21 @@
-"""The model behind an address: programs ask it as they ask OpenAI's or Anthropic's, and an episode answers.
+"""HTTP server through which programs call the model of an episode with OpenAI's or Anthropic's API.
 
     async with Gateway() as gateway:
         with gateway.open(answer) as access:
             client = openai.AsyncOpenAI(base_url=access.openai_url, api_key=access.key)
 
-One endpoint serves all episodes of a process. Each has a key of its own, which no other's requests reach. What is asked
-of the model is never streamed: whoever wants events gets those of the whole answer.
+One server handles all episodes of a process. Each episode has its own key, which gives access to that episode only.
+Requests to the model are never streamed: programs that ask for events get the events of the complete answer.
 
     POST /v1/chat/completions         OpenAI: chat completions
     POST /v1/responses                OpenAI: responses
     POST /v1/messages                 Anthropic: messages
-    POST /v1/messages/count_tokens    estimated, as is
-    POST /v1/responses/input_tokens
-    GET  /v1/models                   the one that is there, by whichever name
+    POST /v1/messages/count_tokens    estimated
+    POST /v1/responses/input_tokens   estimated
+    GET  /v1/models                   the only model, which answers to any name
     GET  /v1/models/NAME
 
-The same under /, for programs that leave out the version.
+The same routes exist without /v1, for programs that leave out the version.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from forge_env.types import Message
 
 LOOPBACK = "127.0.0.1"
 MAX_REMEMBERED = 32 << 20
-"""Characters of the responses of one episode that its later requests can continue (`previous_response_id`)."""
+"""Characters of an episode's responses that are stored for later requests (`previous_response_id`)."""
 Ask = Callable[[ModelRequest], Awaitable[Message]]
-"""Has a request answered, once. `RefusedRequestError`: it gets no answer."""
+"""Get one answer to a request from the model. `RefusedRequestError`: the request is refused."""
 
 
 @dataclass(eq=False, slots=True)
@@ -63,10 +63,10 @@ class Access:
     """One episode's access to the model, from `open` to `close`.
 
     Attributes:
-        key: shown by its programs, in place of an API key.
-        url: of the gateway.
-        client: its open requests; it is stopped, with a reason, if it sends only requests that are refused.
-        stopped: set once it was.
+        key: key that its programs send in place of an API key.
+        url: URL of the gateway.
+        client: its open requests; access is stopped, with a reason, if all its requests are refused.
+        stopped: set when access was stopped for that reason.
     """
 
     key: str
@@ -85,12 +85,12 @@ class Access:
 
     @property
     def openai_url(self) -> str:
-        """What OpenAI's clients take as the base URL."""
+        """Base URL for OpenAI's clients."""
         return f"{self.url}/v1"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which clients find the model."""
+        """Environment variables with which clients are configured to use the gateway."""
         return {
             "OPENAI_BASE_URL": self.openai_url,
             "OPENAI_API_BASE": self.openai_url,
@@ -100,7 +100,7 @@ class Access:
         }
 
     def close(self, reason: str = "the episode has ended") -> None:
-        """Answer nothing more; what waits for an answer is told why."""
+        """Refuse all further requests, and pending ones too, with this reason."""
         self._closed = self._closed or reason
         self._end(self)
         for task in list(self._open):
@@ -112,7 +112,7 @@ class Access:
 
     @property
     def closed(self) -> str:
-        """Why nothing more is answered, or an empty string."""
+        """Reason for closing, or an empty string while open."""
         return self._closed
 
     def __enter__(self) -> Self:
@@ -122,8 +122,8 @@ class Access:
         self.close()
 
     async def answers(self, request: ModelRequest) -> list[Answer]:
-        """As many answers as the request wants. `RefusedRequestError`: there are none."""
-        if self._closed:  # while the request was read
+        """Get the requested number of answers. `RefusedRequestError`: the request is refused."""
+        if self._closed:  # closed while the request was read
             raise ended(self._closed)
         if len(self._open) + request.count > self.client.max_open:
             raise RefusedRequestError(f"{len(self._open)} requests wait already", status=429, code="too_many_requests")
@@ -132,7 +132,7 @@ class Access:
         try:
             return [Answer.of(message, request.stop) for message in await asyncio.gather(*tasks)]
         except asyncio.CancelledError:
-            if not self._closed:  # it is whoever asks that is gone
+            if not self._closed:  # cancelled by the caller
                 raise
             raise ended(self._closed) from None
         finally:
@@ -141,10 +141,10 @@ class Access:
             self._open.difference_update(tasks)
 
     async def read(self, body: bytes, kind: Callable[[Any], ModelRequest]) -> tuple[Any, ModelRequest]:
-        """The JSON of a body, and the request that it is; large ones one after the other, off the event loop.
+        """Parse a body; return its JSON and the request. Bodies are parsed one at a time, large ones in a thread.
 
         Raises:
-            RefusedRequestError: it isn't JSON, or no request of this kind.
+            RefusedRequestError: it isn't JSON, or not a valid request of this kind.
         """
 
         def reading() -> tuple[Any, ModelRequest]:
@@ -155,15 +155,15 @@ class Access:
             return await off_loop(len(body), reading)
 
     def read_responses(self, data: object) -> ModelRequest:
-        """A request that may go on from an earlier response of this episode."""
+        """Parse a responses request, which may continue an earlier response of this episode."""
         return read_responses(data, self._earlier)
 
     def remember(self, name: str, messages: Iterable[Message]) -> None:
-        """Let later requests go on from a response, unless it and newer ones are too long."""
+        """Store a response's conversation for later requests; drop the oldest beyond `MAX_REMEMBERED` characters."""
         self._earlier[name] = [message for message in messages if message.role != "system"]
         room = MAX_REMEMBERED
-        for each, said in reversed([*self._earlier.items()]):
-            room -= sum(len(words_of(message)) for message in said)
+        for each, history in reversed([*self._earlier.items()]):
+            room -= sum(len(words_of(message)) for message in history)
             if room < 0:
                 del self._earlier[each]
 
@@ -172,7 +172,7 @@ _SHARED: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Gateway]] = W
 
 
 async def shared_gateway() -> Gateway:
-    """The gateway of all episodes of this event loop, which ends with the loop."""
+    """Gateway shared by all episodes of this event loop; started on first use, it ends with the loop."""
     loop = asyncio.get_running_loop()
     if loop not in _SHARED:
         gateway = Gateway()
@@ -186,12 +186,12 @@ async def shared_gateway() -> Gateway:
 
 
 def ended(reason: str) -> RefusedRequestError:
-    """A request that came too late."""
+    """Error for a request that arrives after the episode was closed."""
     return RefusedRequestError(reason, status=403, code="episode_ended")
 
 
 class Gateway:
-    """The endpoint of a process; see the module."""
+    """HTTP server for the episodes of a process; see the module."""
 
     def __init__(self) -> None:
         self._episodes: dict[str, Access] = {}
@@ -220,31 +220,31 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Its address, on this machine."""
+        """URL of the gateway on this machine."""
         return f"http://{LOOPBACK}:{self.port}"
 
     @property
     def open_episodes(self) -> int:
-        """Those whose keys are answered."""
+        """Number of episodes with open access."""
         return len(self._episodes)
 
     async def start(self) -> None:
-        """Serve, on a port that the system chooses. `UsageError`: there is none."""
-        told = asyncio.Event()
+        """Start serving on a port chosen by the system. `UsageError`: none is free."""
+        listening = asyncio.Event()
 
         def ready(port: int) -> None:
             self.port = port
-            told.set()
+            listening.set()
 
         self._serving = asyncio.create_task(serve(self.app, LOOPBACK, 0, ready=ready, lifespan=False))
-        waiting = asyncio.create_task(told.wait())
+        waiting = asyncio.create_task(listening.wait())
         await asyncio.wait([waiting, self._serving], return_when=asyncio.FIRST_COMPLETED)
-        if not told.is_set():
+        if not listening.is_set():
             waiting.cancel()
             await self._serving
 
     async def close(self) -> None:
-        """End every episode's access, and the server."""
+        """Close every episode's access and stop the server."""
         for access in list(self._episodes.values()):
             access.close()
         if self._serving is not None:
@@ -259,12 +259,12 @@ class Gateway:
         await self.close()
 
     def open(self, ask: Ask, *, url: str | None = None, most_open: int = MAX_OPEN) -> Access:
-        """A new episode's access.
+        """Open access for a new episode.
 
         Args:
-            ask: answers its requests.
-            url: at which its programs reach the gateway, where that is another than here.
-            most_open: requests that may wait for an answer at once.
+            ask: gets answers to its requests.
+            url: URL at which its programs reach the gateway, if it differs from `self.url`.
+            most_open: maximum number of requests waiting for an answer at once.
         """
         access = Access(f"fe-{secrets.token_hex(24)}", url or self.url, Client(most_open), ask, self._end)
         self._episodes[access.key] = access
@@ -276,7 +276,7 @@ class Gateway:
     # --- requests
 
     def _identify(self, scope: Scope) -> tuple[Client, RefusedRequestError | None]:
-        """The episode that a request belongs to; requests of no running episode share one client."""
+        """Client of the episode that a request belongs to; requests without a running episode share one client."""
         request = Request(scope)
         try:
             request.state.access = self._access(request)
@@ -302,7 +302,7 @@ class Gateway:
 
 
 Answering = Callable[[Request, Access, bytes], Awaitable[Response]]
-"""Answers a request of an episode, given its body."""
+"""Handler of an episode's request, given its body."""
 
 
 async def _chat(request: Request, access: Access, body: bytes) -> Response:
@@ -336,13 +336,13 @@ async def _count_responses(request: Request, access: Access, body: bytes) -> Res
 
 
 def _model(name: str) -> dict[str, Any]:
-    """A model as both APIs show it: there is one, which answers to any name."""
+    """Description of the model in the format of both APIs; the only model answers to any name."""
     shown = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     return {**shown, "id": name, "object": "model", "created": 0, "owned_by": "forge-env"}
 
 
 async def _answered(request: Request, access: Access, asked: ModelRequest) -> list[Answer]:
-    """The answers, for as long as somebody waits for them. `ClientDisconnect`: nobody does."""
+    """Get the answers while the client is connected. `ClientDisconnect`: it disconnected."""
     answering = asyncio.ensure_future(access.answers(asked))
     hanging_up = asyncio.ensure_future(request.receive())
     try:
@@ -357,14 +357,14 @@ async def _answered(request: Request, access: Access, asked: ModelRequest) -> li
 
 
 def _sent(asked: ModelRequest, whole: object, events: Callable[[], Iterable[bytes]]) -> Response:
-    """The answer, whole or as events."""
+    """HTTP response with the answer as JSON, or as events if requested."""
     if not asked.stream:
         return JSONResponse(whole)
     return StreamingResponse(iter([b"".join(events())]), media_type="text/event-stream")
 
 
 def _refusal(scope: Scope, error: RefusedRequestError) -> JSONResponse:
-    """A refusal in the form of the API that the program speaks."""
+    """Error response in the format of the API that the program uses."""
     anthropics = "messages" in scope["path"] or any(name == b"anthropic-version" for name, _ in scope["headers"])
     return JSONResponse((anthropic_error if anthropics else openai_error)(error), status_code=error.status)
 

@@ -1,4 +1,4 @@
-"""Environments as gymnasium knows them: synchronous, one (`make`) or many in step (`make_vec`).
+"""Environments as synchronous gymnasium environments: one (`make`), or several stepped together (`make_vec`).
 
     import forge_env, gymnasium
 
@@ -21,9 +21,9 @@ __all__ = ["AssistantMessage", "GymEnvironment", "GymVectorEnvironment", "Messag
 
 
 def register_all() -> None:
-    """Enter into gymnasium's registry what isn't there yet, and from now on what will be registered with us.
+    """Add all registered environments to gymnasium's registry, including those registered later.
 
-    The environments' own packages are imported when one is made.
+    An environment's package is imported only when the environment is made.
     """
     on_register(register_all)
     for name in names():

@@ -1,11 +1,11 @@
-"""A gymnasium environment as an `Environment`, played in words.
+"""Adapter that lets agents play a gymnasium environment in text.
 
     env = fe.make("gymnasium", env_id="FrozenLake-v1", env_options={"is_slippery": False})
 
-The agent sees the picture that the environment draws in text (`render_mode="ansi"`), or the values of its observation,
-and answers with `<action>right</action>` (or that word alone); rewards pass through. A task is a seed of the wrapped
-environment. Subclass it to show observations in better words (`describe`). The agent is told when its answer is not an
-action; it costs a turn and changes nothing.
+The agent sees the environment's text rendering (`render_mode="ansi"`) or the values of its observation, and answers
+with `<action>right</action>` (or the word alone). Rewards are passed through. A task is a seed of the wrapped
+environment. Override `describe` in a subclass to describe observations better. If an answer is not a valid action, the
+agent gets an error message; the answer uses up a turn and does not change the game.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from forge_env.types import Action, Message, ResetResult, StepResult, Task, as_m
 
 LARGEST_SEED = 2**31
 MOST_NUMBERS = 256
-"""Of an observation that is shown as numbers."""
+"""Maximum numbers in an observation that is shown as values."""
 MOST_TO_GIVE = 16
-"""Numbers of an action."""
+"""Maximum numbers in an action."""
 ACTIONS = {
     "Blackjack": ["stick", "hit"],
     "CartPole": ["left", "right"],
@@ -40,14 +40,14 @@ ACTIONS = {
     "FrozenLake": ["left", "down", "right", "up"],
     "Taxi": ["south", "north", "east", "west", "pickup", "dropoff"],
 }
-"""Names of the actions of gymnasium's own environments, in order, from their documentation."""
+"""Action names of gymnasium's built-in environments, in order, from their documentation."""
 HIGHEST = {"Blackjack": 1.0, "CliffWalking": -13.0, "FrozenLake": 1.0}
-"""Highest rewards of gymnasium's own environments with default reward options, from their documentation."""
+"""Highest rewards of gymnasium's built-in environments with default reward options, from their documentation."""
 _OF_REWARDS = {"natural", "sab", "reward_schedule", "sutton_barto_reward", "desc", "map_name"}
 """Options that change the highest reward."""
 COLOURS = dict(enumerate(("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"), start=30))
 PAINT = re.compile(r"\x1b\[([0-9;]*)m")
-"""What tells terminals a colour of the text that follows, or of what it stands on."""
+"""ANSI codes for text and background colours."""
 
 
 class GymnasiumConfig(EnvironmentConfig):
@@ -90,37 +90,37 @@ class GymnasiumEnvironment(Environment):
         self.max_reward = highest_reward(self.config.env_id, self.config.env_options) if given is None else given
         self.luck = self.config.luck
 
-    # What a subclass may override.
+    # For subclasses to override.
 
     def describe(self, observation: Any) -> str:
-        """An observation in words."""
+        """Describe an observation as text."""
         if self.game.render_mode == "ansi":
             return unpainted(str(self.game.render())).strip("\n")
         return as_words(observation, self.game.observation_space)
 
     def explain(self) -> str:
-        """What the agent may do, said with the first observation."""
+        """Instructions for answers, shown with the first observation."""
         return explained(self.game.action_space, self.actions)
 
     @property
     def actions(self) -> list[str]:
-        """Words for the actions, in order; empty: they are given as numbers or text."""
+        """Names of the actions, in order; empty if actions are numbers or text."""
         return self.config.actions or action_names(self.game)
 
-    # The contract.
+    # The `Environment` interface.
 
     def task(self, split: str, index: int) -> Task:
-        """A seed of the wrapped environment; even ones belong to `train`, odd ones to `eval`."""
+        """Make a task from a seed of the wrapped environment; even seeds belong to `train`, odd ones to `eval`."""
         seed = (2 * (self.config.seed * 1_000_003 + index) + (split == "eval")) % LARGEST_SEED
         prompt = self.config.instructions or f"Play {self.config.env_id}."
         return Task(id=f"{split}-{self.config.seed}-{index}", prompt=prompt, data={"seed": seed}, split=split)
 
     @property
     def game(self) -> gymnasium.Env[Any, Any]:
-        """The wrapped environment, made when first needed.
+        """The wrapped environment, made on first use.
 
         Raises:
-            UsageError: there is none of that name, or its spaces can't be played in words.
+            UsageError: it doesn't exist, or its spaces can't be expressed as text.
         """
         if self._env is None:
             self._env = make_game(
@@ -138,7 +138,7 @@ class GymnasiumEnvironment(Environment):
         return [Message(role="user", content=text)], {"task_id": task.id, "split": task.split}
 
     async def step(self, action: Action) -> StepResult:
-        """One move; the agent is told when its message is not a move."""
+        """Play one move; if the message is not a valid action, answer with an error message."""
         if not self._running:
             raise UsageError("step() without a running episode", fix="call reset() first")
         self._turns += 1
@@ -146,13 +146,13 @@ class GymnasiumEnvironment(Environment):
         reward, terminated, truncated = 0.0, False, False
         info: dict[str, Any] = {}
         if problem:
-            said = f"{problem} {self.explain()}"
+            text = f"{problem} {self.explain()}"
         else:
             self._actions += 1
             with environment_code(f"{self.config.env_id}.step", self.config.env_id):
-                observation, given, terminated, truncated, _ = self.game.step(move)
-                reward, terminated, truncated = float(given), bool(terminated), bool(truncated) and not terminated
-                said = self.describe(observation)
+                observation, earned, terminated, truncated, _ = self.game.step(move)
+                reward, terminated, truncated = float(earned), bool(terminated), bool(truncated) and not terminated
+                text = self.describe(observation)
         if truncated:
             info["truncation"] = "limit"
         elif not terminated and self._turns >= self.config.max_turns:
@@ -161,10 +161,10 @@ class GymnasiumEnvironment(Environment):
         if terminated or truncated:
             self._running = False
             info["metrics"] = {"turns": float(self._turns), "invalid_actions": float(self._turns - self._actions)}
-        return [Message(role="user", content=said)], reward, terminated, truncated, info
+        return [Message(role="user", content=text)], reward, terminated, truncated, info
 
     def random_action(self, rng: Random) -> Action | None:
-        """A random action of the game, as an answer of the agent."""
+        """A random action of the game, in the format of an agent's answer."""
         return (
             f"<action>{as_answer(sampled(self.game.action_space, rng), self.game.action_space, self.actions)}</action>"
         )
@@ -177,12 +177,12 @@ class GymnasiumEnvironment(Environment):
             game.close()
 
     def read_action(self, text: str) -> tuple[Any, str]:
-        """`(action, "")` from a message, or `(None, what is wrong)`."""
+        """Parse an action from a message: `(action, "")`, or `(None, error message)`."""
         return read_action(text, self.game.action_space, self.actions)
 
 
 def explained(space: gymnasium.Space[Any], actions: Sequence[str]) -> str:
-    """How actions of a space are given, by these names where there are any."""
+    """Instructions for answering with an action of a space; `actions` are the names of its actions, if any."""
     if actions:
         choices = ", ".join(actions)
     elif isinstance(space, spaces.Discrete):
@@ -197,7 +197,7 @@ def explained(space: gymnasium.Space[Any], actions: Sequence[str]) -> str:
 
 
 def read_action(text: str, space: gymnasium.Space[Any], actions: Sequence[str]) -> tuple[Any, str]:
-    """`(action, "")` from a message, by these names where there are any, or `(None, what is wrong)`."""
+    """Parse an action from a message: `(action, "")`, or `(None, error message)`. `actions`: names, if any."""
     tagged = last_between(text, "<action>", "</action>")
     given = text if tagged is None else tagged
     if isinstance(space, spaces.Text):
@@ -216,9 +216,9 @@ def read_action(text: str, space: gymnasium.Space[Any], actions: Sequence[str]) 
 
 
 def highest_reward(env_id: str, options: Mapping[str, Any]) -> float | None:
-    """Reward of a perfect episode of one of gymnasium's own environments; None if unknown.
+    """Reward of a perfect episode of a built-in gymnasium environment; None if unknown.
 
-    The `reward_threshold` of the registry isn't it: it is a mean from which gymnasium calls an environment solved.
+    The registry's `reward_threshold` is something else: the mean reward at which an environment counts as solved.
     """
     spec = gymnasium.registry.get(env_id)
     if spec is None or not str(spec.entry_point).startswith("gymnasium.envs.") or options.keys() & _OF_REWARDS:
@@ -233,12 +233,12 @@ def highest_reward(env_id: str, options: Mapping[str, Any]) -> float | None:
 def sampled(space: gymnasium.Space[Any], rng: Random) -> Any:
     """Sample an action of a space without using the game's own generator."""
     drawn = copy.copy(space)
-    drawn.seed(rng.randrange(LARGEST_SEED))  # a generator of its own
+    drawn.seed(rng.randrange(LARGEST_SEED))  # a separate generator
     return drawn.sample()
 
 
 def as_answer(action: Any, space: gymnasium.Space[Any], actions: Sequence[str]) -> str:
-    """The text that `read_action` parses as this action."""
+    """Text that `read_action` parses as this action."""
     if isinstance(space, spaces.Text):
         return str(action)
     if isinstance(space, spaces.Discrete):
@@ -249,7 +249,7 @@ def as_answer(action: Any, space: gymnasium.Space[Any], actions: Sequence[str]) 
 def make_game(
     env_id: str, options: dict[str, Any], actions: list[str], *, show: Literal["auto", "text", "values"] = "values"
 ) -> gymnasium.Env[Any, Any]:
-    """`gymnasium.make`, and the check that it can be played in words. `UsageError` says why it can't."""
+    """Make an environment and check its spaces. `UsageError`: it can't be made, or not be played in text."""
     try:
         game = gymnasium.make(env_id, **options)
         can_draw = "ansi" in game.metadata.get("render_modes", ())
@@ -278,7 +278,7 @@ def make_game(
 
 
 def action_names(game: gymnasium.Env[Any, Any]) -> list[str]:
-    """What a discrete environment calls its actions: as Atari says it, as MiniGrid does, or by `ACTIONS`."""
+    """Action names of a discrete environment: from Atari's method, MiniGrid's enum or `ACTIONS`; empty if unknown."""
     space, inner = game.action_space, game.unwrapped
     if not isinstance(space, spaces.Discrete):
         return []
@@ -293,7 +293,7 @@ def action_names(game: gymnasium.Env[Any, Any]) -> list[str]:
 
 
 def unpainted(text: str) -> str:
-    """What terminals show in colours, without them: [S] stands on a colour, {R:blue} is in one, [{R:blue}] both."""
+    """Replace ANSI colours by markup: [S] for a background colour, {R:blue} for a text colour, [{R:blue}] for both."""
     first, *others = PAINT.split(text)
     shown, codes = [first], list[int]()
     for given, piece in zip(others[::2], others[1::2], strict=True):
@@ -307,14 +307,14 @@ def unpainted(text: str) -> str:
 
 
 def can_give(space: gymnasium.Space[Any]) -> bool:
-    """Whether actions of this space can be given in words: one of some, a text, or a few numbers."""
+    """Whether actions of this space can be written as text: a choice, a text, or a few numbers."""
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return math.prod(space.shape) <= MOST_TO_GIVE
     return isinstance(space, spaces.Discrete | spaces.Text)
 
 
 def bounds(space: gymnasium.Space[Any]) -> tuple[list[float], list[float]]:
-    """Lowest and highest number at each place of an action."""
+    """Lowest and highest values of an action's numbers."""
     if isinstance(space, spaces.Box):
         return space.low.ravel().tolist(), space.high.ravel().tolist()
     if isinstance(space, spaces.MultiDiscrete):
@@ -324,7 +324,7 @@ def bounds(space: gymnasium.Space[Any]) -> tuple[list[float], list[float]]:
 
 
 def as_array(text: str, space: gymnasium.Space[Any]) -> Any:
-    """The action that numbers in a text are, in the shape of `space`; None where they are none of it."""
+    """Parse the numbers in a text as an action of `space`; None if they are not one."""
     words = re.split(r"[\s,;]+", text.strip(" \t\n[]()"))
     try:
         values = np.array([float(word) for word in words])
@@ -339,7 +339,7 @@ def as_array(text: str, space: gymnasium.Space[Any]) -> Any:
 
 
 def has_words(space: gymnasium.Space[Any]) -> bool:
-    """Whether observations of this space can be shown as text: few numbers, text, and nestings of those."""
+    """Whether observations of this space can be shown as text: few numbers, text, or nested combinations."""
     if isinstance(space, spaces.Tuple):
         return all(map(has_words, space.spaces))
     if isinstance(space, spaces.Dict):
@@ -351,7 +351,7 @@ def has_words(space: gymnasium.Space[Any]) -> bool:
 
 
 def as_words(value: Any, space: gymnasium.Space[Any]) -> str:
-    """An observation of a space that `has_words`, as text."""
+    """Format an observation as text; `has_words(space)` must hold."""
     if isinstance(space, spaces.Tuple):
         return "(" + ", ".join(as_words(*pair) for pair in zip(value, space.spaces, strict=True)) + ")"
     if isinstance(space, spaces.Dict):

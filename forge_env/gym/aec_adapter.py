@@ -1,11 +1,11 @@
-"""A PettingZoo game as an `Environment` with a seat for each of its agents, played in words.
+"""Adapter that lets agents play a PettingZoo game in text, with a seat for each of the game's agents.
 
     env = fe.make("pettingzoo", env_id="pettingzoo.classic.tictactoe_v3")
 
-`env_id` is a module with a function `env`, as PettingZoo's are, or `module:function`; either gives a game of its AEC
-interface. A task is a seed of the game. A seat answers with `<action>3</action>`; it is told when that is no action, or
-none that the game's action mask allows, and asked again. Rewards pass through, to all seats. Subclass it to show
-observations in better words (`describe`).
+`env_id` is a module with a function `env`, as in PettingZoo, or `module:function`; the function returns a game with the
+AEC interface. A task is a seed of the game. A seat answers with `<action>3</action>`. If that is not an action, or the
+game's action mask forbids it, the seat gets an error message and another turn. The rewards of all seats are passed
+through. Override `describe` in a subclass to describe observations better.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from forge_env.gym.adapter import (
 from forge_env.types import Action, Message, ResetResult, StepResult, Task, as_message
 
 Game: TypeAlias = Any
-"""A `pettingzoo.AECEnv`, which isn't needed until a game is made."""
+"""A `pettingzoo.AECEnv`; PettingZoo is imported only when a game is made."""
 MASK = "action_mask"
 
 
@@ -69,21 +69,21 @@ class PettingZooEnvironment(Environment):
         self._running = False
         self._turns = self._actions = 0
         self._told: set[str] = set()
-        """Seats that know what the game is about."""
+        """Seats that have been shown the task's prompt."""
 
-    # What a subclass may override.
+    # For subclasses to override.
 
     def describe(self, seat: str, observation: Any) -> str:
-        """An observation of a seat in words."""
+        """Describe a seat's observation as text."""
         space = self.game.observation_space(seat)
         if _is_masked(space):
             observation, space = observation["observation"], space["observation"]
         return as_words(observation, space)
 
-    # The contract.
+    # The `Environment` interface.
 
     def task(self, split: str, index: int) -> Task:
-        """A seed of the game; even ones belong to `train`, odd ones to `eval`."""
+        """Make a task from a seed of the game; even seeds belong to `train`, odd ones to `eval`."""
         seed = (2 * (self.config.seed * 1_000_003 + index) + (split == "eval")) % LARGEST_SEED
         prompt = self.config.instructions or f"Play {self.config.env_id.rpartition('.')[2]}."
         return Task(id=f"{split}-{self.config.seed}-{index}", prompt=prompt, data={"seed": seed}, split=split)
@@ -98,7 +98,7 @@ class PettingZooEnvironment(Environment):
         return self._view(), {"seat": self.game.agent_selection, "task_id": task.id, "split": task.split}
 
     async def step(self, action: Action) -> StepResult:
-        """One move; the seat is told, and asked again, when its message is not one."""
+        """Play one move; if the message is not an allowed action, the seat gets an error message and another turn."""
         if not self._running:
             raise UsageError("step() without a running episode", fix="call reset() first")
         self._turns += 1
@@ -123,7 +123,7 @@ class PettingZooEnvironment(Environment):
         return self._after([], reward, rewards, not cut)
 
     def random_action(self, rng: Random) -> Action | None:
-        """A random legal action of the seat that moves next."""
+        """A random legal action of the seat whose turn it is."""
         seat, names = self.game.agent_selection, self.config.actions
         space, mask = self.game.action_space(seat), self._mask(seat)
         action = sampled(space, rng) if mask is None else self._start(seat) + int(rng.choice(np.flatnonzero(mask)))
@@ -150,7 +150,7 @@ class PettingZooEnvironment(Environment):
         return observation, reward, terminated, truncated, info
 
     def _view(self) -> list[Message]:
-        """What the seat that moves next is told."""
+        """Observation for the seat whose turn it is."""
         seat = self.game.agent_selection
         with environment_code(f"{self.config.env_id}.observe", self._task.id):
             described = self.describe(seat, self.game.observe(seat))
@@ -168,7 +168,7 @@ class PettingZooEnvironment(Environment):
         )
 
     def _mask(self, seat: str) -> Any:
-        """Which actions the game allows now; None where it doesn't say."""
+        """The game's current action mask, or None."""
         observation = self.game.observe(seat)
         if isinstance(observation, dict) and MASK in observation:
             return observation[MASK]
@@ -182,7 +182,7 @@ class PettingZooEnvironment(Environment):
 
 
 def make_game(env_id: str, options: dict[str, Any]) -> Game:
-    """The game that `env_id` names. `UsageError` says why there is none."""
+    """Make the game named by `env_id`. `UsageError`: it can't be made."""
     module, _, function = env_id.partition(":")
     try:
         game: Game = getattr(import_module(module), function or "env")(**options)
@@ -195,7 +195,7 @@ def make_game(env_id: str, options: dict[str, Any]) -> Game:
 
 
 def check_game(env_id: str, game: Game, actions: list[str]) -> None:
-    """Refuse a game that can't be played in words."""
+    """Raise `UsageError` if a game can't be played in text."""
     for seat in game.possible_agents:
         observed, space = game.observation_space(seat), game.action_space(seat)
         shown = observed["observation"] if _is_masked(observed) else observed

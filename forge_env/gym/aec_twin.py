@@ -1,4 +1,4 @@
-"""An environment as a game of PettingZoo's AEC interface, an agent for each seat.
+"""Adapter of an environment to PettingZoo's AEC interface, with an agent for each seat.
 
     from forge_env.gym.aec_twin import env
 
@@ -8,8 +8,8 @@
         observation, reward, terminated, truncated, info = game.last()
         game.step(None if terminated or truncated else policy(agent, observation["messages"]))
 
-An observation holds the messages that are new to the agent since it acted last, an action is an assistant message or
-its text. An environment without seats has one agent, called "agent". It needs PettingZoo.
+An observation holds the messages that are new since the agent last acted; an action is an assistant message or its
+text. An environment without seats has one agent, called "agent". Requires PettingZoo.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from forge_env.types import Action, Message
 ALONE = "agent"
 
 
-class AECEnvironment(AECEnv):  # type: ignore[misc]  # it carries no types
-    """The synchronous twin of an `Environment` with seats: same episodes, same seeds."""
+class AECEnvironment(AECEnv):  # type: ignore[misc]  # PettingZoo has no type hints
+    """Synchronous adapter of an `Environment` with seats: same episodes, same seeds."""
 
     def __init__(self, environment: str, **options: Any) -> None:
         super().__init__()
@@ -40,15 +40,15 @@ class AECEnvironment(AECEnv):  # type: ignore[misc]  # it carries no types
         self.agents: list[str] = []
 
     def observation_space(self, agent: str) -> Space[Any]:
-        """Messages."""
+        """Space of an agent's observations: a dictionary with `messages`."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> Space[Action]:
-        """An assistant message, or its text."""
+        """Space of an agent's actions: an assistant message, or its text."""
         return self.action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Start an episode; options as `Environment.reset`, others are left out."""
+        """Start an episode; accepts the options of `Environment.reset` and ignores others."""
         known = {name: value for name, value in (options or {}).items() if name in ("task", "split", "index")}
         observation, info = self._twin.reset(seed=seed, options=known or None)
         self.agents = self.possible_agents[:]
@@ -59,7 +59,7 @@ class AECEnvironment(AECEnv):  # type: ignore[misc]  # it carries no types
         self._turn_to(observation, info)
 
     def step(self, action: Action | None) -> None:
-        """The message of the agent whose turn it is; None where the episode is over for it."""
+        """Apply the message of the agent whose turn it is; None if the episode is over for it."""
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
@@ -75,15 +75,15 @@ class AECEnvironment(AECEnv):  # type: ignore[misc]  # it carries no types
         self._deads_step_first()
 
     def observe(self, agent: str) -> dict[str, tuple[Message, ...]]:
-        """The messages that are new to the agent: none while it is another's turn."""
+        """Messages that are new to the agent; none if it is another agent's turn."""
         return {"messages": self._new if agent == self._shown else ()}
 
     def render(self) -> str | None:
-        """The conversations as one text ("ansi")."""
+        """Render the conversations as one text ("ansi")."""
         return self._twin.render()
 
     def close(self) -> None:
-        """Release what the episode holds; may be called again."""
+        """Close the environment; further calls have no effect."""
         self._twin.close()
 
     def _turn_to(self, observation: tuple[Message, ...], info: dict[str, Any]) -> None:
@@ -94,10 +94,10 @@ class AECEnvironment(AECEnv):  # type: ignore[misc]  # it carries no types
 
 
 def env(environment: str, **options: Any) -> AECEnvironment:
-    """A game of the environment of this name.
+    """Make an AEC game of an environment.
 
     Args:
         environment: registered name, or `module:Class`.
-        options: of the environment; `render_mode="ansi"`; `sandboxes`, the name of an engine.
+        options: options of the environment; also `render_mode="ansi"`, and `sandboxes`, the name of an engine.
     """
     return AECEnvironment(environment, **options)

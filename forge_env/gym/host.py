@@ -1,13 +1,13 @@
-"""Where synchronous twins run their asynchronous environments: one event loop in a thread, one engine of a kind.
+"""Host of asynchronous environments behind synchronous adapters: an event loop in a thread, and shared engines.
 
-A thread, because the caller may itself run in an event loop (notebooks), and because a sandbox engine looks
-after its warm sandboxes between two calls.
+A thread is needed because the caller may run in an event loop too (notebooks), and because a sandbox engine maintains
+its warm sandboxes between calls.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread  # noqa: F401 - its own end is registered by this, to come after ours
+import concurrent.futures.thread  # noqa: F401 - registers its shutdown first, so that it runs after ours
 import os
 import threading
 from collections.abc import Coroutine
@@ -30,26 +30,26 @@ class Host:
         threading.Thread(target=self.loop.run_forever, name="forge-env-gym", daemon=True).start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result; an interrupt cancels it."""
+        """Run a coroutine and return its result; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        token = CODE_LIMIT_S.set(0.0)  # what runs over there has limits of its own
+        token = CODE_LIMIT_S.set(0.0)  # code on the host's loop has separate limits
         try:
             return future.result()
-        except BaseException:  # also a Ctrl-C: the other thread's work ends with the wait for it
+        except BaseException:  # including Ctrl-C: stop the work when the caller stops waiting
             future.cancel()
             raise
         finally:
             CODE_LIMIT_S.reset(token)
 
     def borrow_engine(self, name: str) -> LazyEngine:
-        """The engine `name`, shared by all that borrow it; it starts with the first sandbox."""
+        """Borrow the engine `name`, which is shared by all borrowers and starts with the first sandbox."""
         with self._lock:
             engine, users = self._engines.get(name) or (LazyEngine(name), 0)
             self._engines[name] = (engine, users + 1)
         return engine
 
     def return_engine(self, name: str) -> None:
-        """Undo one `borrow_engine`; the last closes the engine."""
+        """Return a borrowed engine; the last return closes it."""
         with self._lock:
             engine, users = self._engines.pop(name)
             if users > 1:
@@ -58,7 +58,7 @@ class Host:
             self.run(engine.close())
 
     def close_engines(self) -> None:
-        """At exit: close what environments that were never closed have left."""
+        """Close the engines of environments that were never closed; called at exit."""
         if os.getpid() != self.pid:
             return  # a forked child has neither the thread nor the sandboxes
         for engine, _ in list(self._engines.values()):
@@ -69,10 +69,10 @@ _host: Host | None = None
 
 
 def get_host() -> Host:
-    """The process's host; a forked child gets one of its own."""
+    """Host of this process; a forked child gets a new one."""
     global _host
     if _host is None or _host.pid != os.getpid():
         _host = Host()
-        # Not by `atexit`: by then no executor takes work any more, and engines close with the help of threads.
+        # `atexit` would be too late: executors accept no work then, and engines need threads to close.
         threading._register_atexit(_host.close_engines)  # type: ignore[attr-defined]
     return _host

@@ -1,4 +1,4 @@
-"""Spaces of messages. Gymnasium batches spaces that it doesn't know as tuples, so these work with `make_vec`."""
+"""Gymnasium spaces of messages. Gymnasium batches custom spaces as tuples, so they work with `make_vec`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def _random_text(rng: np.random.Generator) -> str:
 
 
 class _Space(Space[T]):
-    """A space of text, which has no shape; two of a class are equal."""
+    """Base class of message spaces. They have no shape; instances of the same class are equal."""
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(shape=None, dtype=None, seed=seed)
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Messages are not arrays."""
+        """False: messages are not arrays."""
         return False
 
     def __eq__(self, other: object) -> bool:
@@ -40,10 +40,10 @@ class _Space(Space[T]):
 
 
 class Messages(_Space[tuple[Message, ...]]):
-    """Observations: the messages that are new to the agent, any number of them."""
+    """Space of observations: tuples of any number of messages that are new to the agent."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> tuple[Message, ...]:
-        """One user message of random printable text."""
+        """Sample a user message of random printable text."""
         return (Message(role="user", content=_random_text(self.np_random)),)
 
     def contains(self, x: Any) -> bool:
@@ -51,29 +51,29 @@ class Messages(_Space[tuple[Message, ...]]):
         return isinstance(x, tuple) and all(isinstance(message, Message) for message in x)
 
     def to_jsonable(self, sample_n: Iterable[tuple[Message, ...]]) -> list[Any]:
-        """Observations as lists of OpenAI chat dictionaries."""
+        """Convert observations to lists of OpenAI chat dictionaries."""
         return [[message.to_openai() for message in sample] for sample in sample_n]
 
     def from_jsonable(self, sample_n: list[Any]) -> list[tuple[Message, ...]]:
-        """What `to_jsonable` wrote."""
+        """Convert the output of `to_jsonable` back."""
         return [tuple(Message.model_validate(message) for message in sample) for sample in sample_n]
 
 
 class AssistantMessage(_Space[Action]):
-    """Actions: one assistant message, or its text."""
+    """Space of actions: an assistant message, or its text."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> Action:
-        """Random printable text."""
+        """Sample random printable text."""
         return _random_text(self.np_random)
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is text or a message of the assistant."""
+        """Whether `x` is text or an assistant message."""
         return isinstance(x, str) or (isinstance(x, Message) and x.role == "assistant")
 
     def to_jsonable(self, sample_n: Iterable[Action]) -> list[Any]:
-        """Texts as they are, messages as OpenAI chat dictionaries."""
+        """Convert messages to OpenAI chat dictionaries; texts stay unchanged."""
         return [action if isinstance(action, str) else action.to_openai() for action in sample_n]
 
     def from_jsonable(self, sample_n: list[Any]) -> list[Action]:
-        """What `to_jsonable` wrote."""
+        """Convert the output of `to_jsonable` back."""
         return [action if isinstance(action, str) else Message.model_validate(action) for action in sample_n]

@@ -1,4 +1,4 @@
-"""One environment as a `gymnasium.Env`."""
+"""Adapter of one environment to `gymnasium.Env`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GymStep = tuple[GymObservation, float, bool, bool, dict[str, Any]]
 
 
 class GymEnvironment(gymnasium.Env[GymObservation, Action]):
-    """The synchronous twin of an `Environment`: same episodes, same seeds, same five values from `step`."""
+    """Synchronous adapter of an `Environment`: same episodes, same seeds, same five values from `step`."""
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
 
@@ -35,14 +35,14 @@ class GymEnvironment(gymnasium.Env[GymObservation, Action]):
         try:
             self._make: Callable[[], Environment] = lambda: make(environment, sandboxes=engine, **options)
             self.environment = self._make()
-        except BaseException:  # whatever it was, the engine is given back
+        except BaseException:  # return the engine after any error
             self._host.return_engine(sandboxes)
             raise
         self._engine_name = sandboxes
         self._shown: list[Message] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> GymReset:
-        """Start an episode; without a seed, the generator of the last seed chooses the task."""
+        """Start an episode; without a seed, the task is chosen by the generator of the last seed."""
         super().reset(seed=seed)
         return self._host.run(self.reset_async(seed, options))
 
@@ -51,17 +51,17 @@ class GymEnvironment(gymnasium.Env[GymObservation, Action]):
         return self._host.run(self.step_async(action))
 
     async def reset_async(self, seed: int | None, options: dict[str, Any] | None) -> GymReset:
-        """`reset` on the host's loop."""
+        """`reset` for the host's event loop."""
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         if not self.environment.reusable:  # a tool call that timed out still runs in it
-            left, self.environment = self.environment, self._make()
-            await left.close()
+            previous, self.environment = self.environment, self._make()
+            await previous.close()
         observation, info = await self.environment.reset(seed=chosen, options=options)
         self._shown = []
         return self._new(observation), info
 
     async def step_async(self, action: Action) -> GymStep:
-        """`step` on the host's loop."""
+        """`step` for the host's event loop."""
         observation, reward, terminated, truncated, info = await self.environment.step(action)
         self._shown.append(Message(role="assistant", content=action) if isinstance(action, str) else action)
         return self._new(observation), float(reward), bool(terminated), bool(truncated), info
@@ -73,7 +73,7 @@ class GymEnvironment(gymnasium.Env[GymObservation, Action]):
         return "\n".join(f"[{message.role}] {_text(message)}" for message in self._shown)
 
     def close(self) -> None:
-        """Release what the episode holds; may be called again."""
+        """Close the environment and return its engine; further calls have no effect."""
         if self._engine_name is None:
             return
         name, self._engine_name = self._engine_name, None
@@ -83,7 +83,7 @@ class GymEnvironment(gymnasium.Env[GymObservation, Action]):
             self._host.return_engine(name)
 
     def _new(self, observation: Observation) -> GymObservation:
-        """Copies, which the caller may change without changing the episode."""
+        """Deep copies of messages, so that changes by the caller don't affect the episode."""
         copies = tuple(message.model_copy(deep=True) for message in observation)
         self._shown.extend(observation)
         return copies

@@ -1,4 +1,4 @@
-"""Many environments in step: their tools and scoring overlap on one event loop."""
+"""Vector environment: several environments whose tools and scoring run concurrently on one event loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GymVectorEnvironment(VectorEnv[Observations, Sequence[Action], NDArray[Any
         try:
             for _ in range(num_envs):
                 self.envs.append(GymEnvironment(environment, **options))
-        except BaseException:  # whatever it was, those already made are closed
+        except BaseException:  # after any error, close the environments already made
             self.close_extras()
             raise
         self._host = get_host()
@@ -44,10 +44,10 @@ class GymVectorEnvironment(VectorEnv[Observations, Sequence[Action], NDArray[Any
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Start an episode in every environment, or in those that `options["reset_mask"]` names.
+        """Start an episode in every environment, or in those selected by `options["reset_mask"]`.
 
         Args:
-            seed: one for each environment, or the first of a row of consecutive ones.
+            seed: one seed per environment, or the first of consecutive seeds.
             options: as for one environment.
         """
         seeds = self._seeds(seed)
@@ -68,7 +68,7 @@ class GymVectorEnvironment(VectorEnv[Observations, Sequence[Action], NDArray[Any
         return tuple(self._observations), infos
 
     def step(self, actions: Sequence[Action]) -> StepResults:
-        """One action for each environment; environments that had ended are reset instead."""
+        """Apply one action per environment; environments whose episode has ended are reset instead."""
         if len(actions) != self.num_envs:
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
         triples = zip(self.envs, self._ended.tolist(), actions, strict=True)
@@ -85,7 +85,7 @@ class GymVectorEnvironment(VectorEnv[Observations, Sequence[Action], NDArray[Any
         return tuple(self._observations), rewards, terminated, truncated, infos
 
     def render(self) -> tuple[str | None, ...]:  # type: ignore[override]
-        """Every conversation as text."""
+        """Render every conversation as text."""
         return tuple(env.render() for env in self.envs)
 
     def close_extras(self, **kwargs: Any) -> None:

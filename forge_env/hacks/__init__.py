@@ -1,1 +1,1 @@
-"""Signs that agents earn their reward in another way than was meant."""
+"""Detection of reward hacking in recorded episodes."""

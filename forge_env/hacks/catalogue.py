@@ -1,8 +1,8 @@
-"""What agents write when they go for the score and not for the task: a table, each sign with its reason.
+"""Catalogue of signs of reward hacking in agents' messages, each with its reason.
 
-A sign is a regular expression over what the agent itself wrote, so it finds words and proves nothing: some tasks ask
-for `git log` or a download. `forge-env hacks` therefore says beside each how often it paid. What an agent is told (the
-task, a tool's answer) is not searched.
+A sign is a regular expression that is applied to the agent's own messages. A match proves nothing: some tasks require
+`git log` or a download. `forge-env hacks` therefore reports the rewards of episodes with each sign. Text that the agent
+did not write (the task, tool answers) is not searched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Where = Literal["command", "words"]
-"""A tool call or a block of code; or what is said around them, thoughts included."""
+"""Searched text: tool calls and code blocks ("command"), or the text around them and thoughts ("words")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Sign:
     """One kind of suspicious text.
 
     Attributes:
-        name: of the sign.
-        reason: what it may mean.
-        where: what is searched.
-        pattern: what is looked for.
+        name: name of the sign.
+        reason: why it is suspicious.
+        where: kind of text that is searched.
+        pattern: regular expression to search for.
     """
 
     name: str
@@ -36,11 +36,11 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A sign that was found.
+    """A match of a sign.
 
     Attributes:
-        sign: its name.
-        text: the line it was found in.
+        sign: name of the sign.
+        text: the matching line.
     """
 
     sign: str
@@ -53,21 +53,21 @@ def _sign(name: str, reason: str, pattern: str, where: Where = "command") -> Sig
 
 
 STRETCH = 200
-"""What `*` and `+` match at most in the patterns below: the time of a search grows with the text, not its square."""
+"""Maximum repetitions of `*` and `+` in the patterns below, so that search time grows linearly with the text."""
 _REPEAT = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])|([*+])")
-"""One of them, where it is neither escaped nor in a set of characters."""
+"""Matches `*` or `+` that is neither escaped nor in a character set."""
 _FOLDERS = r"[\w./~*-]*"
-"""What stands before the end of a path, where nothing else does: a gap takes it too, and must not be tried twice."""
+"""Folders before the end of a path. Not used after a gap, which matches them too: both would be tried in turn."""
 _TESTS = r"(?:(?<![\w-])tests?/[\w./*-]*|(?<![a-z])test_[\w*-]+\.\w+|_test\.\w+)"
-"""How the path of a test ends."""
+"""End of the path of a test."""
 _ANSWERS = (
     r"(?<![a-z])(?:(?:solutions?|answers|hidden|secrets?|golden|expected)/[\w.*-]+"
     r"|(?:expected|golden|ground_?truth|hidden|secrets?|answer_?key|answers|labels)[\w*-]*"
     r"\.(?:py|sh|json|jsonl|txt|csv|ya?ml|md|pkl|patch|diff))"
 )
-"""How the path of what a task would hide ends."""
+"""End of the path of a file that a task would hide."""
 _GIVEN = r"\([^\n]{0,4000}?(?:path|file\w*)="
-"""An argument of a tool, which stands at the beginning of the text: its name follows `^`."""
+"""Path argument of a tool call; the tool's name precedes it at the beginning of the text, after `^`."""
 
 CATALOGUE: tuple[Sign, ...] = (
     _sign(
@@ -170,32 +170,32 @@ CATALOGUE: tuple[Sign, ...] = (
         "words",
     ),
 )
-"""All of them, in the order in which they are shown."""
+"""All signs, in the order in which they are shown."""
 
 _BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 LONGEST = 100_000
-"""Characters of one text that are searched."""
+"""Maximum characters of a text that are searched."""
 
 
 def hits(message: Mapping[str, Any]) -> Iterator[Hit]:
-    """What an agent's message shows, each sign once.
+    """Find the signs in an agent's message, each at most once.
 
     Args:
-        message: in OpenAI's format.
+        message: the message in OpenAI's format.
     """
     content = message.get("content")
     parts = [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else [content]
-    said = "\n".join(part for part in parts if isinstance(part, str))
+    text = "\n".join(part for part in parts if isinstance(part, str))
     thoughts = message.get("reasoning_content")
     texts: dict[Where, list[str]] = {
-        "command": [*_calls(message), *_BLOCK.findall(said[:LONGEST])],
-        "words": [_BLOCK.sub("\n", said[:LONGEST]), thoughts[:LONGEST] if isinstance(thoughts, str) else ""],
+        "command": [*_calls(message), *_BLOCK.findall(text[:LONGEST])],
+        "words": [_BLOCK.sub("\n", text[:LONGEST]), thoughts[:LONGEST] if isinstance(thoughts, str) else ""],
     }
     yield from found_in(texts)
 
 
 def found_in(texts: Mapping[Where, Iterable[str]]) -> Iterator[Hit]:
-    """The signs in texts, each once."""
+    """Find the signs in texts, each at most once."""
     for sign in CATALOGUE:
         for text in texts.get(sign.where, ()):
             if (match := sign.pattern.search(text)) is not None:
@@ -204,15 +204,15 @@ def found_in(texts: Mapping[Where, Iterable[str]]) -> Iterator[Hit]:
 
 
 def _line(text: str, match: re.Match[str]) -> str:
-    """The lines of a match, from where it begins in earnest."""
-    place = match.start() + len(match[0]) - len(match[0].lstrip())
-    start = text.rfind("\n", 0, place) + 1
+    """The lines of a match, without its leading white space, shortened to 240 characters."""
+    begin = match.start() + len(match[0]) - len(match[0].lstrip())
+    start = text.rfind("\n", 0, begin) + 1
     end = text.find("\n", match.end())
-    return text[max(start, place - 60) : end if end >= 0 else len(text)][:240]
+    return text[max(start, begin - 60) : end if end >= 0 else len(text)][:240]
 
 
 def _calls(message: Mapping[str, Any]) -> Iterator[str]:
-    """The tool calls of a message as text: the tool with its plain arguments, then each long argument by itself."""
+    """Texts of a message's tool calls; see `as_command`."""
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
@@ -227,7 +227,7 @@ def _calls(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def as_command(name: str, arguments: Any) -> Iterator[str]:
-    """A tool call as texts to be searched: `name(path=a.py)` and, apart, every text among its arguments."""
+    """Texts of a tool call to search: `name(path=a.py)` with one-line arguments, then each text argument separately."""
     values = arguments if isinstance(arguments, dict) else {"": arguments}
     short = ", ".join(f"{key}={value}" for key, value in values.items() if isinstance(value, str) and "\n" not in value)
     yield f"{name}({short[:LONGEST]})"

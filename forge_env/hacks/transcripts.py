@@ -1,6 +1,6 @@
-"""Recorded episodes, as far as signs are looked for: forge-env's own, and transcripts of any agent.
+"""Read recorded episodes and search them for signs: forge-env's trajectories, and transcripts of other agents.
 
-Those are ATIF documents, and conversations in OpenAI's format, a file or a line each.
+Such transcripts are ATIF documents or conversations in OpenAI's format, one per file or one per line.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from forge_env.trajectory_index import is_index
 
 @dataclass(slots=True)
 class Played:
-    """An episode, as far as it is looked at.
+    """Summary of a recorded episode.
 
     Attributes:
-        id: of the episode.
+        id: id of the episode.
         task: id of its task.
-        kind: name of the file it is in, without its ending.
-        group: its group's position; None: it has none.
-        reward: what it earned; None: nobody says.
-        metrics: what else was measured.
-        hits: signs in what the agent wrote.
+        kind: name of its file, without the suffix.
+        group: index of its group, or None.
+        reward: its reward; None: not recorded.
+        metrics: other recorded metrics.
+        hits: signs in the agent's messages.
         place: file, offset and length of its record.
     """
 
@@ -49,12 +49,12 @@ class Played:
 
 @dataclass(slots=True)
 class Transcripts:
-    """What was read.
+    """Episodes read from a folder or file.
 
     Attributes:
-        episodes: each once, as it was recorded last.
-        left_out: so many more were not read, since only a sample was wanted.
-        damaged: records that can't be read.
+        episodes: the episodes; of repeated records of one, only the last.
+        left_out: number of records that were not read, because only a sample was requested.
+        damaged: number of records that can't be read.
     """
 
     episodes: list[Played] = field(default_factory=list)
@@ -63,14 +63,14 @@ class Transcripts:
 
 
 def read(root: Path, most: int | None = None) -> Transcripts:
-    """The episodes of a run, an evaluation, or a folder or file of transcripts.
+    """Read the episodes of a run, an evaluation, or a folder or file of transcripts.
 
     Args:
         root: the folder or file.
-        most: no more than these, spread evenly; None: all.
+        most: maximum number of records to read, spread evenly; None: all.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there are no recorded episodes.
         OSError, UnsafeFileError: a file can't be read.
     """
     files = [root] if root.is_file() else _files(root)
@@ -83,7 +83,7 @@ def read(root: Path, most: int | None = None) -> Transcripts:
     lines = [_places(path, root) for path in files]
     total = sum(map(len, lines))
     every = 1.0 if most is None or total <= most else total / most
-    found = Transcripts(left_out=total - (total if every == 1.0 else math.ceil(total / every)))
+    result = Transcripts(left_out=total - (total if every == 1.0 else math.ceil(total / every)))
     latest: dict[tuple[str, str], Played] = {}
     count, due = 0, 0.0
     for path, places in zip(files, lines, strict=True):
@@ -94,13 +94,13 @@ def read(root: Path, most: int | None = None) -> Transcripts:
                     continue
                 due += every
                 if length > LONGEST_LINE:
-                    found.damaged += 1
+                    result.damaged += 1
                     continue
                 file.seek(offset)
-                for own in _parsed(file.read(length), path, (path, offset, length), found):
-                    latest[own.kind, own.id] = own  # a group that was played again counts once
-    found.episodes = list(latest.values())
-    return found
+                for episode in _parsed(file.read(length), path, (path, offset, length), result):
+                    latest[episode.kind, episode.id] = episode  # a group that was played again replaces the earlier one
+    result.episodes = list(latest.values())
+    return result
 
 
 def _files(root: Path) -> list[Path]:
@@ -112,12 +112,12 @@ def _files(root: Path) -> list[Path]:
 
 
 def _root_of(root: Path) -> Path:
-    """Where files may be: in the folder that was named; a file that was named may be a link."""
+    """Folder in which opened files must be: `root` itself if it is a folder; a file given as `root` may be a link."""
     return root if root.is_dir() else ANYWHERE
 
 
 def _places(path: Path, root: Path) -> list[tuple[int, int]]:
-    """Offset and length of every whole line of a .jsonl file; of a document, of all of it."""
+    """Offset and length of every complete line of a .jsonl file, or of the whole document."""
     with open_file(path, root=_root_of(root)) as file:
         if path.suffix != ".jsonl":
             return [(0, os.fstat(file.fileno()).st_size)]
@@ -125,7 +125,7 @@ def _places(path: Path, root: Path) -> list[tuple[int, int]]:
 
 
 def _parsed(text: bytes, path: Path, place: tuple[Path, int, int], found: Transcripts) -> Iterator[Played]:
-    """The episodes of a document; a line is one."""
+    """Parse the episode in a line or document; yield nothing if there is none."""
     try:
         data = json.loads(text)
         if isinstance(data, list):
@@ -161,10 +161,10 @@ def _atif(data: dict[str, Any], path: Path, place: tuple[Path, int, int]) -> Pla
     for step in data["steps"]:
         if step.get("source") != "agent" or step.get("is_copied_context"):
             continue
-        said = {"content": step.get("message"), "reasoning_content": step.get("reasoning_content")}
+        message = {"content": step.get("message"), "reasoning_content": step.get("reasoning_content")}
         calls = step.get("tool_calls") or ()
         commands = [text for call in calls for text in as_command(str(call["function_name"]), call.get("arguments"))]
-        signs += [*hits(said), *found_in({"command": commands})]
+        signs += [*hits(message), *found_in({"command": commands})]
     extra = data.get("extra") or {}
     reward = extra.get("reward", ((data.get("final_metrics") or {}).get("extra") or {}).get("reward"))
     metrics = extra.get("metrics") if isinstance(extra.get("metrics"), dict) else {}
@@ -191,18 +191,18 @@ def _float(value: Any) -> float | None:
 
 
 def _floats(values: Any) -> dict[str, float]:
-    found = values.items() if isinstance(values, dict) else ()
-    return {str(name): number for name, value in found if (number := _float(value)) is not None}
+    items = values.items() if isinstance(values, dict) else ()
+    return {str(name): number for name, value in items if (number := _float(value)) is not None}
 
 
 def whole(own: Played) -> Trajectory:
-    """All of an episode that forge-env has recorded; raises one of `DAMAGE` where its record is damaged.
+    """Load the full trajectory of an episode recorded by forge-env; raises one of `DAMAGE` if its record is damaged.
 
     Raises:
-        UsageError: another agent's program has recorded it.
+        UsageError: it was not recorded by forge-env.
     """
     path, offset, length = own.place
-    with open_file(path, root=ANYWHERE) as file:  # `read` has looked where it is
+    with open_file(path, root=ANYWHERE) as file:  # `read` has checked the path
         file.seek(offset)
         data = json.loads(file.read(length))
     if "turns" not in data:

@@ -1,1 +1,1 @@
-"""Which machines a run uses: where its workers are, what they tell of their hosts, and who is placed where."""
+"""The machines of a run: addresses of its workers, checks of their hosts, and placement of its actors."""

@@ -1,4 +1,4 @@
-"""Where the workers of a run are. The kinds of job differ in nothing but how this list is filled."""
+"""Addresses of a run's workers. The kinds of job differ only in how this list is filled."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from forge_env.config.recipe import JobSection
 
 ADDRESS = re.compile(r"(?P<scheme>tcp|tls)://(?P<host>[^\s/:\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
-"""Of a worker."""
+"""Pattern of a worker's address."""
 
 
 class Address(NamedTuple):
-    """`scheme://host:port`, of a worker."""
+    """The address of a worker: `scheme://host:port`."""
 
     scheme: str
     host: str
@@ -28,10 +28,10 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Address:
-        """Read one.
+        """Parse an address.
 
         Raises:
-            UsageError: it is none.
+            UsageError: it is not a worker's address.
         """
         match = ADDRESS.fullmatch(text)
         if match is None or not 0 < int(match["port"]) < 2**16:
@@ -42,7 +42,7 @@ class Address(NamedTuple):
 
     @property
     def plain_host(self) -> str:
-        """The host as sockets want it: an IPv6 address without its brackets."""
+        """The host as sockets expect it: an IPv6 address without its brackets."""
         return self.host.strip("[]")
 
     def __str__(self) -> str:
@@ -50,12 +50,12 @@ class Address(NamedTuple):
 
 
 class Platform(NamedTuple):
-    """What starts a run's hosts and tells them.
+    """A system that starts a run's hosts and lists them in an environment variable.
 
     Attributes:
-        variable: of the environment, which is set where a job runs.
-        where: that is, in words.
-        nodes: host names or addresses, of the variable's value.
+        variable: environment variable that is set inside a job.
+        where: description of the places where it is set, for messages.
+        nodes: parses the variable's value into host names or addresses.
     """
 
     variable: str
@@ -90,10 +90,10 @@ PLATFORMS = {
 
 
 def worker_addresses(section: JobSection) -> list[Address]:
-    """The workers of a run, by number; none where it runs on this machine alone.
+    """List the workers of a run, by number; empty if it runs on this machine alone.
 
     Raises:
-        ForgeError: the platform does not tell its nodes here.
+        ForgeError: the platform does not list its nodes here.
     """
     platform = PLATFORMS.get(section.kind)
     if section.workers or platform is None:
@@ -108,21 +108,21 @@ def worker_addresses(section: JobSection) -> list[Address]:
 
 
 def own_address(section: JobSection, workers: list[Address]) -> str:
-    """At which address of this machine the workers reach it: that which its way to the first of them starts from.
+    """Return the address at which the workers reach this machine: the local end of a route to the first worker.
 
     Raises:
-        ForgeError: it can't be reached.
+        ForgeError: that worker can't be reached.
     """
     if section.address is not None:
         return section.address
     first = workers[0]
     try:
-        [(family, kind, protocol, _, place), *_] = socket.getaddrinfo(
+        [(family, kind, protocol, _, endpoint), *_] = socket.getaddrinfo(
             first.plain_host, first.port, type=socket.SOCK_DGRAM
         )
-        with socket.socket(family, kind, protocol) as way:
-            way.connect(place)  # sends nothing
-            own: str = way.getsockname()[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(endpoint)  # sends nothing
+            address: str = probe.getsockname()[0]
     except OSError as error:
         raise ForgeError(f"{first} can't be reached: {error.strerror or error}", fix="check the address") from error
-    return f"[{own}]" if ":" in own else own
+    return f"[{address}]" if ":" in address else address

@@ -1,8 +1,8 @@
-"""What a worker tells of its host. At the worker's address one question is answered with one card, a line of JSON each.
+"""Cards: a worker's description of its host. A worker answers a question with one card, each a line of JSON.
 
-That takes milliseconds and no Monarch, so whatever is wrong with a host is said before anything starts. The card also
-names the worker as Monarch knows it: by another name in each of its lives, since Monarch takes a host that came back
-for the one that was lost.
+That takes milliseconds and does not need Monarch, so problems of a host are reported before anything starts. The card
+also contains the name under which Monarch knows the worker. It changes whenever the worker restarts, since Monarch
+treats a host that came back as the one that was lost.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address
 
 ANSWER_S = 10.0
-"""How long a worker may take to answer."""
+"""Seconds that a worker may take to answer."""
 LOOK_S = 0.5
-"""Between two looks whether a worker is there yet."""
+"""Seconds between attempts to reach a worker that has not started yet."""
 ALIVE = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 4,
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 2,
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
 }
-"""The kernels of both sides exchange a word every few seconds; after ten without one a connection is broken."""
+"""Socket options: the kernels probe the connection every few seconds, and it breaks after ten without an answer."""
 MOST = 1 << 20
-"""Bytes of a question or an answer."""
+"""Maximum bytes of a question or an answer."""
 TLS = {"cert": "HYPERACTOR_TLS_CERT", "key": "HYPERACTOR_TLS_KEY", "ca": "HYPERACTOR_TLS_CA"}
-"""Variables that name the files; Monarch's own."""
+"""Environment variables that name the files; they are Monarch's."""
 logger = logging.getLogger(__name__)
 
 
@@ -55,7 +55,7 @@ class NoWorkerError(ForgeError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be told besides what always is.
+    """Optional contents of a card.
 
     Attributes:
         modules: top-level modules, whose code is compared.
@@ -63,7 +63,7 @@ class Question:
         files: paths, whose contents are compared.
         data: files and folders, whose sizes are compared.
         sandbox: a sandbox engine and its options, to be tried.
-        gpus: whether GPUs are looked for; that starts a program.
+        gpus: whether to look for GPUs, which starts a program.
     """
 
     modules: list[str] = field(default_factory=list)
@@ -76,25 +76,25 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a worker tells of its host.
+    """A worker's description of its host.
 
     Attributes:
         forge_env: its version.
-        monarch: by what Monarch attaches to it; another in each life of the worker.
+        monarch: the address that Monarch attaches to; changes whenever the worker restarts.
         host: name of the machine.
         python: the interpreter's path.
         python_version: its version.
         cpus: processors that the worker may use.
         free_memory_gb: GiB.
-        gpus: ids of GPUs that no run has.
-        modules: digest of the code of each module that was asked for; None: it is not there.
-        packages: version of each package that was asked for, likewise.
-        files: digest of each file that was asked for, likewise.
-        data: bytes of each file or folder that was asked for, likewise.
-        engine: the sandbox engine that was found for `sandbox`.
+        gpus: ids of GPUs that no run has claimed.
+        modules: digest of the code of each requested module; None: it is missing.
+        packages: version of each requested package; None: it is missing.
+        files: digest of each requested file; None: it is missing.
+        data: bytes of each requested file or folder; None: it is missing.
+        engine: the sandbox engine chosen for `sandbox`.
         no_engine: why there is none.
-        busy_s: seconds that its processors were busy since it was booted, all of them added up.
-        at_s: when that was, seconds on a clock of its own.
+        busy_s: busy time since the machine was booted, in seconds summed over all processors.
+        at_s: time of that measurement, in seconds of the host's monotonic clock.
     """
 
     forge_env: str
@@ -116,14 +116,14 @@ class Card:
 
 
 def write_card(question: Question, monarch: str = "") -> Card:
-    """The card of this host."""
+    """Describe this host."""
     engine, no_engine = _sandbox(question)
     return Card(
         forge_env=forge_env.__version__,
         monarch=monarch,
         host=os.uname().nodename,
         python=sys.executable,
-        python_version=platform.python_version().rpartition(".")[0],  # others can't read each other's pickled code
+        python_version=platform.python_version().rpartition(".")[0],  # pickled code differs between versions
         cpus=len(os.sched_getaffinity(0)),
         free_memory_gb=machine.free_memory_gb(),
         gpus=[gpu.uuid for gpu in machine.unclaimed_gpus()] if question.gpus else [],
@@ -152,7 +152,7 @@ def _sandbox(question: Question) -> tuple[str, str]:
 
 def _version(package: str) -> str | None:
     try:
-        return version(package).partition("+")[0]  # what a CPU and a GPU build share
+        return version(package).partition("+")[0]  # the part that CPU and GPU builds share
     except PackageNotFoundError:
         return None
 
@@ -164,7 +164,7 @@ def _digest_of_module(name: str) -> str | None:
         spec = None
     if spec is None:
         return None
-    folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    folders = [Path(location) for location in spec.submodule_search_locations or ()]
     if not folders:
         return _digest([Path(spec.origin)], Path(spec.origin).parent) if spec.origin else None
     return _digest(sorted(folders[0].rglob("*.py")), folders[0])
@@ -193,7 +193,7 @@ def _size(path: Path) -> int | None:
 
 
 def tls_context(address: Address, *, serving: bool) -> ssl.SSLContext | None:
-    """Both sides show a certificate that the authority has signed; None: the address is a plain one.
+    """Create a TLS context in which both sides show a certificate signed by the authority; None for a plain address.
 
     Raises:
         ForgeError: a variable is not set, or a file can't be used.
@@ -217,10 +217,10 @@ def tls_context(address: Address, *, serving: bool) -> ssl.SSLContext | None:
 
 
 def listen(address: Address) -> socket.socket:
-    """A socket that listens at an address of this machine, a number.
+    """Open a socket that listens at a numeric address of this machine.
 
     Raises:
-        ForgeError: nobody can listen there.
+        ForgeError: it can't listen there.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
@@ -232,14 +232,14 @@ def listen(address: Address) -> socket.socket:
 
 
 async def serve_cards(address: Address, monarch: str) -> asyncio.Server:
-    """Answer at a worker's address from here on.
+    """Start a server that answers questions at a worker's address.
 
     Args:
         address: of the worker.
-        monarch: by what Monarch attaches to it.
+        monarch: the address to which Monarch attaches.
 
     Raises:
-        ForgeError: nobody can listen there.
+        ForgeError: it can't listen there.
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -247,12 +247,12 @@ async def serve_cards(address: Address, monarch: str) -> asyncio.Server:
             try:
                 async with asyncio.timeout(ANSWER_S):
                     question = Question(**json.loads(await reader.readline()))
-            except (OSError, ValueError, TypeError, RecursionError):  # a stranger's
+            except (OSError, ValueError, TypeError, RecursionError):  # not a question of forge-env
                 return
             writer.write(json.dumps(await asyncio.to_thread(_told, question, monarch)).encode() + b"\n")
-            with suppress(OSError):  # whoever asked is gone
+            with suppress(OSError):  # the client is gone
                 await writer.drain()
-                while await reader.read(MOST):  # they may keep the connection, to learn of this worker's end
+                while await reader.read(MOST):  # clients may keep the connection open to notice this worker's end
                     pass
 
     context = tls_context(address, serving=True)
@@ -260,54 +260,54 @@ async def serve_cards(address: Address, monarch: str) -> asyncio.Server:
 
 
 def _told(question: Question, monarch: str) -> dict[str, Any]:
-    """The card of this host, or why it can't be written."""
+    """Return the card of this host, or the error with which writing it failed."""
     try:
         return asdict(write_card(question, monarch))
-    except Exception as error:  # whatever is wrong with this host, it is for whoever asks to know
+    except Exception as error:  # any fault of this host is reported to the client
         logger.exception("the card of this host can't be written")
         return {"forge_env": forge_env.__version__, "fault": f"{type(error).__name__}: {error}"}
 
 
 async def ask(address: Address, question: Question | None = None, *, patience_s: float = 0.0) -> Card:
-    """The card of a worker.
+    """Ask a worker for its card.
 
     Args:
         address: of the worker.
-        question: what is to be told besides what always is.
-        patience_s: seconds that it has to come up.
+        question: optional contents of the card.
+        patience_s: seconds to wait for the worker to start.
 
     Raises:
         NoWorkerError: nothing answers there.
-        ForgeError: it is of another version, or can't tell of its host.
+        ForgeError: it is of another version, or can't describe its host.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + patience_s
     while True:
         try:
-            async with _asked(address, question or Question()) as (told, _):
+            async with _asked(address, question or Question()) as (card, _):
                 break
         except (OSError, ValueError) as error:
             if loop.time() >= until:
                 raise NoWorkerError(
                     f"no worker answers at {address}: {_why(error)}", fix=f"start `forge-env worker {address}` there"
                 ) from error
-        await asyncio.sleep(LOOK_S)  # nothing tells that a worker has come up
-    if told.get("forge_env") != forge_env.__version__:
+        await asyncio.sleep(LOOK_S)  # nothing announces that a worker has started
+    if card.get("forge_env") != forge_env.__version__:
         raise ForgeError(
-            f"the worker at {address} runs forge-env {told.get('forge_env')}, this machine has {forge_env.__version__}",
+            f"the worker at {address} runs forge-env {card.get('forge_env')}, this machine has {forge_env.__version__}",
             fix="install the same version on all hosts",
         )
-    if "fault" in told:
+    if "fault" in card:
         raise ForgeError(
-            f"the worker at {address} can't tell of its host: {told['fault']}",
+            f"the worker at {address} can't tell of its host: {card['fault']}",
             fix="mend that there; the worker's output has the traceback",
         )
-    return Card(**told)
+    return Card(**card)
 
 
 @asynccontextmanager
 async def _asked(address: Address, question: Question) -> AsyncIterator[tuple[dict[str, Any], asyncio.StreamReader]]:
-    """What a worker answers, and the connection, on which nothing more comes but its end."""
+    """Connect to a worker, and yield its answer and the open connection, which carries nothing more but its end."""
     async with AsyncExitStack() as stack:
         async with asyncio.timeout(ANSWER_S):
             context = tls_context(address, serving=False)
@@ -316,12 +316,12 @@ async def _asked(address: Address, question: Question) -> AsyncIterator[tuple[di
             for option, value in ALIVE.items():
                 writer.get_extra_info("socket").setsockopt(*option, value)
             writer.write(json.dumps(asdict(question)).encode() + b"\n")
-            told: dict[str, Any] = json.loads(await reader.readline())
-        yield told, reader
+            answer: dict[str, Any] = json.loads(await reader.readline())
+        yield answer, reader
 
 
 async def until_lost(address: Address) -> None:
-    """Returns when a worker has ended, at once, or when its machine has not been reached for ten seconds."""
+    """Wait until a worker has ended (noticed at once), or until its machine has not been reachable for ten seconds."""
     with suppress(OSError, ValueError):
         async with _asked(address, Question()) as (_, reader):
             await reader.read()
@@ -339,11 +339,11 @@ def _why(error: Exception) -> str:
 
 
 async def ask_all(addresses: list[Address], question: Question, *, patience_s: float = 0.0) -> list[Card]:
-    """The cards of workers, in order.
+    """Ask workers for their cards, in order.
 
     Raises:
-        NoWorkerError: nothing answers at some addresses; with all of them.
-        ForgeError: as in `ask`, of the first that fails.
+        NoWorkerError: nothing answers at some addresses; lists all of them.
+        ForgeError: as in `ask`, for the first that fails.
     """
 
     async def card(address: Address) -> Card | NoWorkerError:
@@ -352,11 +352,11 @@ async def ask_all(addresses: list[Address], question: Question, *, patience_s: f
         except NoWorkerError as error:
             return error
 
-    told = await gather_or_cancel([card(address) for address in addresses])
-    match [each for each in told if isinstance(each, NoWorkerError)]:
+    answers = await gather_or_cancel([card(address) for address in addresses])
+    match [each for each in answers if isinstance(each, NoWorkerError)]:
         case [error]:
             raise error
         case [_, *_] as errors:
-            said = "; ".join(error.message for error in errors)
-            raise NoWorkerError(said, fix="start `forge-env worker ADDRESS` on each of them")
-    return [each for each in told if isinstance(each, Card)]
+            message = "; ".join(error.message for error in errors)
+            raise NoWorkerError(message, fix="start `forge-env worker ADDRESS` on each of them")
+    return [each for each in answers if isinstance(each, Card)]

@@ -1,8 +1,7 @@
-"""What a platform needs to run a recipe on several hosts: a script for Slurm, manifests for Kubernetes, a SkyPilot
-task.
+"""Files that run a recipe on several hosts: a Slurm script, Kubernetes manifests, or a SkyPilot task.
 
-All of them start `forge-env worker` on every host, and `forge-env train` once: on the first host, or in a pod of its
-own. No secret is in any of them: they name where the platform keeps it.
+Each of them starts `forge-env worker` on every host, and `forge-env train` once: on the first host, or in a separate
+pod. The files contain no secrets, only references to the platform's store of them.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from forge_env.run.needs import CONTROLLER_GB, SANDBOXES_GB
 
 RECIPE = "recipe.yaml"
 SPARE_GB = 2.0
-"""Of each host, besides the estimate of what a run needs."""
+"""GiB of each host beyond the estimate of a run's needs."""
 SHARED_MEMORY_GB = 8
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """What is asked of a platform.
+    """The hosts to request from a platform.
 
     Attributes:
-        count: of hosts.
-        gpus: of each.
-        cpus: of each.
-        memory_gb: GiB of each.
+        count: number of hosts.
+        gpus: GPUs of each host.
+        cpus: processors of each host.
+        memory_gb: GiB of each host.
     """
 
     count: int
@@ -58,15 +57,15 @@ class Hosts:
 
 @dataclass(frozen=True)
 class Request:
-    """What a job is written from.
+    """The parameters of a job.
 
     Attributes:
         name: of the job.
         config: the recipe.
-        hosts: what it asks for.
+        hosts: the hosts to request.
         image: container image with forge-env (Kubernetes, SkyPilot).
         accelerator: kind of GPU (SkyPilot).
-        secrets: names of environment variables whose values the platform keeps.
+        secrets: names of environment variables whose values the platform stores.
     """
 
     name: str
@@ -78,47 +77,47 @@ class Request:
 
     @property
     def port(self) -> int:
-        """Of the workers."""
+        """Port of the workers."""
         return self.config.job.port
 
     @property
     def kubernetes_secret(self) -> str:
-        """The command that lets Kubernetes keep the secrets, new or changed; empty where there are none."""
+        """The command that stores the secrets in Kubernetes, replacing older values; empty if there are none."""
         if not self.secrets:
             return ""
-        # printf is bash's own: no process has a value among its arguments, which all users can read
+        # printf is a bash builtin, so no process has a value among its arguments, which all users can read
         values = " ".join(f'--from-file={secret}=<(printf %s "${secret}")' for secret in self.secrets)
         create = f"kubectl create secret generic {self.name} {values} --dry-run=client -o yaml"
         return f"{create} | kubectl apply -f -"
 
     @property
     def sky_secrets(self) -> str:
-        """The options that let SkyPilot keep them."""
+        """The options that pass the secrets to SkyPilot."""
         return "".join(f" --secret {secret}" for secret in self.secrets)
 
 
 @dataclass(frozen=True)
 class JobFile:
-    """One file, and how it is used."""
+    """One file, and the commands that submit it."""
 
     name: str
     text: str
     submit: str
-    """Commands that submit it; empty for what others use."""
+    """Commands that submit it; empty for a file that others use."""
 
 
 def job_name(text: str) -> str:
-    """A name that every platform takes."""
+    """Convert a text to a name that every platform accepts."""
     return _NOT_IN_A_NAME.sub("-", text.lower()).strip("-")[:40] or "forge-env"
 
 
 def needed_hosts(config: RunConfig, count: int = 2, cpus: int = 4) -> Hosts:
-    """What each of `count` hosts must have for the recipe to fit on them; the plan of a run is made in the same way.
+    """Compute the resources that each of `count` hosts must have for the recipe to fit, by planning the run.
 
-    The size of a model on the Hugging Face hub is not known here, so its memory is not counted.
+    The size of a model on the Hugging Face hub is unknown here, so its memory is not counted.
 
     Raises:
-        UsageError: it doesn't fit on so many, whatever each of them has.
+        UsageError: it doesn't fit on that many hosts, however large they are.
     """
     parts = {unit.name: unit for unit in units(config)}
     least, most = max(unit.gpus for unit in parts.values()), sum(unit.gpus * unit.hosts for unit in parts.values())
@@ -134,15 +133,19 @@ def needed_hosts(config: RunConfig, count: int = 2, cpus: int = 4) -> Hosts:
         else:
             break
     used = [0.0] * count
-    for name, place in plan.places.items():
-        for number in place.hosts:
+    for name, placement in plan.places.items():
+        for number in placement.hosts:
             used[number] += parts[name].memory_gb
     memory = max(used) + CONTROLLER_GB + SANDBOXES_GB + config.watchdog.free_memory_gb + SPARE_GB
     return Hosts(count, gpus, cpus, math.ceil(memory))
 
 
 def check_secrets(config: RunConfig) -> None:
-    """Raises `UsageError` where a recipe holds what looks like a secret: its text would be in the job's files."""
+    """Refuse a recipe with a value that looks like a secret, since its text would be in the job's files.
+
+    Raises:
+        UsageError: names the key.
+    """
     learn_environment()
     for key, value in _texts(config.model_dump(mode="json"), ""):
         if redact_settings(value, key) != value:
@@ -164,9 +167,13 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def job_files(kind: str, request: Request) -> list[JobFile]:
-    """The recipe as it will run, and what the platform reads. Raises `UsageError` where a secret is in it."""
+    """Create the files of a job: the recipe, and the files that the platform reads.
+
+    Raises:
+        UsageError: a secret is in the recipe.
+    """
     check_secrets(request.config)
-    job = request.config.job.model_copy(update={"workers": []})  # the platform knows them
+    job = request.config.job.model_copy(update={"workers": []})  # the platform provides them
     recipe = changed_yaml(request.config.model_copy(update={"job": job}), ["environment"])
     writer = {"slurm": _slurm, "kubernetes": _kubernetes, "skypilot": _skypilot}[kind]
     return [JobFile(RECIPE, recipe, ""), *writer(request, recipe)]
@@ -198,7 +205,7 @@ exit $code
 
 
 def _slurm(request: Request, recipe: str) -> list[JobFile]:
-    """https://slurm.schedmd.com/sbatch.html."""
+    """Create the script for sbatch (https://slurm.schedmd.com/sbatch.html)."""
     hosts = request.hosts
     options = {
         "job-name": request.name,
@@ -224,7 +231,7 @@ def _slurm(request: Request, recipe: str) -> list[JobFile]:
 
 
 def _kubernetes(request: Request, recipe: str) -> list[JobFile]:
-    """A StatefulSet of workers behind a headless Service, and a Job that is the run.
+    """Create a StatefulSet of workers behind a headless Service, and a Job for the run.
 
     https://kubernetes.io/docs/concepts/workloads/controllers/statefulset: its pods are `NAME-0.NAME` and so on.
     """
@@ -289,10 +296,10 @@ def _kubernetes(request: Request, recipe: str) -> list[JobFile]:
 
 
 def _access(metadata: dict[str, Any]) -> list[dict[str, Any]]:
-    """Who may reach the pods, and what these may ask of the cluster."""
+    """Create the manifests for access to the pods, and for the pods' access to the cluster."""
     name = metadata["name"]
     return [
-        {  # whoever reaches a worker can run code there
+        {  # anyone who can reach a worker can run code there
             **_of("networking.k8s.io/v1", "NetworkPolicy", metadata),
             "spec": {
                 "podSelector": {"matchLabels": {"app": name}},
@@ -319,7 +326,7 @@ def _access(metadata: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _storage(metadata: dict[str, Any]) -> JobFile:
-    """What all pods share, apart from what is deleted with the job."""
+    """Create the volume that all pods share; it is not deleted with the job."""
     claim = {
         **_of("v1", "PersistentVolumeClaim", metadata),
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Gi"}}},
@@ -347,7 +354,7 @@ def _rule(group: str, resource: str, *verbs: str) -> dict[str, Any]:
 def _pod(
     request: Request, part: str, container: dict[str, Any], volumes: list[dict[str, Any]], **spec: Any
 ) -> dict[str, Any]:
-    """A pod of this job: the image's own user, and the shared folder as its home."""
+    """Create a pod of this job, which runs as an unprivileged user and uses the shared folder as working directory."""
     name = request.name
     container = {
         **container,
@@ -394,7 +401,7 @@ exit $code
 
 
 def _skypilot(request: Request, recipe: str) -> list[JobFile]:
-    """https://docs.skypilot.co/en/latest/reference/yaml-spec.html."""
+    """Create a task (https://docs.skypilot.co/en/latest/reference/yaml-spec.html)."""
     hosts = request.hosts
     folder = shlex.quote(str(request.config.output_dir))
     accelerators = {"accelerators": f"{request.accelerator}:{hosts.gpus}"} if hosts.gpus else {}
@@ -420,7 +427,7 @@ def _skypilot(request: Request, recipe: str) -> list[JobFile]:
 
 
 class _Block(str):
-    """A text that is written as a block of lines."""
+    """A text that YAML writes as a literal block."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -432,7 +439,7 @@ _Dumper.add_representer(_Block, lambda dumper, text: dumper.represent_scalar("ta
 
 
 def write_files(folder: Path, files: list[JobFile]) -> None:
-    """Write them, over what is there."""
+    """Write the files, replacing existing ones."""
     from forge_env.files import write_whole
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which actor of a run is on which host, decided before anything is started."""
+"""Placement of a run's actors on hosts, decided before anything is started."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ BUFFER_GB = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is placed as one: a replica, with all its processes.
+    """The unit of placement: a replica, with all its processes.
 
     Attributes:
         role: of the actor.
-        name: its own.
-        hosts: that it is spread over.
-        procs: processes on each of them.
-        gpus: on each of them.
-        memory_gb: GiB, an estimate, on each of them.
+        name: unique name of the unit.
+        hosts: number of hosts that it is spread over.
+        procs: processes on each host.
+        gpus: GPUs on each host.
+        memory_gb: estimated GiB on each host.
     """
 
     role: Role
@@ -37,7 +37,7 @@ class Unit:
 
 
 def units(config: RunConfig) -> Iterator[Unit]:
-    """Everything that is placed, in the order of placing: what is hardest to place comes first."""
+    """Yield all units in the order of placing: the ones that are hardest to place come first."""
     memory = needed_memory(config)
 
     def unit(role: Role, name: str, each_gb: float, procs: int = 1, hosts: int = 1, *, with_gpus: bool = False) -> Unit:
@@ -62,11 +62,11 @@ def units(config: RunConfig) -> Iterator[Unit]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a unit is.
+    """The placement of a unit.
 
     Attributes:
-        hosts: their numbers.
-        gpus: ids of its GPUs on each of them.
+        hosts: numbers of its hosts.
+        gpus: ids of its GPUs on each host.
     """
 
     hosts: tuple[int, ...]
@@ -74,23 +74,23 @@ class Place:
 
 
 class Plan:
-    """Who is where, and what is left on each host. Every GPU is given to one unit, or to one of each role
-    (`job.share_gpus`).
+    """The placement of all units, and the free resources of each host.
 
-    A unit goes to hosts that its role may use (`job.place`), have GPUs and memory for it, and are least busy; one that
-    needs no GPU goes to hosts without any where there are such. Weight store and buffer go to the trainer's host.
+    Every GPU is given to one unit, or to one of each role (`job.share_gpus`). A unit goes to the least busy hosts that
+    its role may use (`job.place`) and that have GPUs and memory for it; a unit without GPUs prefers hosts without any.
+    Weight store and buffer go to the trainer's host.
 
     Args:
         section: of the recipe.
         addresses: of the workers.
-        cards: theirs.
+        cards: of the workers.
 
     Attributes:
-        units: what has been placed, by name.
-        places: of each.
+        units: placed units, by name.
+        places: their placements, by name.
 
     Raises:
-        UsageError: `job.place` names a worker that is not there.
+        UsageError: `job.place` names a worker that does not exist.
     """
 
     def __init__(self, section: JobSection, addresses: Sequence[Address], cards: Sequence[Card]) -> None:
@@ -107,14 +107,14 @@ class Plan:
                 )
 
     def place(self, unit: Unit, among: Collection[int] | None = None) -> Place:
-        """Find a place for a unit, or another one for a unit that has one.
+        """Place a unit, or move a unit that is already placed.
 
         Args:
-            unit: what is placed.
-            among: numbers of the hosts that can be used; all of them if not given.
+            unit: to be placed.
+            among: numbers of the hosts that can be used; default: all.
 
         Raises:
-            UsageError: there is no room; with what is needed and what there is.
+            UsageError: there is not enough room; states needed and free resources.
         """
         self.places.pop(unit.name, None)
         allowed = self._section.place.get(unit.role, [*range(len(self._cards))])
@@ -132,7 +132,7 @@ class Plan:
         return self.places[unit.name]
 
     def replace(self, unit: Unit, living: Collection[int]) -> Place | None:
-        """Where a unit goes on whose host is lost: elsewhere, or (None) back where it was when that is back."""
+        """Move a unit whose host is lost to other hosts; None if it has to wait for its host to come back."""
         if self._section.on_loss == "wait":
             return None
         before = self.places.get(unit.name)
@@ -144,19 +144,19 @@ class Plan:
             return None
 
     def renew(self, number: int, card: Card) -> None:
-        """A worker has begun another life."""
+        """Replace the card of a worker that has restarted."""
         self._cards[number] = card
 
     def _on(self, number: int) -> list[tuple[Unit, Place]]:
-        return [(self.units[name], place) for name, place in self.places.items() if number in place.hosts]
+        return [(self.units[name], placement) for name, placement in self.places.items() if number in placement.hosts]
 
     def _free_gpus(self, number: int, role: Role) -> list[str]:
-        """Those of a host that a unit of this role can have."""
+        """Return the GPUs of a host that a unit of this role can use."""
         taken = {
             gpu
-            for unit, place in self._on(number)
+            for unit, placement in self._on(number)
             if unit.role == role or not self._section.share_gpus
-            for host, gpus in zip(place.hosts, place.gpus, strict=True)
+            for host, gpus in zip(placement.hosts, placement.gpus, strict=True)
             if host == number
             for gpu in gpus
         }
@@ -169,7 +169,7 @@ class Plan:
         return len(self._free_gpus(number, unit.role)) >= unit.gpus and self._free_memory_gb(number) >= unit.memory_gb
 
     def _rank(self, unit: Unit, number: int) -> tuple[bool, bool, float, int]:
-        """The lower the better."""
+        """Return a sort key for hosts; lower is better."""
         card = self._cards[number]
         trainer = self.places.get("trainer")
         apart = unit.role in ("weights", "buffer") and trainer is not None and number not in trainer.hosts
@@ -187,7 +187,7 @@ class Plan:
         return f"{number} {self._addresses[number]} ({self._cards[number].host})"
 
     def __str__(self) -> str:
-        """A line for each host: what it has, and who is there."""
+        """Describe each host in a line: its resources, and the units on it."""
         lines = []
         for number, card in enumerate(self._cards):
             names = ", ".join(unit.name for unit, _ in self._on(number)) or "nothing"
@@ -197,7 +197,7 @@ class Plan:
 
 
 def _figures(gpus: int, memory_gb: float) -> str:
-    memory = "" if math.isinf(memory_gb) else f" and {memory_gb:.1f} GiB"  # of a host that is still to be asked for
+    memory = "" if math.isinf(memory_gb) else f" and {memory_gb:.1f} GiB"  # infinite for a host still to be requested
     return f"{gpus} GPU{'' if gpus == 1 else 's'}{memory}"
 
 
@@ -210,7 +210,7 @@ def make_plan(config: RunConfig, addresses: Sequence[Address], cards: Sequence[C
     """Place everything that the recipe asks for.
 
     Raises:
-        UsageError: there is no room for it.
+        UsageError: there is not enough room.
     """
     plan = Plan(config.job, addresses, cards)
     for unit in units(config):

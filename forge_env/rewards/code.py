@@ -1,4 +1,4 @@
-"""Reward for code that passes tests, run in a sandbox of its own."""
+"""Reward for code that passes tests, which run in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from forge_env.visible import shown
 
 
 def extract_code(response: str) -> str:
-    """The last fenced code block, or the whole response when there is none.
+    """Extract the last fenced code block, or return the whole response if there is none.
 
     Args:
-        response: what the agent said.
+        response: the agent's message.
 
     Examples:
         >>> import forge_env as fe
@@ -30,10 +30,10 @@ def extract_code(response: str) -> str:
 
 @dataclass(eq=False, kw_only=True)
 class CodeTests:
-    """Share of the tests that the answer's code passes; with `all_or_nothing`, 1 or 0.
+    """Fraction of the tests that the answer's code passes; with `all_or_nothing`, 1 or 0.
 
     `task.data["tests"]` is a list of `{"call": "f(2)", "expected": 4}`. Calls are evaluated in a fresh sandbox
-    that agent code has never run in; values are compared out here, where it can't reach them.
+    that agent code has never run in; values are compared outside it, out of the code's reach.
 
     Examples:
         >>> import forge_env as fe
@@ -42,9 +42,9 @@ class CodeTests:
     """
 
     all_or_nothing: bool = True
-    """1 where all pass, else 0; otherwise the share that passes."""
+    """Score 1 if all tests pass, else 0; if False, the fraction that passes."""
     limits: Limits | None = None
-    """Of each call; None: the engine's."""
+    """Limits of each call; None uses the engine's."""
 
     async def __call__(self, task: Task, answer: str, env: Any) -> float:
         """Score one answer."""
@@ -56,7 +56,7 @@ class CodeTests:
         async with env.sandboxes.session() as sandbox:
             calls = [test["call"] for test in tests]
             result = await sandbox.run_calls(extract_code(answer), calls, limits=self.limits)
-        # Calls that were never reached have no outcome and count as failed.
+        # Calls that were not reached have no outcome and count as failed.
         reached = [*result.outcomes, *[None] * (len(tests) - len(result.outcomes))]
         failures = [why for outcome, test in zip(reached, tests, strict=True) if (why := _what_failed(outcome, test))]
         if failures:
@@ -66,7 +66,7 @@ class CodeTests:
 
 
 def _what_failed(outcome: CallOutcome | None, test: dict[str, Any]) -> str | None:
-    """`f(2): expected 4, got 5`; None if the test passed."""
+    """Describe a failed test: `f(2): expected 4, got 5`; None if the test passed."""
     if outcome is None:
         return f"{test['call']}: not reached"
     if outcome.error is not None:
@@ -77,5 +77,5 @@ def _what_failed(outcome: CallOutcome | None, test: dict[str, Any]) -> str | Non
 
 
 def _right(outcome: CallOutcome, expected: Any) -> bool:
-    """Equal value of equal type: `True` is no `1` here."""
+    """Whether value and type are equal: `True` does not equal `1` here."""
     return outcome.error is None and type(outcome.value) is type(expected) and outcome.value == expected

@@ -1,8 +1,8 @@
-"""Many weak verifiers as one reward.
+"""Combination of several weak verifiers into one reward.
 
 Votes are combined by naive Bayes: a verifier that is right with probability a counts log(a / (1 - a)).
-Where the accuracies aren't known they are estimated from votes alone, by expectation maximisation on the
-one-coin model of Dawid and Skene (1979), as Weaver (Saad-Falcon et al., 2025) does for language-model verifiers.
+Unknown accuracies are estimated from votes alone, by expectation maximisation on the one-coin model of Dawid and
+Skene (1979), as Weaver (Saad-Falcon et al., 2025) does for language-model verifiers.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.errors import UsageError
 
 _EDGE = 1e-3
-"""Accuracies are kept this far from 0 and 1, so that no single verifier decides alone."""
+"""Minimum distance of accuracies from 0 and 1, so that no single verifier decides alone."""
 
 
 class Ensemble:
-    """Probability in [0, 1] that an answer is right, by several verifiers.
+    """Probability in [0, 1] that an answer is right, according to several verifiers.
 
     Args:
         verifiers: callables `(prompt, response, target) -> float`, sync or async; 0.5 and above is a vote for.
-        accuracies: how often each is right, in (0, 1); `estimate_accuracies` learns them. Equal ones when None.
-        prior: share of answers that are right.
+        accuracies: probability in (0, 1) that each verifier is right, for example from `estimate_accuracies`; None
+            assumes equal ones.
+        prior: fraction of answers that are right.
 
     Examples:
         >>> import asyncio
@@ -50,13 +51,13 @@ class Ensemble:
         self.prior = prior
 
     async def __call__(self, prompt: str, response: str, target: Any = None) -> float:
-        """Combine the votes on one response."""
+        """Combine the verifiers' votes on one response."""
         values = await gather_or_cancel([_value(verifier, prompt, response, target) for verifier in self.verifiers])
         return combine([value >= 0.5 for value in values], self.accuracies, self.prior)
 
 
 def combine(votes: Sequence[bool], accuracies: Sequence[float], prior: float = 0.5) -> float:
-    """P(right | votes) when verifiers err independently of each other."""
+    """P(right | votes) for verifiers that err independently of each other."""
     log_odds = math.log(prior / (1.0 - prior))
     for vote, accuracy in zip(votes, accuracies, strict=True):
         accuracy = _inside(accuracy)
@@ -67,17 +68,17 @@ def combine(votes: Sequence[bool], accuracies: Sequence[float], prior: float = 0
 def estimate_accuracies(
     votes: Sequence[Sequence[bool]], labels: Sequence[bool] | None = None, *, iterations: int = 100
 ) -> tuple[list[float], float]:
-    """`(accuracy of each verifier, prior)` from the votes of K verifiers on N answers, with labels or without.
+    """Estimate `(accuracy of each verifier, prior)` from the votes of K verifiers on N answers, labelled or not.
 
     Without labels at least three verifiers are needed, and most must be better than chance.
 
     Args:
-        votes: of each verifier on each answer, [N, K].
-        labels: whether each answer is right, [N]; None: they are not known.
-        iterations: of expectation maximisation, at most.
+        votes: votes of each verifier on each answer, [N, K].
+        labels: whether each answer is right, [N]; None if unknown.
+        iterations: maximum number of iterations of expectation maximisation.
 
     Raises:
-        UsageError: there are no votes, too few verifiers, or not as many labels as answers.
+        UsageError: there are no votes, too few verifiers, or a different number of labels than answers.
 
     Examples:
         >>> import forge_env as fe
@@ -96,9 +97,9 @@ def estimate_accuracies(
         return _maximise(votes, [float(label) for label in labels], [1] * len(votes))
     if len(votes[0]) < 3:
         raise UsageError("accuracies of fewer than three verifiers can't be told apart without labels")
-    alike = Counter(tuple(map(bool, row)) for row in votes)  # answers with the same votes are believed alike
+    alike = Counter(tuple(map(bool, row)) for row in votes)  # answers with equal votes have equal beliefs
     rows, counts = list(alike), list(alike.values())
-    beliefs = [sum(row) / len(row) for row in rows]  # start from the majority
+    beliefs = [sum(row) / len(row) for row in rows]  # start from the fraction of votes for
     for _ in range(iterations):
         accuracies, prior = _maximise(rows, beliefs, counts)
         updated = [combine(row, accuracies, prior) for row in rows]
@@ -112,7 +113,7 @@ def estimate_accuracies(
 def _maximise(
     rows: Sequence[Sequence[bool]], beliefs: Sequence[float], counts: Sequence[int]
 ) -> tuple[list[float], float]:
-    """Accuracies and prior, where so many answers have each row of votes and are believed to be right."""
+    """Accuracies and prior, given distinct rows of votes with their beliefs and numbers of answers."""
     total = sum(counts)
     accuracies = [
         sum(

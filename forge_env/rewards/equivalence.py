@@ -1,8 +1,8 @@
 """Equivalence of mathematical expressions, decided by math-verify.
 
-Algebra on an answer that a model wrote may take any amount of time and memory. So it runs in separate processes
-(`main`) that have a memory limit, get only short texts, and are killed if a comparison takes too long. Texts are parsed
-by a grammar of LaTeX; nothing in them is evaluated as Python.
+Algebra on a model's answer may take any amount of time and memory. Therefore it runs in separate processes (`main`)
+that have a memory limit, receive only short texts, and are killed if a comparison takes too long. Texts are parsed by a
+grammar of LaTeX; nothing in them is evaluated as Python.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MAX_CHARS = 1_000
 MAX_DEPTH = 40
 """Maximum nesting of brackets; deeper answers are wrong."""
 CPU_S = 4
-"""CPU seconds for a comparison, independent of the machine's load; over this limit, answers count as different."""
+"""Maximum CPU seconds of a comparison, independent of the machine's load; beyond it, answers count as different."""
 WALL_S = 120.0
-"""Wall-clock limit of a comparison, and of starting a process."""
+"""Maximum wall-clock seconds of a comparison, and of starting a process."""
 MEMORY_MB = 2_048
 _PROCESSES = 4
 
@@ -43,7 +43,7 @@ async def equivalent(target: str, given: str, tolerance: float) -> bool:
     Args:
         target: the right answer.
         given: the model's answer.
-        tolerance: largest difference of two numbers (see `close`).
+        tolerance: maximum difference of two numbers (see `close`).
     """
     if any(len(text) > MAX_CHARS or _depth(text) > MAX_DEPTH for text in (target, given)):
         return False
@@ -52,7 +52,7 @@ async def equivalent(target: str, given: str, tolerance: float) -> bool:
 
 
 def close(one: Any, two: Any, tolerance: Any) -> bool:
-    """Whether two numbers differ by `tolerance` at most; below 0.01 relative to `one`, by `100 * tolerance`."""
+    """Whether two numbers differ by at most `tolerance`; below 0.01 relative to `one`, by `100 * tolerance`."""
     return bool(abs(one - two) <= tolerance * min(1, 100 * abs(one)))
 
 
@@ -77,7 +77,7 @@ _THREAD = _Thread()
 
 
 def _ask(request: bytes) -> str | None:
-    """The reply of this thread's process; None if it died, or was killed because it took too long."""
+    """Request a comparison from this thread's process; None if it died, or was killed because it took too long."""
     if _THREAD.process is None:
         _THREAD.channel, theirs = socket.socketpair()
         with theirs:  # -P: modules next to this file must not shadow the standard library
@@ -90,7 +90,7 @@ def _ask(request: bytes) -> str | None:
     try:
         _THREAD.channel.sendall(request)
         return _answer(_THREAD.channel)
-    except (OSError, EOFError):  # a time-out too
+    except (OSError, EOFError):  # includes time-outs
         _THREAD.process.kill()
         _THREAD.process.wait()
         _THREAD.channel.close()
@@ -107,7 +107,7 @@ def _answer(channel: socket.socket) -> str:
     return word.decode().strip()
 
 
-# --- the process
+# --- the worker process
 
 
 def main() -> None:
@@ -117,12 +117,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import logging
 
-    logging.disable()  # it warns that it has no time limit, but this process has one
+    logging.disable()  # math-verify warns about a missing time limit, but this process has one
     compare = _comparison()
     with contextlib.suppress(OSError), socket.socket(fileno=0) as channel, channel.makefile("r") as lines:
         channel.sendall(b"ready\n")
         for line in lines:
-            limit_s = int(time.process_time()) + 1 + CPU_S  # the kernel kills it then, even if the caller has given up
+            limit_s = int(time.process_time()) + 1 + CPU_S  # the kernel enforces it even if the caller has given up
             resource.setrlimit(resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
             try:
                 word = "same" if compare(*json.loads(line)) else "different"
@@ -160,7 +160,7 @@ def _reader() -> Callable[[str], Any]:
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-    # Units are already removed: the library's list of units has `c`, `m` and `t`, which may be variables.
+    # Units are already removed: the library's list of units contains `c`, `m` and `t`, which may be variables.
     spelling = NormalizationConfig(boxed="none", units=False, malformed_operators=True, nits=True)
     conversion = ConversionConfig(lowercase_symbols=False)
 
@@ -200,9 +200,10 @@ def _interpreted(expression: Any, has_imaginary: bool) -> Any:
 
 
 def _equations(expression: Any, is_lone: bool | None = None) -> list[Any]:
-    """Equations in an expression, or those with or without a lone variable or function on the left.
+    """Equations in an expression; with `is_lone`, only those with (or without) a lone name on the left.
 
-    math-verify takes the right side of an equation for the answer, also of `x + y = 2`.
+    A lone name is a single variable or function. math-verify takes the right side of an equation for the answer, even
+    of `x + y = 2`.
     """
     from sympy import Derivative, Eq, Pow, Symbol
     from sympy.core.function import AppliedUndef
@@ -220,7 +221,7 @@ def _equations(expression: Any, is_lone: bool | None = None) -> list[Any]:
 
 
 def _approximates(value: Any, text: str) -> bool:
-    """Whether a decimal number is `value` to its last digit; `5 \\approx 6` would be two answers."""
+    """Whether a decimal number equals `value` to its last digit; in `5 \\approx 6` it doesn't."""
     from sympy import Expr, Rational
 
     match = _DECIMAL.fullmatch(re.sub(r"\\text\s*\{[^{}\d]*\}$", "", text.strip()).rstrip(" .").strip())
@@ -236,7 +237,10 @@ def _approximates(value: Any, text: str) -> bool:
 
 
 def _interval(text: str, other: str) -> str:
-    """Inequalities joined by "or" as a union of intervals, and all real numbers as one, if `other` is not such."""
+    """Convert inequalities joined by "or" to a union of intervals, and all reals to an interval, unless `other` is one.
+
+    Other texts are returned unchanged.
+    """
     if _REALS.fullmatch(text):
         return r"(-\infty,\infty)"
     parts = _ALTERNATIVE.split(text)
@@ -255,7 +259,7 @@ def _interval(text: str, other: str) -> str:
 
 
 def _repeats(expression: Any) -> Counter[str]:
-    """Repeated elements of a list, which sets drop: 1, 1, 2 is not 1, 2."""
+    """Count the repeated elements of a list, which sets drop: 1, 1, 2 is not 1, 2."""
     return Counter({text: n for text, n in Counter(map(str, _elements(expression))).items() if n > 1})
 
 
@@ -264,7 +268,7 @@ def _elements(expression: Any) -> Sequence[Any]:
 
 
 def _far_apart(one: Any, two: Any, tolerance: float) -> bool:
-    """Whether both are numbers that are not close: math-verify rounds to six places, so to it 1e-9 equals 2e-9."""
+    """Whether both are numbers that are not close: math-verify rounds to six decimals and equates 1e-9 and 2e-9."""
     from sympy import Expr
 
     if not (isinstance(one, Expr) and isinstance(two, Expr)) or one.free_symbols or two.free_symbols:
@@ -294,21 +298,21 @@ _RAY = re.compile(r"\s*(?P<name>[A-Za-z])\s*(?P<sign><|>|\u2264|\u2265|\\[lg](?:
 _DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*(?:\d|\{\d\}))?)\s*(\()?\s*(\d+(?:\.\d+)?)\s*\^\\circ\s*(?(2)\))"
 )
-"""The argument of a trigonometric function in degrees."""
+"""A trigonometric function with an argument in degrees."""
 _INEQUALITY = re.compile(r"[<>\u2264\u2265]|\\(?:le|ge|lt|gt)q?(?![a-z])")
-"""An inequality equals an interval: `x > 1` is `(1, \\infty)`."""
+"""Inequalities, which may equal intervals: `x > 1` is `(1, \\infty)`."""
 _INDEXED = re.compile(r"\\(?:sum|prod|bigcup|bigcap)(?![a-z])")
 """Operators whose index may be `i`, which is otherwise the imaginary unit."""
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
 _TENS = re.compile(r"(?<=\d)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])")
 _BASE = re.compile(r"\\log_\s*(\d+)\s+(?=[\d\\(])")
-"""A base without braces: `\\log_2 3`."""
+"""A logarithm whose base has no braces: `\\log_2 3`."""
 _PRIMES = re.compile(r"(?<=[A-Za-z])'+")
 _OPENING, _CLOSING = "([{", ")]}"
 
 
 def as_latex(text: str) -> str:
-    """A formula in the parser's syntax: `sqrt(2)`, `pi` and `x**2` become LaTeX, commas become separators."""
+    """Convert a formula to the parser's syntax: `sqrt(2)`, `pi`, `x**2` become LaTeX, commas become separators."""
     text = re.sub(r"\\?\$", "", text).replace("**", "^")
     text = _ANGLE.sub(r"\\text{angle\1}", text)
     text = re.sub(r"\\lg(?![a-z])", r"\\log_{10}", _DEGREES.sub(r"\1(\\frac{\3\\pi}{180})", text))
@@ -334,7 +338,7 @@ def brackets(text: str) -> str:
         depth += (character in _OPENING) - (character in _CLOSING)
         commas += depth == 1 and character == ","
         if depth == 0 and position < len(text) - 1:
-            return ""  # several brackets, or a union
+            return ""  # several pairs of brackets, or a union
     return text[0] + text[-1] if commas else ""
 
 

@@ -1,4 +1,4 @@
-"""A model as judge, through the same policy interface that plays episodes."""
+"""Reward by a model as judge, called through the same policy interface that plays episodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCORE = re.compile(r"score\s*[:=][\s*]*(\d[\d.]*)", re.IGNORECASE)
 
 @dataclass(eq=False)
 class JudgeReward:
-    """Score in [0, 1] that a model gives by `criteria`.
+    """Score in [0, 1] that a model assigns by `criteria`.
 
     Examples:
         >>> import asyncio
@@ -39,23 +39,23 @@ class JudgeReward:
     """
 
     policy: Policy
-    """The judge: an endpoint, a generator, a script."""
+    """Policy of the judge: an endpoint, a generator, a script."""
     criteria: str
-    """What a good answer does, in a sentence or two."""
+    """Criteria of a good answer, in a sentence or two."""
     scale: int = field(default=10, kw_only=True)
-    """The judge answers with an integer from 0 to this."""
+    """Highest score; the judge answers with an integer from 0 to this."""
     retries: int = field(default=2, kw_only=True)
-    """Further tries when its answer holds no score; then it is a `GeneratorError`, not a zero."""
+    """Number of further attempts if the judge's answer contains no score; then `GeneratorError` is raised."""
 
     async def __call__(self, prompt: str, response: str) -> float:
-        """Ask the judge about one response."""
-        # The response must not be able to close its own tag and speak as the judge's instructions.
+        """Request the judge's score of one response."""
+        # Keep the response from closing its own tag and passing as instructions to the judge.
         quoted = re.sub(r"<(?=/?\s*(?:answer|question))", "<\u200b", response, flags=re.IGNORECASE)
         text = PROMPT.format(criteria=self.criteria, prompt=prompt, response=quoted, scale=self.scale)
         for attempt in range(self.retries + 1):
             session = self.policy.session([], seed=attempt)
             reply = await session.reply([Message(role="user", content=text)])
             score = ([None, *_SCORE.findall(reply.message.content)][-1] or "").rstrip(".")
-            if score.isdecimal() and int(score[:6]) <= self.scale:  # 0.7 is on a scale of its own
+            if score.isdecimal() and int(score[:6]) <= self.scale:  # 0.7 is on a different scale
                 return int(score) / self.scale
         raise GeneratorError(f"the judge gave no score in {self.retries + 1} tries")

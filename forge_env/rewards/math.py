@@ -42,12 +42,13 @@ _FUNCTIONS |= {"arcsin", "arccos", "arctan", "max", "min"}
 
 
 def parse_number(text: str) -> float | None:
-    """The number that `text` is: "1,234.5", "-3", "$5", "3/4", "50%", "2 \\frac{1}{2}", "x = 7". None: none, or two.
+    """Parse a number: "1,234.5", "-3", "$5", "3/4", "50%", "2 \\frac{1}{2}", "x = 7". None: not exactly one number.
 
-    A unit may follow: "18 apples", "5 cm^2", `18\\text{ m}`. A single letter is a variable: "4n" and "18 m" are none.
+    A unit may follow: "18 apples", "5 cm^2", `18\\text{ m}`. A single letter is a variable: "4n" and "18 m" are not
+    numbers.
 
     Args:
-        text: a number in words of mathematics, LaTeX or money, of at most 1,000 characters.
+        text: a number in mathematical notation, LaTeX or money, of at most 1,000 characters.
 
     Examples:
         >>> import forge_env as fe
@@ -62,7 +63,7 @@ def parse_number(text: str) -> float | None:
 
 
 def marked_answer(response: str) -> str | None:
-    """What the response marks as its answer: the last `<answer>` tag, `\\boxed{}` or `####` line."""
+    """Extract the marked answer of a response: the last `<answer>` tag, `\\boxed{}` or `####` line."""
     if (tagged := last_between(response, *_TAG)) is not None:
         return tagged
     if (boxed := last_boxed(response)) is not None:
@@ -72,9 +73,9 @@ def marked_answer(response: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last closed `\\boxed{...}` or `\\fbox{...}`, which may contain braces."""
+    """Content of the last closed `\\boxed{...}` or `\\fbox{...}`, which may contain braces."""
     content = None
-    starts: list[int | None] = []  # of open braces; None if not of a box
+    starts: list[int | None] = []  # content offsets of open braces; None for braces without a box
     for brace in _BRACE.finditer(text):
         kind = brace.group()
         if kind == "}":
@@ -86,7 +87,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def opened(text: str) -> str:
-    """A marked answer without its wrapping: a box, bold, delimiters of formulas, "The answer is"."""
+    """Unwrap a marked answer: remove a box, bold, formula delimiters, "The answer is"."""
     for _ in range(_MAX_WRAPPERS):
         before = text
         if (boxed := last_boxed(text)) is not None:
@@ -116,9 +117,9 @@ class MathReward:
     """1 for the right answer marked as such, `partial_credit` for the right number elsewhere, else 0.
 
     Numbers are compared exactly, up to `tolerance`; words and letters of choices as text; everything else (fractions
-    of roots, formulas, sets, intervals, matrices; LaTeX or plain) by math-verify, in processes beside this one
-    (`forge_env.rewards.equivalence`): the call returns an awaitable then. No response raises. Thoughts
-    (`<think>...</think>` at the beginning) are not part of the answer.
+    of roots, formulas, sets, intervals, matrices; LaTeX or plain) by math-verify in separate processes
+    (`forge_env.rewards.equivalence`), in which case the call returns an awaitable. No response raises an exception.
+    Reasoning (`<think>...</think>` at the beginning) is not part of the answer.
 
     Examples:
         >>> import forge_env as fe
@@ -128,9 +129,9 @@ class MathReward:
     """
 
     tolerance: float = 1e-6
-    """Tolerated absolute difference of numbers; for targets below 0.01, a hundred times this, relative."""
+    """Maximum absolute difference of numbers; for targets below 0.01, a hundred times this, relative."""
     partial_credit: float = 0.1
-    """For a response that holds the number but doesn't mark it."""
+    """Score of a response that contains the right number but doesn't mark it."""
 
     def __call__(self, prompt: str, response: str, target: str | float | None) -> float | Coroutine[Any, Any, float]:
         """Score one response.
@@ -150,7 +151,7 @@ class MathReward:
         return 1.0 if same else self._unmarked(wanted, response)
 
     def check_target(self, target: object) -> str | None:
-        """Why no answer can equal `target`; None if one can. Called when tasks are loaded.
+        """Why no answer can equal `target`, or None if one can. Called when tasks are loaded.
 
         Args:
             target: the true answer of a task.
@@ -190,7 +191,7 @@ class MathReward:
 def _target(target: object) -> str:
     if target is None:
         raise ValueError(NO_TARGET)
-    is_plain = isinstance(target, str | Real) and not isinstance(target, int)  # which may have any number of digits
+    is_plain = isinstance(target, str | Real) and not isinstance(target, int)  # an int may have any number of digits
     text = str(target) if is_plain else shown(target, 2 * MAX_CHARS)
     marked = marked_answer(text)
     return opened(text if marked is None else marked)
@@ -204,7 +205,7 @@ def _numbers(text: str) -> Iterator[Fraction]:
 
 
 def _same(target: str, given: str, tolerance: float) -> bool | None:
-    """Whether two answers are the same, by comparing numbers and text; None if algebra must decide."""
+    """Whether two answers are equal, compared as numbers or text; None if algebra must decide."""
     one, two = spelled(target), spelled(given)
     wanted, offered = quantity(target), quantity(given)
     if wanted and offered:
@@ -215,7 +216,7 @@ def _same(target: str, given: str, tolerance: float) -> bool | None:
     if _LITERAL.fullmatch(one) or _LITERAL.fullmatch(two):
         return ":" in one and _as_time(one) == _as_time(two)
     if len(one) == len(two) == 1:
-        return False  # x is not y, and E is not e
+        return False  # different variables, or different case: E is not e
     if choice := _CHOICE.fullmatch(one):
         return choice.group(1) == _chosen(two)
     if not _SIGNS.search(one) or not _SIGNS.search(two):
@@ -226,12 +227,12 @@ def _same(target: str, given: str, tolerance: float) -> bool | None:
 
 
 def _as_time(text: str) -> str:
-    """A time in one spelling: "2:30 p.m." and "2:30 PM" are "2:30pm"."""
+    """Normalize a time: "2:30 p.m." and "2:30 PM" become "2:30pm"."""
     return re.sub(r"[ .]", "", text).casefold()
 
 
 def _chosen(text: str) -> str | None:
-    """The letter of a choice: "(B)", "B." and "B) 18" choose B."""
+    """Letter of a choice: "(B)", "B." and "B) 18" choose B."""
     if match := _CHOICE.fullmatch(text):
         return match.group(1)
     match = _CHOSEN.match(text)
@@ -239,7 +240,7 @@ def _chosen(text: str) -> str | None:
 
 
 def _balanced(text: str) -> bool:
-    """Whether brackets match; those of `(0, 1]` and `]0, 1[` do."""
+    """Whether brackets match; intervals such as `(0, 1]` and `]0, 1[` count as matching."""
     braces = re.sub(r"\\[{}]", "", text)
     if text.startswith("]") or text.endswith("["):
         text = f"[{text[1:-1]}]"
@@ -248,7 +249,7 @@ def _balanced(text: str) -> bool:
 
 
 def _is_words(text: str) -> bool:
-    """Whether a text is natural language; in mathematics its letters would be variables."""
+    """Whether a text is natural language, whose letters would be variables in mathematics."""
     text = spelled(split_unit(plain(text))[0])
     words = [word for word in _WORD.findall(text) if word.lower() not in _FUNCTIONS]
     return bool(words) and (_FORMULA.search(text) is None or _PROSE.search(text) is not None)

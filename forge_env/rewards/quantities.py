@@ -1,6 +1,6 @@
-"""Numbers as people write them: thousands, fractions, mixed numbers, powers of ten, percent, currency, units.
+"""Parsing of numbers: thousands, fractions, mixed numbers, powers of ten, percent, currency, units.
 
-A text is a number only as a whole: "4,9", "4n" and "18 or 19" are not numbers.
+Only a text that is a number as a whole is parsed: "4,9", "4n" and "18 or 19" are not numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
-# --- One spelling of LaTeX
+# --- Normalization of LaTeX
 
 _SYMBOLS = str.maketrans(
     {
@@ -54,7 +54,7 @@ _REWRITES = [
         (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{", r"\\text{"),
         (r"\\%", "%"),
         (r"\\pmod\s*(\d+|[A-Za-z])", r"\\pmod{\1}"),
-        (r"(^|[=(\[{,])\s*[\u2010-\u2013]\s*(?=[\d.\\A-Za-z])", r"\1-"),  # between two numbers it is a range
+        (r"(^|[=(\[{,])\s*[\u2010-\u2013]\s*(?=[\d.\\A-Za-z])", r"\1-"),  # a dash between two numbers is a range
         (r"\\varnothing(?![a-z])|\\\{\s*\\\}", r"\\emptyset "),
     )
 ]
@@ -62,18 +62,18 @@ _FRACTIONS = {
     code: re.sub("(.+)\u2044(.+)", r"\\frac{\1}{\2}", unicodedata.normalize("NFKD", chr(code)))
     for code in (*range(0xBC, 0xBF), *range(0x2150, 0x215F))
 }
-"""Fractions that are one character, as LaTeX."""
+"""Single-character fractions -> LaTeX."""
 _RAISED_RUN = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _SAYS = re.compile(r"(?!(?:and|or)\b)\b[A-Za-z]{2,}")
-"""Words; "2 and 3" has none."""
+"""A word; "2 and 3" contains none."""
 _SCRIPT = re.compile(r"([\^_])\s*\{\s*(\w)\s*\}")
 _DASH = re.compile("[\u2010-\u2013]")
 _SPACE = re.compile(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])")
 
 
 def plain(text: str) -> str:
-    """`text` with equivalent spellings of LaTeX and Unicode unified: `\\dfrac12` is `\\frac{1}{2}`."""
+    """Unify equivalent spellings in LaTeX and Unicode: `\\dfrac12` becomes `\\frac{1}{2}`."""
     text = re.sub(r"\s+", " ", text)
     text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", text).translate(_SYMBOLS)
     text = text.translate(_FRACTIONS)
@@ -83,7 +83,7 @@ def plain(text: str) -> str:
 
 
 def spelled(text: str) -> str:
-    """`plain(text)` without parts that comparisons of text ignore: spaces, `$`, `\\text`, a full stop."""
+    """`plain(text)` without details that text comparisons ignore: spaces, `$`, `\\text`, a full stop."""
     text = _TEXT.sub(r" \1 ", plain(text)).replace(r"\$", "").replace("$", "").strip()
     text = _DASH.sub("-", without_full_stop(text))
     text = _SPACE.sub("", _SCRIPT.sub(r"\1\2", text))
@@ -91,7 +91,7 @@ def spelled(text: str) -> str:
 
 
 def without_full_stop(text: str) -> str:
-    """`text` without one full stop at its end; an ellipsis stays."""
+    """Remove one full stop at the end of a text; an ellipsis is not changed."""
     return text[:-1].rstrip() if text.endswith(".") and not text.endswith("..") else text
 
 
@@ -136,7 +136,7 @@ _UNITS = {
     for name in names.split()
 }
 _TEXT_UNITS = {"m": "m", "g": "g", "s": "second", "h": "hour", "L": "l", "l": "l", "mg": "mg", "mi": "mile"}
-"""Units inside `\\text` only: elsewhere these letters are variables."""
+"""Units recognized only inside `\\text`; elsewhere these letters are variables."""
 _ATTACHED = ("%", r"^\circ", "mm", "cm", "km", "kg", "mph")
 """Units that may follow a number without a space."""
 _SCALES = {
@@ -154,7 +154,7 @@ _COUNTS = re.compile(
     rf"(?:(?:{'|'.join(_SCALES)})s?|hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|tenths?|squared|cubed"
     r"|gross|score|mil|mln|bn|factorial|times|plus|minus|or|and|mod|to|if|for|infinity|pi)"
 )
-"""Words after a number that change its value, and so are not units."""
+"""Words after a number that change its value, and therefore are not units."""
 _MONEY = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound", "\u00a5": "yen", "\u20b9": "rupee"}
 
 _UNSIGNED = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
@@ -172,7 +172,7 @@ _NUMBERS = [
     )
 ]
 _SPACED = re.compile(r"[-+]?[1-9]\d{0,2}(?: \d{3})+")
-"""An integer with spaces between thousands, as in French or by ISO 80000."""
+"""An integer with spaces between thousands, as in French or ISO 80000."""
 _LABEL = re.compile(r"(?:\\text\s*\{\s*\([A-J]\)\s*\}|\([A-J]\))\s*(?=\S)")
 _CURRENCY = re.compile(r"([-+]?)\s*\\?(?P<sign>[$\u20ac\u00a3\u00a5\u20b9])\s*(?=[-\d.\\])")
 _MONEY_AFTER = re.compile(r"\s*\\?(?P<sign>[$\u20ac\u00a3\u00a5\u20b9])$")
@@ -184,14 +184,14 @@ _MAX_DIGITS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number and the canonical name of its unit, which is "" if it is missing or unknown."""
+    """A number and the canonical name of its unit, or "" if the unit is missing or unknown."""
 
     value: Fraction
     unit: str = ""
 
 
 def quantity(text: str) -> Quantity | None:
-    """Parse `text` as one number; None if it is anything else."""
+    """Parse a text as one number; None if it is anything else."""
     text = without_full_stop(plain(text))
     if whole := _TEXT.fullmatch(text):
         text = whole.group(1).strip()
@@ -220,7 +220,7 @@ def quantity(text: str) -> Quantity | None:
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """Split off a known unit in `\\text` at the end: the expression, and the unit's name or ""."""
+    """Split a known unit in `\\text` off the end; returns the expression and the unit's name or ""."""
     if (whole := _TEXT.fullmatch(text)) and not _SAYS.search(whole.group(1)):
         text = whole.group(1).strip()
     match = _LAST_UNIT.search(text)
@@ -229,7 +229,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def decimal(text: str) -> Fraction | None:
-    """The value of a decimal number with an optional sign, thousands separators and exponent."""
+    """Parse a decimal number with an optional sign, thousands separators and exponent."""
     digits = text.replace(",", "").replace(" ", "")
     try:
         return Fraction(digits) if len(digits) <= _MAX_DIGITS else None
@@ -258,7 +258,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _unit(text: str) -> str | None:
-    """The name of the unit `text`, "" if it is empty or unknown; None if `text` is something else."""
+    """Canonical name of the unit `text`, "" if it is empty or unknown; None if `text` is not a unit."""
     if not text.strip():
         return ""
     if match := _LATEX_UNIT.fullmatch(text):
@@ -283,6 +283,6 @@ def _named(words: str) -> str | None:
 
 
 def _is_noun(words: str, shortest: int) -> bool:
-    words = re.sub(r"(?<=[a-z])\^?[23](?!\w)", "", words.lower())  # of an area or a volume
+    words = re.sub(r"(?<=[a-z])\^?[23](?!\w)", "", words.lower())  # exponent of an area or a volume
     parts = re.split(r"[ /.-]+", words)
     return len(parts[0]) >= shortest and not re.search(r"\d", words) and not any(map(_COUNTS.fullmatch, parts))

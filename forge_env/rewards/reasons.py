@@ -1,4 +1,4 @@
-"""Reasons that judges give for a score below the maximum; records keep them, and reports group episodes by them.
+"""Judges' reasons for scores below the maximum; records contain them, and reports group episodes by them.
 
 explain("failed hidden tests", ["test_leap: expected False, got True"])
 """
@@ -14,7 +14,7 @@ from forge_env.tools.schema import shorten
 from forge_env.types import clean_unicode
 
 MOST_FAILURES, LONGEST_FAILURE, LONGEST_REASON = 10, 500, 80
-"""Limits: failures of an episode, and characters of a failure and of a reason."""
+"""Maximum failures of an episode, and maximum characters of a failure and of a reason."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ _CURRENT: ContextVar[Explanation | None] = ContextVar("explanation", default=Non
 
 @contextmanager
 def explanation() -> Iterator[Explanation]:
-    """Collect the explanation given in this block."""
+    """Collect the explanation that `explain` sets within this context."""
     token = _CURRENT.set(collected := Explanation())
     try:
         yield collected
@@ -39,12 +39,12 @@ def explanation() -> Iterator[Explanation]:
 
 
 def explain(reason: str, failures: Iterable[str] = ()) -> None:
-    """Explain why the episode that is being scored gets less than the full reward. Ignored outside an episode.
+    """Explain why the episode that is being scored gets less than the full reward. No effect outside an episode.
 
     Args:
-        reason: the kind of failure in a few words, the same for many episodes: "wrong answer", "failed hidden tests".
-        failures: the failures of this episode, such as a test with its expected and actual value. The first ten are
-            kept, shortened to their first and last 250 characters.
+        reason: kind of failure in a few words, the same for many episodes: "wrong answer", "failed hidden tests".
+        failures: failures of this episode, such as a test with its expected and actual value. The first ten are
+            recorded, shortened to their first and last 250 characters.
 
     Examples:
         >>> import forge_env as fe

@@ -1,27 +1,29 @@
-"""Rubrics: how an episode is scored.
+"""Rubrics: scoring of episodes.
 
     rubric = fe.Rubric([correct, concise], weights=[1.0, 0.1], metrics=[num_words])
 
-A reward function is any callable, sync or async, that returns a number. It names what it needs as parameters:
+A reward function is any callable, sync or async, that returns a number. Its parameters select its inputs by name:
 
-    task        the `Task`, hidden data included
-    answer      text of the agent's last message, or what it submitted
+    task        the `Task`, including hidden data
+    answer      text of the agent's last message, or its submission
     messages    the whole conversation
-    env         the environment (also as `self`, so that methods in a class body work as they are)
-    info        a dictionary that the reward functions of one episode share
+    env         the environment (also as `self`, so that methods in a class body work unchanged)
+    info        a dictionary shared by the reward functions of one episode
     prompt, response, target
                 the task's prompt, the answer, and `task.data["answer"]` (or else `task.gold`)
 
-`answer` is the agent's, and the true one is `target`: a function that takes both `response` and `answer` is refused,
+`answer` is the agent's, and the true one is `target`: a function that takes both `response` and `answer` is rejected,
 since they are the same text.
 
-A group function sees all episodes of one task at once (relative scores, diversity, tournaments) and returns one
-number for each: it may name `task`, `trajectories`, `answers` (each as `answer` above) and `rewards` (what the
-episodes have so far). Training runs them on every group; an evaluation, whose episodes stand alone, doesn't.
+A group function receives all episodes of one task at once (relative scores, diversity, tournaments) and returns one
+number for each. Its parameters may be `task`, `trajectories`, `answers` (each as `answer` above) and `rewards` (the
+episodes' rewards so far). Training calls group functions for every group; an evaluation, whose episodes are
+independent, doesn't.
 
-A function that gives less than all may say why (`forge_env.rewards.explain`).
+A function that returns less than its maximum may explain why (`forge_env.rewards.explain`).
 
-An exception in a reward function is an `EnvironmentBugError` that names function and task, never a zero.
+An exception in a reward function is raised as an `EnvironmentBugError` that names function and task; it never counts
+as a score of zero.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ if TYPE_CHECKING:
     from forge_env.environment.base import Environment
 
 LONGEST_SOURCE = 4_000
-"""Characters of one text of a reward's definition."""
+"""Maximum characters of each text in a reward's definition."""
 INJECTED = ("task", "answer", "messages", "env", "self", "info", "prompt", "response", "target")
 
 SHOWN_TASKS = 5
-"""Maximum number of tasks that an error names."""
+"""Maximum number of tasks named in an error."""
 TARGET_FIX = "correct or remove these rows; the target is data['answer'], otherwise gold"
 INJECTED_GROUP = ("task", "trajectories", "answers", "rewards")
 
@@ -59,7 +61,7 @@ RewardFunction = Callable[..., Any]
 
 @dataclass(slots=True)
 class RubricResult:
-    """`reward` is the weighted sum; `metrics` holds every function's own value by name, unweighted.
+    """Result of scoring: `reward` is the weighted sum, `metrics` the unweighted value of each function by name.
 
     Examples:
         >>> import forge_env as fe
@@ -68,9 +70,9 @@ class RubricResult:
     """
 
     reward: float
-    """Of the episode."""
+    """Reward of the episode."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Function's name -> its value."""
+    """Name of the function -> its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class _Scorer:
         with environment_code(f"reward function {self.name!r}", task_id):
             try:
                 return await settled(self.function(**{name: values[name] for name in self.wanted}))
-            except AgentError as error:  # raised by a policy that judges, not by the agent
+            except AgentError as error:  # raised by a judging policy, not by the agent
                 raise EnvironmentBugError(f"reward function {self.name!r}: {error}") from error
 
     def numbers(self, value: Any, count: int, task_id: str) -> list[float]:
@@ -114,14 +116,14 @@ class Rubric:
     """Reward functions with weights, and metrics that are logged but not rewarded.
 
     Args:
-        functions: one or several callables, sync or async, that return a number. What they name as parameters they are
-            given: `task`, `answer`, `messages`, `env`, `info`, `prompt`, `response`, `target`.
-        weights: one for each function; 1 each when None.
-        metrics: functions that are logged and earn nothing.
-        group: functions of all episodes of one task, with their weights, or 1 each.
+        functions: one or several callables, sync or async, that return a number. They receive the inputs that their
+            parameters name: `task`, `answer`, `messages`, `env`, `info`, `prompt`, `response`, `target`.
+        weights: weight of each function; None: 1 each.
+        metrics: functions that are logged but not rewarded.
+        group: functions that score all episodes of one task together, with their weights, or 1 each.
 
     Raises:
-        UsageError: there is no function at all, there are not as many weights as functions, or two have one name.
+        UsageError: there is no function, there are not as many weights as functions, or two have the same name.
 
     Examples:
         >>> import asyncio
@@ -168,14 +170,14 @@ class Rubric:
 
     @property
     def checks_targets(self) -> bool:
-        """Whether `unscorable` has anything to check."""
+        """Whether any function has a `check_target` for `unscorable` to call."""
         return any(hasattr(scorer.function, "check_target") for scorer in self._scorers)
 
     def unscorable(self, task: Task) -> str | None:
         """Why a function can't score any answer to `task`, from its `check_target(target)`; None if all can.
 
         Args:
-            task: with its hidden data.
+            task: the task with its hidden data.
         """
         for scorer in self._scorers:
             check = getattr(scorer.function, "check_target", None)
@@ -185,7 +187,7 @@ class Rubric:
 
     @property
     def scores_groups(self) -> bool:
-        """Whether `score_group` has anything to do."""
+        """Whether there are group functions."""
         return bool(self._group_scorers)
 
     async def score(
@@ -200,15 +202,15 @@ class Rubric:
         """Score one finished episode; async functions run concurrently.
 
         Args:
-            task: that was played.
-            answer: what the agent submitted, or its last message.
+            task: the task that was played.
+            answer: the agent's submission, or its last message.
             messages: the conversation.
             env: the environment.
-            info: a dictionary that the functions share.
+            info: a dictionary shared by the functions.
 
         Raises:
-            EnvironmentBugError: a function raised, or returned something that is not a finite number.
-            InfrastructureError: as a function raised it.
+            EnvironmentBugError: a function raised an exception or did not return a finite number.
+            InfrastructureError: raised by a function.
         """
         values: dict[str, Any] = {
             "task": task,
@@ -221,13 +223,13 @@ class Rubric:
             "response": answer,
             "target": target_of(task),
         }
-        if sum(scorer.is_async for scorer in self._scorers) < 2:  # nothing to overlap: spare the tasks
+        if sum(scorer.is_async for scorer in self._scorers) < 2:  # nothing to run concurrently: create no tasks
             given = [await scorer(values, task.id) for scorer in self._scorers]
         else:
             given = await gather_or_cancel([scorer(values, task.id) for scorer in self._scorers])
         named = {scorer.name: number for scorer, (number, _) in zip(self._scorers, given, strict=True)}
         explained = [why for scorer, (_, why) in zip(self._scorers, given, strict=True) if scorer.weight and why.reason]
-        if explained:  # the first function's, with what failed in all of them
+        if explained:  # the reason of the first function, and the failures of all
             explain(explained[0].reason, [line for why in explained for line in why.failures])
         reward = sum(scorer.weight * named[scorer.name] for scorer in self._scorers)
         return RubricResult(reward=float(reward), metrics=named)
@@ -236,8 +238,8 @@ class Rubric:
         """Add the group functions' rewards and metrics to the episodes of one task; invalid episodes are left out.
 
         Args:
-            task: that all of them played.
-            trajectories: its episodes.
+            task: the task that all episodes played.
+            trajectories: episodes of the task.
         """
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         if not valid or not self._group_scorers:
@@ -258,18 +260,18 @@ class Rubric:
 
 
 def target_of(task: Task) -> Any:
-    """The `target` argument of reward functions."""
+    """The `target` argument of a task's reward functions."""
     return task.data.get("answer", task.gold)
 
 
 CHECKED_TASKS = 4_096
-"""Tasks whose targets are checked before any is played, which takes seconds."""
+"""Number of tasks whose targets are checked before any task is played, which takes seconds."""
 
 
 def check_targets(environment: Environment, tasks: Iterable[Task]) -> None:
-    """Raise `UsageError`, which names the tasks, if the rubric can't score some of them for any answer.
+    """Raise `UsageError`, naming the tasks, if the rubric can't score some of them whatever the answer.
 
-    Of more than `CHECKED_TASKS`, the first ones are looked at.
+    Only the first `CHECKED_TASKS` tasks are checked.
     """
     rubric = environment.rubric
     if rubric is None or not rubric.checks_targets:
@@ -285,14 +287,14 @@ def check_targets(environment: Environment, tasks: Iterable[Task]) -> None:
 
 
 def answer_of(trajectory: Trajectory) -> str:
-    """What functions of one episode are given as `answer`; of a record without one, the agent's last message."""
+    """The `answer` argument for an episode's functions; the agent's last message if the record has no answer."""
     if trajectory.answer is not None:
         return trajectory.answer
     return trajectory.turns[-1].message.content if trajectory.turns else ""
 
 
 def _as_float(value: Any) -> float:
-    """NaN for what is not a number; a text is none, whatever it says."""
+    """Convert to a float; NaN for values that are not numbers, including texts."""
     try:
         if isinstance(value, str | bytes):
             return math.nan
@@ -302,24 +304,26 @@ def _as_float(value: Any) -> float:
 
 
 def reward_definition(environment: Environment) -> dict[str, Any]:
-    """How episodes are scored, for people who read a run later; runs record it, JSON-ready.
+    """Describe how episodes are scored, for readers of a run's record; JSON-ready.
 
     Returns:
-        `about`: what the environment says of itself; `max_reward`; `functions`: each function of its rubric with
-        `name`, `weight` and `source`, as far as that can be had; empty where the environment scores episodes itself.
+        `about`: the docstring of the environment; `max_reward`; `functions`: each function of its rubric with `name`,
+        `weight` and `source`, if available; empty if the environment scores episodes without a rubric.
     """
     about, rubric = inspect.getdoc(type(environment)) or "", environment.rubric
     scorers = [] if rubric is None else [*rubric._scorers, *rubric._group_scorers]
-    functions = [{"name": own.name, "weight": own.weight, "source": _source(own.function)} for own in scorers]
+    functions = [
+        {"name": scorer.name, "weight": scorer.weight, "source": _source(scorer.function)} for scorer in scorers
+    ]
     return {"about": about[:LONGEST_SOURCE], "max_reward": environment.max_reward, "functions": functions}
 
 
 def _source(function: RewardFunction) -> str:
     try:
-        found = inspect.getsource(inspect.unwrap(function))
-    except (TypeError, OSError):  # a built-in, an object that is called, or made in an interpreter
-        found = inspect.getdoc(function) or ""
-    return dedent(found)[:LONGEST_SOURCE]
+        source = inspect.getsource(inspect.unwrap(function))
+    except (TypeError, OSError):  # a built-in, a callable object, or defined in an interactive interpreter
+        source = inspect.getdoc(function) or ""
+    return dedent(source)[:LONGEST_SOURCE]
 
 
 def _scorer(function: RewardFunction, weight: float, injected: tuple[str, ...] = INJECTED) -> _Scorer:

@@ -1,7 +1,7 @@
-"""What stands between two marks in a text that a model wrote, in time linear in its length.
+"""Extraction of text between two markers in a model's output, in linear time.
 
-A regular expression such as `<answer>(.*?)</answer>` looks for the end anew from every beginning: a text of a hundred
-thousand beginnings and no end keeps it busy for minutes, and with it every episode on the event loop.
+A regular expression such as `<answer>(.*?)</answer>` searches for the end again from every start marker: a text with a
+hundred thousand start markers and no end marker would block the event loop, and all its episodes, for minutes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 def spans(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
-    """`(start, end)` of what stands between each `opening` and the next `closing`, from left to right."""
+    """`(start, end)` of the text between each `opening` and the next `closing`, from left to right."""
     position = 0
     while True:
         start = text.find(opening, position)
@@ -18,33 +18,33 @@ def spans(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
             return
         end = text.find(closing, start + len(opening))
         if end < 0:
-            return  # nor has any later beginning an end
+            return  # no later start marker has an end marker either
         yield start + len(opening), end
         position = end + len(closing)
 
 
 def last_between(text: str, opening: str, closing: str) -> str | None:
-    """What the last pair of marks holds, or None. Of several beginnings before one end the last counts."""
-    found = None
+    """Text between the last pair of markers, or None. Of several start markers before an end marker the last counts."""
+    content = None
     for start, end in spans(text, opening, closing):
-        found = text[max(start, text.rfind(opening, start, end) + len(opening)) : end]
-    return found
+        content = text[max(start, text.rfind(opening, start, end) + len(opening)) : end]
+    return content
 
 
 def last_fenced(text: str) -> str | None:
-    """What the last fenced code block holds, without its first line's language; None when there is no block."""
-    found = None
+    """Content of the last fenced code block, without the language line; None if there is no block."""
+    content = None
     for start, end in spans(text, "```", "```"):
         _, newline, body = text[start:end].partition("\n")
         if newline:
-            found = body
-    return found
+            content = body
+    return content
 
 
 def without(text: str, opening: str, closing: str) -> str:
-    """`text` with a space in place of every pair of marks and what it holds."""
-    kept, position = [], 0
+    """Replace every pair of markers, and the text between them, by a space."""
+    outside, position = [], 0
     for start, end in spans(text, opening, closing):
-        kept.append(text[position : start - len(opening)])
+        outside.append(text[position : start - len(opening)])
         position = end + len(closing)
-    return " ".join([*kept, text[position:]])
+    return " ".join([*outside, text[position:]])

@@ -1,4 +1,4 @@
-"""Rewards that compare or look at text: exactly, nearly, by its format, by its reasoning tags."""
+"""Rewards that compare or inspect text: exact match, similarity, format, reasoning tags."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from forge_env.types import Message
 from forge_env.visible import shown
 
 Target = str | int | float | Iterable[str]
-"""One text or number, or a list of accepted texts."""
+"""One text or number, or several accepted texts."""
 _ANY_TAG = re.compile(r"</?think>")
 NO_TARGET = "the task has no target: give it data['answer'] or gold"
 EMPTY_TARGET = "the target is empty"
 MAX_COMPARED_CHARS = 4_000
-"""Fuzzy comparison takes time in proportion to the product of the lengths: longer responses are compared up to here."""
+"""Maximum characters compared by fuzzy matching, whose time is proportional to the product of the lengths."""
 
 
 def _accepted(target: object) -> list[str]:
@@ -51,7 +51,7 @@ def _target_problem(target: object, normal: Callable[[str], str]) -> str | None:
 
 @dataclass(eq=False, kw_only=True)
 class ExactMatch:
-    """1 when the response is the target, surrounding white space aside.
+    """1 if the response equals the target, ignoring surrounding white space; else 0.
 
     Examples:
         >>> import forge_env as fe
@@ -60,9 +60,9 @@ class ExactMatch:
     """
 
     ignore_case: bool = False
-    """Upper and lower case are alike."""
+    """Whether to ignore case."""
     ignore_punctuation: bool = False
-    """Punctuation, and how much white space there is, don't count."""
+    """Whether to ignore punctuation and the amount of white space."""
 
     def __call__(self, response: str, target: Target) -> float:
         """Score one response."""
@@ -75,7 +75,7 @@ class ExactMatch:
         return float(right)
 
     def check_target(self, target: object) -> str | None:
-        """Why `target` can't be compared with answers; None if it can. Called when tasks are loaded.
+        """Why `target` can't be compared with answers, or None if it can. Called when tasks are loaded.
 
         Args:
             target: the true answer of a task.
@@ -92,9 +92,9 @@ class ExactMatch:
 
 @dataclass(eq=False)
 class FuzzyMatch:
-    """Similarity of response and target in [0, 1], upper and lower case alike; below `threshold` it is 0.
+    """Similarity of response and target in [0, 1], ignoring case; 0 if it is below `threshold`.
 
-    It is 2 L / (n + m), where L is the length of their longest common subsequence and n, m are their own.
+    It is 2 L / (n + m), where L is the length of their longest common subsequence and n, m are their lengths.
 
     Examples:
         >>> import forge_env as fe
@@ -103,17 +103,17 @@ class FuzzyMatch:
     """
 
     threshold: float = 0.0
-    """What is less alike earns nothing."""
+    """Similarity below which the score is 0."""
 
     def __call__(self, response: str, target: Target) -> float:
-        """Score one response against the nearest accepted text."""
+        """Score one response against the most similar accepted text."""
         given = response.strip().casefold()[:MAX_COMPARED_CHARS]
         ratios = [similarity(given, text.strip().casefold()[:MAX_COMPARED_CHARS]) for text in _accepted(target)]
         best = max(ratios, default=0.0)
         return best if best >= self.threshold else 0.0
 
     def check_target(self, target: object) -> str | None:
-        """Why `target` can't be compared with answers; None if it can. Called when tasks are loaded.
+        """Why `target` can't be compared with answers, or None if it can. Called when tasks are loaded.
 
         Args:
             target: the true answer of a task.
@@ -122,30 +122,30 @@ class FuzzyMatch:
 
 
 def similarity(one: str, two: str) -> float:
-    """2 L / (n + m) of two texts; 1 for two empty ones."""
+    """Similarity 2 L / (n + m) of two texts (see `FuzzyMatch`); 1 for two empty ones."""
     if not one and not two:
         return 1.0
     return 2.0 * _common(one, two) / (len(one) + len(two))
 
 
 def _common(one: str, two: str) -> int:
-    """Length of the longest common subsequence, a column of the table in one integer (Hyyro, 2004)."""
-    places: dict[str, int] = {}
+    """Length of the longest common subsequence, with one column of the table in an integer (Hyyro, 2004)."""
+    masks: dict[str, int] = {}
     for position, character in enumerate(one):
-        places[character] = places.get(character, 0) | 1 << position
+        masks[character] = masks.get(character, 0) | 1 << position
     everything = (1 << len(one)) - 1
     row = everything
     for character in two:
-        matched = row & places.get(character, 0)
+        matched = row & masks.get(character, 0)
         row = ((row + matched) | (row - matched)) & everything
     return len(one) - row.bit_count()
 
 
 class FormatReward:
-    """1 when the whole response matches a regular expression (`re.DOTALL`).
+    """1 if the whole response matches a regular expression (`re.DOTALL`); else 0.
 
     Args:
-        pattern: what the response, without white space around it, has to match from its beginning to its end.
+        pattern: pattern that the response, stripped of surrounding white space, has to match from start to end.
 
     Examples:
         >>> import forge_env as fe
@@ -162,10 +162,10 @@ class FormatReward:
 
 
 def exact_match(response: str, target: Target) -> float:
-    """`ExactMatch()` as a function.
+    """Apply `ExactMatch()`.
 
     Args:
-        response: what the agent said.
+        response: the agent's message.
         target: a text or number, or several accepted ones.
 
     Examples:
@@ -177,10 +177,10 @@ def exact_match(response: str, target: Target) -> float:
 
 
 def fuzzy_match(response: str, target: Target) -> float:
-    """`FuzzyMatch()` as a function.
+    """Apply `FuzzyMatch()`.
 
     Args:
-        response: what the agent said.
+        response: the agent's message.
         target: a text or number, or several accepted ones.
 
     Examples:
@@ -207,18 +207,18 @@ class ThinkingReward:
     """
 
     partial_reward: float = 0.2
-    """For tags that don't make one block, or an empty one."""
+    """Score of tags that don't form exactly one block, or of an empty block."""
     full_reward: float = 1.0
-    """For one block."""
+    """Score of exactly one non-empty block."""
 
     def __call__(self, prompt: str, response: str, target: object = None, messages: Sequence[Message] = ()) -> float:
         """Score one response; prompt and target are ignored.
 
         Args:
-            prompt: of the task.
-            response: what the agent said.
-            target: of the task.
-            messages: of the episode. Thoughts of its last turn that were read apart count as a block.
+            prompt: prompt of the task.
+            response: the agent's message.
+            target: target of the task.
+            messages: messages of the episode. Separately returned reasoning in its last turn counts as a block.
         """
         last = next((message for message in reversed(messages) if message.role == "assistant"), None)
         if last is not None and last.reasoning_content:

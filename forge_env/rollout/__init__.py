@@ -1,1 +1,1 @@
-"""Playing episodes."""
+"""Rollouts: playing episodes."""

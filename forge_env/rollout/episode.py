@@ -1,12 +1,16 @@
-"""Playing one episode: an environment and a policy in, a `Trajectory` out.
+"""Rollout of one episode: takes an environment and a policy, returns a `Trajectory`.
 
     trajectory = await run_episode(lambda: fe.make("coding_rlvr"), policy, task=task, environment_name="coding_rlvr")
 
-Failures keep apart here (`forge_env.errors`): what the agent does wrong is inside the episode, and scores 0 where its
-own code raised; a limit truncates it, and what there is by then is scored, unless time ran out while waiting for an
-endpoint's answer; an `InfrastructureError` is retried on a fresh environment and, if it persists, makes the trajectory
-invalid, so that it enters no statistic. Anything else is a bug and is raised, naming the task. However the episode
-ends, also by cancellation, `env.close()` has been awaited.
+Failures are handled by kind (`forge_env.errors`):
+
+- Mistakes of the agent are part of the episode, which scores 0 if the agent's code raised an exception.
+- A limit truncates the episode; its state is scored, unless time ran out while waiting for an endpoint's answer.
+- An `InfrastructureError` is retried with a fresh environment and, if it persists, makes the trajectory invalid, so
+  that it enters no statistic.
+- Anything else is a bug and is raised, naming the task.
+
+However the episode ends, including by cancellation, `env.close()` has been awaited.
 """
 
 from __future__ import annotations
@@ -54,34 +58,34 @@ from forge_env.types import Branch, Message, Observation, ResetResult, Task
 
 log = logging.getLogger(__name__)
 CLOSE_S = 60.0
-"""How long an environment may take to close."""
+"""Maximum seconds for an environment to close."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Bounds on one episode besides the environment's own; None is no bound."""
+    """Limits of one episode in addition to the environment's; None: no limit."""
 
     max_turns: int | None = None
-    """Assistant messages; the environment's own `max_turns` holds as well."""
+    """Maximum assistant messages; the environment's `max_turns` applies as well."""
     max_tokens: int | None = None
-    """Tokens the policy samples in the episode; reached, the episode ends after the turn in progress."""
+    """Tokens sampled by the policy after which the episode ends, once the current turn is complete."""
     wall_s: float | None = None
-    """Wall seconds from the end of reset on; reached, the turn in progress is cancelled. Reset has as long, not
-    counting what it waits for what is shared."""
+    """Wall-clock seconds from the end of reset; when they are over, the current turn is cancelled. reset() has the same
+    limit, not counting time spent waiting for shared resources."""
     working_s: float | None = None
-    """As `wall_s`, without the time spent waiting for what is shared: rate limits, a free sandbox."""
+    """As `wall_s`, but without time spent waiting for shared resources: rate limits, a free sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often and when an episode is tried again after an `InfrastructureError`."""
+    """How often and when an episode is retried after an `InfrastructureError`."""
 
     attempts: int = 2
-    """Tries after the first."""
+    """Maximum retries after the first attempt."""
     first_delay_s: float = 0.5
-    """Seconds before the first retry; doubled each time, and varied by half to either side."""
+    """Seconds before the first retry; doubled for each further one, and varied at random by up to half."""
     longest_delay_s: float = 30.0
-    """Bound on one delay before it is varied, seconds."""
+    """Maximum seconds of one delay, before the random variation."""
 
     def delay(self, attempt: int, rng: random.Random) -> float:
         """Seconds to wait before retry number `attempt` (from 0)."""
@@ -112,25 +116,27 @@ async def run_episode(
     """Play one episode to its end.
 
     Args:
-        make_env: a fresh environment for each try.
-        policy: what answers; one session is opened for each try, and for each seat.
+        make_env: creates a fresh environment for each attempt.
+        policy: the policy to play; one session is opened for each attempt, and for each seat.
         task: the task to play; None leaves the choice to the environment and `seed`.
-        seed: of the environment and of the policy's session.
-        limits: bounds besides the environment's own.
-        opponents: who plays a seat instead of the policy, by seat.
-        environment_name: name to record.
-        trajectory_id: name to record; the task's id when empty.
-        place: to record: `Trajectory.group` and `Trajectory.member`.
-        retry: what to do about an `InfrastructureError`.
-        clock: monotonic seconds.
-        sleep: waits between tries.
-        rng: varies the delay between tries.
-        watch: told what comes now: "reset", "generate" (the policy), "environment" (tools, scoring), "close", "retry".
-        on_try: given the trajectory that each try fills as it goes, for callers that may cancel the episode.
+        seed: seed of the environment and of the policy's session.
+        limits: limits in addition to the environment's.
+        opponents: policies that play seats in place of `policy`, by seat.
+        environment_name: environment name to record.
+        trajectory_id: id to record; if empty, the task's id.
+        place: `Trajectory.group` and `Trajectory.member` to record.
+        retry: handling of `InfrastructureError`.
+        clock: returns monotonic seconds.
+        sleep: waits between attempts.
+        rng: varies the delay between attempts.
+        watch: called with the name of each phase as it starts: "reset", "generate" (the policy), "environment" (tools,
+            scoring), "close", "retry".
+        on_try: called at the start of each attempt with the trajectory that it will fill, for callers that may cancel
+            the episode.
 
     Raises:
-        EnvironmentBugError: the environment's own code failed.
-        UsageError: an opponent plays a seat that there isn't, or no seat is left for the policy.
+        EnvironmentBugError: the environment's code failed.
+        UsageError: an opponent is given for a seat that doesn't exist, or no seat is left for the policy.
 
     Examples:
         >>> import asyncio
@@ -173,12 +179,12 @@ async def run_episode(
 async def _opened(
     make_env: Callable[[], Environment], name: str, watch: Callable[[str], None]
 ) -> AsyncIterator[Environment]:
-    """The environment of one try, closed however that ends; what it runs is on behalf of `name`, or of its class."""
+    """Create the environment of one attempt and close it in any case; it acts on behalf of `name` or its class."""
     env = make_env()
     try:
         with on_behalf_of(name or type(env).__name__):
             yield env
-    except BaseException as error:  # cancelled too: the episode's resources are released
+    except BaseException as error:  # includes cancellation: the episode's resources must be released
         watch("close")
         await _close(env, after=error)
         raise
@@ -187,7 +193,7 @@ async def _opened(
 
 
 def _seconds(measured: float) -> float:
-    """To the microsecond: further digits are noise, and take room in every record."""
+    """Round to microseconds: further digits are noise and take space in every record."""
     return round(measured, 6)
 
 
@@ -200,7 +206,7 @@ async def _play(
     clock: Callable[[], float],
     watch: Callable[[str], None],
 ) -> None:
-    """One try: fills `trajectory` as it goes, so that what happened before a failure is kept."""
+    """Play one attempt, filling `trajectory` incrementally so that it survives a failure."""
     watch("reset")
     began = clock()
     seed = sessions.seed
@@ -213,7 +219,7 @@ async def _play(
     trajectory.rewards = dict.fromkeys(env.seats, 0.0)
     trajectory.opponents = sessions.names()
     sessions.turn_to(checked_seat(env, "reset", info, task.id), task)
-    deadline = asyncio.timeout(limits.wall_s)  # from here on: waiting for a free sandbox is not the agent's doing
+    deadline = asyncio.timeout(limits.wall_s)  # starts after reset, as waiting for a sandbox is not the agent's fault
     working = WorkingTime(limits.working_s)
     with explanation() as why:
         limit: str | None
@@ -234,8 +240,8 @@ async def _play(
         trajectory.reason, trajectory.failures = why.reason, why.failures
     for seat, reward in trajectory.rewards.items():
         trajectory.metrics[f"reward_{seat}"] = reward
-    if anew := sum(turn.reply.forked for turn in trajectory.turns):
-        trajectory.metrics["fork/rendered_anew"] = float(anew)
+    if rerendered := sum(turn.reply.forked for turn in trajectory.turns):
+        trajectory.metrics["fork/rendered_anew"] = float(rerendered)
     names = list(dict.fromkeys(turn.seat for turn in trajectory.turns if turn.seat))
     if credits := checked_credits(env, names, task.id):
         trajectory.info["credits"] = credits
@@ -244,9 +250,9 @@ async def _play(
 
 
 async def _reset(env: Environment, task: Task, seed: int | None, limits: EpisodeLimits) -> ResetResult:
-    """What reset gives. Reset has the time of the episode: without an end it is no zero but a failure."""
+    """Reset within the episode's time limits; exceeding them is an infrastructure failure rather than a score of 0."""
     bound = min((limit for limit in (limits.wall_s, limits.working_s) if limit is not None), default=None)
-    working = WorkingTime(bound)  # waiting for a free sandbox is nobody's doing
+    working = WorkingTime(bound)  # excludes waiting for a free sandbox
     given_up: list[str] = []
     token = GIVEN_UP.set(given_up)
     try:
@@ -255,8 +261,8 @@ async def _reset(env: Environment, task: Task, seed: int | None, limits: Episode
     except TimeoutError as error:
         if not working.expired:
             raise
-        where = f": it was in {given_up[0]}" if given_up else ""
-        raise InfrastructureError(f"reset did not end within {bound:g} s{where}") from error
+        location = f": it was in {given_up[0]}" if given_up else ""
+        raise InfrastructureError(f"reset did not end within {bound:g} s{location}") from error
     finally:
         GIVEN_UP.reset(token)
     return result
@@ -271,7 +277,7 @@ async def _take_turns(
     clock: Callable[[], float],
     watch: Callable[[str], None],
 ) -> str | None:
-    """Turns until the environment ends the episode (None) or a limit that it doesn't know does (its name)."""
+    """Take turns until the environment ends the episode (returns None) or another limit does (returns its name)."""
     sampled = 0
     while True:
         seat = sessions.seat
@@ -293,7 +299,7 @@ async def _take_turns(
         answered = clock()
         turn = Turn(observation, reply, generate_s=_seconds(answered - asked), seat=seat)
         trajectory.turns.append(turn)
-        trajectory.final_observation = []  # until the step gives one: an unanswered turn has none
+        trajectory.final_observation = []  # an unanswered turn has none until `step` returns one
         watch("environment")
         with measured_calls(turn.calls_s):
             checked = await checked_step(env, _ended(reply), trajectory.task_id)
@@ -324,7 +330,7 @@ async def _take_turns(
 
 
 def _branched(env: Environment, info: dict[str, Any], trajectory: Trajectory) -> Branch | None:
-    """How the conversation whose turn it is began, where it goes back to another; the record keeps it."""
+    """The branch of the conversation whose turn it is, or None if it doesn't branch off another; it is recorded."""
     branch = checked_branch(env, info, trajectory.task_id)
     if branch is not None:
         trajectory.info.setdefault("branches", {})[info.get("seat", "")] = branch.model_dump()
@@ -332,24 +338,24 @@ def _branched(env: Environment, info: dict[str, Any], trajectory: Trajectory) ->
 
 
 def _ended(reply: Reply) -> Message:
-    """What the environment is told: the message, and where the model was cut short, that."""
+    """The message for the environment, with the stop reason if the reply was cut short."""
     if reply.stop_reason in ("length", "content_filter"):
         return reply.message.model_copy(update={"stop_reason": reply.stop_reason})
     return reply.message
 
 
 class Sessions:
-    """The conversations of an episode: one for each seat that has acted, of the policy or of an opponent.
+    """The conversations of an episode: one for each seat that has acted, with the policy or an opponent.
 
     Args:
-        env: whose seats they are.
-        policy: plays those that no opponent plays.
-        opponents: by seat.
-        seed: of the episode.
+        env: the environment that has the seats.
+        policy: plays all seats without an opponent.
+        opponents: policies of other seats, by seat.
+        seed: seed of the episode.
 
     Attributes:
-        seat: whose turn it is; "" where the environment has no seats.
-        current: the session of that seat.
+        seat: seat whose turn it is; "" if the environment has no seats.
+        current: session of that seat.
     """
 
     def __init__(self, env: Environment, policy: Policy, opponents: Mapping[str, Policy], seed: int | None) -> None:
@@ -362,7 +368,7 @@ class Sessions:
         self.current: PolicySession
 
     def names(self) -> dict[str, str]:
-        """Who plays the seats of the episode that the policy doesn't."""
+        """Names of the opponents, by seat."""
         return {
             seat: policy.name or type(policy).__name__
             for seat, policy in self._opponents.items()
@@ -370,7 +376,7 @@ class Sessions:
         }
 
     def turn_to(self, seat: str, task: Task, branch: Branch | None = None) -> None:
-        """It is this seat's turn; its conversation begins with its first, or as another's where it branches off."""
+        """Make it this seat's turn. Its conversation starts at its first turn, or continues a branch of another one."""
         self._known = 0
         if seat not in self._open:
             opponent, seed = self._opponents.get(seat), seat_seed(self.seed, seat)
@@ -391,12 +397,12 @@ class Sessions:
         return forked
 
     def unknown_of(self, observation: Observation) -> Observation:
-        """What the session is told: all, or what comes after the messages that it has from another's conversation."""
+        """The messages that are new to the session: all, or those after the messages it shares with another one."""
         return observation[self._known :] if self._known else observation
 
 
 class _Opponent(PolicySession):
-    """Another's conversation. Its tokens are left out: they are not the policy's, and nobody learns them."""
+    """An opponent's conversation. Its tokens are removed: the policy did not sample them and must not train on them."""
 
     def __init__(self, inner: PolicySession, seat: str) -> None:
         self._inner = inner
@@ -413,7 +419,7 @@ class _Opponent(PolicySession):
 
 @contextmanager
 def _opponents_code(seat: str) -> Iterator[None]:
-    """Run an opponent's code. Its exceptions are bugs of the environment, not crashes of the agent."""
+    """Context for an opponent's code. Its exceptions are bugs of the environment, not crashes of the agent."""
     try:
         with agent_code("it"):
             yield
@@ -422,26 +428,26 @@ def _opponents_code(seat: str) -> Iterator[None]:
 
 
 def seat_seed(seed: int | None, seat: str) -> int | None:
-    """The seed of a seat's session, below 2**31: seats that one model plays must not sample alike."""
+    """Seed of a seat's session, below 2**31, so that seats played by one model sample differently."""
     if seed is None or not seat:
         return seed
     return int.from_bytes(blake2b(f"{seed}/{seat}".encode(), digest_size=4).digest()) >> 1
 
 
 def check_opponents(name: str, seats: Sequence[str], opponents: Collection[str]) -> None:
-    """Refuse opponents at seats that there aren't, or at all there are."""
+    """Raise `UsageError` for opponents of unknown seats, or if every seat has an opponent."""
     if unknown := [seat for seat in opponents if seat not in seats]:
-        there = suggestion(unknown[0], seats, f"its seats: {', '.join(seats)}") if seats else "leave opponents out"
-        raise UsageError(f"{name} has no seat {unknown[0]!r}", fix=there)
+        hint = suggestion(unknown[0], seats, f"its seats: {', '.join(seats)}") if seats else "leave opponents out"
+        raise UsageError(f"{name} has no seat {unknown[0]!r}", fix=hint)
     if len(opponents) == len(seats):
         raise UsageError(f"every seat of {name} has an opponent", fix="leave one out, for the policy to play")
 
 
 def open_session(policy: Policy, env: Environment, task: Task, *, seed: int | None) -> PolicySession:
-    """The policy's session for this episode.
+    """Open the policy's session for this episode.
 
     Raises:
-        UsageError: what it opened is not a `PolicySession`.
+        UsageError: the policy returned an object that is not a `PolicySession`.
     """
     session = policy.session_inside(env, task, seed=seed)
     if not isinstance(session, PolicySession):
@@ -451,7 +457,7 @@ def open_session(policy: Policy, env: Environment, task: Task, *, seed: int | No
 
 
 async def _truncate(env: Environment, trajectory: Trajectory, limit: str, limits: EpisodeLimits) -> None:
-    """Score what there is. Scoring has the same time again; without an end it is no zero but a failure."""
+    """Score a truncated episode. Scoring has the same time limit again; exceeding it is an infrastructure failure."""
     trajectory.truncated, trajectory.truncation = True, limit
     deadline = asyncio.timeout(limits.wall_s)
     try:
@@ -473,9 +479,10 @@ async def _closed(env: Environment) -> None:
 
 
 async def _close(env: Environment, *, after: BaseException | None = None) -> None:
-    """Await `env.close()` to its end, however often this task is cancelled meanwhile, but not for ever.
+    """Await `env.close()` even if this task is cancelled repeatedly, but no longer than `CLOSE_S`.
 
-    What it raises after the episode failed is logged: the first failure says more, and whether to try again.
+    If the episode failed, exceptions of `close` are only logged: the first failure is more informative and decides
+    whether to retry.
     """
     closing = asyncio.ensure_future(_closed(env))
     try:
@@ -489,7 +496,7 @@ async def _close(env: Environment, *, after: BaseException | None = None) -> Non
         elif not closing.cancelled():
             failure = closing.exception()
         if failure is not None and (after is not None or isinstance(failure, InfrastructureError)):
-            # The episode itself is sound: a sandbox that can't be given back is its engine's to replace.
+            # The episode itself is valid: if a sandbox can't be released, its engine replaces it.
             log.warning("closing the environment failed: %s", failure)
         elif failure is not None:
             with environment_code(f"{type(env).__name__}.close"):

@@ -1,7 +1,7 @@
-"""Who plays a seat instead of the policy: as a recipe or an evaluation names it, and as a policy.
+"""Opponents, which play seats in place of the policy: their configuration and their policies.
 
 random, empty, module:function       a scripted policy (`forge_env.rollout.scripted`)
-{model: NAME, base_url: URL, ...}    an endpoint's model: another one, or an earlier checkpoint that is served there
+{model: NAME, base_url: URL, ...}    a model of an endpoint: another model, or an earlier checkpoint served there
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from forge_env.rollout.episode import check_opponents
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
 
 Named = Mapping[str, str | dict[str, Any]]
-"""Opponents by seat, as they are configured."""
+"""Configured opponents by seat."""
 
 
 def check_named(name: str, seats: tuple[str, ...], named: Named, at: str) -> None:
-    """Refuse opponents that can't be.
+    """Check configured opponents.
 
     Args:
-        name: of the environment.
-        seats: of the environment.
-        named: by seat.
-        at: dotted key that they stand at.
+        name: name of the environment.
+        seats: seats of the environment.
+        named: opponents by seat.
+        at: dotted configuration key of the opponents.
 
     Raises:
-        UsageError: there is no such seat, or no such player.
+        UsageError: a seat or a player doesn't exist.
     """
     if not named:
         return
@@ -41,10 +41,10 @@ def check_named(name: str, seats: tuple[str, ...], named: Named, at: str) -> Non
 
 
 async def open_opponents(stack: AsyncExitStack, named: Named, at: str) -> dict[str, Policy]:
-    """The policies, by seat; `stack` closes them.
+    """Open the opponents' policies, by seat; `stack` closes them.
 
     Raises:
-        UsageError: there is no such player.
+        UsageError: a player doesn't exist.
         EndpointError: an endpoint doesn't answer.
     """
     opened: dict[str, Policy] = {}

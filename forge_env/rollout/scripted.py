@@ -1,8 +1,8 @@
 """Policies without a model, for tests, validation and baselines.
 
 gold                 plays the environment's gold actions
-empty                says nothing
-random               legal actions, by seed, if the environment knows its own; else messages and tool calls at random
+empty                replies with empty messages
+random               legal actions, by seed, if the environment can list them; else random messages and tool calls
 package.module:name  a function `(messages, tools) -> str | Message`, sync or async
 """
 
@@ -24,16 +24,16 @@ from forge_env.types import FunctionCall, Message, Observation, Task, ToolCall, 
 
 
 class GoldPolicy(Policy):
-    """Plays `Environment.gold_actions`: it is shown the task's hidden data, as no model is.
+    """Plays `Environment.gold_actions`; unlike a model it sees the task's hidden data.
 
-    It plays all seats and conversations of an episode, where there are several: they take the actions in turn.
+    If an episode has several seats or conversations, it plays all of them: they take the actions in turn.
     """
 
     def __init__(self) -> None:
         self._playing: WeakKeyDictionary[Environment, ReplaySession] = WeakKeyDictionary()
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
-        """A session for this task; `UsageError` where it has no gold."""
+        """Open a session for this task. Raises `UsageError` if the task has no gold solution."""
         if (playing := self._playing.get(env)) is not None:
             return playing
         actions = env.gold_actions(task)
@@ -54,14 +54,14 @@ def _played(what: str, actions: Sequence[Message | str]) -> list[Message]:
 
 
 class ReplaySession(PolicySession):
-    """Says the given messages in order, then nothing more."""
+    """Replies with the given messages in order, then with empty ones."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = list(messages)
         self._next = 0
 
     async def reply(self, observation: Observation) -> Reply:
-        """The next message."""
+        """Return the next message."""
         self._next += 1
         if self._next > len(self._messages):
             return Reply(message=Message(role="assistant"))
@@ -69,24 +69,24 @@ class ReplaySession(PolicySession):
 
 
 class ReplayPolicy(Policy):
-    """Says the same messages in every episode."""
+    """Replies with the same messages in every episode."""
 
     def __init__(self, actions: Sequence[Message | str] = ("",)) -> None:
         self._messages = [as_message(action) for action in actions]
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """A session that starts from the first message."""
+        """Open a session that starts from the first message."""
         return ReplaySession(self._messages)
 
 
 class FunctionPolicy(Policy):
-    """A function of the conversation and the tools, sync or async."""
+    """Calls a function with the conversation and the tools, sync or async."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """A session that keeps the conversation for the function."""
+        """Open a session that collects the conversation for the function."""
         return _FunctionSession(self.function, tools)
 
 
@@ -103,29 +103,29 @@ class _FunctionSession(PolicySession):
             action = await settled(self._function(list(self._messages), self._tools))
             try:
                 message = as_message(action)
-            except UsageError as error:  # the function's mistake, as if it had raised
+            except UsageError as error:  # the function's mistake, treated as an exception in it
                 raise TypeError(error.message) from error
         self._messages.append(message)
         return Reply(message=message)
 
 
 class RandomPolicy(Policy):
-    """Random legal actions (`Environment.random_action`), reproducible by seed.
+    """Plays random legal actions (`Environment.random_action`), reproducible by seed.
 
     Args:
-        legal: False, or an environment that doesn't know its actions: random messages and tool calls, right and wrong
-            ones.
+        legal: whether to use the environment's legal actions. If False, or if the environment can't provide them,
+            messages and tool calls are random, valid and invalid ones.
     """
 
     def __init__(self, *, legal: bool = True) -> None:
         self.legal = legal
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
-        """A session with actions of the environment's `random_action`."""
+        """Open a session with actions of the environment's `random_action`."""
         return _RandomSession(env.tools, random.Random(seed), env if self.legal else None)
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """A session with a random generator of its own."""
+        """Open a session with a separate random generator."""
         return _RandomSession(tools, random.Random(seed))
 
 
@@ -189,16 +189,16 @@ OWN: dict[str, type[Policy]] = {"gold": GoldPolicy, "empty": ReplayPolicy, "rand
 
 
 def scripted_policy(name: str) -> Policy | None:
-    """The policy that `name` stands for (module docstring), or None when it is no scripted one."""
+    """The policy named `name` (see the module docstring), or None if it is not a scripted one."""
     if name in OWN:
         return OWN[name]()
     module, colon, attribute = name.partition(":")
     if not colon or "/" in name:
         return None
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        loaded = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"policy {name!r} can't be imported: {error}", fix="give package.module:function") from error
-    if inspect.isclass(found):
-        found = found()
-    return found if isinstance(found, Policy) else FunctionPolicy(found)
+    if inspect.isclass(loaded):
+        loaded = loaded()
+    return loaded if isinstance(loaded, Policy) else FunctionPolicy(loaded)

@@ -1,4 +1,4 @@
-"""Working time: wall time without the time spent waiting for what many episodes share.
+"""Working time: wall time without the time spent waiting for resources shared by episodes.
 
 async with WorkingTime(60.0) as working:      # a limit of 60 working seconds
     ...
@@ -18,13 +18,13 @@ from forge_env.errors import GIVEN_UP, EnvironmentBugError, environment_code
 
 
 class WorkingTime:
-    """A time limit whose clock stands while anything inside waits; `TimeoutError` when it has run out."""
+    """A time limit whose clock stops while anything inside waits; raises `TimeoutError` when it is reached."""
 
     __slots__ = ("_left", "_outer", "_since", "_timeout", "_token", "_waits", "limit_s", "waited_s")
 
     def __init__(self, limit_s: float | None) -> None:
         self.waited_s = 0.0
-        """Seconds waited so far; waits that overlap count once."""
+        """Seconds spent waiting so far; overlapping waits count once."""
         self.limit_s = limit_s
         self._outer: WorkingTime | None = None
         self._timeout = asyncio.timeout(limit_s)
@@ -38,7 +38,7 @@ class WorkingTime:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Stop the clock in this block."""
+        """Stop the clock within this context."""
         loop = asyncio.get_running_loop()
         self._waits += 1
         if self._waits == 1:
@@ -56,7 +56,7 @@ class WorkingTime:
 
     @contextmanager
     def pause_all(self) -> Iterator[None]:
-        """Stop this clock and those around it."""
+        """Stop this clock and those of enclosing limits."""
         with nullcontext() if self._outer is None else self._outer.pause_all(), self.pause():
             yield
 
@@ -81,27 +81,27 @@ _CURRENT: ContextVar[WorkingTime | None] = ContextVar("working_time", default=No
 
 
 def waiting() -> AbstractContextManager[None]:
-    """A block in which the clocks of every surrounding `WorkingTime` stand."""
+    """Context in which the clocks of all enclosing `WorkingTime` limits stop."""
     current = _CURRENT.get()
     return nullcontext() if current is None else current.pause_all()
 
 
-# --- the time that an environment's own code has
+# --- time limit of an environment's code
 
 _CODE: ContextVar[WorkingTime | None] = ContextVar("code_time", default=None)
 
 
 @asynccontextmanager
 async def limited_code(what: str, task_id: str, limit_s: float) -> AsyncIterator[None]:
-    """`environment_code` with a time limit: what has not ended by then is cancelled.
+    """Run `environment_code` with a time limit, after which the code is cancelled.
 
     Args:
-        what: is run.
-        task_id: for which task.
-        limit_s: working seconds; what has limits of its own, such as tools, does not count (`limited_elsewhere`).
+        what: name of the code that runs.
+        task_id: id of the task it runs for.
+        limit_s: working seconds, without code that has separate limits, such as tools (`limited_elsewhere`).
 
     Raises:
-        EnvironmentBugError: it failed, or has not ended; then with the function and line where it is.
+        EnvironmentBugError: the code failed or timed out; after a time-out it names the current function and line.
     """
     if (given_up := GIVEN_UP.get()) is None:
         given_up = []
@@ -114,12 +114,12 @@ async def limited_code(what: str, task_id: str, limit_s: float) -> AsyncIterator
     except TimeoutError as error:
         if not clock.expired:
             raise
-        place = given_up[0] if given_up else what
+        location = given_up[0] if given_up else what
         bug = EnvironmentBugError(
-            f"{what} has not ended after {limit_s:g} s on task {task_id!r}: it is in {place}",
+            f"{what} has not ended after {limit_s:g} s on task {task_id!r}: it is in {location}",
             fix="end the loop there, or raise code_timeout_s",
         )
-        bug.place = f"{place} has not ended"
+        bug.place = f"{location} has not ended"
         raise bug from error
     finally:
         GIVEN_UP.reset(tokens[0])
@@ -127,6 +127,6 @@ async def limited_code(what: str, task_id: str, limit_s: float) -> AsyncIterator
 
 
 def limited_elsewhere() -> AbstractContextManager[None]:
-    """A block that has limits of its own, so that it doesn't count as the environment's own code: tools, endpoints."""
+    """Context for calls that have separate limits (tools, endpoints) and don't count as the environment's code."""
     clock = _CODE.get()
     return nullcontext() if clock is None else clock.pause()

@@ -1,4 +1,4 @@
-"""A run: its folder, its metrics, what it shows, and the report it leaves."""
+"""A training run: its folder, metrics, live display and final report."""
 
 from forge_env.run.folder import RunFolder
 from forge_env.run.run import Run

@@ -1,4 +1,4 @@
-"""Where an actor's time goes: it does exactly one thing at any moment, so the parts sum to the whole."""
+"""Time accounts of actors: an actor does one thing at any moment, so its activities sum to the elapsed time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 OnSpan = Callable[[str, str, float, float], None]
-"""Told of every finished span: actor, what it did, start and end in seconds of the clock."""
+"""Callback for each finished span: actor, activity, start and end in seconds of the clock."""
 
 
 class Since:
-    """Seconds by what was done, of which each call returns those that the call before has not counted."""
+    """Differences between successive readings of the seconds spent on each activity."""
 
     __slots__ = ("_counted",)
 
@@ -19,19 +19,19 @@ class Since:
         self._counted: dict[str, float] = {}
 
     def __call__(self, seconds: dict[str, float]) -> dict[str, float]:
-        """What is new in `seconds`."""
+        """Return, for each activity, the seconds added since the previous call."""
         before, self._counted = self._counted, seconds
         return {doing: value - before.get(doing, 0.0) for doing, value in seconds.items()}
 
 
 class Account:
-    """What one actor is doing now, and the seconds it has spent on each thing, all from one clock.
+    """The current activity of one actor, and the seconds it has spent on each activity, all from one clock.
 
     Args:
         actor: its name.
-        doing: what it does at first.
+        doing: the initial activity.
         clock: monotonic seconds.
-        on_span: told of every span when it ends.
+        on_span: called with every span when it ends.
     """
 
     __slots__ = ("_clock", "_on_span", "_seconds", "_since_taken", "actor", "doing", "since")
@@ -53,7 +53,7 @@ class Account:
         self._since_taken = Since()
 
     def enter(self, doing: str) -> None:
-        """From now on the actor does this."""
+        """Switch to the activity `doing` from now on."""
         now = self._clock()
         self._seconds[self.doing] = self._seconds.get(self.doing, 0.0) + now - self.since
         if self._on_span is not None and now > self.since:
@@ -62,7 +62,7 @@ class Account:
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        """Do this inside the block, and afterwards again what was done before."""
+        """Switch to `doing` inside the block, and back to the previous activity afterwards."""
         before = self.doing
         self.enter(doing)
         try:
@@ -71,17 +71,17 @@ class Account:
             self.enter(before)
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by what was done, up to now; they sum to the account's age."""
+        """Return the seconds spent on each activity up to now; they sum to the account's age."""
         now = self._clock()
         return {**self._seconds, self.doing: self._seconds.get(self.doing, 0.0) + now - self.since}
 
     def take(self) -> dict[str, float]:
-        """As `seconds`, since the last call."""
+        """Return the seconds spent on each activity since the last call."""
         return self._since_taken(self.seconds())
 
 
 class Accounts:
-    """The sum of many short-lived accounts of one kind, such as all episodes."""
+    """The sum of many short-lived accounts of one kind, such as those of all episodes."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -90,11 +90,11 @@ class Accounts:
         self._since_taken = Since()
 
     def open(self, account: Account) -> None:
-        """Count `account` in, from now on."""
+        """Include `account` in the sum from now on."""
         self._open.add(account)
 
     def close(self, account: Account) -> None:
-        """It has come to its end, and stays counted."""
+        """Close `account`; its seconds stay in the sum."""
         account.enter("done")
         self._open.discard(account)
         for doing, value in account.seconds().items():
@@ -103,11 +103,11 @@ class Accounts:
 
     @property
     def open_accounts(self) -> list[Account]:
-        """Those not at their end, in no order."""
+        """Accounts that are not closed yet, in no particular order."""
         return list(self._open)
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by what was done, summed over all."""
+        """Return the seconds spent on each activity, summed over all accounts."""
         seconds = dict(self._closed)
         for account in self._open:
             for doing, value in account.seconds().items():
@@ -115,5 +115,5 @@ class Accounts:
         return seconds
 
     def take(self) -> dict[str, float]:
-        """As `seconds`, since the last call."""
+        """Return the seconds spent on each activity since the last call."""
         return self._since_taken(self.seconds())

@@ -1,4 +1,4 @@
-"""The clocks of other machines: what happened there, at the time that it was here."""
+"""Clocks of other machines: conversion of their timestamps to the clock of this process."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from functools import cache
 from typing import NamedTuple
 
 DRIFT = 1e-4
-"""Seconds that two clocks may drift apart each second; those of usual machines stay below half of that."""
+"""Maximum drift between two clocks, in seconds per second; usual machines drift less than half of that."""
 logger = logging.getLogger(__name__)
 
 
 class Reading(NamedTuple):
-    """What a process's clocks say.
+    """One reading of a process's clocks.
 
     Attributes:
         host: name of its machine.
-        boot: id of the machine's present life: all its processes have one clock.
-        at: seconds of that (`time.perf_counter`).
-        wall: seconds of the wall clock, at that time.
+        boot: id of the machine's current boot: all processes of one boot share one monotonic clock.
+        at: seconds of that clock (`time.perf_counter`).
+        wall: seconds of the wall clock at the same moment.
     """
 
     host: str
@@ -31,7 +31,7 @@ class Reading(NamedTuple):
 
 
 def read_clock() -> Reading:
-    """Of this process, now."""
+    """Read the clocks of this process."""
     return Reading(os.uname().nodename, _boot(), time.perf_counter(), time.time())
 
 
@@ -42,19 +42,19 @@ def _boot() -> str:
 
 
 class RemoteClock:
-    """By how much the clock of a process is ahead of this one's, as far as its answers tell.
+    """Estimated offset of another process's clock from this one's.
 
-    What it read lies between the question and the answer, so half of the time between them is the most that its middle
-    can be wrong (Cristian, Probabilistic clock synchronization, 1989). The best answer counts until clocks may have
-    drifted further than a newer one can be wrong.
+    The remote reading was taken between question and answer, so the midpoint of the two is off by at most half of the
+    round trip (Cristian, Probabilistic clock synchronization, 1989). The best estimate is used until possible drift
+    makes it less certain than a newer one.
 
         asked = read_clock()
         clock.heard(asked, await ask(), read_clock())
         clock.here(seconds)
 
     Attributes:
-        ahead: seconds.
-        uncertain: the most, in seconds, that it can be wrong.
+        ahead: seconds by which the other clock is ahead of this one.
+        uncertain: maximum error of `ahead`, in seconds.
     """
 
     def __init__(self) -> None:
@@ -64,11 +64,17 @@ class RemoteClock:
         self._told = math.inf
 
     def heard(self, asked: Reading, told: Reading, answered: Reading) -> None:
-        """It was asked, told what its clock says, and its answer was heard."""
+        """Update the estimate with one exchange.
+
+        Args:
+            asked: this process's clocks when the question was sent.
+            told: the other process's clocks, as it answered.
+            answered: this process's clocks when the answer arrived.
+        """
         if self._reading is None or told.boot != self._reading.boot:
             self.uncertain = self._told = math.inf
         before, self._reading = self._reading, told
-        if told.boot == answered.boot:  # one machine, one clock
+        if told.boot == answered.boot:  # same machine, same clock
             self.ahead = self.uncertain = 0.0
             return
         uncertain = (answered.at - asked.at) / 2
@@ -87,5 +93,5 @@ class RemoteClock:
             )
 
     def here(self, at: float) -> float:
-        """What this process's clock said when the other's said `at`."""
+        """Convert the other clock's time `at` to this process's clock."""
         return at - self.ahead

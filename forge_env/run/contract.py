@@ -1,6 +1,7 @@
-"""contract.jsonl: what a run has seen to before anybody believes its curve, and what came of it.
+"""contract.jsonl: the checks that a run makes of itself before its curve can be trusted, and their results.
 
-`Run.contract` writes it, whoever trains; this says what a line is and reads it. docs/trust.md has the clauses.
+`Run.contract` writes the file for every trainer; this module defines its lines and reads it. docs/trust.md describes
+the clauses.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ CLAUSES: Mapping[str, str] = {
     "answers": "the model answers different tasks differently",
     "scores": "scores are cheat-proof",
 }
-"""Names, and what each says, in the order in which they are shown."""
+"""Clauses and the statement that each one checks, in display order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """What came of one clause.
+    """The result of one clause.
 
     Attributes:
-        clause: its name, of `CLAUSES`.
-        verdict: it holds; it is doubtful, which is a warning; it is broken, which ends the run; or it is open: the run
-            ended before that could be told.
-        text: what was measured.
+        clause: its name in `CLAUSES`.
+        verdict: "holds"; "doubtful", which is a warning; "broken", which ends the run; or "open": the run ended before
+            the clause could be decided.
+        text: the measurement.
         step: training steps done by then.
     """
 
@@ -45,37 +46,37 @@ class Clause:
     step: int
 
     def row(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the result as a JSON-ready dictionary."""
         return asdict(self)
 
     @property
     def words(self) -> str:
-        """In one line."""
+        """The result in one line."""
         return f"{self.clause}: {self.verdict}: {self.text}"
 
 
 def read_contract(path: Path) -> list[Clause]:
-    """The newest word on each clause, in the order of `CLAUSES`; nothing for a run without.
+    """Read the latest result of each clause, in the order of `CLAUSES`; empty if the run has none.
 
     Raises:
         UsageError: a line is of a newer version than this forge-env reads, or the file is not read (`open_file`).
         OSError: the file can't be read.
     """
-    found: dict[str, Clause] = {}
+    latest: dict[str, Clause] = {}
     for line in read_text(path).split("\n") if path.exists() else ():
         try:
             row = without_schema(json.loads(line), path.name)
             clause = Clause(str(row["clause"]), row["verdict"], str(row["text"]), int(row["step"]))
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
-            continue  # damaged, or cut short by a full disk
+            continue  # damaged, or truncated by a full disk
         if clause.clause in CLAUSES and clause.verdict in get_args(Verdict):
-            found[clause.clause] = clause
-    return [found[name] for name in CLAUSES if name in found]
+            latest[clause.clause] = clause
+    return [latest[name] for name in CLAUSES if name in latest]
 
 
 def in_a_sentence(clauses: list[Clause]) -> str:
-    """How the contract of a run stands; empty where there is none."""
+    """Summarize the results of a run in one sentence; empty if there are none."""
     if not clauses:
         return ""
-    held = sum(own.verdict == "holds" for own in clauses)
+    held = sum(clause.verdict == "holds" for clause in clauses)
     return f"{held} of the {len(clauses)} things that a run checks of itself hold."

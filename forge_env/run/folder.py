@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, how it is named, and who holds it."""
+"""The folder of a run: its layout, its name, and its lock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunFolder(HeldFolder):
 
     @property
     def config(self) -> Path:
-        """The recipe as resolved, with its documentation as comments."""
+        """The resolved recipe, with its documentation as comments."""
         return self.root / "config.yaml"
 
     @property
@@ -34,17 +34,17 @@ class RunFolder(HeldFolder):
 
     @property
     def trajectories(self) -> Path:
-        """`KIND.jsonl` for every kind of trajectory, and `KIND.index.jsonl` with a row for each."""
+        """`KIND.jsonl` for every kind of trajectory, and `KIND.index.jsonl` with a row for each trajectory."""
         return self.root / "trajectories"
 
     @property
     def trained(self) -> Path:
-        """What each step was trained on, and which groups none was: one JSON object a line."""
+        """The groups that each step was trained on, and the groups that none was: one JSON object a line."""
         return self.root / "trained.jsonl"
 
     @property
     def contract(self) -> Path:
-        """What the run made sure of at its start: one JSON object a line (`forge_env.run.contract`)."""
+        """Results of the run's self-checks: one JSON object a line (`forge_env.run.contract`)."""
         return self.root / "contract.jsonl"
 
     @property
@@ -59,7 +59,7 @@ class RunFolder(HeldFolder):
 
     @property
     def summary(self) -> Path:
-        """What came of the run, as JSON."""
+        """Results of the run, as JSON."""
         return self.root / "summary.json"
 
     @property
@@ -74,7 +74,7 @@ class RunFolder(HeldFolder):
 
     @property
     def timeline(self) -> Path:
-        """Who did what when, in Chrome's trace format (opens in Perfetto)."""
+        """Activities of all actors, in Chrome's trace format (opens in Perfetto)."""
         return self.root / "timeline.json"
 
     @property
@@ -84,7 +84,7 @@ class RunFolder(HeldFolder):
 
     @property
     def logs(self) -> Path:
-        """What the processes on each other host print: `NUMBER-HOST.log`."""
+        """Output of the processes on each other host: `NUMBER-HOST.log`."""
         return self.root / "logs"
 
     @property
@@ -93,17 +93,17 @@ class RunFolder(HeldFolder):
         return self.trajectories, self.checkpoints
 
     def exists(self) -> bool:
-        """True when a run has already been written here."""
+        """Whether a run has already been written here."""
         return os.path.exists(self.config) or os.path.exists(self.metrics)
 
     def give_up(self) -> None:
-        """Remove all but logs and summary of a run that can't be resumed; its name can then be used again."""
+        """Remove all but logs and summary of a run that can't be resumed, so that its name can be used again."""
         for path in self.root.iterdir():
             if path not in (self.log, self.logs, self.summary):
                 remove(path)
 
     def create(self) -> None:
-        """Make the folders and hold them: a second process on the same run is refused."""
+        """Create the folders and lock them: a second process on the same run is refused."""
         self.hold()
 
 
@@ -116,11 +116,11 @@ LARGEST: Mapping[str, int | None] = {
     "timeline.json": None,
     "run.log": None,
 }
-"""Files of a run or an evaluation that are read, and how many bytes each may have; None: any number."""
+"""Maximum bytes of the files of a run or an evaluation that are read; None: unlimited."""
 
 
 def unreadable(root: Path) -> Iterator[str]:
-    """Why files of a run or an evaluation can't be read (`forge_env.reading`); nothing if all can, or are missing."""
+    """Yield why files of a run or an evaluation can't be read (`forge_env.reading`); missing files are fine."""
     for name, largest in LARGEST.items():
         if why := unsafe(root / name, largest=largest):
             yield why
@@ -147,24 +147,24 @@ def check_readable(root: Path) -> None:
     """Refuse a folder with a file that can't be read.
 
     Raises:
-        UsageError: names the first one.
+        UsageError: names the first such file.
     """
     if why := next(unreadable(root), ""):
         raise UsageError(why, fix="remove it, or put a copy of the file in its place")
 
 
 LONGEST_NAME = 200
-"""Bytes; file systems take 255, and files are named after the run."""
+"""Maximum bytes of a run's name; file systems take 255, and files are named after the run."""
 
 
 def choose_folder(output_dir: str, name: str | None, stem: str, *, resume: bool) -> RunFolder:
-    """The folder a run is written to.
+    """Choose the folder that a run is written to.
 
     Args:
-        output_dir: where run folders are made.
-        name: the name asked for, or None to make one from `stem` and the time.
+        output_dir: parent of the run folders.
+        name: the requested name, or None to make one from `stem` and the time.
         stem: name of the recipe.
-        resume: continue what is there.
+        resume: continue an existing run.
 
     Raises:
         UsageError: the run exists and is not to be resumed, or the other way round.

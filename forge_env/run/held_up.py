@@ -1,9 +1,10 @@
-"""An event loop that is held up notices nothing any more, not even a signal's first request: a thread does.
+"""Watchdog thread for a blocked event loop, which can't notice anything by itself, not even the first Ctrl-C.
 
-Code without an `await` holds it up: a tool that waits for the network, an endless loop of an environment. Code of an
-environment that has taken all the time it may (`code_timeout_s`), or that a person wants to end, is broken off. Where
-the loop runs in the main thread, a signal of our own has Python run `_poked` inside of it, and that raises. In another
-thread, as in an actor's process, Python raises there what it is asked to; what runs is then known by its stack alone.
+Code without an `await` blocks the loop: a tool that waits for the network, an endless loop of an environment.
+Environment code is broken off when it has used up its time (`code_timeout_s`) or when the user interrupts. If the loop
+runs in the main thread, a signal of our own makes Python run `_poked` inside that code, which raises. In another
+thread, as in an actor's process, Python is asked to raise an exception there; the running code is then identified by
+its stack alone.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from forge_env.errors import CODE_BLOCK, CODE_LIMIT_S, HeldUpError, author_place
 
 logger = logging.getLogger(__name__)
 BEAT_S = 1.0
-"""How often the loop says that it turns."""
+"""Interval of the loop's heartbeat, in seconds."""
 STARVED_S = 5.0
-"""The most that counts between two looks: a process that was stopped, or starved, has held nothing up."""
+"""Maximum time counted between two looks, in seconds, so that a process that was stopped or starved isn't blamed."""
 POKE = signal.SIGURG
-"""The signal that looks into the main thread: by default it does nothing, and no library is known to use it."""
+"""The signal that interrupts the main thread: by default it does nothing, and no library is known to use it."""
 
 
 class LoopGuard(AbstractContextManager["LoopGuard"]):
-    """Inside, the running event loop is watched; where none runs yet, only code of an environment is.
+    """Watch the running event loop inside the block; if none runs yet, watch only environment code.
 
     Args:
-        warn_s: seconds of standstill until the log has the stack that holds it up; infinite where no loop runs.
+        warn_s: seconds without progress until the blocking stack is logged; infinite if no loop runs.
         end_s: seconds until the process is ended; 0: never.
-        tell: told what is wrong, in words, by the loop when it turns again; by the thread before the end, and where
-            `at_once`.
+        tell: called with a description of the problem, by the loop when it runs again; by the watchdog thread before it
+            ends the process, and if `at_once`.
         at_once: `tell` may be called by any thread.
-        code_s: where the loop does not run in the main thread, seconds after which code of an environment is broken
-            off; 0: never.
+        code_s: if the loop does not run in the main thread, seconds after which environment code is broken off; 0:
+            never.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
         self._pokes = threading.current_thread() is threading.main_thread()
         self._handler_before: Any = None
         self._held: tuple[int, object, object] = (-1, None, None)
-        """What held everything up at the last poke: beats by then, the task that ran, and its block of code."""
+        """The blocking code at the last poke: heartbeats by then, the running task, and its block of code."""
         self._held_s = 0.0
         self._poked_at = 0.0
 
@@ -85,7 +86,7 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
         self._over.set()
         if self._loop is not None:
             self._next.cancel()
-        self._watcher.join()  # or it might poke whoever comes next
+        self._watcher.join()  # or it might poke later code
         if self._pokes:
             signal.signal(POKE, self._handler_before or signal.SIG_DFL)
 
@@ -108,7 +109,7 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
             if still and self._pokes and (self._loop is not None or is_environments(self._stack())):
                 signal.pthread_kill(self._runner, POKE)
             elif self._code_s and still >= breaks_at and self._break_off():
-                breaks_at = still + self._code_s  # where it goes on all the same, it is tried again
+                breaks_at = still + self._code_s  # if the code continues in spite of it, try again
             if still < self._warn_s:
                 continue
             if not warned:
@@ -124,7 +125,7 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
                 self._end(f"ended: the event loop is held up for {duration(still)}", self._stack())
 
     def _poked(self, number: int, frame: FrameType | None) -> None:
-        """In the main thread, and in the context of what it runs: break that off where its time is over."""
+        """Handle the signal in the main thread, in the context of the running code; raise there if its time is over."""
         loop = _running_loop()
         task = None if loop is None else asyncio.current_task(loop)
         now, held = time.monotonic(), (self._beats, task, CODE_BLOCK.get())
@@ -135,20 +136,20 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
         self._poked_at = now
         if not (limit_s := CODE_LIMIT_S.get()):
             return
-        place = author_place(traceback.extract_stack(frame))
+        location = author_place(traceback.extract_stack(frame))
         if interrupts.requested():
-            raise HeldUpError(f"was interrupted in {place}")
+            raise HeldUpError(f"was interrupted in {location}")
         if self._held_s >= limit_s:
-            self._held_s = 0.0  # where it goes on all the same, it is tried again
-            raise HeldUpError(f"held up everything else for {limit_s:g} s, in {place}")
+            self._held_s = 0.0  # if the code continues in spite of it, try again
+            raise HeldUpError(f"held up everything else for {limit_s:g} s, in {location}")
 
     def _break_off(self) -> bool:
-        """Raise in the loop's thread, where that is in code of an environment."""
+        """Raise an exception in the loop's thread if it runs environment code; return whether it does."""
         stack = self._stack()
         if not is_environments(stack):
             return False
         text = f"held up everything else for {self._code_s:g} s, in {author_place(stack)}"
-        logger.warning("code of the environment %s", text)  # its episode is told of when its group ends
+        logger.warning("code of the environment %s", text)  # the episode gets the error when its group ends
         held_up = type(HeldUpError.__name__, (HeldUpError,), {"__str__": lambda self: text})  # Python takes a class
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._runner), ctypes.py_object(held_up))
         return True

@@ -58,13 +58,13 @@ def launch(
     resume: bool = False,
     debug: bool = False,
 ) -> RunOutcome:
-    """Run the trainer to its end and leave a complete run folder; everything it says goes to the terminal.
+    """Run the trainer to its end and leave a complete run folder; all output goes to the terminal and the log.
 
     Args:
         config: the resolved recipe.
-        folder: where to write; created here and held until the end.
-        load_trainer: imports the trainer; called when the display is up, since it may take seconds.
-        resume: continue what `folder` holds.
+        folder: the run's folder, created here and held until the end.
+        load_trainer: imports the trainer; called after the display has started, since it may take seconds.
+        resume: continue the run in `folder`.
         debug: leave stdout and stderr alone and log everything to them.
     """
 
@@ -107,7 +107,7 @@ def _open_run(config: RunConfig, folder: RunFolder, state: RunState, resume: boo
 
 
 def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float, *, debug: bool) -> RunOutcome:
-    """Run, then write the outcome, also after a failure."""
+    """Run the trainer, then write the outcome, also after a failure."""
     try:
         outcome = _outcome(run, load_trainer, debug=debug)
         run.check_folder()
@@ -140,7 +140,7 @@ def _recorded(run: Run, outcome: RunOutcome, earlier_s: float) -> RunOutcome:
 
 
 def _unless_refused(run: Run, outcome: RunOutcome, write: Callable[[], object]) -> RunOutcome:
-    """The outcome; of a run that was successful a failure, if this can't be written."""
+    """Call `write`; if it raises OSError, a successful outcome becomes a failure, and any other gets a warning."""
     try:
         write()
     except OSError as error:
@@ -154,7 +154,7 @@ def _unless_refused(run: Run, outcome: RunOutcome, write: Callable[[], object]) 
 def _outcome(run: Run, load_trainer: Callable[[], Trainer], *, debug: bool) -> RunOutcome:
     async def train() -> None:
         section = run.config.watchdog
-        guard = LoopGuard(section.warn_s, 0.0 if debug else section.end_s, run.warn)  # a debugger holds it up for long
+        guard = LoopGuard(section.warn_s, 0.0 if debug else section.end_s, run.warn)  # a debugger blocks it for long
         async with kept_up_to_date(run.display):
             trainer = load_trainer()
             with guard:
@@ -163,7 +163,7 @@ def _outcome(run: Run, load_trainer: Callable[[], Trainer], *, debug: bool) -> R
     def finish() -> str | None:
         run.request_stop()
         stage = run.state.stage
-        return None if stage is not None and stage.name == "model" else "and saving"  # it may be fetched for hours
+        return None if stage is not None and stage.name == "model" else "and saving"  # a download may take hours
 
     try:
         run_until_interrupted(train(), finish=finish, tell=run.note, grace_s=run.config.checkpoint.grace_s)
@@ -171,13 +171,13 @@ def _outcome(run: Run, load_trainer: Callable[[], Trainer], *, debug: bool) -> R
         return RunOutcome("interrupted", INTERRUPTED)
     except asyncio.CancelledError:
         return failed(RuntimeError("the trainer was cancelled from within"))
-    except Exception as error:  # noqa: BLE001 - the boundary of the run: whatever it was is reported and recorded
+    except Exception as error:  # noqa: BLE001 - the boundary of the run: any exception is reported and recorded
         return failed(_refused_write(run, error) or error, error)
     return RunOutcome("interrupted", INTERRUPTED) if run.stop.is_set() else RunOutcome("success", 0)
 
 
 def _refused_write(run: Run, error: Exception) -> ForgeError | None:
-    """The likely cause of a failure: a full disk, which every library words differently, or a missing permission."""
+    """Return the likely cause of a failure: a full disk, which libraries word differently, or a missing permission."""
     then = "then start it again"
     if has_recorded(run):
         then = f"then continue with: forge-env train {run.folder.config} --resume"

@@ -1,4 +1,4 @@
-"""Where metrics go: metrics.jsonl always, TensorBoard, Weights & Biases and plug-ins as the recipe says.
+"""Destinations of metrics: metrics.jsonl always, and TensorBoard, Weights & Biases and plug-ins as the recipe says.
 
 A plug-in of the group `forge_env.loggers` is called with the run's folder and recipe, `Logger(folder, config)`, and has
 the methods of `MetricsLogger`.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 GROUP = "forge_env.loggers"
 LARGEST_STEP, LARGEST_FIGURE = 53, 1000
-"""Bits of what a curve can hold."""
+"""Maximum bits of a step and of a metric in a curve."""
 
 
 @runtime_checkable
@@ -39,32 +39,32 @@ class MetricsLogger(Protocol):
     """Receives every row of metrics. A plug-in is a class with these methods."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep one row."""
+        """Record one row."""
 
     def close(self) -> None:
-        """Flush and let go."""
+        """Flush and release resources."""
 
 
 class JSONLMetrics:
-    """metrics.jsonl: one line a row, with the operating system at once, so that a killed run keeps all it logged."""
+    """metrics.jsonl: one line per row, handed to the operating system at once, so that a killed run loses no row."""
 
     def __init__(self, path: Path, clock: Callable[[], float], on_full: Callable[[], object] = lambda: None) -> None:
         self._clock = clock
         self._file = LineWriter(path, on_full=on_full)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a row; NaN and infinities become null, which every JSON reader takes."""
+        """Append a row; NaN and infinities become null, which every JSON reader accepts."""
         row: dict[str, Any] = {"step": step, "time": round(self._clock(), 3)}
         row |= {key: float(value) if math.isfinite(value) else None for key, value in metrics.items()}
         self._file.append(json.dumps(with_schema(row)).encode())
 
     @property
     def is_made(self) -> bool:
-        """As `LineWriter.is_made`."""
+        """Whether the file has been created (see `LineWriter.is_made`)."""
         return self._file.is_made
 
     def move(self, folder: RunFolder) -> None:
-        """Continue in another run folder, with all rows."""
+        """Continue in another run folder, taking all rows along."""
         self._file.move(folder.metrics)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class JSONLMetrics:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a metrics.jsonl in order; half a line that a killed run left is skipped, and one that is damaged.
+    """Yield the rows of a metrics.jsonl in order, skipping damaged lines and the incomplete last line of a killed run.
 
     Raises:
         UsageError: a row is of a newer version than this forge-env reads, or the file is not read (`open_file`).
@@ -87,7 +87,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def metrics_row(line: str | bytes, path: Path) -> dict[str, Any] | None:
-    """A row of a metrics.jsonl: its step and all that is a number or was none; None where the line is damaged.
+    """Parse a row of a metrics.jsonl: its step and every value that is a number or null; None if the line is damaged.
 
     Raises:
         UsageError: it is of a newer version than this forge-env reads.
@@ -114,7 +114,7 @@ def metrics_row(line: str | bytes, path: Path) -> dict[str, Any] | None:
 
 
 class TensorBoardMetrics:
-    """TensorBoard events through the tensorboard package's own writer, without torch."""
+    """TensorBoard events, written by the tensorboard package without torch."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -134,12 +134,12 @@ class TensorBoardMetrics:
         try:
             self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
             self._writer.flush()
-        except OSError:  # its thread has ended with this: the next row begins another file
+        except OSError:  # its writer thread has ended: the next row starts a new file
             self._writer = None
             raise
 
     def move(self, folder: RunFolder) -> None:
-        """Continue in another run folder, with a new file: of one that was removed nothing is left."""
+        """Continue in another run folder with a new event file; events of a removed folder are lost."""
         writer, self._writer, self._folder = self._writer, None, folder.tensorboard
         if writer is not None:
             with suppress(OSError):
@@ -152,7 +152,7 @@ class TensorBoardMetrics:
 
 
 class WandbMetrics:
-    """Weights & Biases; `WANDB_MODE=offline` and `disabled` are honoured, and a resumed run continues its record."""
+    """Weights & Biases; `WANDB_MODE=offline` and `disabled` are honoured, and a resumed run continues its W&B run."""
 
     def __init__(self, folder: RunFolder, config: RunConfig) -> None:
         import wandb
@@ -171,11 +171,11 @@ class WandbMetrics:
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log one row; `step` is a metric of its own, so that a resumed run may log a step again."""
+        """Log one row; `step` is logged as a metric, so that a resumed run may log a step again."""
         self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
-        """Finish the record."""
+        """Finish the W&B run."""
         self._run.finish()
 
 
@@ -191,8 +191,8 @@ def check_loggers(config: RunConfig) -> None:
     """Refuse a recipe whose loggers can't work here.
 
     Raises:
-        UsageError: one isn't installed, or has nobody to log for.
-        PluginError: one can't be imported, or is not a logger.
+        UsageError: a logger isn't installed, or isn't logged in.
+        PluginError: a logger can't be imported, or is not a logger.
     """
     for name in config.logging.loggers:
         _logger_class(name)
@@ -214,18 +214,21 @@ def check_loggers(config: RunConfig) -> None:
 
 
 def _logger_class(name: str) -> Callable[[RunFolder, RunConfig], MetricsLogger]:
-    found = load_plugin(GROUP, name)
-    if not (isinstance(found, type) and issubclass(found, MetricsLogger)):
+    plugin = load_plugin(GROUP, name)
+    if not (isinstance(plugin, type) and issubclass(plugin, MetricsLogger)):
         fix = "it must be a class with the methods log and close"
-        raise PluginError(f"logger {name!r}: {found!r} is not a logger", fix=fix)
-    logger_class: Callable[[RunFolder, RunConfig], MetricsLogger] = found
+        raise PluginError(f"logger {name!r}: {plugin!r} is not a logger", fix=fix)
+    logger_class: Callable[[RunFolder, RunConfig], MetricsLogger] = plugin
     return logger_class
 
 
 def open_loggers(
     config: RunConfig, folder: RunFolder, clock: Callable[[], float], on_full: Callable[[], object] = lambda: None
 ) -> list[MetricsLogger]:
-    """The loggers that the recipe asks for (see `check_loggers`); `on_full` is told when rows wait for room."""
+    """Open the loggers that the recipe asks for (see `check_loggers`).
+
+    `on_full` is called when rows wait in memory for disk space.
+    """
     loggers: list[MetricsLogger] = [JSONLMetrics(folder.metrics, clock, on_full)]
     if config.logging.tensorboard:
         loggers.append(TensorBoardMetrics(folder.tensorboard))

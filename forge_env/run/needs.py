@@ -1,4 +1,4 @@
-"""What a run needs of the machines it is on: GPUs, and an estimate of memory."""
+"""Requirements of a run: its GPUs, and an estimate of its memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import RunConfig
 
 PROCESS_GB = 1.0
-"""Resident memory of a process that has imported torch and vLLM or TorchTitan."""
+"""Resident memory of a process that has imported torch and vLLM or TorchTitan, in GiB."""
 WORKER_GB = 0.3
-"""Of one that plays episodes: their environment, the tokenizer, and the episodes under way."""
+"""Memory of a rollout worker, in GiB: the environment, the tokenizer, and the running episodes."""
 CONTROLLER_GB = 0.5
 SANDBOXES_GB = 0.5
 
 
 def gpus_by_role(config: RunConfig) -> dict[str, int]:
-    """GPUs of each role, only roles that want any."""
+    """Return the number of GPUs of each role that uses any."""
     generators = config.generator.num_replicas * config.generator.procs * config.rolls_out
     roles = {
         "generator": generators * config.generator.with_gpus,
@@ -26,13 +26,13 @@ def gpus_by_role(config: RunConfig) -> dict[str, int]:
 
 
 def needed_gpus(config: RunConfig) -> int:
-    """GPUs of all roles together; where they share them, of the role that wants most."""
+    """Return the GPUs of all roles together; if roles share GPUs, those of the role that wants most."""
     counts = gpus_by_role(config).values()
     return max(counts, default=0) if config.job.share_gpus else sum(counts)
 
 
 def model_size_gb(config: RunConfig) -> float:
-    """Size of the checkpoint: of a local folder, its files; unknown (0) for a hub name; small for `tiny`."""
+    """Return the checkpoint size in GiB: the files of a local folder, 0 (unknown) for a hub name, small for `tiny`."""
     if config.model.path == "tiny":
         shape = config.model.tiny
         attention = shape.dim * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
@@ -45,17 +45,17 @@ def model_size_gb(config: RunConfig) -> float:
 
 
 def trained_size_gb(config: RunConfig) -> float:
-    """Size of what is trained: of the checkpoint, or of adapters, which is next to nothing."""
+    """Return the size of the trained weights in GiB: the checkpoint, or 0 for adapters, which are negligible."""
     return 0.0 if config.lora is not None else model_size_gb(config)
 
 
 def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
-    """Estimate of the host memory that a run takes, by role: how many processes, and GiB of each.
+    """Estimate the host memory that a run takes, by role: number of processes, and GiB of each.
 
-    A CPU generator holds weights and key-value cache, a CPU trainer weights, gradients and two optimizer
-    moments; on GPUs both live in device memory. Besides, the trainer's processes hold two published versions of the
-    weights, and a checkpoint under way, which is a copy of weights and moments. With adapters, gradients, moments and
-    copies are theirs.
+    A CPU generator holds weights and key-value cache, a CPU trainer weights, gradients and two optimizer moments; on
+    GPUs both are in device memory. In addition, the trainer's processes hold two published versions of the weights, and
+    a copy of weights and moments while a checkpoint is written. With adapters, gradients, moments and copies cover the
+    adapters only.
     """
     size = model_size_gb(config)
     trained = trained_size_gb(config)
@@ -76,5 +76,5 @@ def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
 
 
 def needed_memory_gb(config: RunConfig) -> float:
-    """The sum of `needed_memory`, GiB: about 5 for the default recipe on a CPU."""
+    """Return the sum of `needed_memory` in GiB: about 5 for the default recipe on a CPU."""
     return sum(count * each for count, each in needed_memory(config).values())

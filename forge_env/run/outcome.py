@@ -1,4 +1,4 @@
-"""How a run ended, and the summary.json that says so."""
+"""The outcome of a run, and the summary.json that records it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class RunOutcome:
     exit: Exit
     code: int
     error: BaseException | None = None
-    """What is shown."""
+    """The error shown to the user."""
     raised: BaseException | None = None
-    """What ended the trainer; the log has its traceback."""
+    """The exception that ended the trainer; the log has its traceback."""
     ending: str = field(default="", compare=False)
-    """How the run ended and how to go on, in one line."""
+    """How the run ended and how to continue it, in one line."""
 
     @property
     def message(self) -> str:
@@ -52,13 +52,13 @@ class RunOutcome:
 
 
 def failed(error: BaseException, raised: BaseException | None = None) -> RunOutcome:
-    """The outcome of an exception; of a group, its cause."""
+    """Return the outcome for an exception; for an exception group, its root cause."""
     cause = root_cause(error)
     return RunOutcome("failed", cause.exit_code if isinstance(cause, ForgeError) else 1, cause, raised or error)
 
 
 def describe_end(run: Run, outcome: RunOutcome) -> str:
-    """How a run ended and how to go on, in one line."""
+    """Describe in one line how a run ended and how to continue it."""
     done, saved = run.state.step, run.state.saved
     steps = f"{done} step{'s' * (done != 1)}"
     if outcome.exit == "success":
@@ -82,7 +82,7 @@ def nothing_to_resume(run: Run, outcome: RunOutcome) -> bool:
 
 
 def has_recorded(run: Run) -> bool:
-    """Whether there is something that a resumed run would continue from."""
+    """Whether the run has state that a resumed run would continue from."""
     state = run.state
     return bool(run.resume or state.step or state.saved or state.evaluations)
 
@@ -93,7 +93,7 @@ def _describe(error: BaseException) -> str:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """What an earlier process of the run left, or nothing.
+    """Read the summary that an earlier process of the run left; empty if there is none.
 
     Raises:
         UsageError: it is of a newer version than this forge-env reads, or the file is not read (`open_file`).
@@ -102,19 +102,19 @@ def read_summary(path: Path) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(read_text(path))
-    except json.JSONDecodeError:  # a full disk cut it short
+    except json.JSONDecodeError:  # truncated by a full disk
         return {}
     return without_schema(data, str(path)) if isinstance(data, dict) else {}
 
 
 def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s: float) -> dict[str, Any]:
-    """Write summary.json, complete or not at all, and return it. What the trainer put into `run.summary` wins."""
+    """Write summary.json atomically and return it. Values that the trainer put into `run.summary` take precedence."""
     state = run.state
     names = dict.fromkeys(item.split for item in state.evaluations)
     scores = {split: sorted(state.scores(split), key=lambda item: item.step) for split in names}
     summary: dict[str, Any] = {
         **DEFAULTS,
-        **run.earlier,  # all of it: a process that is killed before it has counts of its own leaves these to the next
+        **run.earlier,  # kept whole: a process that is killed before it has counts of its own must not lose these
         **run.facts,
         "name": run.folder.name,
         "environment": run.config.environment.name,
@@ -140,7 +140,7 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
 
 
 def save_progress(run: Run) -> None:
-    """Write summary.json as things stand, so that a process that is killed leaves its figures to the next."""
+    """Write summary.json with the current figures, so that a resumed run has them even if this process is killed."""
     try:
         write_summary(run, "running", "", float(run.earlier.get("wall_s") or 0.0) + run.state.elapsed)
     except OSError as error:

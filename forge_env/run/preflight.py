@@ -1,4 +1,4 @@
-"""What can be known to fail is said before anything starts."""
+"""Preflight checks: foreseeable failures are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from forge_env.run.trainer import load_trainer
 
 
 class Ready(NamedTuple):
-    """A run that can begin.
+    """The result of the checks for a run that can begin.
 
     Attributes:
         engine: the sandbox engine that will be used.
-        plan: who will be on which host, a line for each; nothing where the run stays on this machine.
+        plan: placement of the actors, a line for each host; empty if the run stays on this machine.
     """
 
     engine: str
@@ -62,21 +62,21 @@ def check(config: RunConfig, folder: RunFolder) -> Ready:
 
 
 def check_hosts(config: RunConfig, folder: RunFolder) -> Ready:
-    """The other hosts answer, have the same code and files, and room for everything."""
-    found = asyncio.run(survey(config, folder.root))
-    assert found is not None
-    check_least_gpus(sum(len(card.gpus) for card in found.cards), "the hosts have")
+    """Check that the other hosts answer, have the same code and files, and have room for everything."""
+    hosts = asyncio.run(survey(config, folder.root))
+    assert hosts is not None
+    check_least_gpus(sum(len(card.gpus) for card in hosts.cards), "the hosts have")
     engines = {
-        found.cards[host].engine
-        for name, place in found.plan.places.items()
-        for host in place.hosts
+        hosts.cards[host].engine
+        for name, placement in hosts.plan.places.items()
+        for host in placement.hosts
         if name.startswith("rollouts")
     }
-    return Ready(", ".join(sorted(engines)), str(found.plan))
+    return Ready(", ".join(sorted(engines)), str(hosts.plan))
 
 
 def check_plugins(config: RunConfig) -> None:
-    """Trainer and loss are registered; the environment loads and takes its options."""
+    """Check that trainer and loss are registered, and that the environment loads and accepts its options."""
     check_registered("forge_env.trainers", config.method)
     check_registered("forge_env.losses", config.grpo.loss.name)
     environment = config.environment
@@ -85,7 +85,7 @@ def check_plugins(config: RunConfig) -> None:
 
 
 def check_packages(config: RunConfig) -> None:
-    """The training stack is installed, if the method is one of ours."""
+    """Check that the training stack is installed, if the method is one of ours."""
     entry = installed("forge_env.trainers").get(config.method)
     if entry is None or not entry.value.startswith("trainers."):
         return
@@ -103,21 +103,21 @@ def check_packages(config: RunConfig) -> None:
 
 
 def check_gpus(config: RunConfig) -> None:
-    """There are as many GPUs as the recipe places."""
+    """Check that there are as many GPUs as the recipe places."""
     check_least_gpus(len(machine.gpus()), "this machine has")
     needed, total = gpus_by_role(config), needed_gpus(config)
     if not needed:
         return
-    visible, found = len(machine.gpus()), len(machine.unclaimed_gpus())
-    if found >= total:
+    visible, unclaimed = len(machine.gpus()), len(machine.unclaimed_gpus())
+    if unclaimed >= total:
         return
     roles = ", ".join(f"{role} {count}" for role, count in needed.items())
     cpu = " ".join(f"--{role}.with_gpus false" for role in needed)
-    smaller = "job.share_gpus=true, " if 0 < found < total and not config.job.share_gpus else ""
-    smaller += "fewer generator.num_replicas, generator.procs or trainer.procs, " if found >= len(needed) else ""
+    smaller = "job.share_gpus=true, " if 0 < unclaimed < total and not config.job.share_gpus else ""
+    smaller += "fewer generator.num_replicas, generator.procs or trainer.procs, " if unclaimed >= len(needed) else ""
     if "grpo.reference" in needed and config.grpo.reference.source != "path":
         smaller += "no reference model (grpo.beta=0), "
-    others = f", of which other runs have {visible - found}" if visible > found else ""
+    others = f", of which other runs have {visible - unclaimed}" if visible > unclaimed else ""
     raise ForgeError(
         f"Insufficient GPU resources: this recipe needs {total} ({roles}), this machine has {visible}{others}",
         fix=f"use {smaller}a bigger machine, or run on the CPU with {cpu}",
@@ -125,7 +125,7 @@ def check_gpus(config: RunConfig) -> None:
 
 
 def check_least_gpus(found: int, there: str) -> None:
-    """There are as many GPUs as MIN_GPUS says, which scripts set for the machines that they ask for."""
+    """Check that there are as many GPUs as MIN_GPUS says, which scripts set for the machines that they ask for."""
     least = os.environ.get("MIN_GPUS", "").strip() or "0"
     if not least.isdigit():
         raise UsageError(f"MIN_GPUS={least!r} is not a number", fix="set it to a number of GPUs, or unset it")
@@ -137,7 +137,7 @@ def check_least_gpus(found: int, there: str) -> None:
 
 
 def check_memory(config: RunConfig) -> None:
-    """Enough memory is free."""
+    """Check that enough memory is free."""
     needed, free = needed_memory_gb(config), machine.free_memory_gb()
     if free >= needed:
         return
@@ -158,14 +158,14 @@ def check_memory(config: RunConfig) -> None:
 
 
 def needed_disk_gb(config: RunConfig) -> tuple[float, float]:
-    """Estimates for (run folder, cache), GiB: a checkpoint holds what is trained and two moments, in float32."""
+    """Estimate the disk space of (run folder, cache), GiB: a checkpoint holds weights and two moments, in float32."""
     size = model_size_gb(config)
     checkpoints = (config.checkpoint.keep + config.checkpoint.keep_best + 1) * 3 * trained_size_gb(config)
     return 0.3 + checkpoints, 0.2 + (3 * size if config.warmup else size)
 
 
 def check_disk(config: RunConfig, folder: RunFolder) -> None:
-    """The run folder and the cache are writable places with room."""
+    """Check that the run folder and the cache are writable and have enough space."""
     for_run, for_cache = needed_disk_gb(config)
     cache = machine.cache_dir(config.model.cache_dir)
     for path, needed, key in ((folder.root, for_run, "output_dir"), (cache, for_cache, "model.cache_dir")):
@@ -192,7 +192,7 @@ def _writable(folder: Path) -> bool:
 
 
 def check_sandbox(config: RunConfig) -> str:
-    """Some sandbox engine can isolate code here, and has the sandboxes that the environment asks for; its name."""
+    """Check that a sandbox engine can isolate code here and has the environment's sandboxes; return its name."""
     from forge_env.environment.sandbox_environment import SandboxEnvironment
     from forge_env.sandbox.engines import open_engine
 
@@ -204,15 +204,15 @@ def check_sandbox(config: RunConfig) -> str:
 
 
 def check_trainer(config: RunConfig) -> None:
-    """What only the trainer knows to be wrong."""
+    """Run the checks of the trainer."""
     load_trainer(config.method).check(config)
 
 
 def changed_keys(config: RunConfig, saved: Path) -> list[str]:
-    """What a resumed run changes against the recipe it began with, as `key: old -> new`."""
+    """List the keys in which a resumed run differs from its saved recipe, as `key: old -> new`."""
     try:
         old = read_as(RunConfig, saved)
-    except UsageError:  # written by another version: nothing to compare with
+    except UsageError:  # written by another version: can't be compared
         return []
     before, after = (_flat(redact_settings(each.model_dump(mode="json"))) for each in (old, config))
     keys = [key for key in after if key != "name" and before.get(key) != after[key]]

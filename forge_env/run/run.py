@@ -1,4 +1,4 @@
-"""`Run`: what a trainer is given. Recipe and folder are in it, and all that a trainer has to say goes through it.
+"""`Run`: the interface of a training run for its trainer, with recipe, folder, metrics, logging and display.
 
 A trainer is an entry point in the group `forge_env.trainers`:
 
@@ -9,8 +9,8 @@ A trainer is an entry point in the group `forge_env.trainers`:
             run.log(step, {"reward/mean": 0.4, "grpo_loss/total_loss": 0.1})
         run.summary["engine"] = "docker"
 
-It returns when it is done, or soon after `run.stop` is set; it raises to fail. Names of metrics that the
-displays and the report know are in `forge_env.display.curves`.
+It returns when it is done, or soon after `run.stop` is set; it raises to fail. Names of metrics that the displays and
+the report know are in `forge_env.display.curves`.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Run:
     """One training run, seen by its trainer.
 
     Attributes:
-        config: the recipe as resolved.
-        folder: where everything is written.
-        stop: set when the person (Ctrl-C, SIGTERM) wants the run to finish cleanly and save.
+        config: the resolved recipe.
+        folder: the run's folder, which holds all its files.
+        stop: set when the user (Ctrl-C, SIGTERM) wants the run to finish cleanly and save.
         resume: continue from the newest checkpoint of `folder`.
-        earlier: the summary that the run had when it was resumed, for counters to go on from.
+        earlier: the summary that the run had when it was resumed; counters continue from it.
         summary: merged into summary.json; also written when the run fails.
-        state: what displays draw.
-        display: what draws it.
-        facts: merged into summary.json before all else: when and on what it runs.
-        loggers: where metrics go.
+        state: data for the displays.
+        display: draws `state`.
+        facts: merged into summary.json first: start time, versions and machine.
+        loggers: destinations of metrics.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Run:
         self.display = display or Display()
         self.loggers = list(loggers)
         self.gone: FolderGoneError | None = None
-        """Set when the folder was removed or replaced: `folder` leads to another one, where the run is saved."""
+        """Set when the folder was removed or replaced: `folder` is then a new one, in which the run is saved."""
         self._trajectories = TrajectoryFiles(folder.trajectories, self.warn, self.disk_full)
         self._trained: LineWriter | None = None
         self._timeline: Timeline | None = None
@@ -90,12 +90,12 @@ class Run:
             self._restore()
 
     def stage(self, name: str, detail: str = "") -> None:
-        """A phase begins and the last ends.
+        """Begin a stage and end the previous one.
 
         Names: "sandbox", "model", "trainer", "warm-up", "generator", "evaluation", "training", "shutdown".
 
         Args:
-            name: what it is called on the terminal.
+            name: the stage's name on the terminal.
             detail: more about it.
         """
         self.end_stage()
@@ -107,16 +107,16 @@ class Run:
         self.display.event(f"{name}: {detail}" if detail else name)
 
     def end_stage(self) -> None:
-        """The current phase is over."""
+        """End the current stage."""
         if (stage := self.state.stage) is not None:
             stage.ended = self.state.elapsed
 
     def progress(self, done: int, total: int, **fields: Any) -> None:
-        """`done` of `total` units of the current stage, with a few figures to show beside them.
+        """Report that `done` of `total` units of the current stage are done.
 
         Args:
-            done: of the stage.
-            total: of the stage.
+            done: finished units of the stage.
+            total: all units of the stage.
             fields: figures to show beside it.
         """
         self.state.done, self.state.total = done, total
@@ -124,7 +124,7 @@ class Run:
         self.display.update()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep one row of metrics: metrics.jsonl, TensorBoard, Weights & Biases, display.
+        """Record one row of metrics: metrics.jsonl, TensorBoard, Weights & Biases, display.
 
         Args:
             step: from 1; 0: before training.
@@ -139,10 +139,10 @@ class Run:
     def check_folder(self) -> bool:
         """If the run's folder was removed or replaced, continue in a new one and ask the run to stop, which saves it.
 
-        Every write begins with this; the run ends with the error `gone`.
+        Every write begins with this check; the run ends with the error `gone`.
 
         Returns:
-            Whether the folder was in its place.
+            Whether the folder was unchanged.
         """
         made = any(isinstance(sink, JSONLMetrics) and sink.is_made for sink in self.loggers)
         files = [self.folder.metrics] if made else []
@@ -184,15 +184,15 @@ class Run:
     def evaluation(
         self, step: int, split: str, score: float, n: int, stderr: float, versions: Mapping[int, int] = NO_VERSIONS
     ) -> None:
-        """A held-out score after training step `step`: mean over `n` valid episodes and its standard error.
+        """Record a held-out score after training step `step`.
 
         Args:
-            step: after which it was taken.
-            split: whose tasks.
-            score: the mean.
-            n: episodes that counted.
+            step: number of training steps before the evaluation.
+            split: the evaluated tasks.
+            score: mean over the valid episodes.
+            n: number of valid episodes.
             stderr: standard error of the mean.
-            versions: tokens that each policy version sampled for it; a score may mix some (`evaluation.pinned`).
+            versions: number of tokens sampled by each policy version; a score may mix versions (`evaluation.pinned`).
         """
         scored = HeldOutScore(step, split, score, n, stderr, dict(versions))
         self.state.evaluations.append(scored)
@@ -206,23 +206,26 @@ class Run:
             }
         self._log(step, row)
         mixed = f"; {scored.played_by}" if scored.played_by else ""
-        said = f"held-out ({split}) after step {step}: {score:.3f} ± {stderr:.3f} (standard error, n={n}){mixed}"
-        logger.info("%s", said)
-        self.display.event(said)
+        message = f"held-out ({split}) after step {step}: {score:.3f} ± {stderr:.3f} (standard error, n={n}){mixed}"
+        logger.info("%s", message)
+        self.display.event(message)
 
     def saved(self, step: int) -> None:
-        """A checkpoint after `step` steps is what a resumed run goes on from; 0: there is none yet.
+        """Record the step of the checkpoint that a resumed run would continue from; 0: there is none yet.
 
         Args:
-            step: of the checkpoint.
+            step: training steps in the checkpoint.
         """
         self.state.saved = step
 
     def status(self, **fields: Any) -> None:
-        """Live figures: reward, staleness, tokens_per_s, in_flight, buffer, eta_s, waiting={"trainer": "episodes"}.
+        """Update the live figures.
+
+        Their names are reward, staleness, tokens_per_s, in_flight, buffer, eta_s, and waiting, such as {"trainer":
+        "episodes"}.
 
         Args:
-            fields: what has changed.
+            fields: the changed figures.
         """
         self.state.status |= fields
         self.display.update()
@@ -230,36 +233,39 @@ class Run:
     def trajectory(self, trajectory: Trajectory, kind: str) -> None:
         """Append to `trajectories/KIND.jsonl` ("train", "eval", ...) if the recipe keeps that kind.
 
-        A thread does so, in the order of the calls; nobody may change the trajectory from here on. A full disk ends no
-        run: what can't be written waits for room in memory, up to a bound. Whoever writes many calls `drain`.
+        A thread writes, in the order of the calls; the trajectory must not be changed after this call. A full disk ends
+        no run: unwritten trajectories wait for space in memory, up to a bound. Callers that write many trajectories
+        should await `drain` between them.
 
         Args:
-            trajectory: that has ended.
+            trajectory: of a finished episode.
             kind: name of the file.
 
         Raises:
-            OSError: an earlier one could not be written, for another reason than room.
+            OSError: an earlier one could not be written, for a reason other than disk space.
         """
         self.check_folder()
         if is_kept(self.config.logging.trajectories, kind):
             self._trajectories.write(trajectory, kind)
 
     def trained(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
-        """What `step` was trained on; a line of `trained.jsonl` (docs/running.md), written by the same thread.
+        """Record the groups that `step` was trained on.
+
+        The thread that writes trajectories writes a line of `trained.jsonl` (docs/running.md).
 
         Args:
-            step: that was trained.
-            groups: of each group "group", "task", "version", "staleness", "uses" and "episodes", JSON-ready.
+            step: the training step.
+            groups: for each group "group", "task", "version", "staleness", "uses" and "episodes", JSON-ready.
         """
         self._annotate({"step": step, "groups": list(groups)})
 
     def not_trained(self, group: int, fate: str, why: str = "") -> None:
-        """A group that was played is not trained on: it was "dropped" by the filter, "lost", or "stale".
+        """Record that a group was played but not trained on: it was "dropped" by the filter, "lost", or "stale".
 
         Args:
             group: its number.
-            fate: what became of it.
-            why: of a lost one: to what.
+            fate: "dropped", "lost" or "stale".
+            why: the reason, for a lost group.
         """
         self._annotate({"group": group, "fate": str(fate), **({"why": why} if why else {})})
 
@@ -275,12 +281,12 @@ class Run:
         self._trajectories.submit(write)
 
     def contract(self, clause: Clause) -> None:
-        """What came of something that the run makes sure of: a line of `contract.jsonl` and of the log; in the summary.
+        """Record the result of a self-check: a line of `contract.jsonl` and of the log, and an entry of the summary.
 
-        What is doubtful is a warning.
+        A doubtful result is a warning.
 
         Args:
-            clause: what was looked at, and what came of it.
+            clause: the check and its result.
         """
         self.check_folder()
         line = redact_json(json.dumps(with_schema(clause.row())).encode())
@@ -296,29 +302,29 @@ class Run:
             logger.info("contract: %s", clause.words)
 
     async def drain(self) -> None:
-        """Wait while the thread that writes trajectories is too far behind; raises as `trajectory`."""
+        """Wait while the thread that writes trajectories is too far behind; raises the same errors as `trajectory`."""
         await self._trajectories.drain()
 
     @property
     def timeline(self) -> Timeline | None:
-        """What every actor did when (see `forge_env.run.timeline`); None where the recipe wants none."""
+        """The activities of all actors over time (see `forge_env.run.timeline`); None if the recipe disables it."""
         if self._timeline is None and self.config.logging.timeline:
             keep_earlier(self.folder.timeline)
             self._timeline = Timeline(self.folder.timeline, time.perf_counter())
         return self._timeline
 
     def account(self, actor: str, doing: str) -> Account:
-        """A time account whose spans are on the timeline.
+        """Open a time account whose spans are added to the timeline.
 
         Args:
             actor: its name on the timeline.
-            doing: what it does at first.
+            doing: its initial activity.
         """
         timeline = self.timeline
         return Account(actor, doing, on_span=None if timeline is None else timeline.span)
 
     def note(self, text: str) -> None:
-        """A line worth showing on the terminal and keeping in the log.
+        """Show a line on the terminal and add it to the log.
 
         Args:
             text: one line.
@@ -327,7 +333,7 @@ class Run:
         self.display.note(text)
 
     def warn(self, text: str) -> None:
-        """Something the person should know; the same text is shown once and counted.
+        """Warn the user; a repeated text is shown once and counted.
 
         Args:
             text: one line.
@@ -339,14 +345,14 @@ class Run:
             self.display.event(f"warning: {text}")
 
     def disk_full(self) -> None:
-        """Something could not be written for lack of space; it is held, and the run goes on."""
+        """Warn that something could not be written for lack of disk space; it stays in memory and the run continues."""
         self.warn(DISK_FULL)
 
     def forgive(self, error: OSError) -> None:
-        """Warn where `error` is a lack of space, which ends no run; raise any other.
+        """Warn if `error` is a lack of disk space, which ends no run; otherwise raise it.
 
         Args:
-            error: of writing.
+            error: raised by a write.
         """
         if error.errno not in NO_SPACE:
             raise error
@@ -358,10 +364,10 @@ class Run:
         self.stop.set()
 
     def close(self) -> None:
-        """Close every file. The creator of the run calls it.
+        """Close every file. Called by the creator of the run.
 
         Raises:
-            OSError: something could not be written, for another reason than room.
+            OSError: something could not be written, for a reason other than disk space.
         """
         self.end_stage()
         with ExitStack() as stack:
@@ -384,7 +390,7 @@ class Run:
             self._trained.close()
 
     def _restore(self) -> None:
-        """Fill the state with what an earlier process logged."""
+        """Restore the state from the metrics that an earlier process logged."""
         rewards: dict[int, float] = {}
         scores: dict[tuple[int, str], HeldOutScore] = {}
         for row in read_metrics(self.folder.metrics):

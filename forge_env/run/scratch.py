@@ -1,7 +1,7 @@
-"""A run's temporary files: one folder that goes with the run, or with the next command after a run was killed.
+"""Temporary files of a run: one folder, removed with the run, or by the next command if the run was killed.
 
-Whoever lives holds a lock in its folder. The kernel drops the lock with the process, however it ends, so a folder
-whose lock can be taken belongs to nobody; process ids, which are reused and differ between containers, play no part.
+A running process holds a lock in its folder. The kernel releases the lock when the process ends in any way, so a folder
+whose lock can be taken is abandoned. Process ids are not used: they are reused and differ between containers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 PREFIX = "forge-env-run-"
 LOCK = "lock"
 LONGEST = 46
-"""Of the path of TMPDIR, in bytes: a folder in it takes 24, a socket there 37 (vLLM's), and 107 are all it may have."""
+"""Maximum bytes of TMPDIR's path: a folder in it takes 24, a socket there 37 (vLLM's), of 107 that are allowed."""
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder for this process and its children (TMPDIR) while the block runs.
+    """Create a temporary folder and make it TMPDIR for this process and its children while the block runs.
 
-    It lies in TMPDIR, or in /tmp where that path is too long for the sockets in it.
+    The folder is created in TMPDIR, or in /tmp if that path is too long for the sockets in it.
     """
     parent = parent_of_sockets()
     hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
@@ -33,7 +33,7 @@ def scratch_folder() -> Iterator[Path]:
     folder = hidden.rename(parent / hidden.name.removeprefix("."))  # visible to reapers only once it is locked
     earlier = os.environ.get("TMPDIR"), tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    # Monarch's own log lies outside TMPDIR; with this suffix it can be told whose it is.
+    # Monarch's own log is outside TMPDIR; this suffix identifies the run that it belongs to.
     os.environ["MONARCH_LOG_SUFFIX"] = folder.name
     try:
         yield folder
@@ -49,10 +49,10 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def reap_scratch() -> int:
-    """Remove folders of runs that have ended without doing so, and end what still runs of them; returns how many."""
+    """Remove the folders of runs that ended without doing so, kill their remaining processes, and count the folders."""
     removed = 0
     for folder in parent_of_sockets().glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or another reaper was first
+        with suppress(OSError):  # another user's, or another reaper was faster
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,7 +65,7 @@ def reap_scratch() -> int:
 
 
 def _end_processes(folder: Path) -> None:
-    """End processes whose temporary folder it is. The kernel ends a run's processes with it: there are hardly any."""
+    """Kill the processes whose temporary folder it is; usually the kernel has ended all of them with the run."""
     import psutil
 
     for process in psutil.process_iter():
@@ -75,12 +75,12 @@ def _end_processes(folder: Path) -> None:
 
 
 def parent_of_sockets() -> Path:
-    """Where a folder is made at whose sockets processes meet: TMPDIR, or /tmp where that path is too long for them."""
+    """Return the parent for folders with Unix sockets: TMPDIR, or /tmp if that path is too long for them."""
     chosen = Path(tempfile.gettempdir())
     return chosen if len(os.fsencode(chosen)) <= LONGEST else Path("/tmp")
 
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    for log in Path("/tmp").glob(f"*/monarch_log_{folder.name}.log"):  # under the user's name, as Monarch knows it
+    for log in Path("/tmp").glob(f"*/monarch_log_{folder.name}.log"):  # in a folder that Monarch names after the user
         log.unlink(missing_ok=True)

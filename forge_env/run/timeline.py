@@ -1,9 +1,9 @@
-"""timeline.json: what every actor did when, in the trace-event format that Perfetto and chrome://tracing open.
+"""timeline.json: the activities of all actors, in the trace-event format that Perfetto and chrome://tracing open.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format)
 
-Written as it happens, one event a line; a file that a killed process left without its closing bracket opens too. While
-the disk is full events wait in memory, up to a bound; beyond it they are left out.
+Events are written as they happen, one a line; a file without its closing bracket, left by a killed process, opens too.
+While the disk is full, events wait in memory up to a bound; those beyond it are dropped.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from forge_env.files import DiskFullError, LineWriter
 
 MICROSECONDS = 1e6
 MOST_HELD = 8 * 2**20
-"""Bytes of events that wait for room."""
+"""Maximum bytes of events that wait in memory for disk space."""
 
 
 def keep_earlier(path: Path) -> None:
-    """Give the file of an earlier session, where there is one, the next free name: `timeline-1.json`, ..."""
+    """Rename an existing timeline of an earlier session to the next free name: `timeline-1.json`, ..."""
     if path.exists():
         names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
         path.rename(next(name for name in names if not name.exists()))
 
 
 class Span(NamedTuple):
-    """Something that one of many did meanwhile, to be shown (`Timeline.overlapping`)."""
+    """One of many concurrent spans, to be shown by `Timeline.overlapping`."""
 
     track: str
     key: str
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 class Timeline:
-    """Appends events to a file; times are seconds of one clock, counted from `start`."""
+    """Append events to a file; times are seconds of one clock, counted from `start`."""
 
     def __init__(self, path: Path, start: float) -> None:
         self._start = start
@@ -49,31 +49,31 @@ class Timeline:
         self._file.append(b'[{"ph":"M","pid":1,"tid":0,"name":"process_name","args":{"name":"run"}}')
 
     def span(self, track: str, name: str, start: float, end: float, **details: Any) -> None:
-        """`track` did `name` from `start` to `end`; spans of one track don't overlap.
+        """Record that `track` did `name` from `start` to `end`; spans of one track don't overlap.
 
         Both ends are rounded to whole microseconds, so that a span ends exactly where the next begins: Perfetto drops
-        those that overlap, be it by a nanosecond.
+        spans that overlap, even by a nanosecond.
         """
         begun = self._us(start)
         self._event(track, ph="X", name=name, ts=begun, dur=self._us(end) - begun, args=details)
 
     def overlapping(self, track: str, key: str, name: str, start: float, end: float, **details: Any) -> None:
-        """As `span`, for things of which many go on at once; those of one `key` nest."""
+        """Record a span that may overlap others of its track; spans of one `key` nest."""
         common = {"cat": track, "id": key, "name": name}
         self._event(track, ph="b", ts=self._us(start), args=details, **common)
         self._event(track, ph="e", ts=self._us(end), **common)
 
     def counter(self, name: str, at: float, **values: float) -> None:
-        """Figures as a curve."""
+        """Record figures as a curve."""
         self._event(name, ph="C", name=name, ts=self._us(at), args=values)
 
     def move(self, path: Path) -> None:
-        """As `LineWriter.move`."""
+        """Continue in another file (see `LineWriter.move`)."""
         if self._open:
             self._file.move(path)
 
     def close(self) -> None:
-        """End the file; what is told afterwards is left out."""
+        """Close the file; later events are ignored."""
         if self._open:
             self._open = False
             self._file.append(b"]")

@@ -1,4 +1,4 @@
-"""trained.jsonl: what every step was trained on. `Run.trained` and `Run.not_trained` write it; this reads it."""
+"""trained.jsonl: the groups that each step was trained on; written by `Run.trained` and `Run.not_trained`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class TrainedEpisode(NamedTuple):
     """One episode that was trained on."""
 
     member: str
-    """Which of its group: "0", with a seat "0/white"; empty in runs from before it was kept."""
+    """Its member of the group: "0", with a seat "0/white"; empty in runs from before this was recorded."""
     reward: float
     advantage: float
     """Mean over its sampled tokens."""
     tokens: int
-    """That the policy sampled."""
+    """Number of tokens that the policy sampled."""
     turns: int
     truncated: int
-    """1: a limit ended it."""
+    """1 if a limit ended the episode, else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TrainedGroup:
     """Its position in the order of tasks."""
     task: str
     version: int
-    """Of its oldest token."""
+    """Policy version of its oldest token."""
     staleness: int
     """Age of that token when it was trained on, in policy updates."""
     uses: int
@@ -44,15 +44,15 @@ class TrainedGroup:
 
 @dataclass(slots=True)
 class Trained:
-    """What became of the groups of a run."""
+    """The groups of a run: those trained on, by step, and the fates of the others."""
 
     steps: dict[int, list[TrainedGroup]] = field(default_factory=dict)
-    """By training step, as far as the run has not gone back behind it."""
+    """Groups by training step, without the steps that a resumed run repeats."""
     fates: dict[int, str] = field(default_factory=dict)
-    """Groups that no step is trained on: "dropped", "lost", "stale"."""
+    """Groups that no step was trained on: "dropped", "lost", "stale"."""
 
     def add(self, line: bytes | str) -> None:
-        """Read one line; what is no row of a known version is left out."""
+        """Add one line of the file; lines that are no row of a known version are ignored."""
         try:
             row = without_schema(json.loads(line), "trained.jsonl")
             if "fate" in row:
@@ -85,15 +85,15 @@ def _episode(member: Any, reward: Any, advantage: Any, tokens: Any, turns: Any, 
 
 
 def _whole(value: Any) -> int:
-    """A whole number as 64 bits hold it; `ValueError` for any other."""
-    found = int(value)
-    if found.bit_length() > 63:
-        raise ValueError(f"{found:.3g} is too large")
-    return found
+    """Return `value` as a whole number of at most 63 bits; raise `ValueError` for any other."""
+    number = int(value)
+    if number.bit_length() > 63:
+        raise ValueError(f"{number:.3g} is too large")
+    return number
 
 
 def read_trained(path: Path) -> Trained:
-    """The file of a run; empty for a run from before it was written.
+    """Read the file of a run; empty for a run from before the file existed.
 
     Raises:
         UsageError: a line is of a newer version than this forge-env reads, or the file is not read (`open_file`).

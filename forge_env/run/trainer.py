@@ -1,4 +1,4 @@
-"""What the recipe's `method` names: a way to train."""
+"""Trainers: the implementations that a recipe's `method` names."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from forge_env.run.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of `Trainer.plan` besides the recipe.
+    """Optional inputs of `Trainer.plan` besides the recipe.
 
     Attributes:
         gpus: such as 8xH100; None: as many H100 as the recipe asks for.
-        prompt: tokens of an episode that nobody samples; None: the trainer assumes some.
-        reply: tokens of an episode that are sampled, likewise.
-        price: of a GPU for an hour.
+        prompt: tokens of an episode that are not sampled; None: the trainer assumes a number.
+        reply: tokens of an episode that are sampled; None: the trainer assumes a number.
+        price: cost of one GPU for an hour.
     """
 
     gpus: str | None = None
@@ -29,21 +29,21 @@ class Question:
 
 
 class Trainer:
-    """A trainer that can also say early what is wrong with a recipe. A plain `async def train(run)` is one as well."""
+    """A trainer that can also check a recipe early. A plain `async def train(run)` is a trainer as well."""
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a recipe that can't be run, before anything is started; by default none.
+        """Refuse a recipe that can't be run, before anything is started; by default none is refused.
 
         Args:
             config: the whole recipe.
         """
 
     def plan(self, config: RunConfig, question: Question) -> Iterator[str]:
-        """Lines that say what a recipe will take: memory, time, cost; by default nothing is known of that.
+        """Yield lines with the memory, time and cost that a recipe will take; by default this raises UsageError.
 
         Args:
             config: the whole recipe.
-            question: what was asked: GPUs, lengths, price.
+            question: GPUs, lengths and price to assume.
         """
         raise UsageError(
             f"method={config.method} does not say what a recipe will take",
@@ -51,7 +51,7 @@ class Trainer:
         )
 
     async def __call__(self, run: Run) -> None:
-        """Train; returns when it is done, or soon after `run.stop` is set, and raises to fail."""
+        """Train; return when done, or soon after `run.stop` is set, and raise to fail."""
         raise NotImplementedError
 
 
@@ -64,15 +64,15 @@ class _Function(Trainer):
 
 
 def load_trainer(method: str) -> Trainer:
-    """The trainer that a recipe's `method` names, an entry point of `forge_env.trainers` or `module:attribute`.
+    """Load the trainer that a recipe's `method` names, an entry point of `forge_env.trainers` or `module:attribute`.
 
     Raises:
         NotRegisteredError: there is none of that name.
         PluginError: it can't be imported, or is not a trainer.
     """
-    found = load_plugin("forge_env.trainers", method)
-    if isinstance(found, Trainer):
-        return found
-    if not callable(found):
+    trainer = load_plugin("forge_env.trainers", method)
+    if isinstance(trainer, Trainer):
+        return trainer
+    if not callable(trainer):
         raise PluginError(f"method: {method!r} is not a function", fix="write `async def train(run)`")
-    return _Function(found)
+    return _Function(trainer)

@@ -1,4 +1,4 @@
-"""The trajectories of a run: a file for each kind, written by a thread, on a disk that may run full."""
+"""Trajectory files of a run: one for each kind, written by a thread, on a disk that may fill up."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from forge_env.trajectory import Trajectory, TrajectoryWriter
 from forge_env.trajectory_index import index_path, is_index
 
 MOST_HELD = 64 * 2**20
-"""Bytes of each kind of trajectory that wait in memory for room on a full disk; more are dropped, and counted."""
+"""Maximum bytes of each kind of trajectory that wait in memory while the disk is full; more are dropped and counted."""
 MOST_WAITING = 256
-"""Trajectories that wait for the thread before `drain` waits too."""
+"""Number of trajectories waiting for the thread above which `drain` waits."""
 MOST_OPEN = 4
-"""Files open at once: of the kinds written to last. What waits for room keeps its file open."""
+"""Maximum files open at once: those of the kinds written to last. A file with data waiting for space stays open."""
 DISK_FULL = (
     "the disk is full: metrics and trajectories stay in memory until there is room. Free some space (df -h, df -i)"
 )
@@ -32,13 +32,13 @@ def is_kept(keep: str, kind: str) -> bool:
 
 
 def recorded(folder: Path, kind: str) -> list[Path]:
-    """The files of a kind in a run's folder of trajectories: its own, and those of other hosts."""
-    found = [path for path in folder.glob(f"{glob.escape(kind)}*.jsonl") if not is_index(path)]
-    return [path for path in found if path.name == f"{kind}.jsonl" or path.name.startswith(f"{kind}-")]
+    """List the files of a kind in a run's folder of trajectories: those of this host and of other hosts."""
+    paths = [path for path in folder.glob(f"{glob.escape(kind)}*.jsonl") if not is_index(path)]
+    return [path for path in paths if path.name == f"{kind}.jsonl" or path.name.startswith(f"{kind}-")]
 
 
 def rename(folder: Path, kind: str, to: str) -> None:
-    """Let all that was recorded as `kind` be that of `to`, and nothing else; what is written to it later is, too."""
+    """Rename the files of `kind` to those of `to`, replacing the latter; writes of `to` then append to them."""
     for path in recorded(folder, to):
         index_path(path).unlink(missing_ok=True)
         path.unlink()
@@ -50,15 +50,16 @@ def rename(folder: Path, kind: str, to: str) -> None:
 
 
 class TrajectoryFiles:
-    """Appends to `KIND.jsonl` of a folder, in the order of the calls. Nothing here waits but `drain`, `written` and
-    `close`.
+    """Append trajectories to `KIND.jsonl` in a folder, in the order of the calls.
+
+    Only `drain`, `written` and `close` wait.
 
     Args:
-        folder: where; it is made with the first file.
-        warn: told of what can't be recorded, in words.
-        on_full: told whenever something could not be written for lack of space.
-        host: of several that write there: its files are `KIND-HOST.jsonl`, since file systems that machines share can
-            lose what two of them append to one file.
+        folder: created with the first file.
+        warn: called with a description of each trajectory that can't be recorded.
+        on_full: called whenever something could not be written for lack of disk space.
+        host: name of this host, if several write to the folder: its files are `KIND-HOST.jsonl`, since shared file
+            systems can lose data that two machines append to one file.
     """
 
     def __init__(
@@ -73,18 +74,18 @@ class TrajectoryFiles:
         self._thread = ThreadPoolExecutor(1, "forge-env-write")
 
     def write(self, trajectory: Trajectory, kind: str) -> None:
-        """Hand over a trajectory; nobody may change it from here on.
+        """Hand over a trajectory, which must not be changed after this call.
 
         Raises:
-            OSError: an earlier one could not be written, for another reason than room.
+            OSError: an earlier one could not be written, for a reason other than disk space.
         """
         self.submit(lambda: self._write(trajectory, kind))
 
     def submit(self, write: Callable[[], bool]) -> None:
-        """Let the thread write something else, after all that was handed over before.
+        """Run `write` in the thread, after all that was handed over before.
 
         Args:
-            write: does so; returns whether it waits for room.
+            write: writes something; returns whether data waits for disk space.
 
         Raises:
             OSError: as `write`.
@@ -94,7 +95,7 @@ class TrajectoryFiles:
         self._writing.append(self._thread.submit(write))
 
     def move(self, folder: Path) -> None:
-        """Continue in another folder, with what was written of the kinds whose files are open."""
+        """Continue in another folder, moving along the data of the kinds whose files are open."""
 
         def work() -> bool:
             self._folder = folder
@@ -105,7 +106,7 @@ class TrajectoryFiles:
         self.submit(work)
 
     async def drain(self) -> None:
-        """Wait while the thread is too far behind; whoever writes many calls it between them.
+        """Wait while the thread is too far behind; callers that write many trajectories await this between them.
 
         Raises:
             OSError: as `write`.
@@ -118,17 +119,17 @@ class TrajectoryFiles:
                 self._look_after(self._writing.popleft())
 
     async def written(self) -> None:
-        """Wait until all that was handed over is in the files, or waits for room; also when this is cancelled."""
+        """Wait until all that was handed over is written or waits for disk space, even if the caller is cancelled."""
         if self._writing:
             last = asyncio.wrap_future(self._writing[-1])
             await to_its_end(asyncio.ensure_future(asyncio.wait([last])))
-            last.exception()  # seen: `write` tells
+            last.exception()  # mark as retrieved: `write` raises it
 
     def close(self) -> None:
-        """Write what waits, and close every file.
+        """Write all waiting data, and close every file.
 
         Raises:
-            OSError: something could not be written, for another reason than room.
+            OSError: something could not be written, for a reason other than disk space.
         """
         self._thread.shutdown()
         with ExitStack() as stack:
@@ -138,10 +139,10 @@ class TrajectoryFiles:
                 self._look_after(self._writing.popleft())
 
     def _write(self, trajectory: Trajectory, kind: str) -> bool:
-        """In the thread; whether the trajectory waits for room."""
+        """Write in the thread; return whether the trajectory waits for disk space."""
         writer = self._open.get(kind)
         if writer is None:
-            if not self._folder.parent.is_dir():  # it must not come back with a few files in it
+            if not self._folder.parent.is_dir():  # a removed folder must not reappear with a few files in it
                 raise ValueError(f"{self._folder.parent} is gone")
             path = self._folder / f"{kind}{self._suffix}"
             writer = TrajectoryWriter(path, what=f"{kind} trajectories", most_held=MOST_HELD)
@@ -149,7 +150,7 @@ class TrajectoryFiles:
         self._open.move_to_end(kind)
         writer.write(trajectory)
         if not writer.held:
-            for other in self._open.values():  # there is room again
+            for other in self._open.values():  # there is space again
                 other.flush()
         done = [name for name, other in self._open.items() if name != kind and not other.held and not other.dropped]
         for name in done[: max(0, len(self._open) - MOST_OPEN)]:
@@ -163,7 +164,7 @@ class TrajectoryFiles:
             self._warn(str(error))
 
     def _look_after(self, writing: Future[bool]) -> None:
-        """Warn of what went wrong with a trajectory; raise what ends the run."""
+        """Warn about a trajectory that can't be recorded; raise errors that end the run."""
         try:
             if writing.result():
                 self._on_full()
@@ -171,5 +172,5 @@ class TrajectoryFiles:
             if error.errno not in NO_SPACE:
                 raise
             self._on_full()
-        except (TypeError, ValueError, RecursionError) as error:  # an environment put in what is not JSON
+        except (TypeError, ValueError, RecursionError) as error:  # an environment put in values that are not JSON
             self._warn(f"a trajectory can't be recorded: {error}")

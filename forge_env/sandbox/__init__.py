@@ -1,4 +1,4 @@
-"""Sandboxes: where every line of model-written code runs. Engines are plug-ins behind `SandboxEngine`."""
+"""Sandboxes, in which all model-written code runs. Engines are plug-ins that implement `SandboxEngine`."""
 
 from forge_env.sandbox.callers import HOLDER, TENANT, on_behalf_of, phase, seen_by
 from forge_env.sandbox.engines import available_engines, open_engine, reap_abandoned

@@ -1,6 +1,6 @@
-"""Who calls an engine: on whose behalf sandboxes are acquired, and who is told what is done with them.
+"""Context of a sandbox call: the tenant and holder it is made for, and the callback that records its phases.
 
-Neither is an argument: an environment's code asks for a sandbox, and knows nothing of either.
+These are context variables instead of arguments, so that environments can ask for sandboxes without knowing them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 TENANT: ContextVar[str] = ContextVar("sandbox_tenant", default="")
-"""On whose behalf sandboxes are acquired, such as an environment's name: pools share them out evenly."""
+"""The environment (or other tenant) that sandboxes are acquired for; pools share them evenly among tenants."""
 HOLDER: ContextVar[object | None] = ContextVar("sandbox_holder", default=None)
-"""The block of `on_behalf_of`, such as an episode, that holds what is acquired; None outside of all."""
+"""The `on_behalf_of` block, such as an episode's, that holds acquired sandboxes; None outside of any."""
 
 
-class on_behalf_of:  # a class, since every open episode is in one, and a generator is five times as big
-    """A block in which sandboxes that are acquired count for `tenant`."""
+class on_behalf_of:  # a class, since each open episode has one and a generator takes five times the memory
+    """A block in which acquired sandboxes count for `tenant`."""
 
     __slots__ = ("__weakref__", "_holder_token", "_tenant", "_token")
 
@@ -35,16 +35,16 @@ class on_behalf_of:  # a class, since every open episode is in one, and a genera
 
 
 SEEN: ContextVar[Callable[[str, float, float], object] | None] = ContextVar("sandbox_seen", default=None)
-"""Who wants to know what is done with sandboxes, such as a timeline; see `seen_by`."""
+"""The callback that records sandbox phases, such as a timeline's; see `seen_by`."""
 
 
 @contextmanager
 def seen_by(tell: Callable[[str, float, float], object] | None) -> Iterator[None]:
-    """A block of which each wait for a sandbox and each call of one is told: what it was, its start and its end.
+    """Report the block's waits for sandboxes and calls of sandboxes to a callback.
 
     Args:
-        tell: given the phase ("wait for one", "command", "python", "tests", "files", "session"), and seconds of
-            `time.perf_counter`; None: nobody wants to know.
+        tell: called with the phase ("wait for one", "command", "python", "tests", "files", "session"), its start and
+            its end, in seconds of `time.perf_counter`. None: no reports.
     """
     token = SEEN.set(tell)
     try:
@@ -55,7 +55,7 @@ def seen_by(tell: Callable[[str, float, float], object] | None) -> Iterator[None
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """What an engine does in this block for whoever wants to know (`seen_by`)."""
+    """Report this block to the callback of `seen_by`, if any, as a phase."""
     tell, begun = SEEN.get(), time.perf_counter()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Parsing of Dockerfiles as BuildKit does it: joined lines, comments, here-documents, quotes.
+"""A parser of Dockerfiles that follows BuildKit: continued lines, comments, here-documents, quotes.
 
 Reference: https://docs.docker.com/reference/dockerfile/
 """
@@ -17,18 +17,18 @@ _WITH_HEREDOC = ("RUN", "COPY", "ADD")
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction, in the lines `start` to `end` (exclusive) of the file."""
+    """One instruction, in the file's lines `start` to `end` (exclusive)."""
 
     name: str
-    """In upper case: `FROM`."""
+    """In upper case, such as `FROM`."""
     text: str
-    """The arguments in one line, without here-documents."""
+    """The arguments on one line, without here-documents."""
     start: int
     end: int
 
 
 def instructions(dockerfile: str) -> list[Instruction]:
-    """The instructions of a Dockerfile's text, in order."""
+    """The instructions of a Dockerfile, in order."""
     lines = [line.removesuffix("\r") for line in dockerfile.removeprefix("\ufeff").split("\n")]
     escape = _escape(lines)
     parsed: list[Instruction] = []
@@ -39,7 +39,7 @@ def instructions(dockerfile: str) -> list[Instruction]:
             line = lines[position].strip()
             position += 1
             if line.startswith("#") or (not line and text):
-                continue  # skipped also within an instruction
+                continue  # skipped within an instruction too
             continues = line.endswith(escape)
             text += line.removesuffix(escape) if continues else line
         name, *rest = text.split(maxsplit=1) or [""]
@@ -51,7 +51,7 @@ def instructions(dockerfile: str) -> list[Instruction]:
 
 
 def _escape(lines: list[str]) -> str:
-    """The line continuation character: a backslash, unless a directive at the top changes it."""
+    """The line continuation character: a backslash, unless a directive at the top of the file changes it."""
     for line in lines:
         if not (directive := _DIRECTIVE.fullmatch(line.strip())):
             break
@@ -61,10 +61,10 @@ def _escape(lines: list[str]) -> str:
 
 
 def _after_heredocs(rest: list[str], lines: list[str], position: int) -> int:
-    """The line after the here-documents of an instruction; unterminated ones don't count."""
+    """The line after an instruction's here-documents. Unterminated ones are ignored."""
     try:
         words = shlex.split("".join(rest), posix=False)
-    except ValueError:  # quotes that are not closed
+    except ValueError:  # unbalanced quotes
         words = "".join(rest).split()
     for word in words:
         if heredoc := _HEREDOC.fullmatch(word):
@@ -79,14 +79,14 @@ class From:
     """The parts of a `FROM` instruction."""
 
     flags: tuple[str, ...]
-    """`--platform=...`"""
+    """Flags, such as `--platform=...`."""
     image: str
     stage: str
-    """The name after AS in lower case, or empty."""
+    """The name after AS, in lower case, or empty."""
 
 
 def base_of(instruction: Instruction) -> From | None:
-    """Parse a `FROM` instruction; None for other instructions, or if it is incomplete."""
+    """Parse a `FROM` instruction. Returns None for other instructions and incomplete ones."""
     words = instruction.text.split() if instruction.name == "FROM" else []
     flags = tuple(word for word in words if word.startswith("--"))
     image, *rest = words[len(flags) :] or [""]
@@ -124,10 +124,10 @@ def last_workdir(dockerfile: str) -> str | None:
 
 
 def _unquoted(text: str) -> str:
-    """Remove the quotes of a word, which may contain spaces without them."""
+    """Remove the quotes of a word. Unquoted words may contain spaces."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace, lexer.commenters, lexer.whitespace_split = "", "", True
     try:
         return "".join(lexer)
-    except ValueError:  # a quote that is not closed
+    except ValueError:  # unbalanced quotes
         return text

@@ -1,4 +1,4 @@
-"""Finding a sandbox engine: the named one, or the best this machine allows; opened at once or when first needed."""
+"""Selection of a sandbox engine, by name or the best available, opened at once or on first use."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def load_engine(name: str) -> type[SandboxEngine]:
     """The engine class registered as `name`, or at the import path `module:attribute`.
 
     Raises:
-        NotRegisteredError: there is none of that name.
+        NotRegisteredError: no engine has this name.
         PluginError: it can't be loaded, or is not a `SandboxEngine`.
     """
-    found = load_plugin(GROUP, name)
-    if not (isinstance(found, type) and issubclass(found, SandboxEngine)):
-        raise PluginError(f"sandbox engine {name!r} is {found!r}", fix="name a subclass of SandboxEngine")
-    return found
+    engine = load_plugin(GROUP, name)
+    if not (isinstance(engine, type) and issubclass(engine, SandboxEngine)):
+        raise PluginError(f"sandbox engine {name!r} is {engine!r}", fix="name a subclass of SandboxEngine")
+    return engine
 
 
 def available_engines() -> dict[str, str | None]:
-    """Every engine that `auto` may choose, with the reason it can't work here (None: it can), the preferred first."""
+    """Engines that `auto` may choose, preferred ones first, each with the reason it can't run here (None: it can)."""
     names = sorted(installed(GROUP), key=lambda name: PREFERENCE.index(name) if name in PREFERENCE else len(PREFERENCE))
     return {name: _unavailable_reason(name) for name in names if _is_automatic(name)}
 
@@ -42,41 +42,41 @@ def available_engines() -> dict[str, str | None]:
 def _is_automatic(name: str) -> bool:
     try:
         return load_engine(name).automatic
-    except PluginError:  # listed, with what is wrong
+    except PluginError:  # keep it in the list, with the error as its reason
         return True
 
 
 def _unavailable_reason(name: str) -> str | None:
     try:
         return load_engine(name).unavailable_reason()
-    except PluginError as error:  # one broken plug-in must not take the others down
+    except PluginError as error:  # a broken plug-in must not affect the others
         return str(error)
 
 
 def reap_abandoned() -> int:
-    """Remove what dead owners left, with every installed engine that can be asked; returns how many things."""
+    """Remove the leftovers of dead owners, with every engine that can be loaded. Returns the number of items."""
     count = 0
     for name in installed(GROUP):
         try:
             count += load_engine(name).reap_abandoned()
-        except Exception:  # task boundary: whatever a plug-in's engine raises, tidying stops no command
+        except Exception:  # task boundary: no error of a plug-in's engine may stop the command
             logger.debug("engine %s could not tidy up", name, exc_info=True)
     return count
 
 
 def open_engine(name: str = "auto", **options: Any) -> SandboxEngine:
-    """An engine to be used as `async with`. `auto` takes the first that works: docker, then local.
+    """An engine, for use in `async with`. `auto` selects the first that can run here: docker, then local.
 
-    A `docker_host` means docker. `concurrency` and `warm` are wishes that an engine without a pool need not know; it
-    must take every other option. An option that is None is not given.
+    A `docker_host` selects docker. Engines without a pool may lack the options `concurrency` and `warm`, which are then
+    ignored; all other options must be known to the engine. Options that are None are left out.
 
     Args:
         name: `auto`, a registered engine (docker, local, kubernetes), or `module:Class`.
-        options: of the engine, such as `concurrency`, `warm`, `base_image`.
+        options: options of the engine, such as `concurrency`, `warm`, `base_image`.
 
     Raises:
         UsageError: the engine has no such option.
-        SandboxUnavailableError: none works; the reasons are listed. There is no unsandboxed fallback.
+        SandboxUnavailableError: no engine can run here; the reasons are listed. There is no unsandboxed fallback.
 
     Examples:
         >>> import asyncio
@@ -112,15 +112,17 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _made(engine: type[SandboxEngine], name: str, options: dict[str, Any]) -> SandboxEngine:
     known, takes_any = arguments(engine)
-    kept = {option: value for option, value in options.items() if takes_any or option in known or option not in _WISHES}
-    made: SandboxEngine = construct(engine, kept, owner=f"sandbox engine {name!r}")
+    accepted = {
+        option: value for option, value in options.items() if takes_any or option in known or option not in _WISHES
+    }
+    made: SandboxEngine = construct(engine, accepted, owner=f"sandbox engine {name!r}")
     return made
 
 
 class LazyEngine(SandboxEngine):
-    """Stands for `open_engine(name, **options)`, opened by the first sandbox asked of it.
+    """A stand-in for `open_engine(name, **options)`, which is opened when the first sandbox is acquired.
 
-    For callers that can't know whether one will be: an environment that runs no code never opens it.
+    It is for callers that can't know whether a sandbox is needed: an environment that runs no code never opens it.
     """
 
     def __init__(self, name: str = "auto", **options: Any) -> None:
@@ -132,11 +134,11 @@ class LazyEngine(SandboxEngine):
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
-        """Known only when it is opened."""
+        """None: the reason is known only once the engine is opened."""
         return None
 
     def check(self, spec: SandboxSpec) -> None:
-        """What the real engine says; `auto` finds one that can, or none when it is opened."""
+        """Check with the real engine. With `auto`, nothing is checked until one is open."""
         if self._engine is not None:
             self._engine.check(spec)
         elif self.name != "auto" and spec not in self._checked:
@@ -144,14 +146,14 @@ class LazyEngine(SandboxEngine):
             self._checked.add(spec)
 
     async def start(self) -> None:
-        """Nothing yet."""
+        """Do nothing; the real engine starts with the first sandbox."""
         return
 
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
-        """A sandbox of the real engine, which starts now if it hasn't.
+        """Acquire a sandbox of the real engine, and start that first if needed.
 
         Raises:
-            SandboxUnavailableError: no engine works here.
+            SandboxUnavailableError: no engine can run here.
         """
         with waiting():
             await self._open()
@@ -159,7 +161,7 @@ class LazyEngine(SandboxEngine):
         return await self._engine.acquire(spec)
 
     async def build(self, image: str | SandboxSpec | None = None) -> str:
-        """Have the real engine build it."""
+        """Build the image with the real engine."""
         with waiting():
             await self._open()
         assert self._engine is not None
@@ -171,18 +173,18 @@ class LazyEngine(SandboxEngine):
                 engine = open_engine(self.name, **self._options)
                 try:
                     await engine.start()
-                except BaseException:  # cancelled too: no half-started engine may be left
+                except BaseException:  # also when cancelled: no half-started engine may be left behind
                     await engine.close()
                     raise
                 self._engine = engine
 
     async def release(self, sandbox: Sandbox) -> None:
-        """Give a sandbox back."""
+        """Release a sandbox."""
         if self._engine is not None:
             await self._engine.release(sandbox)
 
     async def close(self) -> None:
-        """Close the real engine if there is one."""
+        """Close the real engine, if it was opened."""
         async with self._opening:
             engine, self._engine = self._engine, None
             if engine is not None:

@@ -1,7 +1,7 @@
-"""Our sandboxes for inspect_ai: `sandbox="forge_env"` in a task, `--sandbox forge_env` on its command line.
+"""Sandbox provider for inspect_ai: `sandbox="forge_env"` in a task, `--sandbox forge_env` on the command line.
 
-inspect_ai finds this module by its entry point. `("forge_env", "local")` names the engine; more is said by a
-`ForgeSandboxConfig`.
+inspect_ai loads this module through its entry point. `("forge_env", "local")` selects the engine; a
+`ForgeSandboxConfig` sets more options.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from forge_env.sandbox.engines import LazyEngine
 from forge_env.sandbox.protocol import WORK, Limits, Sandbox, SandboxSpec
 
 LONGEST_S = 24 * 3600.0
-"""What a command may take where inspect_ai gives no limit."""
+"""Limit of a command for which inspect_ai sets none, in seconds."""
 TOOLS = Limits(wall_s=120, cpu_s=LONGEST_S, memory_mb=1024, file_size_mb=1024, output_bytes=256 * 2**20)
-"""Of reading and writing a file outside the work folder."""
+"""Limits for reading and writing a file outside the work folder."""
 _MISSING, _FOLDER, _FORBIDDEN, _TOO_LARGE = 101, 102, 103, 104
 _ERRORS = {_MISSING: errno.ENOENT, _FOLDER: errno.EISDIR, _FORBIDDEN: errno.EACCES}
 _READ = f"""[ -e "$1" ] || exit {_MISSING}; [ ! -d "$1" ] || exit {_FOLDER}; [ -r "$1" ] || exit {_FORBIDDEN}
@@ -39,7 +39,7 @@ _WRITE = f"""[ ! -d "$1" ] || exit {_FOLDER}; mkdir -p -- "$(dirname -- "$1")"
 
 
 class ForgeSandboxConfig(BaseModel):
-    """What kind of sandbox; beside the engine as in `SandboxSpec`."""
+    """Engine and kind of sandbox. All fields but `engine` are those of `SandboxSpec`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,7 +54,7 @@ class ForgeSandboxConfig(BaseModel):
 
     @property
     def spec(self) -> SandboxSpec:
-        """For the engine."""
+        """The specification for the engine."""
         return SandboxSpec(**self.model_dump(exclude={"engine"}))
 
 
@@ -63,32 +63,32 @@ class ForgeSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]  # it i
     """One sandbox of an engine, for one sample."""
 
     engines: ClassVar[dict[str, LazyEngine]] = {}
-    """Those in use, by name."""
+    """Engines in use, by name."""
     _users: ClassVar[dict[str, int]] = {}
-    """How many tasks use each."""
+    """Number of tasks that use each engine."""
 
     def __init__(self, box: Sandbox, config: ForgeSandboxConfig) -> None:
         super().__init__()
         self.box = box
         self.config = config
 
-    # --- its life
+    # --- life cycle
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
-        """The config as inspect_ai's logs have it."""
+        """Read a config as stored in inspect_ai's logs."""
         return ForgeSandboxConfig.model_validate(config)
 
     @classmethod
     async def task_init(cls, task_name: str, config: Any) -> None:
-        """A task begins: its engine starts with its first sample."""
+        """Register a task. Its engine starts with the first sample."""
         name = _config(config).engine
         cls.engines.setdefault(name, LazyEngine(name))
         cls._users[name] = cls._users.get(name, 0) + 1
 
     @classmethod
     async def sample_init(cls, task_name: str, config: Any, metadata: dict[str, str]) -> dict[str, SandboxEnvironment]:
-        """A clean sandbox; waits while all are taken."""
+        """Acquire a clean sandbox, waiting while none is available."""
         chosen = _config(config)
         return {"default": cls(await cls.engines[chosen.engine].acquire(chosen.spec), chosen)}
 
@@ -96,20 +96,20 @@ class ForgeSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]  # it i
     async def sample_cleanup(
         cls, task_name: str, config: Any, environments: dict[str, SandboxEnvironment], interrupted: bool
     ) -> None:
-        """Give the sample's sandbox back."""
+        """Release the sample's sandbox."""
         for environment in environments.values():
-            own = environment.as_type(cls)
-            await cls.engines[own.config.engine].release(own.box)
+            sandbox = environment.as_type(cls)
+            await cls.engines[sandbox.config.engine].release(sandbox.box)
 
     @classmethod
     async def task_cleanup(cls, task_name: str, config: Any, cleanup: bool) -> None:
-        """A task has ended: its engine closes unless another task uses it."""
+        """Unregister a task, and close its engine unless another task uses it."""
         name = _config(config).engine
         cls._users[name] -= 1
         if not cls._users[name]:
             await cls.engines.pop(name).close()
 
-    # --- what a sample does with it
+    # --- operations of a sample
 
     async def exec(
         self,
@@ -126,8 +126,8 @@ class ForgeSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]  # it i
 
         Raises:
             TimeoutError: it took longer than `timeout` seconds.
-            PermissionError: it is no program.
-            OutputLimitExceededError: it wrote more than inspect_ai takes.
+            PermissionError: the file is not executable.
+            OutputLimitExceededError: its output exceeds inspect_ai's limit.
             SandboxUserUnsupportedError: `user` is given; a sandbox has one user, who is not root.
         """
         if user is not None:
@@ -135,7 +135,7 @@ class ForgeSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]  # it i
         most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         limits = Limits(
             wall_s=timeout or LONGEST_S,
-            cpu_s=LONGEST_S,  # a timeout is one of the clock: several threads use more than that together
+            cpu_s=LONGEST_S,  # `timeout` is wall-clock time, and several threads may use more CPU time than that
             memory_mb=self.config.memory_mb,
             processes=256,
             file_size_mb=self.config.disk_mb,
@@ -154,7 +154,7 @@ class ForgeSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]  # it i
         return ExecResult(code == 0, code, done.stdout, done.stderr)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a file, with the folders above it.
+        """Write a file, creating its parent folders.
 
         Raises:
             PermissionError: it can't be written.
@@ -173,14 +173,14 @@ class ForgeSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]  # it i
                 raise _failed(done.exit_code, done.stderr, file)
 
     async def read_file(self, file: str, text: bool | Literal[True] = True) -> Any:
-        """A file's text, or its bytes.
+        """Read a file as text or bytes.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it does not exist.
             PermissionError: it can't be read.
             IsADirectoryError: it is a folder.
             UnicodeDecodeError: it is not UTF-8.
-            OutputLimitExceededError: it is larger than inspect_ai takes.
+            OutputLimitExceededError: it exceeds inspect_ai's limit.
         """
         data = await self._read(file, SandboxEnvironmentLimits.MAX_READ_FILE_SIZE)
         return data.decode() if text else data
@@ -205,7 +205,7 @@ class ForgeSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]  # it i
 
 
 def _config(config: Any) -> ForgeSandboxConfig:
-    if config is None or isinstance(config, str):  # inspect_ai has made a path of the name
+    if config is None or isinstance(config, str):  # inspect_ai turns the name into a path
         return ForgeSandboxConfig(engine=posixpath.basename(config or "auto"))
     return ForgeSandboxConfig.model_validate(config)
 

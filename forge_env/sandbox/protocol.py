@@ -1,12 +1,12 @@
-"""What every sandbox engine provides: requests, answers, and the protocol itself.
+"""The sandbox protocol: specifications, limits and results, and the interface of every engine.
 
     async with open_engine("docker") as engine:
         sandbox = await engine.acquire()
         result = await sandbox.run_python("print(1 + 1)")
         await engine.release(sandbox)
 
-Two kinds of failure, never mixed: what the *program* did is in the `ExecResult`; what the *engine* did is a
-`SandboxError` (an `InfrastructureError`), after which the sandbox is discarded.
+Failures of programs and of engines are kept apart. A failure of the *program* is part of its `ExecResult`. A failure
+of the *engine* raises `SandboxError` (an `InfrastructureError`), after which the sandbox is discarded.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 PROXY_PORT = 3128
-"""Of the filtering proxy, on a sandbox's own loopback."""
+"""Port of the filtering proxy, on a sandbox's own loopback."""
 ORIGIN_URL = f"http://127.0.0.1:{PROXY_PORT}"
-"""Where programs reach `SandboxSpec.origin`."""
+"""URL at which programs reach `SandboxSpec.origin`."""
 WORK = "/work"
 """The work folder, as programs in a sandbox see it."""
 _READ_ONLY = (
     "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "opt/forge_env", "proc", "run", "sbin", "sys",
     "usr/bin", "usr/lib", "usr/lib32", "usr/lib64", "usr/libexec", "usr/local", "usr/sbin",
 )  # fmt: skip
-"""Never writable: what the runner itself is made of, and what the kernel shows."""
+"""Folders that are never writable: the runner's own files, and file systems of the kernel."""
 _OWN_FOLDERS = (WORK, f"{WORK}-judge", "/tmp")
 _MOST = 2**31 - 1
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w,. -]*\])?\s*([<>=!~]=?=?\s*[\w.*+!-]+\s*,?\s*)*", re.ASCII)
 SANDBOXES_PER_CPU = 4
-"""At once, by default: an episode holds its sandbox while the model thinks, so most are idle at any moment."""
+"""Default number of sandboxes per CPU. An episode holds its sandbox while the model generates, so most are idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one call. Every call has all of them; there is no 'unlimited'.
+    """Limits of one call. All of them apply to every call; none can be switched off.
 
     Examples:
         >>> import forge_env as fe
@@ -69,11 +69,11 @@ class Limits:
     open_files: int = 128
     """Open descriptors per process."""
     output_bytes: int = 64 * 1024
-    """Bytes kept of stdout and of stderr: head and tail are kept, the middle is marked."""
+    """Bytes kept of stdout and of stderr each: the head and the tail, with a mark for the missing middle."""
 
     def __post_init__(self) -> None:
         for name in ("wall_s", "cpu_s"):
-            if not (isinstance(value := getattr(self, name), (int, float)) and 0 < value <= _MOST):  # so nan fails
+            if not (isinstance(value := getattr(self, name), (int, float)) and 0 < value <= _MOST):  # rejects nan too
                 raise UsageError(f"limit {name}={value!r} is not a time", fix="give a positive number of seconds")
         for name in ("memory_mb", "processes", "file_size_mb", "open_files", "output_bytes"):
             _check_size(name, getattr(self, name))
@@ -86,7 +86,7 @@ def _check_size(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What kind of sandbox to hand out.
+    """The kind of sandbox to acquire.
 
     Examples:
         >>> import forge_env as fe
@@ -97,30 +97,36 @@ class SandboxSpec:
     image: str = "python"
     """Name of a bundled image, or an image reference of the engine."""
     network: bool = False
-    """Reach the network. Off unless a task needs it."""
+    """Allow network access. Off unless a task needs it."""
     allow: tuple[str, ...] = ()
-    """Hosts (`NAME`, `NAME:PORT`, `*.NAME`) that programs may reach over HTTP and HTTPS through a filtering proxy,
-    which the usual variables name; everything else stays out of reach."""
+    """Hosts (`NAME`, `NAME:PORT`, `*.NAME`) that programs may reach over HTTP and HTTPS, through a filtering proxy set
+    in the usual environment variables. All other hosts are unreachable.
+    """
     origin: str = ""
-    """`HOST:PORT` of a server that programs reach at `ORIGIN_URL`, as if it ran beside them: proxy variables, which not
-    every client reads, aren't needed for it."""
+    """`HOST:PORT` of a server that programs reach at `ORIGIN_URL`, as if it ran in the sandbox. This works without
+    proxy variables, which not every client reads.
+    """
     base: str = ""
-    """Where `image` is a folder: the image, `python` for the bundled one, that takes the place of those which its
-    Dockerfile is `FROM`. Without a registry it is the way to build it."""
+    """If `image` is a folder: the image, `python` for the bundled one, that replaces those named by `FROM` in its
+    Dockerfile. This makes it possible to build without a registry.
+    """
     writable: tuple[str, ...] = ()
-    """Folders of the image, such as `/app`, that programs may write to as well, by absolute path. Every user finds
-    them as they are in the image."""
+    """Folders of the image, such as `/app`, that programs may write to as well, by absolute path. Each user of the
+    sandbox finds them with the image's content.
+    """
     disk_mb: int = 64
     """Size of the work folder, and of each of `writable`, MiB."""
     memory_mb: int = 1024
     """Memory of the whole sandbox, MiB."""
     packages: tuple[str, ...] = ()
-    """Python packages as pip takes them (`pytest`, `numpy>=2`), installed before from the index that this machine uses:
-    inside there is no network."""
+    """Python packages as pip takes them (`pytest`, `numpy>=2`). They are installed before the sandbox starts, from the
+    index configured on this machine, since the sandbox itself has no network.
+    """
     preload: tuple[str, ...] = ()
-    """Modules that each sandbox imports once, ahead: `run_python`, and `spawn(["python", "FILE.py", ...])`, then run in
-    a copy of the process that has them. What starts your programs imports them, so name only modules that you trust;
-    one that can't be imported is left to the program."""
+    """Modules that each sandbox imports once, ahead of use. `run_python`, and `spawn(["python", "FILE.py", ...])`, then
+    run in a copy of the process that has imported them. That process starts your programs, so list only modules that
+    you trust. If a module can't be imported, programs meet the error themselves.
+    """
 
     def __post_init__(self) -> None:
         named = {"allow": "hosts", "packages": "packages", "preload": "modules", "writable": "folders"}
@@ -136,19 +142,19 @@ class SandboxSpec:
             if not (isinstance(module, str) and all(part.isidentifier() for part in module.split("."))):
                 raise UsageError(f"{module!r} is not a module", fix="name modules as in an import: 'openai'")
         _check_folders(self.writable)
-        _check_size("disk_mb", self.disk_mb)  # 0 would be boundless to the kernel
+        _check_size("disk_mb", self.disk_mb)  # 0 means unlimited to the kernel
         _check_size("memory_mb", self.memory_mb)
         if self.network and self.proxied:
             raise UsageError("network=True reaches every host, allow and origin only some", fix="choose one of them")
 
     @property
     def proxied(self) -> bool:
-        """Whether programs reach anything, through the filtering proxy."""
+        """Whether programs reach hosts through the filtering proxy."""
         return bool(self.allow or self.origin)
 
 
 def _check_folders(folders: tuple[str, ...]) -> None:
-    """`UsageError` where one can't be writable."""
+    """Raise `UsageError` if one of the folders can't be writable."""
     for folder in folders:
         if not isinstance(folder, str) or posixpath.normpath(folder) != folder or not folder.strip("/"):
             raise UsageError(f"writable: {folder!r} is not a folder", fix="give absolute paths such as '/app'")
@@ -162,78 +168,78 @@ def _check_folders(folders: tuple[str, ...]) -> None:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether an absolute path is a folder's own, or of something in it."""
+    """Whether an absolute path is `folder` itself or inside it."""
     return path == folder or path.startswith(f"{folder}/")
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a call consumed."""
+    """Resources that a call used."""
 
     wall_s: float = 0.0
-    """Seconds by the clock."""
+    """Wall-clock seconds."""
     cpu_s: float = 0.0
-    """Seconds of CPU of all its processes."""
+    """CPU seconds of all its processes."""
     peak_memory_mb: float = 0.0
-    """Most memory at once, MiB."""
+    """Peak memory, MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a program ended. Everything here is the program's doing; the engine's faults are exceptions."""
+    """The outcome of a program. Failures of the engine are exceptions instead."""
 
     exit_code: int | None
-    """Exit status, None when a signal ended the program."""
+    """Exit status; None if a signal ended the program."""
     signal: int | None = None
-    """The signal that ended it."""
+    """The signal that ended the program."""
     stdout: str = ""
-    """Standard output, in UTF-8; what isn't becomes replacement characters."""
+    """Standard output, decoded as UTF-8 with replacement characters."""
     stderr: str = ""
-    """Standard error, likewise."""
+    """Standard error, decoded likewise."""
     timed_out: bool = False
-    """A wall or CPU limit ended it."""
+    """The program was ended by a wall or CPU limit."""
     out_of_memory: bool = False
-    """A memory limit ended it."""
+    """The program was ended by a memory limit."""
     truncated: bool = False
-    """Output was longer than the limit; the middle is missing and marked."""
+    """Output exceeded the limit, and its middle was replaced by a mark."""
     usage: Usage = field(default_factory=Usage)
-    """What it consumed."""
+    """Resources that the program used."""
 
     @property
     def ok(self) -> bool:
-        """True when the program ended by itself with status 0."""
+        """True if the program ended by itself with status 0."""
         return self.exit_code == 0 and not self.timed_out
 
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """The value one call returned, or the name of the exception it raised.
+    """The value that a call returned, or the name of the exception it raised.
 
     `value` is plain data (None, bool, int, float, str, bytes, list, tuple, dict, set and nestings), decoded
     outside the sandbox; an object of any other type is an error of type 'TypeError'.
     """
 
     value: Any = None
-    """What it returned."""
+    """The returned value."""
     error: str | None = None
-    """Exception class name; None when the call returned."""
+    """Exception class name; None if the call returned."""
     message: str = ""
     """Exception text, shortened."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallsResult:
-    """Outcomes of `Sandbox.run_calls`, one per call that was reached before the program ended."""
+    """Outcomes of `Sandbox.run_calls`, one for each call made before the program ended."""
 
     outcomes: list[CallOutcome]
     """In the order of the calls."""
     execution: ExecResult
-    """How the process ended that evaluated them."""
+    """The outcome of the process that made the calls."""
 
 
 Outcome = Literal["passed", "failed", "skipped"]
 How = Literal["apart", "counted"]
-"""How tests are run: in a process that the judged code can't reach, or beside it and counted."""
+"""How tests are run: in a process that the judged code can't reach, or in the same process, with the tests counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,19 +251,19 @@ class TestsResult:
     passed: bool
     """At least one test ran, and none failed."""
     total: int
-    """Tests that ran; those that were skipped not."""
+    """Number of tests that ran, without skipped ones."""
     failures: list[str]
-    """One line per failed test, of at most 50."""
+    """One line for each failed test, at most 50."""
     execution: ExecResult
-    """How the judged code's process ended."""
+    """The outcome of the judged code's process."""
     how: How = "apart"
-    """Which of the two ways it was."""
+    """How the tests were run."""
     failed: int = 0
     """Tests that failed; all of them if there is no verdict, such as after a cheat."""
     doubts: list[str] = field(default_factory=list)
     """Reasons why a cheat could have passed; empty if there are none."""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    """Outcome of each test that was reported, by its id with parameters; empty if there is no verdict."""
+    """Outcome of each reported test by its id with parameters; empty if there is no verdict."""
 
     @property
     def cheat_proof(self) -> bool:
@@ -266,18 +272,18 @@ class TestsResult:
 
     @property
     def share(self) -> float:
-        """Of the tests that ran, how many passed: 0 to 1."""
+        """Share of passed tests among those that ran, 0 to 1."""
         return (self.total - self.failed) / self.total if self.total else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
-    """A piece of output while a program runs."""
+    """A piece of output of a running program."""
 
     stream: str
     """`stdout` or `stderr`."""
     data: bytes
-    """Bytes as they were written."""
+    """The bytes as written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,9 +293,9 @@ class RunningSandbox:
     id: str
     image: str
     owner_pid: int | None
-    """Process that owns it, None when it belongs to another machine."""
+    """Id of the owning process; None if that runs on another machine."""
     abandoned: bool
-    """Its owner is certainly dead: the next reaping removes it."""
+    """The owner is certainly dead: the next reaping removes the sandbox."""
     started: float | None = None
     """Seconds since the epoch."""
 
@@ -310,14 +316,14 @@ class Sandbox(ABC):
         cwd: str | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
-        """Run a program. Files of the work folder persist between calls of one sandbox; processes don't.
+        """Run a program. Files in the work folder persist between calls of one sandbox; processes don't.
 
         Args:
             argv: the program and its arguments.
-            stdin: what it reads.
-            env: variables besides the sandbox's own.
-            cwd: where it starts, relative to the work folder.
-            limits: of this call; None: the defaults of `Limits`.
+            stdin: its standard input.
+            env: environment variables, in addition to the sandbox's own.
+            cwd: working directory, relative to the work folder.
+            limits: limits of this call; None: the defaults of `Limits`.
         """
 
     @abstractmethod
@@ -329,26 +335,26 @@ class Sandbox(ABC):
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
-        """Run `code` as `__main__` in a fresh interpreter, with `files` written to the work folder first.
+        """Run `code` as `__main__` in a fresh interpreter, after writing `files` to the work folder.
 
         Args:
             code: the program.
-            stdin: what it reads.
-            files: by path in the work folder.
-            limits: of this call; None: the defaults of `Limits`.
+            stdin: its standard input.
+            files: files by path in the work folder.
+            limits: limits of this call; None: the defaults of `Limits`.
         """
 
     @abstractmethod
     async def run_calls(self, code: str, calls: Sequence[str], *, limits: Limits | None = None) -> CallsResult:
-        """Define `code`, then evaluate each expression of `calls` in its namespace.
+        """Execute `code`, then evaluate each expression of `calls` in its namespace.
 
-        Values come back over a channel of their own and are compared by the caller, outside: nothing that
-        judges the code is ever inside the sandbox.
+        Values come back over a separate channel and are compared by the caller, outside the sandbox: nothing that
+        judges the code is ever inside.
 
         Args:
             code: definitions.
             calls: expressions, such as `f(1)`.
-            limits: of this call; None: the defaults of `Limits`.
+            limits: limits of this call; None: the defaults of `Limits`.
         """
 
     @abstractmethod
@@ -356,13 +362,13 @@ class Sandbox(ABC):
         """Write a file into the work folder, text as UTF-8.
 
         Args:
-            path: relative to the work folder.
-            data: what it holds from then on.
+            path: path relative to the work folder.
+            data: the file's new content.
 
         Raises:
-            SandboxPathError: the path is not a relative one inside the work folder, nor an absolute one inside a folder
-                of `SandboxSpec.writable`.
-            SandboxFileError: there is something else of that name, or no room.
+            SandboxPathError: the path is neither a relative one inside the work folder, nor an absolute one inside a
+                folder of `SandboxSpec.writable`.
+            SandboxFileError: the path exists and is not a file, or there is no space left.
         """
 
     @abstractmethod
@@ -370,28 +376,28 @@ class Sandbox(ABC):
         """Read a file of the work folder.
 
         Args:
-            path: relative to the work folder.
+            path: path relative to the work folder.
 
         Raises:
             SandboxPathError: as for `write_file`.
-            SandboxFileNotFoundError: there is none; it is a `FileNotFoundError`.
-            SandboxFileError: it can't be read; it is an `OSError`.
+            SandboxFileNotFoundError: it does not exist; also a `FileNotFoundError`.
+            SandboxFileError: it can't be read; also an `OSError`.
         """
 
     async def read_text(self, path: str) -> str:
-        """`read_file` as text; what is not UTF-8 becomes replacement characters.
+        """Read a file as UTF-8 text, with replacement characters for invalid bytes.
 
         Args:
-            path: relative to the work folder.
+            path: path relative to the work folder.
         """
         return (await self.read_file(path)).decode("utf-8", "replace")
 
     async def write_text(self, path: str, text: str) -> None:
-        """`write_file` of text.
+        """Write text to a file.
 
         Args:
-            path: relative to the work folder.
-            text: what it holds from then on.
+            path: path relative to the work folder.
+            text: the file's new content.
         """
         await self.write_file(path, text.encode("utf-8", "surrogatepass"))
 
@@ -399,23 +405,23 @@ class Sandbox(ABC):
         """Write several files into the work folder.
 
         Args:
-            files: by path, text or bytes.
+            files: text or bytes by path.
         """
         for path, data in files.items():
             await self.write_file(path, data)
 
     async def read_files(self, path: str = ".") -> dict[str, bytes]:
-        """Every file below a folder of the work folder, by its path relative to that folder, 128 MiB at most.
+        """Read every file below a folder of the work folder, by path relative to that folder; 128 MiB at most.
 
-        Links and special files are left out, and what lies deeper than a path can say. What a program has locked with
-        `chmod 0` is read nevertheless, and keeps its mode.
+        Links, special files, and files deeper than the longest possible path are left out. Files locked with `chmod 0`
+        are read nevertheless, and keep their mode.
 
         Args:
-            path: relative to the work folder.
+            path: path relative to the work folder.
 
         Raises:
             SandboxPathError: as for `write_file`.
-            SandboxFileError: there is no such folder, it can't be reached, or it holds too much.
+            SandboxFileError: the folder does not exist, can't be read, or is too large.
         """
         raise UsageError(f"{type(self).__name__} reads single files only")
 
@@ -423,12 +429,12 @@ class Sandbox(ABC):
         """Copy the files of a local folder into a folder of the work folder. Links are not followed.
 
         Args:
-            folder: of this machine.
-            path: relative to the work folder.
+            folder: folder on this machine.
+            path: path relative to the work folder.
 
         Raises:
-            UsageError: there is no such local folder.
-            SandboxFileError: there is no room, or something else of that name.
+            UsageError: the local folder does not exist.
+            SandboxFileError: there is no space left, or a path exists and is not a file.
         """
         files, programs = await asyncio.to_thread(_files_below, Path(folder))
         await self.write_files({posixpath.join(path, name): data for name, data in files.items()})
@@ -440,39 +446,39 @@ class Sandbox(ABC):
         """Copy a folder of the work folder to a new local folder.
 
         Args:
-            path: relative to the work folder.
-            folder: of this machine.
+            path: path relative to the work folder.
+            folder: folder on this machine.
 
         Raises:
-            UsageError: the local folder exists and holds something.
+            UsageError: the local folder exists and is not empty.
             SandboxFileError: as for `read_files`.
         """
         target = await asyncio.to_thread(_new_folder, folder)
         await asyncio.to_thread(_write_below, target, await self.read_files(path))
 
     async def pack(self, folders: Sequence[str], *, leave_out: Sequence[str] = ()) -> bytes:
-        """Folders of `SandboxSpec.writable` as a tar archive, with links, modes and empty folders; 128 MiB at most.
+        """Archive folders of `SandboxSpec.writable` as tar, with links, modes and empty folders; 128 MiB at most.
 
         Args:
-            folders: by absolute path.
-            leave_out: what is below these paths.
+            folders: absolute paths.
+            leave_out: paths to leave out, with everything below them.
 
         Raises:
-            SandboxPathError: one is not writable.
-            SandboxFileError: there is no such folder, or it holds too much.
+            SandboxPathError: a folder is not writable.
+            SandboxFileError: a folder does not exist, or is too large.
         """
         raise UsageError(f"{type(self).__name__} packs no folders")
 
     async def unpack(self, archive: bytes, *, instead_of: Sequence[str] = ()) -> None:
-        """Put what was `pack`ed, in another sandbox perhaps, where it was.
+        """Extract an archive of `pack` to its original paths, in the same or another sandbox.
 
         Args:
-            archive: what `pack` gave.
-            instead_of: folders that are emptied before, so that what isn't in the archive isn't there.
+            archive: the result of `pack`.
+            instead_of: folders to empty first, so that they hold only the archive's files.
 
         Raises:
             SandboxPathError: one of these is not writable.
-            SandboxFileError: it is no such archive, there is no room, or something else of that name.
+            SandboxFileError: it is not such an archive, there is no space left, or a path exists and is not a file.
         """
         raise UsageError(f"{type(self).__name__} unpacks no archives")
 
@@ -486,25 +492,26 @@ class Sandbox(ABC):
         how: How | None = None,
         limits: Limits | None = None,
     ) -> TestsResult:
-        """Judge code by tests: unittest cases, `test_*` functions, plain asserts, or whatever needs pytest.
+        """Judge code by tests: unittest cases, `test_*` functions, plain asserts, or tests that need pytest.
 
-        `apart`: tests and code run in processes of their own. Tests reach objects of the judged code through mirrors,
-        results come back as plain values, and the verdict leaves over a channel that the code can't reach.
+        `apart`: tests and code run in separate processes. Tests reach objects of the judged code through mirrors,
+        results come back as plain values, and the verdict is sent over a channel that the code can't reach.
         `counted`: tests that patch, derive from judged classes or read files run in one process with the code, several
         times, each time with some tests replaced by twins that honest code fails. docs/sandboxes.md describes both.
 
         Args:
-            code: one module, which the tests import as `solution`.
-            tests: one text that tests `code`, or test files by path, with what they import (`conftest.py` too). They
-                replace judged files of the same path.
-            files: the judged files by path; a package in `src/` is found as well. A `conftest.py` or settings of
-                pytest among them are left out.
-            packages: what the tests need from the index: checked against the sandbox's `SandboxSpec.packages`.
-            how: the way; by default `apart`, unless the tests' text needs more. The judged code has no say in it.
-            limits: of each process.
+            code: a single module, which the tests import as `solution`.
+            tests: either one text that tests `code`, or test files by path, with files they import (`conftest.py` too).
+                They replace judged files of the same path.
+            files: the judged files by path; a package in `src/` is importable as well. A `conftest.py` or pytest
+                settings among them are left out.
+            packages: packages that the tests need, checked against the sandbox's `SandboxSpec.packages`.
+            how: `apart` or `counted`; by default `apart`, unless the text of the tests needs `counted`. The judged code
+                has no influence on it.
+            limits: limits of each process.
 
         Raises:
-            UsageError: tests that can't be read, or packages that the sandbox was not acquired with.
+            UsageError: the tests can't be parsed, or the sandbox was acquired without one of the packages.
         """
         raise UsageError(f"{type(self).__name__} can't run tests")
 
@@ -517,42 +524,42 @@ class Sandbox(ABC):
         cwd: str | None = None,
         limits: Limits | None = None,
     ) -> AsyncIterator[OutputChunk | ExecResult]:
-        """`exec`, with output as it comes: chunks up to `output_bytes`, then the result.
+        """Run a program and yield its output as it comes: chunks up to `output_bytes`, then the result.
 
         Args:
             argv: the program and its arguments.
-            stdin: what it reads.
-            env: variables besides the sandbox's own.
-            cwd: where it starts, relative to the work folder.
-            limits: of this call; None: the defaults of `Limits`.
+            stdin: its standard input.
+            env: environment variables, in addition to the sandbox's own.
+            cwd: working directory, relative to the work folder.
+            limits: limits of this call; None: the defaults of `Limits`.
         """
         raise UsageError(f"{type(self).__name__} does not stream")
 
     async def shell(
         self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, limits: Limits | None = None
     ) -> Session:
-        """A bash whose variables, functions and folder live on from one command to the next.
+        """Start a bash session, which keeps variables, functions and working directory between commands.
 
-        Of `limits`, memory, processes, files and descriptors hold for the session.
+        Of `limits`, those on memory, processes, files and descriptors apply to the session.
 
         Args:
-            env: variables besides the sandbox's own.
-            cwd: where it starts, relative to the work folder.
-            limits: of the session.
+            env: environment variables, in addition to the sandbox's own.
+            cwd: working directory, relative to the work folder.
+            limits: limits of the session.
         """
         raise UsageError(f"{type(self).__name__} has no shell sessions")
 
     async def python(
         self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, limits: Limits | None = None
     ) -> Session:
-        """A Python whose names live on from one cell to the next; the last expression's value is printed.
+        """Start a Python session, which keeps names between cells and prints the value of a cell's last expression.
 
-        `limits` as of `shell`.
+        `limits` apply as for `shell`.
 
         Args:
-            env: variables besides the sandbox's own.
-            cwd: where it starts, relative to the work folder.
-            limits: of the session.
+            env: environment variables, in addition to the sandbox's own.
+            cwd: working directory, relative to the work folder.
+            limits: limits of the session.
         """
         raise UsageError(f"{type(self).__name__} has no Python sessions")
 
@@ -564,23 +571,23 @@ class Sandbox(ABC):
         cwd: str | None = None,
         limits: Limits | None = None,
     ) -> Process:
-        """Start a program that runs on in the background until it ends, is killed, or the sandbox is released.
+        """Start a program in the background, where it runs until it ends, is killed, or the sandbox is released.
 
         Args:
             argv: the program and its arguments.
-            env: variables besides the sandbox's own.
-            cwd: where it starts, relative to the work folder.
-            limits: of the program.
+            env: environment variables, in addition to the sandbox's own.
+            cwd: working directory, relative to the work folder.
+            limits: limits of the program.
         """
         raise UsageError(f"{type(self).__name__} has no background processes")
 
 
 def _files_below(folder: Path) -> tuple[dict[str, bytes], list[str]]:
-    """The regular files of a local folder by relative path, and which of them are programs."""
+    """The regular files of a local folder by relative path, and the relative paths of executable ones."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", fix="name a local folder to copy")
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    names = {path: path.relative_to(folder).as_posix() for path in found}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    names = {path: path.relative_to(folder).as_posix() for path in paths}
     return {name: path.read_bytes() for path, name in names.items()}, [
         name for path, name in names.items() if os.access(path, os.X_OK)
     ]
@@ -597,35 +604,39 @@ def _new_folder(path: str | Path) -> Path:
 def _write_below(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, data in files.items():
         path = folder / name
-        if folder.resolve() not in path.resolve().parents:  # a sandbox says what its files are called
+        if folder.resolve() not in path.resolve().parents:  # the sandbox chooses its files' names
             raise UsageError(f"a file of the sandbox is called {name!r}", fix="copy another folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
 
 class Session(ABC):
-    """A persistent interpreter. It ends with `close`, with the sandbox, by itself, or when nobody waits any more for
-    what it runs, or a time-out can't stop it."""
+    """A persistent interpreter.
+
+    It ends with `close`, with the sandbox, by itself, when a running call is cancelled, or when a command does not
+    respond to its time-out.
+    """
 
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """Whether it can run another command."""
+        """Whether the session can run another command."""
 
     @abstractmethod
     async def run(self, source: str, *, limits: Limits | None = None) -> ExecResult:
-        """Run one command or cell. Of `limits`, wall time and output apply per command.
+        """Run one command or cell. Of `limits`, wall time and output apply to each command.
 
-        A time-out interrupts the command and keeps the session; one that resists ends with it (`alive` is False).
+        A time-out interrupts the command and keeps the session. If the command does not respond to the interrupt, the
+        session ends with it (`alive` is False).
 
         Args:
-            source: a command, or a cell.
-            limits: of this call; None: the defaults of `Limits`.
+            source: a command or a cell.
+            limits: limits of this call; None: the defaults of `Limits`.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """End it and everything it started."""
+        """End the session and all processes it started."""
 
 
 class Process(ABC):
@@ -633,20 +644,20 @@ class Process(ABC):
 
     @abstractmethod
     async def write(self, data: bytes, *, end: bool = False) -> None:
-        """Feed its standard input; `end` closes it.
+        """Write to the program's standard input; `end` closes it afterwards.
 
         Args:
-            data: bytes.
-            end: whether this is the last of it.
+            data: bytes to write.
+            end: whether to close the input.
         """
 
     @abstractmethod
     async def read(self) -> tuple[str, str]:
-        """Output and errors since the last time."""
+        """Standard output and standard error since the last read."""
 
     @abstractmethod
     async def wait(self, timeout: float) -> ExecResult | None:
-        """How it ended, with the output not read yet; None when it has not within `timeout` seconds.
+        """Wait for the program to end. Returns its result with all unread output, or None after `timeout` seconds.
 
         Args:
             timeout: seconds.
@@ -654,85 +665,85 @@ class Process(ABC):
 
     @abstractmethod
     async def kill(self) -> None:
-        """End it and everything it started."""
+        """End the program and all processes it started."""
 
 
 class SandboxEngine(ABC):
-    """Makes sandboxes, keeps warm ones, and leaves nothing behind."""
+    """Creates sandboxes, keeps some of them warm, and leaves nothing behind."""
 
     name: str
-    """What it is registered as."""
+    """The name it is registered under."""
     automatic = True
     """Whether `auto` may choose it."""
 
     @classmethod
     @abstractmethod
     def unavailable_reason(cls) -> str | None:
-        """Why this engine can't work on this machine (with what would allow it), or None when it can."""
+        """Why this engine can't run on this machine (with a way to allow it), or None if it can."""
 
     def unusable_reason(self) -> str | None:
-        """The same of this very engine, for one whose options lead to another machine."""
+        """Why this engine can't run with its options, which may refer to another machine, or None if it can."""
         return self.unavailable_reason()
 
     @classmethod
     def version(cls) -> str:
-        """Version of what it runs on, for people; empty where there is nothing to name."""
+        """Version of the underlying software, for display; empty if there is none."""
         return ""
 
     @classmethod
     def reap_abandoned(cls) -> int:
-        """Remove what dead owners left on this machine; returns how many things. Quick, and starts nothing."""
+        """Remove the leftovers of dead owners on this machine. Returns their number. Quick, and starts nothing."""
         return 0
 
     @classmethod
     def prune(cls) -> list[str]:
-        """Remove the images of other versions that no sandbox uses; returns their names. They are built when needed."""
+        """Remove images of other versions that no sandbox uses. Returns their names; they are rebuilt when needed."""
         return []
 
     @classmethod
     def storage(cls) -> str:
-        """What it keeps on disk from one run to the next, and how much, for people; empty where it is nothing."""
+        """Description and size of files kept on disk between runs, for display; empty if there are none."""
         return ""
 
     @classmethod
     def running(cls) -> list[RunningSandbox]:
-        """Sandboxes alive on this machine, whoever owns them."""
+        """Sandboxes alive on this machine, of any owner."""
         return []
 
     async def build(self, image: str | SandboxSpec | None = None) -> str:
-        """Build what an image needs where it is missing, without starting anything; returns what it is called.
+        """Build the missing parts of an image, without starting a sandbox. Returns the image's name.
 
         Args:
-            image: as of `SandboxSpec.image`, or what kind of sandbox; None: the default one.
+            image: an image as in `SandboxSpec.image`, or a specification; None: the default image.
 
         Raises:
-            SandboxUnavailableError: it can't be built; where a Dockerfile says how, with its line.
+            SandboxUnavailableError: it can't be built; for a Dockerfile, the error names the failed line.
         """
         raise UsageError(f"the {self.name} engine has nothing to build")
 
     def check(self, spec: SandboxSpec) -> None:
-        """`UsageError` where this engine can never hand out such a sandbox; asked before anything starts.
+        """Raise `UsageError` if this engine can't provide such a sandbox. Called before anything is started.
 
         Args:
-            spec: what would be asked for.
+            spec: the specification to check.
         """
         return
 
     @abstractmethod
     async def start(self) -> None:
-        """Build what is missing (images), reap what dead owners left, warm up."""
+        """Build missing images, remove what dead owners left, and start warm sandboxes."""
 
     @abstractmethod
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
-        """A clean sandbox; waits while all are taken. Raises `SandboxError` when none can be made.
+        """Acquire a clean sandbox, waiting while none is available. Raises `SandboxError` if none can be created.
 
         Args:
-            spec: what kind; None: the default one.
+            spec: kind of sandbox; None: the default one.
         """
 
     @abstractmethod
     async def release(self, sandbox: Sandbox) -> None:
-        """Give a sandbox back; it is wiped, checked and used again, or replaced.
+        """Release a sandbox, which is wiped and checked, then reused or replaced.
 
         Args:
             sandbox: from `acquire`.
@@ -740,7 +751,7 @@ class SandboxEngine(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Remove everything this engine made."""
+        """Remove everything that this engine created."""
 
     def stats(self) -> dict[str, Any]:
         """Counters for logs and displays."""
@@ -748,10 +759,10 @@ class SandboxEngine(ABC):
 
     @asynccontextmanager
     async def session(self, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
-        """`acquire` and `release` around a block.
+        """Acquire a sandbox for a block and release it afterwards.
 
         Args:
-            spec: what kind; None: the default one.
+            spec: kind of sandbox; None: the default one.
         """
         sandbox = await self.acquire(spec)
         try:

@@ -1,1 +1,1 @@
-"""Held to account: hostile programs, and the conformance suite that every sandbox engine passes."""
+"""Tests of sandbox engines: an audit with hostile programs, and a conformance suite for every engine."""

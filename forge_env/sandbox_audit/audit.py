@@ -1,10 +1,10 @@
-"""Attacking a sandbox on purpose: run a hostile program, then look whether it was contained.
+"""The sandbox audit: runs hostile programs and checks that each was contained.
 
     async for finding in audit(engine, ATTACKS): ...
 
-One attack is contained when it reached nothing outside, ended in time, left the next user of the same sandbox exactly
-what a new one has, cost the engine no time, and when a neighbour at work in the same engine never noticed. A cheating
-solution must earn what it would have earned without its tricks. `forge-env sandbox audit` prints what held.
+An attack is contained if it reached nothing outside, ended in time, left the sandbox exactly as clean as a new one for
+the next user, did not keep the engine busy, and did not disturb a neighbour working in the same engine. A cheating
+solution must earn what it would have earned without its tricks. `forge-env sandbox audit` prints the results.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ look['new files'] = oct(os.stat('new').st_mode)
 os.unlink('new')
 print(json.dumps(look))
 """
-"""A program that prints, as JSON, all that a program before it could have changed."""
+"""A program that prints, as JSON, everything that an earlier program could have changed."""
 _AT_MOST = ("processes", "named sockets")
 
 
 def differences(result: ExecResult, usual: dict[str, Any]) -> list[str]:
-    """What the program `LOOK` found otherwise than in a clean sandbox, in words."""
+    """Differences between the output of the program `LOOK` and that from a clean sandbox, in words."""
     try:
         now = json.loads(result.stdout)
     except ValueError:
@@ -98,28 +98,28 @@ _SHOWN = 300
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one attack."""
+    """The outcome of one attack."""
 
     attack: Attack
     problems: list[str]
-    """Empty: it was contained."""
+    """Empty if the attack was contained."""
 
 
 class Neighbour:
-    """An innocent user of the same engine, with a file, a session and a process that must all survive."""
+    """A well-behaved user of the same engine, whose file, session and process must survive all attacks."""
 
     sandbox: Sandbox
     session: Session
     process: Process
     usual: dict[str, Any]
-    """How a clean sandbox looks from inside."""
+    """Output of `LOOK` in a clean sandbox."""
 
     def __init__(self, engine: SandboxEngine) -> None:
         self._engine = engine
         self._turns = 0
 
     async def settle(self) -> None:
-        """Take a sandbox and begin to work in it."""
+        """Acquire a sandbox and start a session and a process in it."""
         self.sandbox = await self._engine.acquire()
         self.usual = json.loads((await self.sandbox.run_python(LOOK, limits=_PATIENT)).stdout)
         await self.sandbox.write_file("mine", b"untouched")
@@ -129,11 +129,11 @@ class Neighbour:
         self.process = await self.sandbox.spawn(["cat"])
 
     async def leave(self) -> None:
-        """Give the sandbox back."""
+        """Release the sandbox."""
         await self._engine.release(self.sandbox)
 
     async def work(self) -> list[str]:
-        """Go on with its work. Returns what disturbed it; then it has begun anew, so that this is told once."""
+        """Do a step of work and return its disturbances. After one the neighbour starts afresh, to report it once."""
         self._turns += 1
         problems = []
         try:
@@ -155,39 +155,39 @@ class Neighbour:
 
 @asynccontextmanager
 async def neighbour(engine: SandboxEngine) -> AsyncIterator[Neighbour]:
-    """A neighbour at work in `engine`, for as long as the block lasts."""
-    found = Neighbour(engine)
-    await found.settle()
+    """A neighbour that works in `engine` during the block."""
+    resident = Neighbour(engine)
+    await resident.settle()
     try:
-        yield found
+        yield resident
     finally:
-        await found.leave()
+        await resident.leave()
 
 
 async def audit(engine: SandboxEngine, attacks: Iterable[Attack]) -> AsyncIterator[Finding]:
-    """Run every attack on `engine`. It must allow two sandboxes at once, and best not more: see `try_attack`."""
+    """Run every attack on `engine`, which must allow two sandboxes at once, and ideally no more: see `try_attack`."""
     async with neighbour(engine) as witness:
         for attack in attacks:
             yield Finding(attack, await try_attack(engine, attack, witness))
 
 
 async def try_attack(engine: SandboxEngine, attack: Attack, witness: Neighbour) -> list[str]:
-    """Run one attack beside `witness`. Returns what went wrong, in words.
+    """Run one attack next to `witness`. Returns the problems, in words.
 
-    Where the engine has room for these two sandboxes only, the next user certainly gets the one that was attacked.
+    If the engine has room for exactly these two sandboxes, the next user is certain to get the attacked one.
     """
     started = time.thread_time()
     problems: list[str] = []
     try:
         async with engine.session() as sandbox:
-            found, disturbed = await asyncio.gather(carry_out(sandbox, attack), witness.work())
-            problems += found + disturbed
+            achieved, disturbed = await asyncio.gather(carry_out(sandbox, attack), witness.work())
+            problems += achieved + disturbed
         async with engine.session() as sandbox:
             result = await sandbox.run_python(LOOK, limits=_PATIENT)
             problems += differences(result, witness.usual)
     except ForgeError as error:
         problems.append(f"the engine lost a sandbox: {error}")
-    except Exception as error:  # noqa: BLE001  task boundary: whatever else an attack makes an engine raise is a finding
+    except Exception as error:  # noqa: BLE001  task boundary: any error that an attack makes an engine raise is a finding
         problems.append(f"the engine raised {type(error).__name__}: {error}")
     if (spent := time.thread_time() - started) > _ENGINE_CPU_S:
         problems.append(f"it cost the engine {spent:.1f} s")
@@ -236,7 +236,7 @@ async def _cheat(sandbox: Sandbox, attack: Attack) -> list[str]:
 
 
 async def _judge(sandbox: Sandbox, who: str, code: str, tests: str, earns: int, limits: Limits) -> list[str]:
-    """Judge a solution in both ways; `earns` is the number of right answers that it has coming."""
+    """Judge a solution by calls and by tests. `earns` is the number of right answers that it should get."""
     problems = []
     outcomes = (await sandbox.run_calls(code, ["f(1)", "f(2)"], limits=limits)).outcomes
     right = [

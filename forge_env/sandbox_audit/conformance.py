@@ -1,4 +1,4 @@
-"""What every sandbox engine must do, as a test suite that third parties run on theirs:
+"""Conformance tests that every sandbox engine must pass. Third parties run them on their own engines:
 
     class TestMyEngine(SandboxConformance):
         @pytest_asyncio.fixture(scope="class", loop_scope="class")
@@ -26,10 +26,10 @@ SHORT = Limits(wall_s=0.6)
 
 
 class LifeTests:
-    """From acquire to release: wiping, waiting, cancelling, neighbours."""
+    """The life of a sandbox from acquire to release: wiping, waiting, cancelling, neighbours."""
 
     async def test_released_is_wiped(self, engine: SandboxEngine) -> None:
-        """Nothing of one user reaches the next."""
+        """No file of one user reaches the next."""
         for _ in range(4):
             async with engine.session() as sandbox:
                 look = "ls -A . /tmp /dev/shm | grep -v :; true"
@@ -37,7 +37,7 @@ class LifeTests:
                 await sandbox.exec(["sh", "-c", "touch here /tmp/there /dev/shm/everywhere"])
 
     async def test_use_after_release_is_refused(self, engine: SandboxEngine) -> None:
-        """A released sandbox can't be used, and releasing twice does no harm."""
+        """A released sandbox can't be used, and releasing it twice has no effect."""
         sandbox = await engine.acquire()
         await engine.release(sandbox)
         with pytest.raises(SandboxError):
@@ -45,7 +45,7 @@ class LifeTests:
         await engine.release(sandbox)
 
     async def test_more_users_than_sandboxes(self, engine: SandboxEngine) -> None:
-        """Demand above the bound waits and is served."""
+        """Requests beyond the number of sandboxes wait and are served."""
 
         async def one(number: int) -> str:
             async with engine.session() as sandbox:
@@ -54,7 +54,7 @@ class LifeTests:
         assert await asyncio.gather(*map(one, range(40))) == [f"{number}\n" for number in range(40)]
 
     async def test_cancelled_call(self, engine: SandboxEngine) -> None:
-        """A cancelled call stops its program; the engine goes on."""
+        """A cancelled call stops its program, and the engine keeps working."""
         sandbox = await engine.acquire()
         call = asyncio.ensure_future(sandbox.run_python("import time; time.sleep(60)", limits=Limits(wall_s=60)))
         await sandbox_has_started(sandbox)
@@ -80,17 +80,17 @@ async def sandbox_has_started(sandbox: Sandbox) -> None:
 
 
 class ProgramTests:
-    """What programs do and may use: output, input, limits, files."""
+    """Programs and their resources: output, input, limits, files."""
 
     async def test_output_and_exit_code(self, sandbox: Sandbox) -> None:
-        """A program's output, errors and status come back."""
+        """A program's output, errors and status are returned."""
         result = await sandbox.run_python("import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(7)")
         assert (result.exit_code, result.stdout, result.stderr) == (7, "out\n", "err\n")
         assert result.signal is None
         assert not result.ok
 
     async def test_stdin(self, sandbox: Sandbox) -> None:
-        """Standard input is what was given, and empty by default."""
+        """Standard input is the given text, and empty by default."""
         assert (await sandbox.run_python("print(input()[::-1])", stdin="abc\n")).stdout == "cba\n"
         assert (await sandbox.exec(["cat"], stdin="x" * 300_000)).truncated
         assert "EOFError" in (await sandbox.run_python("input()")).stderr
@@ -103,7 +103,7 @@ class ProgramTests:
         assert result.stderr.count("File ") == 2
 
     async def test_is_a_fresh_main_module(self, sandbox: Sandbox) -> None:
-        """`run_python` behaves like `python main.py`: names, exit handlers, threads, nothing left from before."""
+        """`run_python` behaves like `python main.py`: names, exit handlers, threads, and no leftovers."""
         await sandbox.run_python("import json; json.dumps = None; leftover = 1")
         code = (
             "import atexit, json, threading, time\n"
@@ -114,7 +114,7 @@ class ProgramTests:
         assert (await sandbox.run_python(code)).stdout == "__main__ [1] False\nthread\nbye\n"
 
     async def test_exec_environment_and_folder(self, sandbox: Sandbox) -> None:
-        """`exec` runs in the work folder, or one below, with exactly the variables given besides a fixed few."""
+        """`exec` runs in the work folder, or below it, with only the given variables and a few fixed ones."""
         await sandbox.write_file("sub/x", b"")
         line = "echo $A; basename $PWD; ls"
         result = await sandbox.exec(["sh", "-c", line], env={"A": "1 2"}, cwd="sub")
@@ -122,7 +122,7 @@ class ProgramTests:
         assert (await sandbox.exec(["no-such-program"])).exit_code == 127
 
     async def test_bad_arguments_are_usage_errors(self, sandbox: Sandbox) -> None:
-        """What no program could be given is the caller's mistake, not the program's."""
+        """Arguments that can't be passed to any program raise `UsageError`."""
         for path in ("/etc/passwd", "../x", "a/../../x", ""):
             with pytest.raises(UsageError):
                 await sandbox.write_file(path, b"")
@@ -145,19 +145,19 @@ class ProgramTests:
         assert (await sandbox.run_python("x = '\0'")).exit_code == 1
 
     async def test_wall_time(self, sandbox: Sandbox) -> None:
-        """A sleeping program ends at its wall limit, with what it printed until then."""
+        """A sleeping program is ended at its wall limit, and its output so far is returned."""
         result = await sandbox.run_python("print('before')\nimport time; time.sleep(60)", limits=SHORT)
         assert result.timed_out
         assert result.stdout == "before\n"
 
     async def test_cpu_time(self, sandbox: Sandbox) -> None:
-        """A spinning program ends at its CPU limit."""
+        """A spinning program is ended at its CPU limit."""
         result = await sandbox.run_python("while True: pass", limits=Limits(cpu_s=1, wall_s=20))
         assert result.timed_out
         assert result.usage.wall_s < 15
 
     async def test_memory(self, sandbox: Sandbox) -> None:
-        """Too much memory is reported as such, and the sandbox lives on."""
+        """Exceeding the memory limit is reported as such, and the sandbox stays usable."""
         result = await sandbox.run_python("x = bytearray(400 << 20)", limits=Limits(memory_mb=200))
         assert result.out_of_memory
         assert not result.ok
@@ -175,7 +175,7 @@ class ProgramTests:
         assert len(result.stdout) < 11_000
 
     async def test_processes_files_and_descriptors(self, sandbox: Sandbox) -> None:
-        """Process, file-size and descriptor limits hold and are the program's own errors."""
+        """Process, file-size and descriptor limits hold, and exceeding them is the program's own error."""
         limits = Limits(processes=8, file_size_mb=1, open_files=20)
         forks = (
             "import os, signal\nn = 0\ntry:\n    while True:\n        if os.fork() == 0: signal.pause()\n"
@@ -190,14 +190,14 @@ class ProgramTests:
         assert int((await sandbox.run_python(files, limits=limits)).stdout) <= 20
 
     async def test_usage_is_measured(self, sandbox: Sandbox) -> None:
-        """CPU, wall time and peak memory are those of the program."""
+        """Reported CPU time, wall time and peak memory are the program's."""
         result = await sandbox.run_python("x = bytearray(60 << 20)\nfor _ in range(2_000_000): pass")
         assert result.usage.cpu_s > 0.01
         assert result.usage.wall_s > 0
         assert 60 < result.usage.peak_memory_mb < 300
 
     async def test_files_round_trip(self, sandbox: Sandbox) -> None:
-        """Files written are read back, by programs and by the caller, for the life of the sandbox."""
+        """Written files are read back, by programs and by the caller, as long as the sandbox is held."""
         data = bytes(range(256)) * 1000
         await sandbox.write_file("a/b.bin", data)
         await sandbox.run_python("open('c.bin', 'wb').write(open('a/b.bin', 'rb').read()[::-1])")
@@ -209,7 +209,7 @@ class ProgramTests:
         assert (await sandbox.run_python("print(input())", stdin="ü".encode())).stdout == "ü\n"
 
     async def test_folders_are_copied(self, sandbox: Sandbox, tmp_path: Path) -> None:
-        """A folder goes in and comes out, with the modes of programs; links, pipes and what is outside stay there."""
+        """A folder is copied in and out with executable modes, but without links, pipes and files outside of it."""
         (tmp_path / "in/deep").mkdir(parents=True)
         (tmp_path / "in/run.sh").write_text("#!/bin/sh\necho ran\n")
         (tmp_path / "in/run.sh").chmod(0o755)
@@ -235,7 +235,7 @@ class ProgramTests:
             await sandbox.read_files("../up")
 
     async def test_whatever_a_program_left_is_read(self, sandbox: Sandbox) -> None:
-        """Nothing that a program does to its files keeps the others from being read: locks, depth, names, links."""
+        """Whatever a program does to its files, the others can be read: locked or deep files, odd names, links."""
         deep = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
         lock = "mkdir -p s/t; echo 1 > s/t/x; echo 2 > y; chmod 0 s/t/x s/t s y; ln -s . l; ln -s n n; mkfifo p"
         await sandbox.run_python(deep)
@@ -247,7 +247,7 @@ class ProgramTests:
         assert modes.stdout.split() == ["0"] * 4
 
     async def test_read_errors(self, sandbox: Sandbox) -> None:
-        """Reading what is not there, not a file, or not inside fails without hanging, as an agent's mistake."""
+        """Reading a missing, special or outside path fails without hanging, as an agent's mistake."""
         await sandbox.exec(["sh", "-c", "mkdir d; mkfifo f; ln -s /dev/zero z"])
         with pytest.raises(FileNotFoundError):
             await sandbox.read_file("nope")
@@ -260,12 +260,12 @@ class ProgramTests:
 
 
 class WritableTests:
-    """Folders besides the work folder that programs may write to. An engine that has none says so early."""
+    """Writable folders besides the work folder. An engine without them must refuse such a specification early."""
 
     SPEC = SandboxSpec(writable=("/app", "/data"), disk_mb=8)
 
     async def test_writable_folders(self, engine: SandboxEngine) -> None:
-        """What the spec names is writable, up to its size, runs programs, and nothing beside it."""
+        """Folders of the spec, and no others, are writable, up to their size, and can hold programs."""
         if (sandbox := await acquired(engine, self.SPEC)) is None:
             return
         script = "printf '#!/bin/sh\\necho ran' > /app/x; chmod +x /app/x; /app/x; touch /y /etc/y; rm -rf /usr/bin/env"
@@ -282,7 +282,7 @@ class WritableTests:
         await engine.release(sandbox)
 
     async def test_writable_folders_are_wiped(self, engine: SandboxEngine) -> None:
-        """Nothing in them reaches the next user, however it was hidden."""
+        """Nothing in these folders reaches the next user, however it was hidden."""
         for _ in range(4):
             if (sandbox := await acquired(engine, self.SPEC)) is None:
                 return
@@ -295,9 +295,9 @@ class WritableTests:
             await engine.release(sandbox)
 
     async def test_folders_are_packed(self, engine: SandboxEngine) -> None:
-        """What is in them moves to another sandbox: links, modes and empty folders too, and what was removed is not.
+        """Packed folders move to another sandbox: with links, modes and empty folders, and without removed files.
 
-        So does what its owner may not read.
+        Files that their owner may not read are packed too.
         """
         if (left := await acquired(engine, self.SPEC)) is None:
             return
@@ -310,8 +310,8 @@ class WritableTests:
         async with engine.session(self.SPEC) as right:
             await right.exec(["sh", "-c", "echo old > /app/old; echo kept > /data/kept"])
             await right.unpack(archive, instead_of=["/app"])
-            found = await right.exec(["sh", "-c", "cd /data; stat -c %a s y; chmod 700 s; rm -rf s y"])
-            assert found.stdout.split() == ["0", "0"]
+            modes = await right.exec(["sh", "-c", "cd /data; stat -c %a s y; chmod 700 s; rm -rf s y"])
+            assert modes.stdout.split() == ["0", "0"]
             look = await right.exec(["sh", "-c", "cd /app; find . | sort; stat -c %a d/a; cat l h; ls /data"])
             assert look.stdout.split() == [".", "./d", "./d/a", "./e", "./h", "./l", "750", "1", "1", "kept"]
             with pytest.raises(SandboxFileError):
@@ -322,7 +322,7 @@ class WritableTests:
 
 
 async def acquired(engine: SandboxEngine, spec: SandboxSpec) -> Sandbox | None:
-    """A sandbox of this kind, None where the engine refuses the kind."""
+    """A sandbox of this kind, or None if the engine refuses the kind."""
     try:
         return await engine.acquire(spec)
     except UsageError:
@@ -330,10 +330,10 @@ async def acquired(engine: SandboxEngine, spec: SandboxSpec) -> Sandbox | None:
 
 
 class SessionTests:
-    """What lives on between calls: shells, Python sessions, background programs; and streams."""
+    """Persistent processes (shells, Python sessions, background programs), and streaming."""
 
     async def test_shell_session(self, sandbox: Sandbox) -> None:
-        """Variables, functions and the folder live on; statuses and output belong to their command."""
+        """Variables, functions and working directory persist; statuses and output belong to their command."""
         shell = await sandbox.shell(env={"A": "1"})
         await shell.run("mkdir -p d; cd d; f() { echo f$A; }; B=2; false")
         home = (await sandbox.exec(["pwd"])).stdout.strip()
@@ -349,7 +349,7 @@ class SessionTests:
         assert not shell.alive
 
     async def test_python_session(self, sandbox: Sandbox) -> None:
-        """Names live on; the last expression is shown; an error or a time-out leaves the session usable."""
+        """Names persist; the last expression is printed; an error or a time-out leaves the session usable."""
         python = await sandbox.python()
         assert (await python.run("x = 20\nx + 1")).stdout == "21\n"
         failed = await python.run("def f():\n    return 1 / 0\nf()")
@@ -362,7 +362,7 @@ class SessionTests:
         assert not python.alive
 
     async def test_stubborn_session_ends(self, sandbox: Sandbox) -> None:
-        """A session that resists an interrupt ends with its command, and only it."""
+        """A session that resists an interrupt ends with its command, without affecting others."""
         python = await sandbox.python()
         stubborn = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
         result = await python.run(stubborn, limits=SHORT)
@@ -371,7 +371,7 @@ class SessionTests:
         assert (await sandbox.run_python("print(1)")).ok
 
     async def test_background_process(self, sandbox: Sandbox) -> None:
-        """A program in the background reads, writes, outlives other calls, and ends when told."""
+        """A background program reads, writes, outlives other calls, and ends when killed."""
         process = await sandbox.spawn(["cat"])
         await process.write(b"one\n")
         assert (await sandbox.exec(["true"])).ok
@@ -398,7 +398,7 @@ class SessionTests:
         assert (result.exit_code, result.stdout, result.stderr) == (4, "a\n", "b\n")
 
     async def test_released_sessions_are_gone(self, engine: SandboxEngine) -> None:
-        """Release ends sessions and background programs; the next user sees none of them."""
+        """Release ends sessions and background programs, and the next user sees none of them."""
         for _ in range(3):
             async with engine.session() as sandbox:
                 shell = await sandbox.shell()
@@ -413,7 +413,7 @@ class SessionTests:
 
 
 class JudgingTests:
-    """Judging code that nobody trusts: calls whose values are compared outside, and tests apart from the code."""
+    """Judging untrusted code: calls whose values are compared outside, and tests apart from the code."""
 
     async def test_calls_return_exact_plain_types(self, sandbox: Sandbox) -> None:
         """Values of plain types arrive equal and of the same type."""
@@ -434,7 +434,7 @@ class JudgingTests:
         assert broken.execution.exit_code == 1
 
     async def test_objects_do_not_travel(self, sandbox: Sandbox) -> None:
-        """Only exact plain types: an object that claims to equal everything is an error, not a value."""
+        """Only exact plain types are returned: an object that claims to equal everything is an error, not a value."""
         code = (
             "class E(int):\n    def __eq__(s, o): return True\n    __hash__ = int.__hash__\n"
             "def f(): return E(7)\ndef g(): return [E(7)]\ndef deep():\n    x = []\n"
@@ -444,7 +444,7 @@ class JudgingTests:
         assert [outcome.error for outcome in result.outcomes] == ["TypeError"] * 4 + [None]
 
     async def test_leaving_early_gives_no_values(self, sandbox: Sandbox) -> None:
-        """A program that exits answers only the calls it got to."""
+        """A program that exits answers only the calls made before."""
         for code in ("import os; os._exit(0)", "import sys; sys.exit(0)"):
             result = await sandbox.run_calls(code + "\ndef f(): return 1", ["f()"])
             assert result.outcomes == []
@@ -452,7 +452,7 @@ class JudgingTests:
         assert [outcome.value for outcome in result.outcomes] == [1]
 
     async def test_tests_run_apart_from_the_code(self, sandbox: Sandbox) -> None:
-        """unittest cases, test functions and plain asserts judge code that lives in another process."""
+        """unittest cases, test functions and plain asserts judge code in another process."""
         code = "class Stack:\n    def __init__(s): s.x = []\n    def push(s, v): s.x.append(v)\n"
         code += "    def pop(s): return s.x.pop()\ndef double(x): return x * 2\ndef fail(): raise KeyError('k')\n"
         cases = (
@@ -475,7 +475,7 @@ class JudgingTests:
             assert (await sandbox.run_tests(undecodable, checks)).passed
 
     async def test_files_are_judged_by_test_files(self, sandbox: Sandbox) -> None:
-        """Test files judge packages, apart or beside them; code that ends the process earns nothing."""
+        """Test files judge packages, apart or counted; code that ends the process earns nothing."""
         files = {"src/pkg/__init__.py": "from pkg.box import Box, size\n"}
         files["src/pkg/box.py"] = (
             "class Box:\n    def __init__(s, n): s.n = n\n    def __eq__(s, o): return s.n == o.n\n"
@@ -495,7 +495,7 @@ class JudgingTests:
 
 @pytest.mark.asyncio(loop_scope="class")
 class SandboxConformance(ProgramTests, JudgingTests, WritableTests, SessionTests, LifeTests):
-    """Subclass it and provide the fixture `engine`, with class scope."""
+    """The complete suite. Subclass it and provide the fixture `engine`, with class scope."""
 
     @pytest_asyncio.fixture(loop_scope="class")
     async def sandbox(self, engine: SandboxEngine) -> AsyncIterator[Sandbox]:

@@ -1,1 +1,1 @@
-"""Environments served to the clients of other frameworks."""
+"""Servers that offer environments to clients of other frameworks."""

@@ -1,10 +1,10 @@
-"""Limits on what clients send, shared by all served applications and checked before anything is parsed.
+"""Limits on requests, shared by all served applications and checked before anything is parsed.
 
-`RequestLimits` is ASGI middleware. It reads a request's body while it arrives and refuses it as soon as a limit is
-passed: bytes, time, requests of one client that are open at once, and the structure of its JSON, which decides how long
-parsing takes. It hands the whole body to the application, so that nothing behind it waits for the network.
+`RequestLimits` is ASGI middleware. It reads a request's body as it arrives and refuses it as soon as a limit is
+exceeded: bytes, time, open requests of one client, and the structure of the JSON, which determines how long parsing
+takes. It passes the complete body to the application, which therefore never waits for the network.
 
-Where clients share one event loop and distrust each other, a `LoopShare` also spaces out the requests of each one.
+If clients share an event loop and don't trust each other, a `LoopShare` also spaces out the requests of each client.
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forge_env.concurrency import Pace
 
 MAX_BODY = 8 << 20
-"""Bytes of a body, or of a WebSocket message."""
+"""Maximum bytes of a body or of a WebSocket message."""
 MAX_HELD = 4 * MAX_BODY
-"""Bytes of all open requests of one client."""
+"""Maximum bytes of all open requests of one client."""
 MAX_DRAINED = 1 << 30
-"""Bytes of a refused body that are read and dropped before its connection is closed: most clients read no answer before
-they have sent everything."""
+"""Maximum bytes of a refused body that are read and dropped before its connection is closed: most clients read the
+answer only after they have sent everything."""
 MAX_HEADERS = 32 << 10
-"""Bytes of a request's address and headers."""
+"""Maximum bytes of a request's path, query and headers."""
 MAX_OPEN = 256
-"""Requests and WebSockets of one client that are open at once."""
+"""Maximum open requests and WebSockets of one client."""
 MAX_STRUCTURE = 120_000
-"""Commas, colons and opening brackets outside of strings: at least as many as the values and keys of the JSON."""
+"""Maximum commas, colons and opening brackets outside of strings, an upper bound on the values and keys of the JSON."""
 MAX_NESTING = 100
-"""Levels of arrays and objects."""
+"""Maximum nesting of arrays and objects."""
 MAX_REFUSED = 100
-"""Refused requests in a row, after which a client is stopped."""
+"""Consecutive refused requests after which a client is stopped."""
 BODY_S = 60.0
 """Seconds that a client may take to send a body."""
 LARGE = 256 << 10
-"""Bytes beyond which a body is read in a thread."""
+"""Bytes above which a body is parsed in a thread."""
 
 CROWD_S = 5.0
-"""Seconds after its last request in which a client counts as one that asks too."""
+"""Seconds after its last request during which a client counts as active."""
 REQUEST_S = 2e-3
-"""Estimated work for a request, connection included, in seconds."""
+"""Estimated work for a request, including the connection, in seconds."""
 BYTE_S = 3e-8
-"""Estimated work for a byte of a body."""
+"""Estimated work per byte of a body, in seconds."""
 DRAINED_BYTE_S = 5e-9
-"""Estimated work for a byte that is dropped."""
+"""Estimated work per dropped byte, in seconds."""
 STRUCTURE_S = 2e-6
-"""Estimated work for a comma, colon or opening bracket."""
+"""Estimated work per comma, colon or opening bracket, in seconds."""
 
 T = TypeVar("T")
 _TEXT = bytes(byte for byte in range(256) if byte not in b'",:[]{}')
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b",:[{")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""Brackets as signed bytes: one level up or down."""
+"""Translation of brackets to signed bytes: +1 or -1 level."""
 
 
 class RefusedRequestError(Exception):
-    """A request that gets no answer. Its program reads the reason in the form of the protocol that it speaks.
+    """A request was refused. The client gets the reason in the format of its protocol.
 
     Attributes:
         message: the reason.
-        status: HTTP status. Clients retry after 408, 409, 429 and 5xx, and after no other.
-        code: kind of the error, for programs.
+        status: HTTP status. Clients retry only after 408, 409, 429 and 5xx.
+        code: machine-readable kind of the error.
     """
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request") -> None:
@@ -79,19 +79,19 @@ class RefusedRequestError(Exception):
 
 
 def check_structure(body: bytes) -> int:
-    """Bound the structure of a JSON text before it is parsed, in linear time.
+    """Check the structure of a JSON text before it is parsed, in linear time.
 
     Returns:
-        At least the number of its commas, colons and opening brackets outside of strings. There are at most as many
-        values and keys, plus one.
+        An upper bound on the commas, colons and opening brackets outside of strings. Values and keys exceed their
+        number by at most one.
 
     Raises:
         RefusedRequestError: there are more than `MAX_STRUCTURE`, arrays and objects are nested more than `MAX_NESTING`
-            levels deep, or it isn't UTF-8, which has no NUL bytes in JSON.
+            levels deep, or it has NUL bytes, so it isn't JSON in UTF-8.
     """
     if b"\0" in body:
         raise RefusedRequestError("the body is not JSON in UTF-8: it has NUL bytes")
-    marks = body.translate(None, _NO_MARKS)  # of most requests they are few, even with those in strings
+    marks = body.translate(None, _NO_MARKS)  # usually few enough, even if those in strings are counted
     if len(marks) <= MAX_STRUCTURE and marks.count(b"[") + marks.count(b"{") <= MAX_NESTING:
         return len(marks)
     count, depth = structure(body)
@@ -101,20 +101,20 @@ def check_structure(body: bytes) -> int:
 
 
 def structure(body: bytes) -> tuple[int, int]:
-    """The number of commas, colons and opening brackets outside of the strings of a JSON text, and its depth.
+    """Count the commas, colons and opening brackets of a JSON text outside of strings, and determine its depth.
 
     Raises:
         RefusedRequestError: the number is above `MAX_STRUCTURE`.
     """
     strings = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
-    if strings.count(b'"') > 2 * (MAX_STRUCTURE + 1):  # each string but one has a comma, colon or bracket
+    if strings.count(b'"') > 2 * (MAX_STRUCTURE + 1):  # every string but one needs a comma, colon or bracket
         raise _too_much()
     outside = b"".join(strings.translate(None, _TEXT).split(b'"')[::2])
     count = sum(map(outside.count, (b",", b":", b"[", b"{")))
     if count > MAX_STRUCTURE:
         raise _too_much()
     steps = memoryview(outside.translate(_STEPS, b",:")).cast("b")
-    return count, max(accumulate(steps[: 2 * count]), default=0)  # of JSON, these are all
+    return count, max(accumulate(steps[: 2 * count]), default=0)  # valid JSON has at most this many brackets
 
 
 def _too_much() -> RefusedRequestError:
@@ -124,20 +124,20 @@ def _too_much() -> RefusedRequestError:
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Do `work` on a text of `size` bytes: in a thread if it is large, so that the event loop gets turns meanwhile."""
+    """Run `work` on a text of `size` bytes; in a thread if it is large, so that it doesn't block the event loop."""
     return await asyncio.to_thread(work) if size > LARGE else work()
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Client:
-    """The open requests of one client, and what it has cost.
+    """The open requests of one client, and the work it has caused.
 
     Attributes:
-        max_open: requests and WebSockets that may be open at once.
-        stop: called after `MAX_REFUSED` refused requests in a row, with the reason.
-        open: requests and WebSockets that are open.
-        held: bytes of their bodies.
-        refused: refused requests in a row, without those that may be tried again (429) or were given up (499).
+        max_open: maximum number of open requests and WebSockets.
+        stop: called with the reason after `MAX_REFUSED` consecutive refused requests.
+        open: number of open requests and WebSockets.
+        held: bytes of their bodies in memory.
+        refused: consecutive refused requests, without those that may be retried (429) or whose client is gone (499).
         pace: spaces out its requests.
     """
 
@@ -150,7 +150,7 @@ class Client:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """An open request. `RefusedRequestError`: too many are open."""
+        """Count a request as open inside the block. `RefusedRequestError`: too many are open."""
         if self.open >= self.max_open:
             raise RefusedRequestError(f"{self.open} requests are open already", status=429, code="too_many_requests")
         self.open += 1
@@ -160,14 +160,14 @@ class Client:
             self.open -= 1
 
     def hold(self, count: int) -> None:
-        """Hold so many bytes more. `RefusedRequestError`: they would be more than `MAX_HELD`."""
+        """Count more bytes as held. `RefusedRequestError`: the total would exceed `MAX_HELD`."""
         if self.held + count > MAX_HELD:
             why = f"open requests have {MAX_HELD >> 20} MiB together"
             raise RefusedRequestError(why, status=429, code="too_many_requests")
         self.held += count
 
     def answered(self, status: int) -> None:
-        """Count an answer; stop a client that sends only requests that are refused."""
+        """Count an answer by its status; stop the client after `MAX_REFUSED` consecutive refusals."""
         if status < 400:
             self.refused = 0
         elif status < 500 and status not in (429, 499):
@@ -177,10 +177,10 @@ class Client:
 
 
 class Hosts:
-    """Clients by the address that they connect from, while they have open requests.
+    """Clients by the address from which they connect, while they have open requests.
 
     Args:
-        max_open: requests and WebSockets that one of them may have open at once.
+        max_open: maximum number of open requests and WebSockets per client.
     """
 
     def __init__(self, max_open: int = MAX_OPEN) -> None:
@@ -188,7 +188,7 @@ class Hosts:
         self._clients: WeakValueDictionary[str, Client] = WeakValueDictionary()
 
     def identify(self, scope: Scope) -> tuple[Client, RefusedRequestError | None]:
-        """The client of a request; none is refused."""
+        """Return the client of a request; it is never refused here."""
         host = (scope.get("client") or ("",))[0]
         client = self._clients.get(host) or Client(self._max_open)
         self._clients[host] = client
@@ -198,17 +198,17 @@ class Hosts:
 class LoopShare:
     """Divides the time of an event loop between clients.
 
-    A client's work is estimated from what it sends. While it is alone it never waits; while others ask too, its
-    requests are spaced out (`Pace`). A client that waits isn't read from.
+    A client's work is estimated from the size of its requests. It never waits while it is the only active client;
+    otherwise its requests are spaced out (`Pace`). Nothing is read from a client while it waits.
     """
 
     def __init__(self) -> None:
         self._latest: Client | None = None
         self._latest_at = self._other_at = -math.inf
-        """When the latest client, and any other, last asked."""
+        """Times of the last request of the latest client and of any other client."""
 
     def charge(self, client: Client, seconds: float) -> float:
-        """Add to a client's work. Returns the seconds until it may begin; 0 or less: at once."""
+        """Add work to a client's account. Returns the seconds until the work may begin; 0 or less: at once."""
         now = asyncio.get_running_loop().time()
         if client is not self._latest:
             self._latest, self._other_at = client, self._latest_at
@@ -216,19 +216,19 @@ class LoopShare:
         return client.pace.charge(seconds, alone=now - self._other_at > CROWD_S)
 
     async def turn(self, client: Client, seconds: float) -> None:
-        """Wait until a client may have so much work done."""
+        """Wait until a client may have this many seconds of work done."""
         if (delay := self.charge(client, seconds)) > 0:
             await asyncio.sleep(delay)
 
 
 class RequestLimits:
-    """Refuses requests beyond the limits of this module.
+    """ASGI middleware that refuses requests beyond the limits of this module.
 
     Args:
         app: the application.
-        identify: the client that a request belongs to, and the reason if it is refused whatever it says.
-        refuse: the answer to a refused request, in the form of the protocol.
-        share: divides the event loop between clients; None: requests are served as they come.
+        identify: returns the client of a request, and an error if the request is refused regardless of its body.
+        refuse: makes the answer to a refused request in the format of the protocol.
+        share: divides the event loop between clients; None: requests are served as they arrive.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class RequestLimits:
         self._share = share
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a refusal, or call the application."""
+        """Call the application, or answer with a refusal."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -267,7 +267,7 @@ class RequestLimits:
                 await self._refuse(scope, refused)(scope, receive, _closing(_counted(send, client)))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, body: _Body) -> None:
-        """Read a request's body and have it answered."""
+        """Read a request's body and pass it to the application."""
         headers = _check_headers(scope)
         if "content-length" not in headers and "transfer-encoding" not in headers:
             if body.error is not None:
@@ -285,11 +285,11 @@ class RequestLimits:
             body.drop()
 
     async def _read(self, body: _Body, headers: Headers, receive: Receive) -> bool:
-        """Read a body to its end. Returns whether the client is still there.
+        """Read a body to its end. Returns False if the client disconnected.
 
         Raises:
             RefusedRequestError: the body is refused. It was read and dropped, unless it is longer than `MAX_DRAINED`,
-                or its client waits for leave to send it (`Expect`).
+                or its client waits for permission to send it (`Expect`).
         """
         length = headers.get("content-length", "")
         declared = int(length) if length.isdecimal() and len(length) < 20 else 0
@@ -305,7 +305,7 @@ class RequestLimits:
             except TimeoutError:
                 why = f"the body took more than {BODY_S:g} s to arrive"
                 raise RefusedRequestError(why, status=408, code="request_timeout") from None
-            seconds -= time.monotonic() - began  # waiting for the share of another client isn't its fault
+            seconds -= time.monotonic() - began  # waits for other clients' shares don't count
             if message["type"] == "http.disconnect":
                 return False
             chunk, more = message.get("body", b""), message.get("more_body", False)
@@ -318,7 +318,7 @@ class RequestLimits:
 
 
 class _Body:
-    """A body that arrives: its chunks, counted as held by its client, until it is refused."""
+    """A body being received: its chunks, counted as held by its client, until it is refused."""
 
     def __init__(self, client: Client, error: RefusedRequestError | None) -> None:
         self.client = client
@@ -328,13 +328,13 @@ class _Body:
         self._chunks: list[bytes] = []
 
     def check(self, length: int) -> None:
-        """Refuse a body of so many bytes if that is too long."""
+        """Refuse the body if this length is above `MAX_BODY`."""
         if self.error is None and length > MAX_BODY:
             self.drop()
             self.error = _too_long()
 
     def add(self, chunk: bytes) -> None:
-        """Keep another chunk; only count it if the body is refused."""
+        """Store another chunk; if the body is refused, only count it."""
         self.length += len(chunk)
         self.check(self.length)
         if self.error is None:
@@ -348,12 +348,12 @@ class _Body:
                 self._chunks.append(chunk)
 
     def joined(self) -> bytes:
-        """The whole body, which stays held."""
+        """Return the whole body, which still counts as held."""
         chunks, self._chunks = self._chunks, []
         return b"".join(chunks)
 
     def drop(self) -> None:
-        """Hold nothing any more."""
+        """Release the chunks and the bytes held."""
         self._chunks.clear()
         self.client.held -= self._held
         self._held = 0
@@ -373,7 +373,7 @@ def _check_headers(scope: Scope) -> Headers:
 
 
 def _bounded(receive: Receive, send: Send) -> Receive:
-    """Messages of a WebSocket; one that is too long ends it."""
+    """Wrap a WebSocket's `receive`: a message that is too long closes the connection."""
 
     async def receiving() -> Message:
         message = await receive()
@@ -387,7 +387,7 @@ def _bounded(receive: Receive, send: Send) -> Receive:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A body that was read, and then whatever comes after it."""
+    """A `receive` that returns a body already read, and then the following messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receiving() -> Message:
@@ -397,7 +397,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _counted(send: Send, client: Client) -> Send:
-    """Tell a client of its answer's status."""
+    """Wrap `send` so that the client's answers are counted by status."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -408,7 +408,7 @@ def _counted(send: Send, client: Client) -> Send:
 
 
 def _closing(send: Send) -> Send:
-    """Close the connection after an answer: what follows on it may be the rest of a refused body."""
+    """Wrap `send` so that the connection closes after the answer: the rest of a refused body may follow on it."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,19 +1,19 @@
 """The tools of a served environment at `/mcp`: over MCP, through the official SDK, and as OpenEnv's JSON-RPC.
 
-A client that accepts event streams speaks MCP, whose standard makes it say so. Each of its sessions has an episode
-of its own, which begins with its first request and ends with the session (or when it is silent for too long). The
-address chooses the task (`/mcp?split=eval&index=3`, or `seed=`), the prompt `task` says what it is; there are no
-rewards. An episode needs a session, so the versions of the protocol that have none are refused, and clients go back to
-one that has (docs/decisions/mcp-endpoint.md).
+A client that accepts event streams uses MCP, whose standard requires it to accept them. Each MCP session has a separate
+episode, which begins with the session's first request and ends with the session, or after the idle limit. The URL
+chooses the task (`/mcp?split=eval&index=3`, or `seed=`), and the prompt `task` describes it; there are no rewards. An
+episode needs a session, so protocol versions without sessions are refused, and clients fall back to a version with them
+(docs/decisions/mcp-endpoint.md).
 
-OpenEnv's clients post single requests to the same address, without MCP's handshake and with methods of their own:
+OpenEnv's clients post single requests to the same URL, without MCP's handshake and with additional methods:
 
     {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {"seed": 3}}
     {"jsonrpc": "2.0", "id": 2, "method": "tools/call",
      "params": {"session_id": "...", "name": "add", "arguments": {"a": 1}}}
 
-Also `tools/list` and `openenv/session/close`. A call without a session has an episode of its own, which ends with it.
-Over a WebSocket (`/mcp`, or messages of type "mcp" on `/ws`) the connection's own session is meant.
+Also `tools/list` and `openenv/session/close`. A call without a session gets a new episode, which ends with the call.
+Over a WebSocket (`/mcp`, or messages of type "mcp" on `/ws`), requests use the connection's session.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from forge_env.serve.sessions import Session, Sessions, WireError, parse_json, t
 
 SERVER_ERROR = -32000
 MOST_REMEMBERED = 10_000
-"""As many sessions as the SDK keeps."""
+"""Maximum number of MCP sessions whose episodes are stored; the SDK keeps as many sessions."""
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _CODES = {
     "VALIDATION_ERROR": types.INVALID_PARAMS,
@@ -54,7 +54,7 @@ def _as_mcp(error: WireError) -> MCPError:
 
 
 async def _call(session: Session, sessions: Sessions, name: str, arguments: Any) -> str:
-    """What a tool answers."""
+    """Call a tool in a session; return its answer as text."""
     step = session.step({"type": "call_tool", "tool_name": name, "arguments": arguments})
     reply = await sessions.use(session, step)
     return str(reply["data"]["observation"]["result"] or "")
@@ -65,14 +65,14 @@ async def _call(session: Session, sessions: Sessions, name: str, arguments: Any)
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """What belongs to a session of MCP."""
+    """The episode of an MCP session."""
 
     session_id: str
     prompt: types.GetPromptResult
 
 
 class McpEndpoint:
-    """The ASGI application of `/mcp` over HTTP; `run()` is open while it serves."""
+    """ASGI application of `/mcp` over HTTP. It serves inside its context manager `run()`."""
 
     def __init__(self, name: str, version: str, sessions: Sessions) -> None:
         self.sessions = sessions
@@ -90,7 +90,7 @@ class McpEndpoint:
         self._episodes: dict[str, asyncio.Task[_Episode]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one HTTP request."""
         request = Request(scope, receive)
         version = request.headers.get("mcp-protocol-version", HANDSHAKE_PROTOCOL_VERSIONS[0])
         if request.method == "DELETE":
@@ -108,29 +108,29 @@ class McpEndpoint:
             await self._manager.handle_request(scope, receive, send)
 
     async def _episode(self, context: Any) -> tuple[Session, _Episode]:
-        """That of the MCP session that a request belongs to, begun when it is first needed."""
+        """Return the session and episode of a request's MCP session; the episode starts with the first request."""
         request: Request = context.request
-        of = request.headers["mcp-session-id"]
-        if (begun := self._episodes.get(of)) is None:
-            begun = self._episodes[of] = asyncio.create_task(self._begin(dict(request.query_params)))
+        mcp_session = request.headers["mcp-session-id"]
+        if (task := self._episodes.get(mcp_session)) is None:
+            task = self._episodes[mcp_session] = asyncio.create_task(self._begin(dict(request.query_params)))
             while len(self._episodes) > MOST_REMEMBERED:
                 del self._episodes[next(iter(self._episodes))]
         try:
-            episode = await asyncio.shield(begun)
+            episode = await asyncio.shield(task)
             return self.sessions.find(episode.session_id), episode
         except WireError as error:
-            if begun.exception() is not None:
-                self._episodes.pop(of, None)  # the next request may try again
+            if task.exception() is not None:
+                self._episodes.pop(mcp_session, None)  # the next request may try again
             raise _as_mcp(error) from error
 
     async def _end(self, of: str) -> None:
-        if (begun := self._episodes.pop(of, None)) is None:
+        if (task := self._episodes.pop(of, None)) is None:
             return
-        begun.cancel()  # which closes what it has opened
-        await asyncio.wait([begun])
-        if not begun.cancelled() and begun.exception() is None:
-            with contextlib.suppress(WireError):  # it has ended by itself
-                await self.sessions.close(self.sessions.find(begun.result().session_id))
+        task.cancel()  # `begin` closes its session when cancelled
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            with contextlib.suppress(WireError):  # the session has already ended
+                await self.sessions.close(self.sessions.find(task.result().session_id))
 
     async def _begin(self, query: dict[str, str]) -> _Episode:
         options = {key: int(text) if _INTEGER.fullmatch(text) else text for key, text in query.items()}
@@ -171,7 +171,7 @@ class McpEndpoint:
 
 
 async def _refuse(request: Request, version: str) -> Response:
-    """The answer to a version without sessions: which others there are."""
+    """Refusal of a protocol version without sessions; it lists the supported versions."""
     try:
         request_id = (await request.json()).get("id")
     except (ValueError, AttributeError):
@@ -196,12 +196,12 @@ class RpcRequest(BaseModel):
 
 
 async def answer_rpc(data: Any, sessions: Sessions, own: Session | None = None) -> dict[str, Any]:
-    """The response to one request.
+    """Answer one JSON-RPC request.
 
     Args:
-        data: its JSON, or the `WireError` with which it could not be read.
-        sessions: of the server.
-        own: the session of the WebSocket that it came over.
+        data: its JSON value, or the `WireError` raised when it was parsed.
+        sessions: sessions of the server.
+        own: session of the WebSocket that carried the request, if any.
     """
     request_id: Any = None
     try:
@@ -215,7 +215,7 @@ async def answer_rpc(data: Any, sessions: Sessions, own: Session | None = None) 
 
 
 def rpc_refusal(error: RefusedRequestError) -> dict[str, Any]:
-    """The response to a request beyond the limits of `forge_env.serve.limits`."""
+    """Response to a request beyond the limits of `forge_env.serve.limits`."""
     return _failed(None, MCPError(types.INVALID_REQUEST, error.message))
 
 
@@ -274,5 +274,5 @@ async def _tools(method: str, params: Mapping[str, Any], session: Session, sessi
     if not isinstance(params.get("name"), str):
         raise MCPError(types.INVALID_PARAMS, "name is required")
     text = await _call(session, sessions, params["name"], params.get("arguments") or {})
-    # `data` is what OpenEnv's own client reads, `content` what MCP says.
+    # OpenEnv's client reads `data`; MCP specifies `content`.
     return {"content": [{"type": "text", "text": text}], "isError": text.startswith("Error: "), "data": text}

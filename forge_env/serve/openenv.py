@@ -1,19 +1,19 @@
-"""`forge-env serve`: any environment over OpenEnv's protocol, and its tools over MCP.
+"""`forge-env serve`: serve an environment over OpenEnv's protocol, and its tools over MCP.
 
-    GET  /health /metadata /schema      what is served
-    WS   /ws                            one session a connection (`sessions` has the messages)
+    GET  /health /metadata /schema      status and description of the server
+    WS   /ws                            one session per connection (messages: see `sessions`)
     POST /reset /step /close, GET /state  the same without a connection:
 
         POST /reset {"seed": 7}  -> {"observation": {...}, "reward": null, "done": false}
         POST /step  {"session_id": "...", "action": {"message": "8"}}
 
-    /mcp                                the tools alone (`mcp`)
+    /mcp                                only the tools (see `mcp`)
 
-Without a connection, the session's id is in the metadata of every observation, and in a cookie, which HTTP clients
-that keep cookies send by themselves. Such a session ends when it is closed, or silent for too long.
+Without a connection, the session's id is in the metadata of every observation and in a cookie, which HTTP clients with
+cookie support return automatically. Such a session ends when it is closed or idle for too long.
 
-On a connection, a message that arrives while another is being worked on means that the client has given up waiting
-for that one: its answer is then dropped, so that the client never takes it for the answer to its next message.
+On a connection, a message that arrives while another is being processed means that the client no longer waits for that
+one. Its answer is then dropped, so that the client doesn't take it for the answer to its next message.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ def app_of(
     names: Sequence[str] = (),
     **options: Any,
 ) -> Starlette:
-    """The application that serves the environment `name`, for any ASGI server: `app = app_of("my_env")`.
+    """Make an ASGI application that serves the environment `name`: `app = app_of("my_env")`.
 
-    `app.state.sessions` are its sessions; they are closed when the application shuts down. Clients reach it by its
-    address, by a name of this machine, by `names`, and by those in the environment variable FORGE_ENV_NAMES.
+    `app.state.sessions` holds its sessions; they are closed when the application shuts down. Clients may address it by
+    IP address, by a name of this machine, by `names`, and by the names in the environment variable FORGE_ENV_NAMES.
 
     Raises:
-        UsageError: there is no such environment, or no such option of it.
+        UsageError: the environment or one of its options doesn't exist.
     """
     cls = environment_class(name)
     make_config(name, cls, options)
@@ -155,7 +155,7 @@ def app_of(
 
 
 def http_routes(sessions: Sessions, name: str, splits: Sequence[str]) -> list[BaseRoute]:
-    """The routes of a server with these sessions, which requests name."""
+    """HTTP routes for requests that name their session."""
 
     async def reset(request: Request) -> Response:
         data = await _body(request)
@@ -165,7 +165,7 @@ def http_routes(sessions: Sessions, name: str, splits: Sequence[str]) -> list[Ba
         except WireError as error:
             if error.code != "SESSION_ERROR":
                 raise
-            session = await sessions.open(named=True)  # the old one has ended: reset starts anew anyway
+            session = await sessions.open(named=True)  # the old session has ended; reset starts a new episode anyway
         reply = await sessions.use(session, session.reset(data))
         response = JSONResponse(reply["data"])
         response.set_cookie(COOKIE, session.id, httponly=True, samesite="strict")
@@ -221,14 +221,14 @@ def http_routes(sessions: Sessions, name: str, splits: Sequence[str]) -> list[Ba
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """The response to a request that raised a `WireError`."""
+    """Response to a request that raised a `WireError`."""
     assert isinstance(error, WireError)
     detail = {"detail": str(error), "code": error.code, **error.details}
     return JSONResponse(detail, status_code=_STATUS.get(error.code, 500))
 
 
 def _beyond_limits(scope: Scope, error: RefusedRequestError) -> Response:
-    """The response to a request beyond the limits of `forge_env.serve.limits`."""
+    """Response to a request beyond the limits of `forge_env.serve.limits`."""
     if scope["path"] == "/mcp":
         return JSONResponse(rpc_refusal(error), status_code=error.status)
     bad = error.status == 400
@@ -245,15 +245,15 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def openapi(name: str, splits: Sequence[str]) -> dict[str, Any]:
-    """The OpenAPI document of a server."""
+    """OpenAPI document of a server."""
 
     def reference(model: type[BaseModel]) -> dict[str, Any]:
         return {"$ref": REFERENCE.format(model=model.__name__)}
 
     def answers(schema: dict[str, Any], *codes: int) -> dict[str, Any]:
         refused = {"application/json": {"schema": reference(Refusal)}}
-        found = {str(code): {"description": REFUSALS[code], "content": refused} for code in codes}
-        return {"200": {"description": "OK", "content": {"application/json": {"schema": schema}}}, **found}
+        refusals = {str(code): {"description": REFUSALS[code], "content": refused} for code in codes}
+        return {"200": {"description": "OK", "content": {"application/json": {"schema": schema}}}, **refusals}
 
     def post(summary: str, body: dict[str, Any], responses: dict[str, Any]) -> dict[str, Any]:
         content = {"application/json": {"schema": body}}
@@ -281,19 +281,19 @@ def openapi(name: str, splits: Sequence[str]) -> dict[str, Any]:
     paths["/mcp"]["delete"] = ended
     for path in ("/health", "/metadata", "/schema"):
         paths[path] = {"get": {"summary": path[1:], "responses": answers(free)}}
-    _, found = models_json_schema([(model, MODE) for model in MODELS], ref_template=REFERENCE)
+    _, definitions = models_json_schema([(model, MODE) for model in MODELS], ref_template=REFERENCE)
     info = {"title": name, "version": PROTOCOL}
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": found["$defs"]}}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": definitions["$defs"]}}
 
 
 # --- over a WebSocket
 
 
 class Connection:
-    """One client: reads ahead, so that it notices a client that went away or gave up."""
+    """Connection of one client. It reads ahead to notice a client that disconnected or stopped waiting."""
 
     one_at_a_time = True
-    """A further message means that the answer to the one before is no longer waited for."""
+    """Whether a new message means that the client no longer waits for the previous answer."""
 
     def __init__(self, socket: WebSocket, sessions: Sessions) -> None:
         self.socket = socket
@@ -301,12 +301,12 @@ class Connection:
         self.session: Session | None = None
         self._reading: asyncio.Task[Any] | None = None
         self._done = False
-        """The client is done with its session."""
+        """Whether the client has finished with its session."""
         self._moved = False
-        """The client goes on with its session on another connection."""
+        """Whether another connection has taken the session over."""
 
     async def run(self) -> None:
-        """Serve until the client closes, goes away, is silent for too long, or comes back on another connection."""
+        """Serve until the client closes, disconnects, is idle for too long, or reconnects on another connection."""
         await self.socket.accept()
         try:
             await self._serve()
@@ -321,13 +321,13 @@ class Connection:
                     self.sessions.detach(self.session)
 
     def _let_go(self) -> None:
-        """The session goes on elsewhere: stop, and leave it alone."""
+        """Give up the session, which another connection has taken over, and stop serving."""
         self.session = None
         self._moved = True
         self._stop_reading()
 
     async def _read(self) -> Any:
-        """The next message as JSON, or the `WireError` that it is answered with."""
+        """Read the next message; return its JSON value, or the `WireError` to answer."""
         text = await self.socket.receive_text()
         return await off_loop(len(text), lambda: parse_message(text))
 
@@ -337,14 +337,14 @@ class Connection:
             self._reading.cancel()
 
     async def _serve(self) -> None:
-        """Answer messages until the client is done, or goes on elsewhere."""
+        """Answer messages until the client has finished or continues on another connection."""
         self._reading = asyncio.create_task(self._read())
         while not self._moved:
             done, _ = await asyncio.wait({self._reading}, timeout=self.sessions.limits.idle_timeout)
             if not done:
                 await self._close(1001, "idle")
                 return
-            if self._reading.cancelled():  # let go
+            if self._reading.cancelled():  # the session was taken over
                 break
             data = self._reading.result()
             self._reading = asyncio.create_task(self._read())
@@ -356,7 +356,7 @@ class Connection:
             if answer.done():
                 await self.socket.send_text(json.dumps(answer.result()))
             elif not self._reading.cancelled():
-                # The client went on without the answer (which nobody gets then), or away. A new episode needn't wait.
+                # The client sent another message, so this answer is dropped, or it disconnected. A reset needn't wait.
                 following = _kind(self._reading.result())
                 if self.session is not None:
                     await self.session.finish(cancel=following == "reset")
@@ -372,7 +372,7 @@ class Connection:
             await self.socket.close(code, reason)
 
     async def _answer(self, data: Any) -> dict[str, Any]:
-        """The reply to one message, given as `_read` returned it."""
+        """Reply to one message, as returned by `_read`."""
         request_id: Any = None
         try:
             message = message_of(data)
@@ -394,43 +394,43 @@ class Connection:
                 session = await self._own()
                 return await session.work(session.step(data))
             case "mcp":
-                own = await self._own()
-                return {"type": "mcp", "data": await answer_rpc(data, self.sessions, own)}
+                attached = await self._own()
+                return {"type": "mcp", "data": await answer_rpc(data, self.sessions, attached)}
             case "state":
                 return {"type": "state", "data": (await self._own()).state.model_dump()}
             case other:
                 raise WireError("UNKNOWN_TYPE", f"there is no message of type {str(other)[:80]!r}")
 
     async def _own(self) -> Session:
-        """The session of this connection, opened when it is first needed."""
+        """The session of this connection, opened on first use."""
         if self.session is None:
             self.session = await self.sessions.open()
             self.session.let_go = self._let_go
         return self.session
 
     async def _resume(self, session_id: str) -> dict[str, Any]:
-        found = self.sessions.take(session_id, self._let_go)
-        if found is None:
+        resumed = self.sessions.take(session_id, self._let_go)
+        if resumed is None:
             raise WireError("SESSION_ERROR", "that session is not waiting for its client (any more)")
-        own, self.session = self.session, found
-        if own is not None and own is not found:
-            await self.sessions.close(own)
-        await found.finish()
-        return found.last_reply()
+        previous, self.session = self.session, resumed
+        if previous is not None and previous is not resumed:
+            await self.sessions.close(previous)
+        await resumed.finish()
+        return resumed.last_reply()
 
 
 class ToolConnection(Connection):
-    """A client of `/mcp`: every message is a JSON-RPC request, whose answer has its id."""
+    """Connection to `/mcp`: every message is a JSON-RPC request, and its answer has the same id."""
 
     one_at_a_time = False
 
     async def _answer(self, data: Any) -> dict[str, Any]:
-        """The response to one request."""
+        """Response to one request."""
         try:
-            own = await self._own()
+            session = await self._own()
         except WireError as error:
             return {"jsonrpc": "2.0", "id": None, "error": {"code": SERVER_ERROR, "message": str(error)}}
-        return await answer_rpc(data, self.sessions, own)
+        return await answer_rpc(data, self.sessions, session)
 
 
 def _kind(data: Any) -> Any:

@@ -1,4 +1,4 @@
-"""An application behind an address of this machine."""
+"""HTTP server for ASGI applications, with limits on connections and a check of hosts and origins."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from forge_env.errors import UsageError
 from forge_env.serve.limits import MAX_BODY, MAX_HEADERS
 
 TOO_MUCH = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-"""Answered below the application, which hasn't seen the request."""
+"""Raw response to a request that is refused before it reaches the application."""
 NAMES = ("127.0.0.1", "localhost", "[::1]")
-"""Of this machine, as a client of it writes them."""
+"""Names of this machine in addresses of local clients."""
 SHUTDOWN_S = 5.0
-"""How long connections have to end when the server does."""
+"""Seconds that connections may take to end when the server shuts down."""
 HEAD_S = 10.0
-"""Seconds that a client may take to send a request's address and headers."""
+"""Seconds that a client may take to send a request's path and headers."""
 MAX_UNREAD = 2 * MAX_HEADERS
-"""Bytes of a request that are neither body nor paid for by it: address, headers, the frames of chunks."""
+"""Maximum bytes of a request outside its body (path, headers, chunk frames), less the allowance for frames."""
 FRAME_BYTES = 8
-"""Bytes of frames that each byte of a body pays for."""
+"""Bytes of chunk frames allowed per byte of body."""
 MAX_SILENT = 1000
-"""Connections that haven't sent a request yet; of more, the oldest is closed."""
+"""Maximum connections waiting for a request's head; beyond that, the oldest is closed."""
 MAX_PIPELINED = 16
-"""Requests that one connection may send before the first is answered."""
+"""Maximum requests that a connection may send before the first is answered."""
 
 
 async def serve(
@@ -41,13 +41,13 @@ async def serve(
 
     Args:
         app: the application.
-        host: to listen at.
-        port: likewise; 0 lets the system choose one.
-        ready: is told the port.
-        lifespan: whether the application wants to know of its start and end.
+        host: address to listen on.
+        port: port to listen on; 0 lets the system choose one.
+        ready: called with the port once the server listens.
+        lifespan: whether the application handles lifespan events.
 
     Raises:
-        UsageError: the address can't be used.
+        UsageError: the server can't listen on this address.
     """
     import uvicorn
 
@@ -55,29 +55,29 @@ async def serve(
 
     class Server(uvicorn.Server):
         def capture_signals(self) -> contextlib.nullcontext[None]:  # type: ignore[override]
-            """Signals are those of whoever serves: uvicorn would raise them again, once it has ended."""
+            """Leave signals to the caller of `serve`: uvicorn would raise them again after it has ended."""
             return contextlib.nullcontext()
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:  # from here on a client's connection waits, and isn't refused
+    try:  # from here on, clients' connections wait instead of being refused
         sock = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise UsageError(
             f"can't listen on {host}, port {port}: {error.strerror or error}", fix="choose another --port, or --host"
         ) from error
 
-    # Connections inherit it. asyncio would set it, but not for a socket that doesn't name its protocol; without it the
-    # body of an answer waits for the client to acknowledge the head, 40 ms.
+    # Connections inherit this option. asyncio sets it only for sockets that name their protocol; without it, the body
+    # of an answer waits 40 ms for the client to acknowledge the head.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    # Pings find clients that are gone without a word; a step that takes long doesn't hold them up.
+    # Pings detect clients that vanished without closing; a long step doesn't delay them.
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
         log_level="warning",
         lifespan="on" if lifespan else "off",
-        ws="auto",  # none where websockets is not installed: only `forge-env serve` needs them
+        ws="auto",  # none if websockets is not installed: only `forge-env serve` needs them
         ws_ping_interval=20.0,
         ws_ping_timeout=20.0,
         ws_max_size=MAX_BODY,
@@ -101,14 +101,14 @@ async def serve(
 
 
 def _protocol(silent: dict[asyncio.Protocol, None]) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, with limits on what comes before an application sees a request.
+    """Make a subclass of uvicorn's HTTP protocol with limits that apply before an application sees a request.
 
     Args:
-        silent: its connections that haven't sent a whole head yet, the oldest first.
+        silent: connections that haven't sent a complete head yet, the oldest first.
     """
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Base
-    except ImportError:  # h11 bounds a head itself
+    except ImportError:  # h11 limits the head itself
         from uvicorn.protocols.http.h11_impl import H11Protocol as Base  # type: ignore[assignment]
 
     class Bounded(Base):
@@ -151,7 +151,7 @@ def _protocol(silent: dict[asyncio.Protocol, None]) -> type[asyncio.Protocol]:
             super().handle_websocket_upgrade(*event)
 
         def _await_head(self) -> None:
-            """Close the connection unless a request's head comes soon."""
+            """Close the connection unless a request's head arrives within `HEAD_S` seconds."""
             if self._deadline is None:
                 self._deadline = self.loop.call_later(HEAD_S, self.transport.abort)
                 silent[self] = None
@@ -168,16 +168,15 @@ def _protocol(silent: dict[asyncio.Protocol, None]) -> type[asyncio.Protocol]:
 
 
 class OwnPages:
-    """Refuses what pages of other sites make a browser send to a server that asks for no password.
+    """ASGI middleware that refuses requests sent by web pages of other sites; the server has no password.
 
-    A page can reach the server under a name of its own that resolves to the server's address (DNS rebinding), so a
-    request must be addressed (`Host`) to an address, to a name of this machine, or to one that the server was given.
-    A page that sends it (`Origin`) must be one of this machine or of the server itself. Other programs send no
-    `Origin`.
+    A page can reach the server by a host name of its site that resolves to the server's address (DNS rebinding), so the
+    `Host` header must be an IP address, a name of this machine, or one of `names`. A page that sends a request
+    (`Origin`) must belong to this machine or to the server itself. Programs other than browsers send no `Origin`.
 
     Args:
-        app: what is guarded.
-        names: that it was given.
+        app: the application to guard.
+        names: further names of the server.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = ()) -> None:
@@ -185,7 +184,7 @@ class OwnPages:
         self._names = {_name(f"//{name}") for name in ("localhost", socket.gethostname(), *names)} - {""}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 421 or 403, or hand on."""
+        """Answer with 421 or 403, or pass the request on."""
         headers = Headers(scope=scope) if scope["type"] in ("http", "websocket") else None
         refused = headers and _refused(headers, self._names)
         if not refused:
@@ -206,7 +205,7 @@ def _refused(headers: Headers, names: Collection[str]) -> tuple[int, str] | None
 
 
 def _name(url: str) -> str:
-    """The host of an address as `NAMES` writes it, or an empty string."""
+    """Host of a URL in the form used in `NAMES`, or an empty string."""
     try:
         name = urlsplit(url).hostname or ""
     except ValueError:

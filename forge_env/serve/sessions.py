@@ -1,6 +1,6 @@
-"""What is served: one environment a client, and the messages in which it is played.
+"""Sessions of served environments, one environment per client, and the messages that clients exchange with them.
 
-The messages are OpenEnv's, as its WebSocket carries them:
+The messages are those of OpenEnv's WebSocket protocol:
 
     -> {"type": "reset", "data": {"seed": 7}}
     <- {"type": "observation", "data": {"observation": {...}, "reward": null, "done": false}}
@@ -9,14 +9,14 @@ The messages are OpenEnv's, as its WebSocket carries them:
     -> {"type": "state"}    <- {"type": "state", "data": {"episode_id": "...", "step_count": 1}}
     <- {"type": "error", "data": {"message": "...", "code": "VALIDATION_ERROR"}}
 
-We add fields that its clients pass on or ignore: `messages`, `terminated`, `truncated`, `info` and `metadata`
+We add fields that OpenEnv's clients pass on or ignore: `messages`, `terminated`, `truncated`, `info` and `metadata`
 in an observation, `request_id` in an answer to a message that had one.
 
-A session is attached to at most one connection. When that breaks, the session goes on with the step under way and
-waits (`ServeLimits.reconnect`) for `reset(resume=SESSION_ID)` on a new connection, which takes it over: the answer is
-the newest one, with `step_count` in its metadata, so that a client knows whether its last step arrived. The id is in
-the metadata of every observation and can't be guessed. A session without a connection is named by each request, and
-ends by itself when it is idle.
+A session is attached to at most one connection. If the connection breaks, the session finishes the running step and
+waits (`ServeLimits.reconnect`) for `reset(resume=SESSION_ID)` on a new connection, which takes the session over. The
+answer is the newest observation, with `step_count` in its metadata, so that a client knows whether its last step
+arrived. The id is in the metadata of every observation and can't be guessed. Without a connection, each request names
+its session, which ends by itself when it is idle.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class WireError(Exception):
-    """Something to be answered with an error message.
+    """Error that is sent to the client as an error message.
 
     `code`: INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, EXECUTION_ERROR, CAPACITY_REACHED, FACTORY_ERROR or
     SESSION_ERROR.
@@ -129,11 +129,11 @@ RESET: dict[str, Any] = {
     "episode_id": {"type": ["string", "null"]},
     "metadata": {},
 }
-"""JSON schemas of the keys that `reset` understands."""
+"""JSON schemas of the keys that `reset` accepts."""
 
 
 def schemas() -> dict[str, Any]:
-    """JSON schemas of the three models above, as `/schema` answers."""
+    """JSON schemas of action, observation and state, as returned by `/schema`."""
     return {
         "action": AssistantAction.model_json_schema(),
         "observation": TextObservation.model_json_schema(),
@@ -142,7 +142,7 @@ def schemas() -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a message or of a body.
+    """Parse the JSON of a message or a body.
 
     Raises:
         WireError: it is not JSON.
@@ -154,7 +154,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_message(text: str) -> Any:
-    """The value of a message of a WebSocket, whose structure nothing has checked yet, or the `WireError` to answer."""
+    """Check the structure of a WebSocket message and parse it; return its value, or the `WireError` to answer."""
     try:
         check_structure(text.encode("utf-8", "surrogatepass"))
         return parse_json(text)
@@ -165,10 +165,10 @@ def parse_message(text: str) -> Any:
 
 
 def message_of(data: Any) -> dict[str, Any]:
-    """One message of a client.
+    """Validate one message of a client.
 
     Args:
-        data: its JSON, or the `WireError` with which it could not be read.
+        data: its JSON value, or the `WireError` raised when it was parsed.
 
     Raises:
         WireError: it is not a JSON object with a `type`.
@@ -181,10 +181,10 @@ def message_of(data: Any) -> dict[str, Any]:
 
 
 def parse_action(data: Mapping[str, Any], call_id: str) -> Message:
-    """The assistant message that the data of a `step` stands for.
+    """Convert the data of a `step` into an assistant message.
 
     Raises:
-        WireError: it stands for none.
+        WireError: the data is not a valid action.
     """
     try:
         if data.get("type") == "call_tool":
@@ -198,7 +198,7 @@ def parse_action(data: Mapping[str, Any], call_id: str) -> Message:
 
 
 def _whole(value: Any) -> Any:
-    """To JSON 3.0 is an integer."""
+    """Convert floats such as 3.0 to integers; JSON Schema counts them as integers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -212,7 +212,7 @@ def observation_reply(
     info: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The answer to `reset` or `step`; `extra` goes beside the observation's own fields."""
+    """Build the answer to `reset` or `step`; `extra` is merged into the observation."""
     observation = TextObservation(
         messages=[message.to_openai() for message in messages],
         text="\n\n".join(message.content for message in messages),
@@ -230,7 +230,7 @@ def observation_reply(
 
 
 def tool_entry(spec: ToolSpec) -> dict[str, Any]:
-    """A tool as OpenEnv lists it."""
+    """A tool in the format of OpenEnv's list of tools."""
     return {"name": spec.name, "description": spec.description, "input_schema": spec.parameters}
 
 
@@ -238,7 +238,7 @@ def tool_entry(spec: ToolSpec) -> dict[str, Any]:
 
 
 class Session:
-    """One client's environment, and the last answer it was given."""
+    """One client's environment and its last answer."""
 
     def __init__(self, make_env: Callable[[], Environment], limits: ServeLimits) -> None:
         self._make_env = make_env
@@ -247,31 +247,31 @@ class Session:
         self.state = EpisodeState()
         self.id = uuid.uuid4().hex
         self.let_go: Callable[[], None] | None = None
-        """Tells the connection it is attached to that another has taken it over; None while it has no connection."""
+        """Called when another connection takes the session over; None without a connection."""
         self.turn: asyncio.Lock | None = None
-        """Of the requests that name it; None where it has a connection, waits for one, or is closed."""
+        """Serializes the requests that name it; None if it has a connection, waits for one, or is closed."""
         self.ending: asyncio.Task[None] | None = None
-        """Closes it when nobody comes back in time."""
+        """Task that closes the session when its time limit has passed."""
         self.working: asyncio.Task[dict[str, Any]] | None = None
-        """The answer under way."""
+        """Task that computes the current answer."""
         self._last: dict[str, Any] | None = None
         self._playing = False
 
     @property
     def waiting(self) -> bool:
-        """Whether its connection broke, and its client may come back."""
+        """Whether its connection broke and its client may still reconnect."""
         return self.ending is not None and self.turn is None
 
     @property
     def started(self) -> bool:
-        """Whether there was an episode, which may have ended."""
+        """Whether an episode was started; it may have ended."""
         return self._last is not None
 
     async def work(self, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """Make an answer; it is finished also when nobody waits for it any more.
+        """Compute an answer; the computation continues if the caller is cancelled.
 
         Raises:
-            WireError: as `answer` raises it, or it was stopped.
+            WireError: raised by `answer`, or the computation was stopped.
         """
         self.working = asyncio.create_task(answer)
         await asyncio.wait([self.working])
@@ -280,14 +280,14 @@ class Session:
         return self.working.result()
 
     async def finish(self, *, cancel: bool = False) -> None:
-        """Wait for the answer under way, or stop it."""
+        """Wait for the current answer, or cancel it."""
         if self.working is not None and not self.working.done():
             if cancel:
                 self.working.cancel()
             await asyncio.wait([self.working])
 
     async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Start an episode: `seed`, `episode_id`, `split` and `index` are understood, other keys are not."""
+        """Start an episode. Accepted keys are `seed`, `episode_id`, `split` and `index`; others are errors."""
         if unknown := data.keys() - RESET.keys():
             raise WireError(
                 "VALIDATION_ERROR", f"reset has no key {sorted(unknown)[0]!r}; use seed, episode_id, split, index"
@@ -302,8 +302,8 @@ class Session:
         self._playing = False
         async with self._in_time("reset"):
             if not self.env.reusable:  # a tool call that timed out still runs in it
-                left, self.env = self.env, self._make_env()
-                await left.close()
+                previous, self.env = self.env, self._make_env()
+                await previous.close()
             observation, info = await self.env.reset(seed=data.get("seed"), options=options or None)
         self._playing = True
         self.state = EpisodeState(
@@ -313,11 +313,11 @@ class Session:
         return self._last
 
     async def step(self, data: Mapping[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
-        """One assistant message, or one tool call, or a look at the tools (which is not a step).
+        """Run an assistant message or a tool call, or list the tools (which is not a step).
 
         Args:
             data: the action.
-            timeout_s: wall seconds, where the client grants less than the server.
+            timeout_s: wall-clock limit in seconds, if lower than the server's.
         """
         if data.get("type") == "list_tools":
             tools = [tool_entry(spec) for spec in self.env.tools]
@@ -345,7 +345,7 @@ class Session:
         return self._last
 
     def last_reply(self) -> dict[str, Any]:
-        """The newest observation again, for a client that came back."""
+        """The newest observation again, for a client that reconnected."""
         if self._last is None:
             raise WireError("SESSION_ERROR", "there is no running episode: reset first")
         return self._last
@@ -355,7 +355,7 @@ class Session:
 
     @asynccontextmanager
     async def _in_time(self, what: str, timeout_s: float | None = None) -> AsyncIterator[None]:
-        """Run the environment's code; whatever goes wrong ends the episode and is an answer."""
+        """Run the environment's code with a time limit; any error ends the episode and is raised as `WireError`."""
         seconds = self.limits.step_timeout if timeout_s is None else min(timeout_s, self.limits.step_timeout)
         try:
             async with asyncio.timeout(seconds):
@@ -366,13 +366,13 @@ class Session:
             raise WireError("EXECUTION_ERROR", text, retriable=True) from None
         except WireError:
             raise
-        except UsageError as error:  # the client's, as of a split that there isn't
+        except UsageError as error:  # a mistake of the client, such as an unknown split
             self._playing = False
             raise WireError("VALIDATION_ERROR", str(error)) from error
         except asyncio.CancelledError:
             self._playing = False
             raise
-        except Exception as error:  # the server goes on, whatever one environment does
+        except Exception as error:  # errors of one environment must not stop the server
             self._playing = False
             if not isinstance(error, ForgeError):
                 log.exception("%s of a served environment failed", what)
@@ -381,22 +381,22 @@ class Session:
 
 
 class Sessions:
-    """Every session of a server: those of connections, and those that requests name."""
+    """All sessions of a server: those attached to connections, and those named by requests."""
 
     def __init__(self, make_env: Callable[[], Environment], limits: ServeLimits) -> None:
         self.make_env = make_env
         self.limits = limits
         self._sessions: dict[str, Session] = {}
-        """By id; those that wait for their client stand in the order in which they lost it."""
+        """Sessions by id; those waiting for their client are in the order in which they lost their connection."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     async def open(self, *, named: bool = False) -> Session:
-        """A new session; the one that has waited longest for its client makes room where all places are taken.
+        """Open a session. If all are in use, the one that has waited longest for its client is closed to make room.
 
         Args:
-            named: it belongs to no connection, but to the requests that name it.
+            named: whether requests name the session, instead of a connection holding it.
 
         Raises:
             WireError: all sessions are in use, or the environment can't be made.
@@ -420,23 +420,23 @@ class Sessions:
         return session
 
     async def begin(self, data: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:
-        """A new session, for requests to name, with an episode; and what its reset answered."""
+        """Open a session for requests to name, and start an episode; return the session and the answer of `reset`."""
         session = await self.open(named=True)
         try:
             return session, await self.use(session, session.reset(data))
-        except BaseException:  # cancelled too: the session is nobody's yet
+        except BaseException:  # also if cancelled: the client doesn't know the session yet
             await self.close(session)
             raise
 
     def find(self, session_id: str) -> Session:
-        """The session that a request names. `WireError` when there is none (any more)."""
+        """Return the session that a request names. `WireError`: it doesn't exist, or not any more."""
         session = self._sessions.get(session_id)
         if session is None or session.turn is None:
             raise WireError("SESSION_ERROR", f"there is no session {session_id[:64]!r} (any more): reset first")
         return session
 
     async def use(self, session: Session, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """Make an answer; the requests that name a session take turns, a connection has one at a time anyway."""
+        """Compute an answer. Requests that name a session take turns; a connection sends one at a time anyway."""
         if session.let_go is not None:
             return await session.work(answer)
         async with session.turn or asyncio.Lock():
@@ -451,26 +451,26 @@ class Sessions:
                     self._end_in(session, self.limits.idle_timeout)
 
     def take(self, session_id: str, let_go: Callable[[], None]) -> Session | None:
-        """The session of this id, for a connection to go on with; None when there is none (any more)."""
-        found = self._sessions.get(session_id)
-        if found is None:
+        """Attach the session of this id to a connection and return it; None if it doesn't exist, or not any more."""
+        session = self._sessions.get(session_id)
+        if session is None:
             return None
-        self._stay(found)
-        found.turn = None
-        if found.let_go is not None and found.let_go != let_go:
-            found.let_go()
-        found.let_go = let_go
-        return found
+        self._stay(session)
+        session.turn = None
+        if session.let_go is not None and session.let_go != let_go:
+            session.let_go()
+        session.let_go = let_go
+        return session
 
     def detach(self, session: Session) -> None:
-        """Its connection broke: keep it for `ServeLimits.reconnect`."""
+        """Keep a session whose connection broke for `ServeLimits.reconnect` seconds."""
         if self._sessions.pop(session.id, None) is not None:
             self._sessions[session.id] = session
             session.let_go = None
             self._end_in(session, self.limits.reconnect)
 
     async def close(self, session: Session) -> None:
-        """End a session and what it holds; may be called again."""
+        """Close a session and its environment; further calls have no effect."""
         self._stay(session)
         session.turn = None
         if self._sessions.pop(session.id, None) is not None:
@@ -481,14 +481,14 @@ class Sessions:
                 log.warning("closing a served environment failed", exc_info=True)
 
     async def close_all(self) -> None:
-        """At the server's end."""
+        """Close all sessions, when the server shuts down."""
         for session in list(self._sessions.values()):
             await self.close(session)
 
     def _end_in(self, session: Session, seconds: float) -> None:
         async def end() -> None:
             await asyncio.sleep(seconds)
-            session.ending = None  # it is this task: nothing must cancel it now
+            session.ending = None  # it is this task, which must not be cancelled any more
             await self.close(session)
 
         self._stay(session)

@@ -1,1 +1,1 @@
-"""Tasks: where they come from, and which comes when."""
+"""Tasks: their sources and their order."""

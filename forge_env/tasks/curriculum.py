@@ -1,17 +1,17 @@
-"""A curriculum: tasks of the difficulty that teaches most now.
+"""A curriculum, which selects tasks of the difficulty that currently teaches most.
 
     order = Curriculum(lambda index: env.task("train", index), env.num_tasks("train"), seed=0)
     task = env.task("train", order[position])
-    order.record(position, success)              # share of attempts that succeeded, 0 to 1
-    saved = order.state_dict(first=position)     # JSON; `load_state_dict` goes on exactly there
+    order.record(position, success)              # fraction of attempts that succeeded, 0 to 1
+    saved = order.state_dict(first=position)     # JSON; `load_state_dict` resumes exactly there
 
-A level is a value of `Task.difficulty`. Every position draws a level with a probability in proportion to
+A level is a value of `Task.difficulty`. Every position draws a level with a probability proportional to
 
-    explore + 4 p (1 - p)        p: recent success rate of that level, 1/2 where nothing is known
+    explore + 4 p (1 - p)        p: recent success rate of that level, 1/2 if unknown
 
 because a group of attempts that all succeed or all fail has no advantage to learn from, and the variance of one
-attempt is p (1 - p) (the learnability score of Rutherford et al., "No Regrets", 2024). `explore` keeps every level
-in sight: a level that was too hard is tried again, one that was mastered is noticed when it is forgotten.
+attempt is p (1 - p) (the learnability score of Rutherford et al., "No Regrets", 2024). `explore` gives every level a
+minimum share: a level that was too hard is tried again, and forgetting of a mastered level is detected.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from forge_env.tasks.order import Order, TaskOrder
 from forge_env.types import Task
 
 PROBED = 256
-"""Tasks of an endless generator that are looked at first, to know its levels."""
+"""Number of tasks of an endless generator that are read first to learn its levels."""
 MOST_SCANNED = 2_000
-"""Tasks looked at for one of a rare level, before another level is taken."""
+"""Maximum tasks read in search of a rare level before another level is drawn."""
 MOST_SORTED = 100_000
-"""Tasks up to which all are sorted by level at the start; more are looked at one after the other, as if endless."""
+"""Maximum tasks that are all sorted by level at the start; larger sets are read one by one, as if endless."""
 MOST_WAITING = 1_000
-"""Tasks of one level that wait to be drawn; further ones are passed over."""
+"""Maximum tasks of one level that are queued; further ones are skipped."""
 
 
 class Curriculum(Order):
-    """Position -> index of a task; which one depends on how the tasks before went.
+    """Maps a position to the index of a task, depending on the results of earlier tasks.
 
     Args:
-        task: the task of an index.
-        num_tasks: how many there are; None for an endless generator.
-        seed: of the draws, and of the permutation of each level.
-        explore: added to every level's share; 0 leaves out what never or always succeeds.
-        half_life: groups of a level after which an old result counts half.
-        weights: level -> factor on its share; levels that aren't named are left out. Empty: 1 for all.
-        adaptive: False: the shares are the weights alone, however the tasks go.
+        task: returns the task of an index.
+        num_tasks: number of tasks; None for an endless generator.
+        seed: seed of the draws, and of the permutation of each level.
+        explore: constant added to every level's share; 0 excludes levels that never or always succeed.
+        half_life: number of groups of a level after which an old result counts half.
+        weights: level -> factor of its share; other levels are left out. Empty: 1 for all.
+        adaptive: whether results affect the shares; if False, the shares are the weights alone.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Curriculum(Order):
             index = self._deck.take(level)
             if index is not None:
                 return index, level
-            del shares[level]  # too rare to be found now
+            del shares[level]  # too rare to be drawn now
         raise UsageError("the environment has no more tasks of the levels it began with")
 
     def rate(self, level: int) -> float:
-        """Recent success rate, drawn towards 1/2 by one imagined success and one failure."""
+        """Recent success rate, smoothed towards 1/2 by one imaginary success and one imaginary failure."""
         successes, groups = self._results.get(level, (0.0, 0.0))
         return (successes + 1.0) / (groups + 2.0)
 
@@ -114,16 +114,16 @@ class Curriculum(Order):
         return {level: share / total for level, share in shares.items() if share > 0}
 
     def record(self, position: int, success: float) -> None:
-        """How the attempts at a position went: the share of successes, or the mean reward, within [0, 1]."""
+        """Record the fraction of successes at a position, or the mean reward, within [0, 1]."""
         if position not in self._assigned:
-            return  # of a run before this one
+            return  # drawn by an earlier run
         level = self._assigned[position][1]
         successes, groups = self._results.get(level, (0.0, 0.0))
         success = min(max(success, 0.0), 1.0)
         self._results[level] = (successes * self._decay + success, groups * self._decay + 1.0)
 
     def state_dict(self, first: int = 0) -> dict[str, Any]:
-        """All that is needed to go on, as JSON; positions before `first` are done with and forgotten."""
+        """State to resume from, as JSON; positions before `first` are finished and are forgotten."""
         self._assigned = {position: drawn for position, drawn in self._assigned.items() if position >= first}
         return {
             "results": {str(level): list(result) for level, result in self._results.items()},
@@ -132,9 +132,9 @@ class Curriculum(Order):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken: positions that were under way get the same tasks again.
+        """Resume from `state_dict`: unfinished positions get the same tasks again.
 
-        The empty state of an order that learns nothing starts anew.
+        The empty state, as saved by an order without state, starts from the beginning.
         """
         if not state:
             return
@@ -144,12 +144,12 @@ class Curriculum(Order):
 
 
 def make_order(config: TasksSection, env: Environment, split: str, *, seed: int) -> Order:
-    """The order that a recipe asks for; one of your own is called with environment, split, seed and its options.
+    """Create the order that a recipe configures; a plug-in is called with environment, split, seed and its options.
 
     Raises:
-        NotRegisteredError: there is none of that name.
-        PluginError: it can't be imported, or is not an `Order`.
-        UsageError: it doesn't take these options.
+        NotRegisteredError: no order has this name.
+        PluginError: the plug-in can't be imported, or is not an `Order`.
+        UsageError: the plug-in doesn't accept these options.
     """
     count = env.num_tasks(split)
     if config.order == "curriculum" or config.weights:
@@ -175,13 +175,13 @@ def make_order(config: TasksSection, env: Environment, split: str, *, seed: int)
 
 
 class _Finite:
-    """Every level's tasks in a permutation of their own, each used once before any is used again."""
+    """Tasks of each level in a separate permutation, each task used once before any is repeated."""
 
     def __init__(self, task: Callable[[int], Task], num_tasks: int, seed: int) -> None:
         self.levels: dict[int, array[int]] = {}
         for index in range(num_tasks):
             self.levels.setdefault(task(index).difficulty, array("q")).append(index)
-        self._orders = {level: TaskOrder(len(own), seed=seed) for level, own in self.levels.items()}
+        self._orders = {level: TaskOrder(len(indices), seed=seed) for level, indices in self.levels.items()}
         self._taken = dict.fromkeys(self.levels, 0)
 
     def take(self, level: int) -> int | None:
@@ -197,11 +197,11 @@ class _Finite:
 
 
 class _Endless:
-    """Tasks in their order, sorted by level as far as they were looked at.
+    """Tasks in their original order, sorted by level as far as they have been read.
 
     Args:
-        task: the task of an index.
-        num_tasks: after so many they come again; None: there is no end.
+        task: returns the task of an index.
+        num_tasks: number of tasks after which they repeat; None: endless.
     """
 
     def __init__(self, task: Callable[[int], Task], num_tasks: int | None = None) -> None:
@@ -234,7 +234,7 @@ class _Endless:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if "scanned" not in state:  # of a version that sorted all tasks at the start
+        if "scanned" not in state:  # saved by a version that sorted all tasks at the start
             return
         self._scanned = int(state["scanned"])
         self.levels = {int(level): deque(map(int, waiting)) for level, waiting in state["waiting"].items()}

@@ -1,4 +1,4 @@
-"""Tasks from files and hubs: JSONL, CSV, Parquet, Hugging Face datasets."""
+"""Tasks from files and the Hugging Face hub: JSONL, CSV, Parquet, hub datasets."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from forge_env.types import Message, Task, Text
 T = TypeVar("T")
 
 # ---
-# Rows of datasets on the Hugging Face hub, or in a folder of its layout.
+# Rows of datasets on the Hugging Face hub, or in a folder with the hub's layout.
 
 HUB_TIMEOUT_S = 10.0
-"""Seconds for the hub to answer at all."""
+"""Maximum seconds until the hub's first answer."""
 
 
 def hub_rows(config: DatasetConfig, part: str | None) -> Iterator[Mapping[str, Any]]:
-    """Rows of a dataset on the hub, or in a folder of the hub's layout."""
+    """Rows of a dataset on the hub, or in a folder with the hub's layout."""
     if not Path(config.path).expanduser().is_dir():
         check_hub(config.path)
     try:
@@ -47,18 +47,18 @@ def hub_rows(config: DatasetConfig, part: str | None) -> Iterator[Mapping[str, A
         raise UsageError(
             f"{config.path!r} is not a file; the hub needs `datasets`", fix='pip install "forge-env[data]"'
         ) from error
-    # Not found, no such configuration or split, a file that can't be read.
+    # Unknown dataset, configuration or split, or an unreadable file.
     failures = (OSError, ValueError, datasets.exceptions.DatasetsError, _session()[1])
     try:
         with _without_torch(datasets.config):
-            found = datasets.load_dataset(config.path, config.name, split=part or "train", streaming=config.streaming)
+            dataset = datasets.load_dataset(config.path, config.name, split=part or "train", streaming=config.streaming)
             if config.streaming and config.shuffle_buffer:
-                found = found.shuffle(seed=config.shuffle_seed, buffer_size=config.shuffle_buffer)
+                dataset = dataset.shuffle(seed=config.shuffle_seed, buffer_size=config.shuffle_buffer)
     except failures as error:
         raise ForgeError(
             f"can't load dataset {config.path!r}: {first_line(error)}", fix="check path, name and splits"
         ) from error
-    return _watched(found, config.path, failures)
+    return _watched(dataset, config.path, failures)
 
 
 _LOADING = threading.Lock()
@@ -66,7 +66,7 @@ _LOADING = threading.Lock()
 
 @contextmanager
 def _without_torch(config: Any) -> Iterator[None]:
-    """Where torch is installed, `datasets` imports it to make each stream a stream of torch's too: two seconds."""
+    """Keep `datasets` from importing torch, which takes two seconds and only makes each stream a torch dataset too."""
     with _LOADING:
         installed, config.TORCH_AVAILABLE = config.TORCH_AVAILABLE, False
         try:
@@ -85,18 +85,18 @@ def _watched(
 
 
 def check_hub(dataset: str) -> None:
-    """Ask the hub once for an answer: its own library tries for half a minute before it says that there is none.
+    """Check that the hub answers: its library would retry for half a minute before it reports a failure.
 
     Raises:
-        ForgeError: it can't be reached.
+        ForgeError: the hub can't be reached.
     """
     try:
         from huggingface_hub import constants, get_token
     except ImportError:
-        return  # the caller says what is missing
+        return  # the caller reports the missing package
     redaction.add(get_token() or "", "HF_TOKEN")
     if constants.HF_HUB_OFFLINE:
-        return  # the person says so: what was downloaded before is used
+        return  # offline by request: use the cache
     session, failure = _session()
     try:
         session.head(f"{constants.ENDPOINT}/api/datasets/{dataset}", timeout=HUB_TIMEOUT_S)
@@ -108,7 +108,7 @@ def check_hub(dataset: str) -> None:
 
 
 def _session() -> tuple[Any, type[Exception]]:
-    """The hub's HTTP session, and what it raises: releases of its library differ in what they speak HTTP with."""
+    """The hub's HTTP session and its exception class, which depend on the release of `huggingface_hub`."""
     from huggingface_hub import get_session
 
     session = get_session()
@@ -119,20 +119,20 @@ def _session() -> tuple[Any, type[Exception]]:
 
 # ---
 # Tasks from rows. `fe.DatasetConfig(path="openai/gsm8k", name="main", splits={"train": "train", "eval": "test"},
-# columns={"prompt": "question"})` says where they are and which column is what; an environment's `tasks(split)` returns
+# columns={"prompt": "question"})` defines the source and maps its columns; an environment's `tasks(split)` returns
 # `fe.load_tasks(self.config.dataset, split)`.
 
 SETTLED_NS = 100_000_000
-"""A file that changed later than this before it is read may have changed since without another time of change."""
+"""Nanoseconds after a file's last change within which another change might not alter its modification time."""
 TASK_FIELDS = ("id", "prompt", "gold", "difficulty", "tags")
 
 
 class MissingColumn(UsageError):
-    """A column that is mapped, or the prompt's, isn't there."""
+    """Error for a mapped column, or the prompt's column, that doesn't exist."""
 
 
 class DatasetConfig(BaseModel):
-    """Where tasks come from and which column is what; a path alone will do.
+    """Source of tasks and mapping of its columns; a path alone is sufficient.
 
     Examples:
         >>> import forge_env as fe
@@ -143,29 +143,29 @@ class DatasetConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
     path: str
-    """A .jsonl, .json, .csv or .parquet file, a folder of them or in the hub's layout, or a dataset on the hub."""
+    """A .jsonl, .json, .csv or .parquet file, a folder of them or in the hub's layout, or the name of a hub dataset."""
     name: str | None = None
     """Configuration of a hub dataset."""
     split: str | None = None
-    """The one split of the dataset, or file, that is read where `splits` is empty; unset: all files, or `train`."""
+    """Split of the dataset, or file, to read if `splits` is empty; unset: all files, or `train`."""
     splits: dict[str, str] = Field(default_factory=dict)
-    """Split of the environment -> split of the dataset, or file. Empty: one source for all splits."""
+    """Split of the environment -> split of the dataset, or file. If empty, all splits have the same source."""
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     """Fraction of prompts held out as `eval` if `splits` is empty; equal prompts are always in the same split. If
     unset, nothing is held out, and every split is the whole source."""
     columns: dict[str, str | None] = Field(default_factory=dict)
-    """Field of the task (id, prompt, gold, difficulty, tags; any other name goes to its hidden data) -> column, or a
-    value in it (`reward_model.ground_truth`); null: no column, also where one of that name is there (a column of a
-    field's name is taken unasked, where it fits). A prompt may be a conversation that ends with the user. Of one in
-    `messages`, the prompt is what the user says first, after its system message; the rest is hidden."""
+    """Field of the task (id, prompt, gold, difficulty, tags; other names become hidden data) -> column, or value in it
+    (`reward_model.ground_truth`). null disables a field: by default, a column with the name and type of a field is used
+    for it. A prompt may be a conversation that ends with a user message. If there is only a column `messages`, the
+    prompt is the first user message, with the system message before it; the rest is hidden."""
     streaming: bool = False
-    """Read a hub dataset row by row as tasks are asked for, instead of downloading it first."""
+    """Whether to read a hub dataset row by row on demand, instead of downloading it first."""
     shuffle_buffer: Annotated[int, Field(ge=0)] = 0
-    """Streaming: rows read ahead, of which a random one comes next; 0: rows come as they are."""
+    """Streaming: number of rows read ahead, from which the next one is chosen at random; 0: rows stay in order."""
     shuffle_seed: int = 0
-    """Streaming: seed of that choice."""
+    """Streaming: seed of the random choice."""
     limit: Annotated[int, Field(gt=0)] | None = None
-    """Most tasks of one split."""
+    """Maximum number of tasks of one split."""
 
     @model_validator(mode="before")
     @classmethod
@@ -185,7 +185,7 @@ class DatasetConfig(BaseModel):
 
 
 class Stream(Generic[T]):
-    """Rows of a source that is read as far as it was asked for; past its end it starts again."""
+    """Rows of a source that is read on demand; past its end it starts again."""
 
     def __init__(self, rows: Callable[[], Iterator[T]]) -> None:
         self._rows = rows
@@ -204,7 +204,7 @@ class Stream(Generic[T]):
             return self._read[index % len(self._read)]
 
     def count(self, most: int) -> int | None:
-        """How many rows there are; None: more than `most`, and no more than these were read to find out."""
+        """Number of rows, or None if there are more than `most`; reads at most `most + 1` rows."""
         with self._lock:
             self._read_on(most + 1)
             return len(self._read) if self._ended else None
@@ -212,18 +212,18 @@ class Stream(Generic[T]):
     def _read_on(self, wanted: int) -> None:
         if self._ended or len(self._read) >= wanted:
             return
-        if self._source is None:  # the beginning, or the source failed: read on where it did
+        if self._source is None:  # at the start, or after the source failed: continue from the last row read
             self._opened = self._rows()
             self._source = islice(self._opened, len(self._read), None)
         try:
-            self._read.extend(islice(self._source, wanted - len(self._read)))  # what came before a failure stays
-        except BaseException:  # also a Ctrl-C: an iterator that failed yields nothing more
+            self._read.extend(islice(self._source, wanted - len(self._read)))  # rows before a failure are not lost
+        except BaseException:  # includes Ctrl-C: an iterator that failed yields nothing more
             self._source = None
             raise
         self._ended = len(self._read) < wanted
 
     def close(self) -> None:
-        """Stop reading; what was read stays, and the next row opens the source again."""
+        """Stop reading; rows read so far remain, and the next access reopens the source."""
         with self._lock:
             opened, self._opened, self._source = self._opened, None, None
             if isinstance(opened, Generator):
@@ -231,7 +231,7 @@ class Stream(Generic[T]):
 
 
 class StreamedTasks(Stream[Task]):
-    """Tasks of such a source; they have no length."""
+    """Tasks of a stream; they have no length."""
 
 
 _STREAMS: WeakSet[Stream[Any]] = WeakSet()
@@ -239,7 +239,7 @@ _STREAMS: WeakSet[Stream[Any]] = WeakSet()
 
 @atexit.register
 def _close_streams() -> None:
-    """Before the interpreter takes the libraries down that a stream reads with."""
+    """Close the streams before interpreter shutdown removes the libraries that they read with."""
     for stream in list(_STREAMS):
         stream.close()
 
@@ -247,14 +247,14 @@ def _close_streams() -> None:
 def load_tasks(
     config: DatasetConfig | Mapping[str, Any] | str | Path, split: str = "train"
 ) -> Sequence[Task] | StreamedTasks:
-    """Tasks of one split, read once a process, and again when a file has changed.
+    """Load the tasks of one split; they are cached, and read again after a file has changed.
 
     Args:
-        config: where they come from, also as a dictionary of the same keys; a path alone will do.
-        split: of the environment.
+        config: source of the tasks, as a `DatasetConfig`, a dictionary with the same keys, or a path.
+        split: split of the environment.
 
     Raises:
-        UsageError: a file, split, column or library is missing; the message says which.
+        UsageError: a file, split, column or library is missing; the message names it.
         ForgeError: the hub can't be reached.
 
     Examples:
@@ -278,9 +278,10 @@ def _config(given: Mapping[str, Any] | str | Path) -> DatasetConfig:
 
 
 def _versions(config: DatasetConfig, split: str) -> tuple[tuple[str, int, int, int], ...]:
-    """Path, size and time of change of each local file that is read; no files for a dataset on the hub.
+    """Path, size and modification time of each local file to read; empty for a dataset on the hub.
 
-    The last number is 0, or the present time if the file has just changed: another change may not change its time.
+    The last number is 0, or the current time if the file has just changed: another change might not alter its
+    modification time.
     """
     path, part = Path(config.path).expanduser(), config.splits.get(split, config.split)
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -310,7 +311,7 @@ def _load(
 
 
 def _tasks(config: DatasetConfig, split: str) -> Iterator[tuple[int, Task]]:
-    """Tasks with the numbers of their rows."""
+    """Tasks with their row numbers."""
     if config.splits and split not in config.splits:
         raise UsageError(f"{config.path}: `splits` has no {split!r}", fix=f"it has {', '.join(config.splits)}")
     rows = _rows(config, config.splits.get(split) if config.splits else config.split)
@@ -331,41 +332,41 @@ def _is_held_out(task: Task, fraction: float) -> bool:
 
 
 def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, Any]) -> Task:
-    place = f"{config.path}, row {number}"
+    location = f"{config.path}, row {number}"
     row = {name: None if _is_nan(value) else value for name, value in row.items()}
     asked = {field: column for field, column in config.columns.items() if column is not None}
-    taken = {field: _value_at(column, row, place if number else config.path) for field, column in asked.items()}
+    taken = {field: _value_at(column, row, location if number else config.path) for field, column in asked.items()}
     mapped = {field: value for field, value in taken.items() if field in TASK_FIELDS}
     unasked = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
     fitting = {name: value for name, value in unasked.items() if name == "prompt" or _fits(name, value)}
-    shown = asked.get("prompt")  # what the agent reads is no hidden data
+    shown = asked.get("prompt")  # the agent reads this column, so it is not hidden data
     data = {key: value for key, value in row.items() if key not in fitting and key != shown}
     data |= {field: value for field, value in taken.items() if field not in TASK_FIELDS}
     values: dict[str, Any] = {}
     for name, value in {**fitting, **mapped}.items():
         if name == "prompt" and isinstance(value, list) and all(isinstance(row, Mapping) for row in value):
-            values["history"], values["prompt"] = _as_prompt(read_messages(value, place), place)
-        elif value is not None:  # null is as good as absent
-            values[name] = _field(name, _spoken(value) if name == "gold" else value, place, row)
+            values["history"], values["prompt"] = _as_prompt(read_messages(value, location), location)
+        elif value is not None:  # null counts as absent
+            values[name] = _field(name, _spoken(value) if name == "gold" else value, location, row)
     if "prompt" not in values and isinstance(messages := data.get("messages"), list) and messages:
-        values["history"], values["prompt"] = _opening(messages, place)
+        values["history"], values["prompt"] = _opening(messages, location)
     if values.get("prompt") is None:
         fix = f"map one: columns: {{prompt: COLUMN}}; {_names(row)}"
         if len(row) == 1 and (between := next((sign for sign in ";\t|" if sign in next(iter(row))), None)):
             fix = f"columns of a .csv are separated by commas, not by {between!r}"
-        raise MissingColumn(f"{place}: no column 'prompt'", fix=fix)
+        raise MissingColumn(f"{location}: no column 'prompt'", fix=fix)
     return Task(**{"id": f"{split}-{number}", **values}, data=data, split=split)
 
 
 def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
-    """The value of a column, or of a key nested in one: `reward_model.ground_truth`."""
+    """Value of a column, or of a key nested in one: `reward_model.ground_truth`."""
     if column in row:
         return row[column]
     value: Any = row
     for name in column.split("."):
         if not isinstance(value, Mapping) or name not in value:
-            where = f"{place}, unlike those before it," if ", row " in place else place
-            raise MissingColumn(f"{where} has no column {column!r}", fix=suggestion(column, row, _names(row)))
+            location = f"{place}, unlike those before it," if ", row " in place else place
+            raise MissingColumn(f"{location} has no column {column!r}", fix=suggestion(column, row, _names(row)))
         value = value[name]
     return value
 
@@ -379,18 +380,18 @@ def _is_nan(value: Any) -> bool:
 # Conversations in rows: OpenAI's `role` and `content`, or ShareGPT's `from` and `value`.
 
 ROLES = {"human": "user", "gpt": "assistant"}
-"""Names of roles in ShareGPT -> in OpenAI's format."""
+"""Roles of ShareGPT -> roles of OpenAI's format."""
 
 
 def read_messages(rows: Sequence[Any], place: str) -> list[Message]:
-    """The messages of a conversation in a row.
+    """Parse the messages of a conversation in a row.
 
     Args:
-        rows: as they are in the file.
-        place: of the row, for errors.
+        rows: messages in the file's format.
+        place: location of the row, for errors.
 
     Raises:
-        UsageError: one is no message.
+        UsageError: one of them is not a message.
     """
     return [_message(row, place) for row in rows]
 
@@ -408,7 +409,7 @@ def _message(row: Any, place: str) -> Message:
 
 
 def _as_prompt(messages: list[Message], place: str) -> tuple[list[Message], str]:
-    """History and prompt of a conversation that the agent continues."""
+    """Split a conversation that the agent continues into history and prompt."""
     if not messages or messages[-1].role != "user" or messages[-1].images:
         last = messages[-1].role if messages else "nothing"
         raise UsageError(
@@ -419,7 +420,7 @@ def _as_prompt(messages: list[Message], place: str) -> tuple[list[Message], str]
 
 
 def _opening(rows: list[Any], place: str) -> tuple[list[Message], str | None]:
-    """The system message and the user's first message; None if there is none. Later messages may hold the answer."""
+    """The system message and the user's first message, or None; later messages may contain the answer."""
     history: list[Message] = []
     for row in rows:
         role = row.get("role", row.get("from")) if isinstance(row, Mapping) else None
@@ -431,7 +432,7 @@ def _opening(rows: list[Any], place: str) -> tuple[list[Message], str | None]:
 
 
 def _spoken(gold: Any) -> Any:
-    """The content of a single assistant message, which is how TRL writes a completion."""
+    """Content of a single assistant message, TRL's format of a completion; other values are returned unchanged."""
     if (
         isinstance(gold, list)
         and len(gold) == 1
@@ -447,7 +448,7 @@ def _names(row: Mapping[str, Any]) -> str:
 
 
 def _fits(field: str, value: Any) -> bool:
-    """Whether a column that nobody mapped, but that is called like a field of the task, is one."""
+    """Whether an unmapped column with the name of a task field fits that field's type."""
     try:
         return value is None or _TYPES[field].validate_python(value) is not None
     except ValidationError:
@@ -455,7 +456,7 @@ def _fits(field: str, value: Any) -> bool:
 
 
 def _field(field: str, value: Any, place: str, row: Mapping[str, Any]) -> Any:
-    """A column's value as a field of the task."""
+    """Convert a column's value to a field of the task."""
     try:
         return _TYPES[field].validate_python(value)
     except ValidationError as error:
@@ -475,7 +476,7 @@ _TYPES: dict[str, TypeAdapter[Any]] = {
 
 
 def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]]:
-    """Rows of the file or hub split that `part` names (None: of all there is)."""
+    """Rows of the file or hub split that `part` names; None: all rows."""
     path = Path(config.path).expanduser()
     if path.is_dir():
         names = sorted(file for file in path.iterdir() if file.suffix in READERS)
@@ -502,10 +503,10 @@ def _file_rows(path: Path) -> Iterable[Mapping[str, Any]]:
 
 
 def jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object of each line. Only a line feed ends a line: texts may contain other separators.
+    """Read the line number and object of each line. Only a line feed ends a line: texts may contain other separators.
 
     Raises:
-        UsageError: a line is not UTF-8, no JSON, or no object.
+        UsageError: a line is not UTF-8, not JSON, or not an object.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -544,17 +545,17 @@ def _from_json(content: bytes, place: str, fix: str | None = None) -> Any:
 
 
 def _check_names(names: Iterable[str], place: str) -> None:
-    """Refuse columns of one name, of which only the last would be read."""
+    """Raise an error for repeated column names, of which only the last column would be read."""
     counts = Counter(names)
     if repeated := [name for name, count in counts.items() if count > 1]:
         raise UsageError(f"{place}: several columns are called {', '.join(map(repr, repeated))}", fix="rename them")
 
 
 def _object(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         _check_names((name for name, _ in pairs), place)
-    return found
+    return result
 
 
 def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -566,8 +567,8 @@ def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
             for row in reader:
                 if None in row or None in row.values():
                     names = reader.fieldnames or []
-                    place = f"{path}, line {reader.line_num}"
-                    raise UsageError(f"{place}: a row needs {len(names)} values: {', '.join(names)}")
+                    location = f"{path}, line {reader.line_num}"
+                    raise UsageError(f"{location}: a row needs {len(names)} values: {', '.join(names)}")
                 yield row
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: not UTF-8: {error.reason}", fix=UTF_8) from error

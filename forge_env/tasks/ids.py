@@ -1,4 +1,4 @@
-"""Ids of tasks are unique: results are counted by them."""
+"""Uniqueness of task ids, by which results are counted."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from forge_env.errors import UsageError
 from forge_env.visible import shown
 
 SHOWN = 5
-"""Ids that are named."""
+"""Maximum ids named in an error."""
 
 
 def check_unique(ids: Iterable[tuple[str, int]], source: str, unit: str, fix: str) -> None:
-    """Refuse ids that several tasks have.
+    """Raise an error if several tasks have the same id.
 
     Args:
-        ids: each with the number of its task.
-        source: of the tasks, for the error.
-        unit: that is numbered, "row" or "task".
-        fix: what to do.
+        ids: each id with the number of its task.
+        source: source of the tasks, for the error.
+        unit: name of the numbered unit, "row" or "task".
+        fix: advice for the error.
 
     Raises:
-        UsageError: it names the ids, and the numbers of their tasks.
+        UsageError: ids are repeated; it names them and the numbers of their tasks.
     """
     first: dict[str, int] = {}
     repeated: dict[str, list[int]] = {}

@@ -1,9 +1,9 @@
-"""Which task comes when: pure functions of a seed and a position, so that resuming needs one integer.
+"""Orders of tasks: pure functions of a seed and a position, so that resuming needs one integer.
 
 order = TaskOrder(env.num_tasks("train"), seed=0)
 task = env.task("train", order[position])
 
-`forge_env.tasks.curriculum` has an order that follows the agent's success, and saves what it has learned.
+`forge_env.tasks.curriculum` has an order that adapts to the agent's success, and saves its state.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from typing import Any
 from forge_env.errors import UsageError
 
 MOST_SHUFFLED = 1 << 20
-"""Tasks up to which a permutation is stored; of more, each place is computed when it is asked for."""
+"""Maximum tasks for which a permutation is stored; for more, each element is computed on access."""
 ROUNDS = 4
-"""Of the Feistel network."""
+"""Number of rounds of the Feistel network."""
 
 
 class Order(ABC):
-    """Which task comes at a position, and what may be learned from how it went (`forge_env.tasks.curriculum`)."""
+    """Maps positions to tasks, and may learn from the results (`forge_env.tasks.curriculum`)."""
 
     @abstractmethod
     def __getitem__(self, position: int) -> int:
-        """Index of the task at a position; the same again for the same position, until it is done with."""
+        """Index of the task at a position; it must not change until the position is finished."""
 
     def record(self, position: int, success: float) -> None:
-        """How the attempts at a position went, 0 to 1; by default nothing is learned from it."""
+        """Record the success rate of a position, 0 to 1; ignored by default."""
         return
 
     def state_dict(self, first: int = 0) -> dict[str, Any]:
-        """What is needed, beside the position, to go on from `first`, as JSON; by default nothing."""
+        """State, besides the position, that is needed to resume from `first`, as JSON; empty by default."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; by default there is nothing to load."""
+        """Resume from a state; by default there is nothing to load."""
         return
 
 
 class TaskOrder(Order):
-    """Position -> index of a task.
+    """Maps a position to the index of a task.
 
-    Every epoch is a permutation of its own.
+    Every epoch is a different permutation.
 
     Args:
-        num_tasks: how many there are; None for an endless generator, whose order is its own.
-        seed: of the permutations.
-        shuffle: False keeps the order of the tasks.
+        num_tasks: number of tasks; None for an endless generator, whose order is not changed.
+        seed: seed of the permutations.
+        shuffle: whether to shuffle; if False, the tasks remain in their order.
     """
 
     def __init__(self, num_tasks: int | None, *, seed: int = 0, shuffle: bool = True) -> None:
@@ -82,11 +82,11 @@ def _permutation(count: int, seed: str) -> array[int]:
 
 
 def _permuted(offset: int, count: int, seed: str) -> int:
-    """The place of `offset` in a permutation of `range(count)` that is not stored.
+    """Element at `offset` of a permutation of `range(count)` that is not stored.
 
-    A Feistel network over the smallest even number of bits that hold `count`, applied again while the result is beyond
-    it (M. Luby and C. Rackoff, 1988; cycle walking: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains",
-    2002).
+    A Feistel network over the smallest even number of bits that hold `count`, applied again while the result is not
+    below `count` (M. Luby and C. Rackoff, 1988; cycle walking: J. Black and P. Rogaway, "Ciphers with arbitrary finite
+    domains", 2002).
     """
     half = (max(count - 1, 1).bit_length() + 1) // 2
     mask = (1 << half) - 1
@@ -101,7 +101,7 @@ def _permuted(offset: int, count: int, seed: str) -> int:
 
 
 class MixtureOrder:
-    """Position -> (component, position within the component), in exact proportion in every block of positions."""
+    """Maps a position to (component, position within it), with exact proportions in every block of positions."""
 
     def __init__(self, weights: Mapping[str, float], *, seed: int = 0, block: int = 100) -> None:
         if not weights or min(weights.values()) <= 0:
@@ -119,7 +119,7 @@ class MixtureOrder:
 
 
 def _shares(weights: Mapping[str, float], block: int) -> dict[str, int]:
-    """Slots of each component in a block: largest remainders, at least one each."""
+    """Number of positions of each component in a block: largest remainders, at least one each."""
     total = sum(weights.values())
     exact = {name: block * weight / total for name, weight in weights.items()}
     shares = {name: max(1, int(value)) for name, value in exact.items()}

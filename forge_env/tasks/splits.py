@@ -1,4 +1,4 @@
-"""Which splits of an environment have tasks."""
+"""Numbers of tasks in an environment's splits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 
 
 def number_of_tasks(env: Environment, split: str) -> int | None:
-    """`env.num_tasks(split)`. `EnvironmentBugError`: it failed, or gave no number of tasks."""
+    """Call `env.num_tasks(split)`. Raises `EnvironmentBugError` if it fails or returns an invalid number."""
     what = f"{type(env).__name__}.num_tasks"
     with environment_code(what, split):
         count = env.num_tasks(split)
@@ -17,12 +17,12 @@ def number_of_tasks(env: Environment, split: str) -> int | None:
 
 
 def count_tasks(env: Environment) -> dict[str, int | None]:
-    """Tasks of every split that has any source of them, None for an endless one.
+    """Number of tasks of every split that can be read, None for an endless one.
 
-    A dataset may hold no rows for some split: that is no mistake as long as another has some.
+    A dataset may have no rows for some splits: that is not an error as long as another split has some.
 
     Raises:
-        UsageError: no split can be read; as the first one raised it.
+        UsageError: no split can be read; the first split's error.
     """
     counts: dict[str, int | None] = {}
     first: UsageError | None = None
@@ -37,7 +37,7 @@ def count_tasks(env: Environment) -> dict[str, int | None]:
 
 
 def check_split(env: Environment, split: str | None) -> str:
-    """`split`, or the first one that has tasks; `UsageError` when the environment lacks it."""
+    """`split`, or the first split with tasks if None. Raises `UsageError` if the environment lacks it."""
     if split is not None and split not in env.splits:
         raise UsageError(f"there is no split {split!r}", fix=f"use one of {', '.join(env.splits)}")
     return split or next((name for name, count in count_tasks(env).items() if count != 0), env.splits[0])

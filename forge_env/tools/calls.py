@@ -1,8 +1,8 @@
-"""Running an environment's tool calls, so that one that is over can't reach into what comes after it.
+"""Run an environment's tool calls, such that a call that has ended can't affect later calls or episodes.
 
-A plain function that timed out goes on in its thread, so that it leaves nothing half done; when its episode is over,
-it is broken off. Its context, and that of whatever it started in threads and tasks, still holds its `CallScope`, by
-which `submit` knows it.
+A sync function that timed out continues in its thread, so that it leaves nothing half done; it is interrupted when its
+episode ends. Its context, and that of the threads and tasks it started, still holds its `CallScope`, by which `submit`
+recognises it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CALLS_S: ContextVar[list[float] | None] = ContextVar("calls_s", default=None)
 
 @contextmanager
 def measured_calls(seconds: list[float]) -> Iterator[None]:
-    """Inside, the seconds of the tool calls of each message are added to `seconds`, in the order of the calls."""
+    """Inside the block, append the duration of each tool call in seconds to `seconds`, in the order of the calls."""
     token = CALLS_S.set(seconds)
     try:
         yield
@@ -34,29 +34,29 @@ def measured_calls(seconds: list[float]) -> Iterator[None]:
 
 
 class ToolCalls:
-    """The calls of one environment's episodes."""
+    """Runs the tool calls of one environment's episodes."""
 
     def __init__(self, owner: object) -> None:
         self._owner = owner
         self._episode = 0
         self._counts: Counter[str] = Counter()
         self._turn_of_threads = asyncio.Lock()
-        self._straggler: CallScope | None = None  # the last call given up while its thread ran: there is one at most
+        self._straggler: CallScope | None = None  # the last abandoned call whose thread was still running; at most one
 
     @property
     def all_ended(self) -> bool:
-        """Whether no thread of a call that was given up still runs."""
+        """Whether the threads of all abandoned calls have ended."""
         return self._straggler is None or not self._straggler.runs_on
 
     def end_episode(self) -> None:
-        """From here on no call made before has any effect (`check`); one that still runs is broken off."""
+        """End the episode: its calls have no effect any more (`check`), and one that still runs is interrupted."""
         self._episode += 1
         self._counts.clear()
         if self._straggler is not None and self._straggler.thread is not None:
             self._straggler.thread.break_off()
 
     async def wait_for_straggler(self, timeout_s: float) -> None:
-        """`InfrastructureError`: a call of an earlier episode still runs after `timeout_s` seconds."""
+        """Wait for a call of an earlier episode. `InfrastructureError`: it still runs after `timeout_s` seconds."""
         if self._straggler is not None and not await self._straggler.ended(timeout_s):
             name = type(self._owner).__name__
             raise InfrastructureError(
@@ -64,7 +64,7 @@ class ToolCalls:
             )
 
     def check(self, what: str) -> None:
-        """Refuse `what` to code of a call that was given up, or of an episode that is over: `ToolError`."""
+        """Check that the calling code may do `what`. `ToolError`: its call was abandoned, or its episode has ended."""
         scope = CURRENT_CALL.get()
         if scope is None or scope.owner is not self._owner:
             return
@@ -74,7 +74,7 @@ class ToolCalls:
     async def run_all(
         self, tools: Mapping[str, Tool], calls: Sequence[ToolCall], *, timeout_s: float, task_id: str
     ) -> list[ToolResult]:
-        """The answers to the calls of one message, which run side by side (see `run`)."""
+        """Run the calls of one message concurrently; return their answers (see `run`)."""
         seconds = [0.0] * len(calls)
 
         async def run(place: int, call: ToolCall) -> ToolResult:
@@ -91,7 +91,7 @@ class ToolCalls:
                 measured.extend(seconds)
 
     async def run(self, tools: Mapping[str, Tool], call: ToolCall, *, timeout_s: float, task_id: str) -> ToolResult:
-        """The answer of the tool that is called, within its number of calls; functions in threads one at a time."""
+        """Run one call and return its answer, subject to `max_calls`. Functions in threads run one at a time."""
         name, arguments = call.function.name, call.function.arguments
         if (tool := tools.get(name)) is None:
             return unknown_tool(call, tools)
@@ -102,7 +102,7 @@ class ToolCalls:
             return await self._answer(tool, arguments, timeout_s, task_id)
         async with self._turn_of_threads:  # so that the state of an episode needs no locks
             limit_s = timeout_s if tool.timeout_s is None else tool.timeout_s
-            # whoever was asked to end waits no second time for a thread that may never end
+            # after an interrupt request, don't wait for a thread that may never end
             if self._straggler is not None and not await self._straggler.ended(0 if requested() else limit_s):
                 return ToolResult(f"Error: {name} can't run: a call that timed out has not ended", error=True)
             return await self._answer(tool, arguments, timeout_s, task_id)
@@ -112,7 +112,7 @@ class ToolCalls:
         token = CURRENT_CALL.set(scope)
         try:
             return await tool.answer(self._owner, arguments, timeout_s=timeout_s, task_id=task_id)
-        except BaseException:  # its caller was cancelled: nobody hears the answer
+        except BaseException:  # the caller was cancelled, so the answer is dropped
             scope.given_up = True
             raise
         finally:

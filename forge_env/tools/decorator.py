@@ -1,4 +1,4 @@
-"""`@fe.tool`: which methods an agent may call, and on what terms."""
+"""`@fe.tool`: decorator that makes methods callable by the agent, with options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARK = "__forge_tool__"
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """What `@fe.tool(...)` was given."""
+    """Options of `@fe.tool(...)`."""
 
     name: str | None = None
     description: str | None = None
@@ -26,7 +26,7 @@ class ToolOptions:
     thread: bool = True
 
     def __post_init__(self) -> None:
-        """`UsageError` for what is not such an option."""
+        """Validate the options. `UsageError`: one is invalid."""
         if self.name is not None and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", str(self.name)) is None:
             raise UsageError(f"a tool can't be named {self.name!r}", fix="use letters, digits, _ and -, at most 64")
         seconds = self.timeout_s
@@ -55,17 +55,17 @@ def tool(
     thread: bool = True,
 ) -> Callable[[Function], Function]: ...
 def tool(function: Any = None, /, **options: Any) -> Any:
-    """Make a method callable by the agent; the method itself stays as it is.
+    """Make a method callable by the agent; the method itself is unchanged.
 
     Args:
         function: the method, sync or async. Every parameter needs a type hint.
-        options: `name` and `description` override the method's own; `timeout_s` is wall time in seconds (the
-            environment's `tool_timeout_s` when not given); `max_calls` bounds the calls in one episode, those
-            beyond are answered with an error; `thread=False` runs a sync method on the event loop:
-            quicker, but it blocks every other episode while it runs and its timeout can't be enforced.
+        options: `name` and `description` override the method's name and docstring; `timeout_s` is wall time in seconds
+            (default: the environment's `tool_timeout_s`); `max_calls` limits the calls in one episode, further ones
+            are answered with an error; `thread=False` runs a sync method on the event loop: quicker, but it blocks
+            every other episode while it runs and its timeout can't be enforced.
 
     Raises:
-        UsageError: an option is not valid, or what is decorated is no method.
+        UsageError: an option is not valid, or the decorated object is not a method.
 
     Examples:
         >>> import forge_env as fe
@@ -104,7 +104,7 @@ def tool(function: Any = None, /, **options: Any) -> Any:
 
 
 def options_of(attribute: Any) -> ToolOptions | None:
-    """What `@fe.tool` was given, also where another decorator was put around the function that it marked."""
+    """Options given to `@fe.tool`, or None; also found if another decorator wraps the marked function."""
     for inner in (attribute, *(getattr(attribute, name, None) for name in ("__func__", "fget", "func"))):
         if isinstance(options := getattr(inner, MARK, None), ToolOptions):
             return options

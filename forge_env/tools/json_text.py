@@ -1,4 +1,4 @@
-"""Reading JSON that models and programs write, with limits and with errors that say how to correct it."""
+"""Parse JSON written by models and programs, with limits and with errors that explain the mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools of any MCP server, through the official SDK (`pip install mcp`).
+"""Tools of MCP servers, through the official SDK (`pip install mcp`).
 
     class Files(fe.ToolEnvironment):
         async def setup(self, task):
@@ -8,12 +8,12 @@
         async def cleanup(self):
             await self.server.close()
 
-Every connection is a session of its own: a server behind a URL keeps the episodes apart. A server that runs as a
-local program has one session, so every episode starts it anew, unless `connect(..., shared=True)` says that it keeps
-nothing between two calls. It runs outside any sandbox: give agents only programs you trust with the machine. What it
-writes to its standard error is in the log.
+Every connection is a separate session, so a server behind a URL keeps episodes apart. A server that runs as a local
+program has one session, so every episode starts a new process, unless `connect(..., shared=True)` declares that the
+server keeps no state between calls. The process runs outside any sandbox: give agents only programs that you trust with
+the machine. Its standard error is logged.
 
-What the server answers as an error goes to the model; a server that is lost is an `InfrastructureError`.
+Errors answered by the server go to the model; a lost server raises `InfrastructureError`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LONGEST_LINE = 10_000
-"""Bytes of a line that is logged as one."""
+"""Maximum bytes of a logged line; longer lines are split."""
 CONNECTION_CLOSED = -32000
-"""How the SDK says that a server is lost; servers may use the same number for errors of their own."""
+"""Error code of the SDK for a lost server; servers may use the same code for other errors."""
 
 
 class McpServer:
-    """An episode's connection to one MCP server, of its own or shared with other episodes."""
+    """An episode's connection to one MCP server, possibly shared with other episodes."""
 
     def __init__(self, connection: Connection, holding: AsyncExitStack) -> None:
         self._connection = connection
@@ -58,9 +58,9 @@ class McpServer:
 
         Args:
             target: URL of a streamable HTTP server, `mcp.StdioServerParameters`, or a server object in this process.
-            shared: one connection, and of a local program one process, for all episodes of the event loop. Only for
-                servers that keep nothing between two calls: the episodes have one session together.
-            timeout_s: wall seconds to connect.
+            shared: whether all episodes of the event loop share one connection and, for a local program, one process.
+                Only for servers that keep no state between calls: the episodes then share a session.
+            timeout_s: wall-clock limit for connecting in seconds.
 
         Raises:
             InfrastructureError: the server can't be reached.
@@ -71,7 +71,7 @@ class McpServer:
         key = _Target(repr(target), timeout_s, target)
         holding = AsyncExitStack()
         connection = await holding.enter_async_context(_SHARED.use(key) if shared else _connected(key))
-        if connection.gone and shared:  # it was lost in another episode
+        if connection.gone and shared:  # another episode lost the connection
             _SHARED.forget(key)
             await holding.aclose()
             connection = await holding.enter_async_context(_SHARED.use(key))
@@ -83,17 +83,17 @@ class McpServer:
             env.add_tool(tool)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Run one tool. `ToolError`: the server refused, or the tool failed."""
+        """Call one tool. `ToolError`: the server refused the call, or the tool failed."""
         return await self._connection.call(name, arguments)
 
     async def close(self) -> None:
-        """Disconnect; may be called again."""
+        """Disconnect; further calls have no effect."""
         await self._holding.aclose()
 
 
 @dataclass(frozen=True)
 class _Target:
-    """A server that may be shared: two are the same whose texts are."""
+    """Key of a shared server: targets with equal text and timeout are the same server."""
 
     name: str
     timeout_s: float
@@ -101,7 +101,7 @@ class _Target:
 
 
 class Connection:
-    """A client of the SDK, kept by a task of its own (its library ties it to the task that opened it)."""
+    """A client of the SDK, held by a separate task, because the SDK ties a client to the task that opened it."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -115,7 +115,7 @@ class Connection:
         self.keeper = asyncio.create_task(self._keep())
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """As `McpServer.call`."""
+        """Call one tool; see `McpServer.call`."""
         from mcp import MCPError
 
         if self.keeper.done() or self.gone:
@@ -153,7 +153,7 @@ class Connection:
         return True
 
     async def close(self) -> None:
-        """Disconnect; a local program ends."""
+        """Disconnect, and end a local program."""
         self._closing.set()
         await asyncio.wait([self.keeper])
 
@@ -174,7 +174,7 @@ class Connection:
                 self.tools = await _list_tools(client)
                 self.ready.set_result(None)
                 await self._closing.wait()
-        except Exception as error:  # the boundary of a task: told to whoever connects, else logged
+        except Exception as error:  # task boundary: raised to the caller of `connect`, later errors are logged
             self.gone, why = True, root_cause(error)
             if self.ready.done():
                 log.warning("the connection to MCP server %s failed: %s", self.stderr.name, why, exc_info=error)
@@ -190,12 +190,12 @@ async def _connected(to: _Target) -> AsyncIterator[Connection]:
     try:
         async with asyncio.timeout(to.timeout_s):
             await asyncio.shield(connection.ready)
-    except BaseException as error:  # cancelled too: no server may be left
+    except BaseException as error:  # also if cancelled: no server may be left running
         connection.keeper.cancel()
         await asyncio.wait([connection.keeper])
         if isinstance(error, TimeoutError):
-            told = connection.stderr.told()
-            raise InfrastructureError(f"no MCP server answered within {to.timeout_s:g} s{told}") from error
+            note = connection.stderr.told()
+            raise InfrastructureError(f"no MCP server answered within {to.timeout_s:g} s{note}") from error
         raise
     try:
         yield connection
@@ -207,7 +207,7 @@ _SHARED: Shared[_Target, Connection] = Shared(_connected)
 
 
 class StderrLog(asyncio.Protocol):
-    """What a local server writes to its standard error, as lines of the log."""
+    """Logs a local server's standard error line by line."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -217,24 +217,24 @@ class StderrLog(asyncio.Protocol):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[TextIO]:
-        """The file that the server writes to; at the end, what it has written is logged."""
+        """Open the file for the server's standard error; remaining output is logged on exit."""
         reading, writing = os.pipe()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, os.fdopen(reading, "rb", 0))
         try:
             with os.fdopen(writing, "w") as file:
                 yield file
-            with suppress(TimeoutError):  # where a program that the server began still has it
+            with suppress(TimeoutError):  # a program started by the server may still hold the pipe open
                 async with asyncio.timeout(1):
                     await self._ended.wait()
         finally:
             transport.close()
 
     def told(self) -> str:
-        """The last line, for messages of errors."""
+        """The last line, as a suffix for error messages."""
         return f"; it said: {self._last}" if self._last else ""
 
     def data_received(self, data: bytes) -> None:
-        """Log the lines that are whole, or too long."""
+        """Log the lines that are complete, or too long to wait for their end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LONGEST_LINE:
             lines, self._rest = [*lines, self._rest], b""
@@ -253,7 +253,7 @@ class StderrLog(asyncio.Protocol):
 
 
 def _name_of(target: Any) -> str:
-    """How the log names a server."""
+    """Name of a server in the log."""
     if isinstance(target, str):
         return target
     words = [str(getattr(target, "command", type(target).__name__)), *getattr(target, "args", [])]
@@ -261,10 +261,12 @@ def _name_of(target: Any) -> str:
 
 
 def shown(result: Any) -> str:
-    """A tool's result (`mcp.types.CallToolResult`) as text for the model; content that isn't text is named."""
+    """A tool's result (`mcp.types.CallToolResult`) as text for the model; other content is replaced by its type."""
     blocks = [_block(block) for block in result.content]
     if result.structured_content is not None and not any(block.type == "text" for block in result.content):
-        blocks.append(json.dumps(result.structured_content, ensure_ascii=False))  # otherwise the text has it
+        blocks.append(
+            json.dumps(result.structured_content, ensure_ascii=False)
+        )  # if there is text, it already holds this
     return "\n".join(blocks)
 
 
@@ -282,7 +284,7 @@ def _block(block: Any) -> str:
 
 
 def safe_names(names: Iterable[str]) -> dict[str, str]:
-    """Tool names of a server -> names that endpoints accept: up to 64 letters, digits, `_` and `-`, all different."""
+    """Map a server's tool names to unique names that endpoints accept: up to 64 letters, digits, `_` and `-`."""
     safe: dict[str, str] = {}
     taken: set[str] = set()
     for name in sorted(names, key=lambda name: UNSAFE.search(name) is not None or len(name) > LONGEST_NAME):
@@ -294,17 +296,17 @@ def safe_names(names: Iterable[str]) -> dict[str, str]:
 
 
 async def _list_tools(client: Any) -> dict[str, ToolSpec]:
-    found: dict[str, ToolSpec] = {}
+    specs: dict[str, ToolSpec] = {}
     cursor: str | None = None
     while True:
         page = await client.list_tools(cursor=cursor)
         for tool in page.tools:
             parameters = {"type": "object", "properties": {}, **tool.input_schema}
-            found[tool.name] = ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters)
+            specs[tool.name] = ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters)
         cursor = page.next_cursor
         if cursor is None:
-            safe = safe_names(found)
-            return {name: spec.model_copy(update={"name": safe[name]}) for name, spec in found.items()}
+            safe = safe_names(specs)
+            return {name: spec.model_copy(update={"name": safe[name]}) for name, spec in specs.items()}
 
 
 class McpTool(Tool):
@@ -319,12 +321,12 @@ class McpTool(Tool):
         self.spec = spec
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """The JSON object that the model wrote, with its required members."""
+        """Parse the model's JSON object, and check that the required members are present."""
         data = self.read(arguments)
         if missing := [name for name in self.spec.parameters.get("required", []) if name not in data]:
             raise ToolError(f"wrong arguments: {missing[0]}: missing. {self.usage()}")
         return data
 
     async def invoke(self, owner: Any, arguments: dict[str, Any]) -> str:
-        """Ask the server."""
+        """Call the tool on the server."""
         return await self._server.call(self._name, arguments)

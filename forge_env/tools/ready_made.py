@@ -1,4 +1,4 @@
-"""Tools that most environments with a sandbox need: each is one line in the class.
+"""Ready-made tools for environments with a sandbox; each takes one line in the class.
 
     class Tally(fe.SandboxEnvironment):
         bash = fe.tools.bash()
@@ -6,9 +6,9 @@
         editor = fe.tools.files()
         submit = fe.tools.submit()
 
-Each call here returns a function that `@fe.tool` has marked: in a class it is a method like the author's own, to be
-overridden or taken away (`bash = None`) in a subclass. Everything runs in the episode's sandbox, within the limits of
-the environment's config; whatever the agent gets wrong is answered to it.
+Each call returns a function marked by `@fe.tool`. In a class it is an ordinary method, which subclasses can override
+or remove (`bash = None`). Everything runs in the episode's sandbox, within the limits of the environment's config;
+mistakes of the agent are answered with an error message.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from forge_env.tools.schema import shorten
 ReadyTool: TypeAlias = Callable[..., Any]
 """A method of an environment that is a tool."""
 QUEUE_S = 30.0
-"""What a call may take beyond its program's own limit: the calls of one message run one after the other."""
+"""Seconds added to a program's limit for the whole call, because the calls of one message run one after the other."""
 MOST_ENTRIES = 500
-"""Files listed of a folder."""
+"""Maximum number of listed entries of a folder."""
 AROUND = 4
 """Lines shown before and after an edit."""
 
@@ -48,13 +48,13 @@ def bash(
     """A tool that runs shell commands: `bash(command)`.
 
     Args:
-        name: what the agent calls it.
-        description: what the agent reads about it; by default what is written for it here.
-        stateful: variables, functions, the folder and background processes live on until the episode ends; else only
-            files do, and nothing the agent started runs while its work is judged.
-        timeout_s: wall seconds of one command; the environment's `wall_s` when not given.
-        output_chars: longest answer, head and tail are kept; the environment's `max_tool_output_chars` at most.
-        max_calls: calls in one episode.
+        name: name of the tool.
+        description: description for the agent; default: a built-in one.
+        stateful: whether variables, functions, the current folder and background processes persist until the episode
+            ends; otherwise only files do, and nothing that the agent started runs while its work is judged.
+        timeout_s: wall-clock limit of one command in seconds; default: the environment's `wall_s`.
+        output_chars: maximum length of an answer, shortened in the middle; at most `max_tool_output_chars`.
+        max_calls: maximum number of calls in one episode.
 
     Examples:
         >>> import forge_env as fe
@@ -94,13 +94,13 @@ def python(
     """A tool that runs Python: `python(code)`.
 
     Args:
-        name: what the agent calls it.
-        description: what the agent reads about it; by default what is written for it here.
-        stateful: names live on from one call to the next, and the value of a last expression is shown, as in a
-            notebook; else every call is a program of its own.
-        timeout_s: wall seconds of one call; the environment's `wall_s` when not given.
-        output_chars: longest answer, head and tail are kept; the environment's `max_tool_output_chars` at most.
-        max_calls: calls in one episode.
+        name: name of the tool.
+        description: description for the agent; default: a built-in one.
+        stateful: whether names persist from one call to the next and the value of a last expression is shown, as in a
+            notebook; otherwise every call runs a separate program.
+        timeout_s: wall-clock limit of one call in seconds; default: the environment's `wall_s`.
+        output_chars: maximum length of an answer, shortened in the middle; at most `max_tool_output_chars`.
+        max_calls: maximum number of calls in one episode.
 
     Examples:
         >>> import forge_env as fe
@@ -135,16 +135,16 @@ def files(
     output_chars: int | None = None,
     max_calls: int | None = None,
 ) -> ReadyTool:
-    """A tool that shows and edits text files of the work folder, with the commands and arguments that agents know.
+    """A tool that shows and edits text files of the work folder, with the commands and arguments that models know.
 
     `view` (a file with line numbers, or a folder's entries), `create`, `str_replace` (of text that occurs once) and
-    `insert` (after a line). Call the attribute `editor`: `files` is what the work folder begins with.
+    `insert` (after a line). Name the attribute `editor`: `files` is the initial content of the work folder.
 
     Args:
-        name: what the agent calls it.
-        description: what the agent reads about it; by default what is written for it here.
-        output_chars: longest answer, head and tail are kept; the environment's `max_tool_output_chars` at most.
-        max_calls: calls in one episode.
+        name: name of the tool.
+        description: description for the agent; default: a built-in one.
+        output_chars: maximum length of an answer, shortened in the middle; at most `max_tool_output_chars`.
+        max_calls: maximum number of calls in one episode.
 
     Examples:
         >>> import forge_env as fe
@@ -180,29 +180,29 @@ def files(
         """
         path = _inside(path)
         if command == "view":
-            said = await _view(env, path, view_range)
+            answer = await _view(env, path, view_range)
         elif command == "create":
             text = _needed(command, "file_text", file_text)
             await env.sandbox.write_text(path, text)
-            said = f"Wrote {path}: {len(_lines(text))} lines."
+            answer = f"Wrote {path}: {len(_lines(text))} lines."
         elif command == "str_replace":
-            said = await _replace(env, path, _needed(command, "old_str", old_str), new_str or "")
+            answer = await _replace(env, path, _needed(command, "old_str", old_str), new_str or "")
         else:
             line = _needed(command, "insert_line", insert_line)
-            said = await _insert(env, path, line, _needed(command, "insert_text", insert_text))
-        return _short(said, output_chars)
+            answer = await _insert(env, path, line, _needed(command, "insert_text", insert_text))
+        return _short(answer, output_chars)
 
     return _offered(edit, name, description, None, max_calls)
 
 
 def submit(*, name: str = "submit", description: str | None = None, with_answer: bool = True) -> ReadyTool:
-    """A tool that ends the episode: `submit(answer)`, or `submit()` where the files are the answer.
+    """A tool that ends the episode: `submit(answer)`, or `submit()` if the files are the answer.
 
-    It needs no sandbox. Say in the system prompt that the agent has to call it.
+    It needs no sandbox. State in the system prompt that the agent has to call it.
 
     Args:
-        name: what the agent calls it.
-        description: what the agent reads about it; by default what is written for it here.
+        name: name of the tool.
+        description: description for the agent; default: a built-in one.
         with_answer: whether the agent gives an answer, which reward functions get as `answer`.
 
     Examples:
@@ -220,7 +220,7 @@ def submit(*, name: str = "submit", description: str | None = None, with_answer:
         Args:
             answer: the answer alone.
         """
-        ToolEnvironment.submit(env, answer)  # not `env.submit`: in a class of its name, that is this
+        ToolEnvironment.submit(env, answer)  # `env.submit` may be this tool
         return "Submitted."
 
     def submit_work(env: ToolEnvironment) -> str:
@@ -240,7 +240,7 @@ def _offered(
 
 
 def _limits(env: SandboxEnvironment, timeout_s: float | None) -> Limits:
-    """The environment's limits; a tool's own time is wall time, of which all may be computing."""
+    """The environment's limits, with a tool's time limit as wall time, and at least as much CPU time."""
     limits = env.limits
     return limits if timeout_s is None else replace(limits, wall_s=timeout_s, cpu_s=max(limits.cpu_s, timeout_s))
 
@@ -256,7 +256,7 @@ def _needed(command: str, name: str, value: Any) -> Any:
 
 
 def _inside(path: str) -> str:
-    """The path relative to the work folder; agents like to write the absolute one."""
+    """Path relative to the work folder; agents often write absolute paths."""
     clean = posixpath.normpath(path) if path else "."
     return "." if clean == WORK else clean.removeprefix(f"{WORK}/")
 
@@ -276,7 +276,7 @@ async def _view(env: SandboxEnvironment, path: str, lines: list[int] | None) -> 
 
 
 async def _folder(env: SandboxEnvironment, path: str) -> str:
-    """What is in a folder, two levels deep, without hidden files."""
+    """List a folder two levels deep, without hidden files."""
     command = ["find", f"./{path}", "-mindepth", "1", "-maxdepth", "2", "-name", ".*", "-prune"]
     result = await env.sandbox.exec([*command, "-o", "-printf", "%P%y\\n"], limits=env.limits)
     names = sorted(line[:-1] + "/" * line.endswith("d") for line in result.stdout.split("\n") if line)
@@ -295,7 +295,7 @@ async def _text(env: SandboxEnvironment, path: str) -> str:
 
 
 def _range(lines: list[int] | None, count: int) -> tuple[int, int]:
-    """First and last line to show, from 1."""
+    """Numbers of the first and last line to show, starting at 1."""
     if lines is None:
         return 1, count
     if len(lines) != 2:
@@ -329,11 +329,11 @@ async def _replace(env: SandboxEnvironment, path: str, old: str, new: str) -> st
 
 
 def _occurrences(text: str, part: str) -> list[int]:
-    found, start = [], text.find(part)
+    starts, start = [], text.find(part)
     while start >= 0:
-        found.append(start)
+        starts.append(start)
         start = text.find(part, start + 1)
-    return found
+    return starts
 
 
 async def _insert(env: SandboxEnvironment, path: str, line: int, added: str) -> str:
@@ -347,12 +347,12 @@ async def _insert(env: SandboxEnvironment, path: str, line: int, added: str) -> 
 
 
 def _lines(text: str) -> list[str]:
-    """Lines as programs count them, without their ends (`splitlines` also splits at form feeds)."""
+    """Split text into lines without line ends (`splitlines` would also split at form feeds)."""
     return text.removesuffix("\n").split("\n") if text else []
 
 
 def _edited(path: str, lines: list[str], first: int, last: int) -> str:
-    """The answer to an edit: the place, with some lines around it."""
+    """Answer to an edit: the changed lines with some context."""
     if not lines:
         return f"Edited {path}: it is empty now."
     return f"Edited {path}:\n{_numbered(lines, max(1, first - AROUND), min(len(lines), last + AROUND))}"

@@ -11,9 +11,9 @@
             \"\"\"
             return a + b
 
-The JSON schema comes from type hints and docstring, arguments are validated against it, and whatever the
-agent does wrong (unknown tool, broken JSON, a wrong argument, `fe.ToolError`, a timeout) is answered with a
-text that it can act on. What the tool's own code does wrong is an `EnvironmentBugError`.
+The JSON schema is made from type hints and docstring, and arguments are validated against it. Mistakes of the
+agent (an unknown tool, invalid JSON, a wrong argument, `fe.ToolError`, a timeout) are answered with a message
+that it can act on. Errors in the tool's code raise `EnvironmentBugError`.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from forge_env.visible import shown
 
 log = logging.getLogger(__name__)
 LONGEST_NAME = 64
-"""Maximum length of a tool's name that endpoints accept."""
+"""Maximum length of tool names accepted by endpoints."""
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
-"""A character that they don't."""
+"""Characters that endpoints don't accept in tool names."""
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """A docstring's description, and what it says about each argument: Google, NumPy, Sphinx or Epydoc style."""
+    """Parse a Google, NumPy, Sphinx or Epydoc docstring into its description and the descriptions of arguments."""
     from docstring_parser import ParseError, parse
 
     try:
@@ -92,26 +92,26 @@ class ToolResult:
 
 @dataclass(slots=True, eq=False)
 class CallScope:
-    """One call of a tool, in one episode of one environment."""
+    """State of one tool call in an episode of an environment."""
 
     owner: object
     episode: int
     given_up: bool = False
-    """Its answer is dropped: it timed out, or was cancelled."""
+    """Whether its answer is dropped, because it timed out or was cancelled."""
     thread: Running | None = None
-    """Its function, where that runs in a thread."""
+    """The running function, if it runs in a thread."""
 
     @property
     def runs_on(self) -> bool:
-        """Whether its thread has not ended."""
+        """Whether its thread is still running."""
         return self.thread is not None and not self.thread.done()
 
     async def ended(self, timeout_s: float) -> bool:
-        """Wait for its thread; False when it still runs after `timeout_s` seconds."""
+        """Wait for its thread to end; False if it still runs after `timeout_s` seconds."""
         if self.thread is not None and self.runs_on:
             waiting = asyncio.wrap_future(self.thread)
             await asyncio.wait([waiting], timeout=timeout_s)
-            waiting.cancel()  # where the loop is closed before the thread ends
+            waiting.cancel()  # in case the loop is closed before the thread ends
         return not self.runs_on
 
 
@@ -124,7 +124,7 @@ _BOOLS_IN = {bool: ("boolean", "integer", "number"), dict: ("object",), list: ("
 
 
 def _misplaced_bool(value: Any, schema: Any, definitions: Mapping[str, Any]) -> tuple[str | int, ...] | None:
-    """Path of the first boolean where the schema has numbers, which pydantic would take for 1 or 0; None: none."""
+    """Path of the first boolean in place of a number, which pydantic would convert to 1 or 0; None if there is none."""
     kinds = _BOOLS_IN.get(type(value))
     if kinds is None or not isinstance(schema, dict):
         return None
@@ -155,7 +155,7 @@ class _Schema(GenerateJsonSchema):
 
 
 class Tool:
-    """A function with the schema of its arguments. `owner` below is the environment a method belongs to."""
+    """A function with the schema of its arguments. The parameter `owner` of its methods is the environment."""
 
     def __init__(self, function: Callable[..., Any], options: ToolOptions = PLAIN, *, method: bool = False) -> None:
         self.function = function
@@ -182,7 +182,7 @@ class Tool:
         self.spec = ToolSpec(name=name, description=options.description or description, parameters=schema)
 
     def read(self, arguments: str) -> dict[str, Any]:
-        """The JSON object that a call's text spells; `ToolError` when it spells none."""
+        """Parse the JSON object in a call's arguments. `ToolError`: they are not a JSON object."""
         try:
             data = read_json(arguments) if arguments.strip() else {}
         except BadJSONError as error:
@@ -192,7 +192,7 @@ class Tool:
         return data
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Validated keyword arguments from the JSON text of a call; `ToolError` says what is wrong with it."""
+        """Validate the JSON text of a call; return keyword arguments. `ToolError`: an argument is wrong."""
         data = self.read(arguments)
         if (path := _misplaced_bool(data, self.spec.parameters, self.spec.parameters.get("$defs", {}))) is not None:
             name = ".".join(map(str, path))
@@ -204,7 +204,7 @@ class Tool:
         return {name: getattr(parsed, field) for field, name in self._names.items()}
 
     def usage(self) -> str:
-        """One line that tells the model how to call this tool."""
+        """One line that explains to the model how to call this tool."""
         properties, required = self.spec.parameters["properties"], self.spec.parameters.get("required", [])
         shown = [
             f'"{name}": {_kind(value)}{"" if name in required else " (optional)"}' for name, value in properties.items()
@@ -224,11 +224,11 @@ class Tool:
         return await result_of(thread)
 
     async def answer(self, owner: Any, arguments: str, *, timeout_s: float, task_id: str) -> ToolResult:
-        """Run one call as the model wrote it.
+        """Run one call with the arguments that the model wrote.
 
         Raises:
-            InfrastructureError: as the tool raised it.
-            EnvironmentBugError: the tool's own code failed.
+            InfrastructureError: raised by the tool.
+            EnvironmentBugError: the tool's code failed.
         """
         limit = self.timeout_s if self.timeout_s is not None else timeout_s
         deadline = asyncio.timeout(limit)
@@ -248,12 +248,12 @@ class Tool:
                 except (ToolError, SandboxPathError, SandboxFileError) as error:
                     return ToolResult(f"Error: {error}", error=True)
                 return ToolResult(as_text(value, self.spec.name))
-        except ToolError as error:  # from parse: the agent's doing
+        except ToolError as error:  # from parse: a mistake of the agent
             return ToolResult(f"Error: {error}", error=True)
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """What a JSON schema asks for, in a word."""
+    """Type required by a JSON schema, as one word."""
     kinds = [choice.get("type", "value") for choice in schema.get("anyOf", [schema])]
     return next((str(kind) for kind in kinds if kind != "null"), "null")
 
@@ -263,7 +263,7 @@ TELL: ContextVar[Callable[[str], object] | None] = ContextVar("tell", default=No
 
 @contextmanager
 def telling(tell: Callable[[str], object]) -> Iterator[None]:
-    """Inside, `tell` is told where a tool was that timed out, beside the log."""
+    """Inside the block, call `tell` with each report of a tool timeout, in addition to logging it."""
     token = TELL.set(tell)
     try:
         yield
@@ -272,7 +272,7 @@ def telling(tell: Callable[[str], object]) -> Iterator[None]:
 
 
 _REPORTED: set[tuple[str, object]] = set()
-"""Name and code of tools whose timeouts were already reported."""
+"""Name and code of tools whose timeouts have been reported."""
 
 
 def _report_timeout(
@@ -284,7 +284,7 @@ def _report_timeout(
     if tool in _REPORTED:
         return
     _REPORTED.add(tool)
-    cancelled = error.__cause__ or error.__context__  # before Python 3.11.4 the context alone
+    cancelled = error.__cause__ or error.__context__  # before Python 3.11.4, only the context is set
     stack = traceback.extract_tb(cancelled.__traceback__ if cancelled else None)
     thread = scope.thread if scope is not None and scope.runs_on else None
     if thread is not None and (frame := sys._current_frames().get(thread.ident or 0)) is not None:
@@ -316,10 +316,10 @@ def _arguments_model(
         if parameter.name not in hints:
             raise UsageError(f"tool {name!r}: parameter {parameter.name!r} has no type hint", fix="add one")
         default = ... if parameter.default is parameter.empty else parameter.default
-        if default is not ... and (said := misfit(default, hints[parameter.name])) is not None:
+        if default is not ... and (problem := misfit(default, hints[parameter.name])) is not None:
             none = f"write `{parameter.name}: ... | None = None`"
             fix = none if default is None else "correct the default, or the type hint"
-            raise UsageError(f"tool {name!r}: the default of {parameter.name!r} {said}", fix=fix)
+            raise UsageError(f"tool {name!r}: the default of {parameter.name!r} {problem}", fix=fix)
         field = Field(default, alias=parameter.name, description=documented.get(parameter.name))
         fields[f"field_{position}"] = (hints[parameter.name], field)
         names[f"field_{position}"] = parameter.name
@@ -339,9 +339,9 @@ def tools_of(cls: type) -> dict[str, Tool]:
     if cls in _TOOLS_OF:
         return _TOOLS_OF[cls]
     attributes = {name: None for base in reversed(cls.__mro__) for name in vars(base)}
-    found: dict[str, Tool] = {}
+    result: dict[str, Tool] = {}
     for attribute in attributes:
-        # A method that overrides a tool without saying `@fe.tool` again is still that tool.
+        # A method that overrides a tool without repeating `@fe.tool` is still that tool.
         versions = [vars(base)[attribute] for base in cls.__mro__ if attribute in vars(base)]
         options = next((given for version in versions if (given := options_of(version)) is not None), None)
         if options is None:
@@ -350,17 +350,17 @@ def tools_of(cls: type) -> dict[str, Tool]:
         made = _tool_of(cls, attribute, versions[0], options)
         if made is None:
             continue
-        if made.spec.name in found:
+        if made.spec.name in result:
             raise UsageError(f"{cls.__name__} has two tools named {made.spec.name!r}", fix="rename one")
-        found[made.spec.name] = made
-    _TOOLS_OF[cls] = found
-    return found
+        result[made.spec.name] = made
+    _TOOLS_OF[cls] = result
+    return result
 
 
 def _check_hides_nothing(cls: type, attribute: str) -> None:
-    """A tool called `answer` or `step` would stand where the platform's own code looks for something else."""
+    """Refuse a tool whose attribute hides one of the platform, such as `answer` or `step`."""
     ours = [base for base in cls.__mro__ if base.__module__.startswith("forge_env.") and attribute in vars(base)]
-    if ours and attribute != "submit":  # which may go on to the one it overrides
+    if ours and attribute != "submit":  # it may call the method that it overrides
         raise UsageError(
             f"the tool {cls.__name__}.{attribute} hides {ours[0].__name__}.{attribute}",
             fix=f'call the attribute something else, such as {attribute}_tool; name="{attribute}" names the tool',
@@ -368,7 +368,7 @@ def _check_hides_nothing(cls: type, attribute: str) -> None:
 
 
 def _check_belongs(cls: type, name: str, attribute: Any) -> None:
-    """A ready-made tool says by the type of its first parameter which environments it works in."""
+    """Check that a tool fits the class; the type of a ready-made tool's first parameter is the required base class."""
     if inspect.isfunction(attribute) and not inspect.signature(attribute).parameters:
         raise UsageError(f"the tool {cls.__name__}.{name} has no `self`", fix=f"write `def {name}(self)`")
     if not inspect.isfunction(attribute) or not (hints := attribute.__annotations__):
@@ -387,7 +387,7 @@ def _check_belongs(cls: type, name: str, attribute: Any) -> None:
 
 
 def _tool_of(cls: type, name: str, attribute: Any, options: ToolOptions) -> Tool | None:
-    """The tool that an attribute of a class is; None where a subclass took it away (`name = None`)."""
+    """Make the tool of a class attribute; None if a subclass removed it (`name = None`)."""
     if attribute is None:
         return None
     _check_belongs(cls, name, attribute)
@@ -402,7 +402,7 @@ def _tool_of(cls: type, name: str, attribute: Any, options: ToolOptions) -> Tool
 
 
 def unknown_tool(call: ToolCall, tools: Collection[str]) -> ToolResult:
-    """The answer to a call of an unknown tool, or to a malformed call (`turns.is_malformed`)."""
+    """Answer to a call of an unknown tool, or to a malformed call (`turns.is_malformed`)."""
     name = call.function.name
     available = f"available tools: {', '.join(tools)}" if tools else "there are no tools: answer in plain text"
     if is_malformed(call):
@@ -415,14 +415,14 @@ def unknown_tool(call: ToolCall, tools: Collection[str]) -> ToolResult:
 
 
 MOST_SHOWN = 100_000
-"""Maximum length of a tool's answer that JSON can't represent."""
+"""Maximum length of a tool's answer whose value JSON can't represent."""
 
 
 def as_text(value: Any, name: str) -> str:
-    """What a tool returned, as the model reads it: text as it is, anything else as JSON.
+    """Convert a tool's return value to text for the model: strings unchanged, other values as JSON.
 
     Raises:
-        EnvironmentBugError: it is, or holds, an object that has no text of its own.
+        EnvironmentBugError: it is or contains an object without a text representation.
     """
     if isinstance(value, str):
         return value
@@ -454,7 +454,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def shorten(text: str, limit: int) -> str:
-    """`text`, with the middle left out where it has more than `limit` characters."""
+    """Shorten `text` to `limit` characters by leaving out the middle."""
     if len(text) <= limit:
         return text
     head = limit // 2

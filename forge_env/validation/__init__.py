@@ -1,1 +1,1 @@
-"""What `forge-env validate` proves of an environment, without a model."""
+"""Checks of environments without a model, as run by `forge-env validate`."""

@@ -1,7 +1,7 @@
-"""Ways to be paid for code that does nothing, tried by `forge-env validate` on every environment that judges code.
+"""Cheats that try to get a reward for code that does nothing. `forge-env validate` tries them if code is judged.
 
-A cheat takes the place of a gold solution. What it must not earn more than is the *stub*: the gold solution's own
-functions and classes with nothing in them, handed in the same way.
+A cheat replaces a gold solution. It must not get a higher reward than the *stub*: the gold solution's functions and
+classes with empty bodies, submitted in the same way.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(items): items[:] = []
 """
 
 Make = Callable[[str, Sequence[str]], str]
-"""Makes a module's text from the stub's text and the names that it defines."""
+"""Makes a module's source from the stub's source and the names that it defines."""
 CODE: dict[str, Make] = {
     "exits at import": lambda stub, names: stub + _EXIT,
     "only exits": lambda stub, names: _EXIT,
@@ -161,14 +161,14 @@ BESIDE: dict[str, dict[str, str]] = {
         "sitecustomize.py": _EXIT,
     },
 }
-"""Files beside the stub, by path."""
+"""Files submitted with the stub, by path."""
 TRIVIAL = "def test_ok():\n    pass\n"
 Submission = tuple[str, list[Action]]
-"""A name, and what an agent says to hand it in."""
+"""Name of a cheat, and the agent's actions that submit it."""
 
 
 def submissions(env: Environment, task: Task) -> list[Submission] | None:
-    """The stub first, then every cheat; None for a task whose judged code isn't known."""
+    """Submissions of the stub and then of every cheat; None if the task's judged code isn't known."""
     gold = env.gold_files(task)
     if gold is None:
         return _in_place(env.gold_actions(task) or [])
@@ -181,14 +181,14 @@ def submissions(env: Environment, task: Task) -> list[Submission] | None:
     def hand_in(files: Mapping[str, str]) -> list[Action]:
         return env.hand_in(task, {**others, **files})
 
-    found = [(STUB, hand_in(stubs))]
+    result = [(STUB, hand_in(stubs))]
     for name, make in CODE.items():
-        found.append((name, hand_in({path: make(stubs[path], _names(text)) for path, text in code.items()})))
-    found += [(name, hand_in({**stubs, **beside})) for name, beside in BESIDE.items()]
+        result.append((name, hand_in({path: make(stubs[path], _names(text)) for path, text in code.items()})))
+    result += [(name, hand_in({**stubs, **beside})) for name, beside in BESIDE.items()]
     seen = env.files(task) if isinstance(env, SandboxEnvironment) else {}
     if trivial := {path: TRIVIAL for path in seen if _is_test(path)}:
-        found.append(("rewritten tests", hand_in({**stubs, **trivial})))
-    return found
+        result.append(("rewritten tests", hand_in({**stubs, **trivial})))
+    return result
 
 
 def _is_test(path: str) -> bool:
@@ -197,18 +197,18 @@ def _is_test(path: str) -> bool:
 
 
 def _in_place(actions: Sequence[Action]) -> list[Submission] | None:
-    """In place of the Python code that the gold solution says: blocks, whole messages, and arguments of tools."""
+    """Submissions that replace Python code in the gold solution's actions: code blocks, messages and tool arguments."""
     messages = [as_message(action) for action in actions]
     if all(_with_code(message, lambda code: "") == message for message in messages):
         return None
-    found: list[Submission] = []
+    result: list[Submission] = []
     for name, make in {STUB: _nothing_more, **CODE}.items():
 
         def put(code: str, make: Make = make) -> str:
             return make(_stub(code), _names(code))
 
-        found.append((name, [_with_code(message, put) for message in messages]))
-    return found
+        result.append((name, [_with_code(message, put) for message in messages]))
+    return result
 
 
 def _nothing_more(stub: str, names: Sequence[str]) -> str:
@@ -216,7 +216,7 @@ def _nothing_more(stub: str, names: Sequence[str]) -> str:
 
 
 def _with_code(message: Message, put: Callable[[str], str]) -> Message:
-    """The message with `put(code)` in place of its code."""
+    """Copy of a message with its code replaced by `put(code)`."""
 
     def changed(text: str) -> str:
         block = last_fenced(text)
@@ -239,7 +239,7 @@ def _with_code(message: Message, put: Callable[[str], str]) -> Message:
 
 
 def _names(code: str) -> list[str]:
-    """What a module defines; none where it is no Python."""
+    """Names of the functions and classes that a module defines; empty if it isn't valid Python."""
     try:
         tree = parse_python(code)
     except (SyntaxError, ValueError):
@@ -249,7 +249,7 @@ def _names(code: str) -> list[str]:
 
 
 def _stub(code: str) -> str:
-    """The same functions and classes, that do nothing; empty where it is no Python."""
+    """The module with empty function bodies; empty if it isn't valid Python."""
     try:
         tree = parse_python(code)
     except (SyntaxError, ValueError):

@@ -1,6 +1,6 @@
-"""Checks of an environment without a model: what `forge-env validate` runs.
+"""Checks of an environment without a model, as run by `forge-env validate`.
 
-A check that exercised nothing is "open"; an environment with an open check is never called sound.
+A check that could not exercise anything is "open"; an environment with an open check is never called sound.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
 NUM_TASKS = 20
 """Default number of tasks of each split."""
 CONCURRENCY = 4
-"""Episodes at once: more of them only start more sandboxes."""
+"""Concurrent episodes; more would only start more sandboxes."""
 LIMITS = EpisodeLimits(max_turns=1000, wall_s=300.0)
-"""An episode that takes longer has no end."""
+"""Limits beyond which an episode counts as endless."""
 GROUP_SIZE = 4
 NUM_GROUPS = 3
 NUM_CHEATED = 2
-"""Tasks on which cheats are tried."""
+"""Number of tasks on which cheats are tried."""
 _UNKNOWN = "the reward of a perfect episode is unknown: set max_reward"
 _MOVES = {"turns", "invalid_actions"}
 """Metrics of games that count invalid actions."""
 MOST_LUCK = 1e-3
-"""Significance level: hits that are less probable by chance are a failure."""
+"""Significance level: the check fails if the number of hits is less probable by chance."""
 MOST_SEARCHES = 16
-"""Episodes in which one task's hidden data is looked for."""
+"""Maximum episodes that search for one task's hidden data."""
 REMEMBERED = 1_000
-"""Tasks kept in memory; of more, each is made again when it is played."""
+"""Maximum tasks kept in memory; others are made again when they are played."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. "open": the check applies, but nothing exercised it; "note": it doesn't apply."""
+    """Result of one check. "open": the check applies, but nothing exercised it; "note": it doesn't apply."""
 
     status: Literal["ok", "note", "open", "failed"]
     name: str
@@ -71,12 +71,12 @@ class Check:
 
 
 class TaskRange(Sequence[Task]):
-    """The first tasks of some splits, made when they are asked for.
+    """The first tasks of some splits, made on access.
 
     Args:
-        env: makes them.
+        env: environment that makes the tasks.
         counts: number of tasks by split.
-        left_out: ids of tasks among them that are passed over.
+        left_out: ids of tasks to skip.
     """
 
     def __init__(self, env: Environment, counts: Mapping[str, int], left_out: Collection[str] = ()) -> None:
@@ -106,15 +106,15 @@ class TaskRange(Sequence[Task]):
 
 
 class FirstProblem:
-    """The problem of the earliest episode that has one, in whatever order episodes end."""
+    """Problem of the first episode with one in the order of episodes, regardless of the order in which they end."""
 
     def __init__(self) -> None:
         self.place, self.text = -1, ""
         self.count = 0
-        """Episodes that have one."""
+        """Number of episodes with a problem."""
 
     def add(self, place: int, text: str | None) -> None:
-        """Count an episode's problem; None: it has none."""
+        """Record an episode's problem; None: it has none."""
         if text is None:
             return
         self.count += 1
@@ -123,11 +123,11 @@ class FirstProblem:
 
 
 Look = Callable[[int, Task, Trajectory], object]
-"""Called with an episode as it ends: its place in the order, its task, and what was played."""
+"""Called at the end of an episode with its index, task and trajectory."""
 
 
 class Validator:
-    """Runs every check on the first `num_tasks` tasks of each split."""
+    """Run all checks on the first `num_tasks` tasks of each split."""
 
     def __init__(self, make_env: Callable[[], Environment], *, num_tasks: int = NUM_TASKS) -> None:
         if num_tasks < 1:
@@ -138,21 +138,21 @@ class Validator:
         self.env = make_env()
         self.step_times: array[float] = array("d")
         self.highest: tuple[float, str] | None = None
-        """The highest reward, and its task."""
+        """Highest reward and the id of its task."""
         self._results: list[TestsResult] = []
-        """Of hidden tests, since an episode last ended."""
+        """Results of hidden tests since the last episode ended."""
         self._verdicts = 0
-        """Of hidden tests, in all episodes."""
+        """Number of verdicts of hidden tests in all episodes."""
         self._doubts = FirstProblem()
         """Verdicts that the judged code could have influenced."""
         self._under_way: dict[object, tuple[str, str, float]] = {}
         self._split_of: dict[str, str] = {}
 
     async def run(self) -> AsyncIterator[Check]:
-        """Checks as they finish; later ones are left out when there are no tasks to play.
+        """Yield checks as they finish; if there are no tasks to play, the later ones are skipped.
 
         Raises:
-            ForgeError: an error that is not the environment's (no sandbox, for example).
+            ForgeError: an error not caused by the environment, such as a missing sandbox.
         """
         yield self._version()
         shared = _shared_state(type(self.env))
@@ -169,8 +169,8 @@ class Validator:
                 yield Check("note", f"tasks of {split!r}", "none")
         tasks = TaskRange(self.env, wanted)
         if missing := await self.env.unplayable(tasks):
-            told = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
-            yield Check("note", f"{len(missing)} can't be played here", told)
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+            yield Check("note", f"{len(missing)} can't be played here", reasons)
             tasks = TaskRange(self.env, wanted, {task.id for task in tasks if task.id in missing})
         if not tasks:
             yield Check("failed", "tasks", "there are none")
@@ -193,7 +193,7 @@ class Validator:
         yield self._cost()
 
     def longest_wait(self) -> tuple[str, str, float]:
-        """`(task, what it waits for, seconds)` of the episode that has stood still longest; any thread may ask."""
+        """`(task id, activity, seconds)` of the episode whose activity has not changed for longest. Thread-safe."""
         now = time.monotonic()
         waits = [(task, doing, now - since) for task, doing, since in list(self._under_way.values())]
         return max(waits, key=lambda wait: wait[2], default=("", "", 0.0))
@@ -207,11 +207,11 @@ class Validator:
         return Check("ok", "API version", str(self.env.api_version))
 
     async def _tasks(self, split: str) -> tuple[int, Check]:
-        """Number of tasks of a split to be played, and what is wrong with the first one that has a problem."""
+        """Return the number of tasks of a split to play, and a check that reports the first task with a problem."""
         name = f"tasks of {split!r}"
         count = number_of_tasks(self.env, split)
         wanted = self.num_tasks if count is None else min(count, self.num_tasks)
-        looked_at = 2 if wanted == 1 and count != 1 else wanted  # one alone has no equal
+        looked_at = 2 if wanted == 1 and count != 1 else wanted  # with a single task, duplicate ids would go unnoticed
         twin, problems = self.make_env(), FirstProblem()
 
         async def look(index: int) -> None:
@@ -243,7 +243,7 @@ class Validator:
         await self._play_all(((policy, task) for task in tasks), look, seed=seed)
 
     async def _played(self, policy: Policy, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Episodes of a few tasks, in order."""
+        """Play a few tasks; return their trajectories in order."""
         return await self._played_all([(policy, task) for task in tasks])
 
     async def _played_all(self, episodes: Sequence[tuple[Policy, Task]]) -> list[Trajectory]:
@@ -273,7 +273,7 @@ class Validator:
             TESTS_RESULTS.reset(token)
 
     def _note(self, trajectory: Trajectory) -> None:
-        """Count an episode. `ForgeError`: it could not be played to its end."""
+        """Record an episode's results. `ForgeError`: it did not finish."""
         seen = _best(trajectory), trajectory.task_id
         self.highest = seen if self.highest is None else max(seen, self.highest)
         self.step_times.extend(turn.step_s for turn in trajectory.turns)
@@ -319,8 +319,8 @@ class Validator:
             acting.update(turn.seat for turn in played.turns)
             failing.add(place, _failing_call(played))
             if full is not None and _best(played) < full - 1e-9:
-                said = ": ".join([played.reason, *played.failures[:1]])
-                why = f"; {one_line(said, 300)}" if said else ""
+                notes = ": ".join([played.reason, *played.failures[:1]])
+                why = f"; {one_line(notes, 300)}" if notes else ""
                 low.add(place, f"task {played.task_id!r} scores {_best(played):g} of {full:g}{why}")
 
         await self._play(GoldPolicy(), (task for task in tasks if self.env.gold_actions(task) is not None), look)
@@ -364,7 +364,7 @@ class Validator:
         return Check("ok", name, f"{1 + len(WRONG_ANSWERS)} answers to {len(tasks)} tasks{lucky}")
 
     async def _random(self, tasks: Sequence[Task]) -> list[Check]:
-        """Random messages and tool calls: whether they are answered, taken, and shown no hidden data."""
+        """Play random messages and tool calls; check that they are answered and accepted, and reveal no hidden data."""
         number, moves, invalid, counted = 0, 0, 0, False
         shown = FirstProblem()
 
@@ -385,7 +385,7 @@ class Validator:
         return [answered, *taken, _nothing_shown(tasks, shown)]
 
     async def _search(self, tasks: Sequence[Task]) -> Check:
-        """With every tool, look through files, environment and processes, and try small numbers and every choice."""
+        """Search files, variables and processes with every tool, and try small numbers and all choices."""
         name = "hidden data can't be found with the tools"
         chosen = list(itertools.islice((task for task in tasks if hidden_texts(task)), self.num_searched))
         if not chosen:
@@ -393,7 +393,7 @@ class Validator:
                 return Check("note", name, "there is no tool to search with, or nothing hidden")
             return Check("open", name, f"no hidden text is as long as {SHORTEST_TEXT} characters")
         calls = 0
-        for _ in range(MOST_SEARCHES):  # limits end an episode before everything is tried: the next one goes on
+        for _ in range(MOST_SEARCHES):  # limits may end an episode before all calls are made: continue in the next one
             played = await self._played(SearchPolicy(calls), chosen)
             for trajectory, task in zip(played, chosen, strict=True):
                 if shown := shown_hidden(trajectory, task):
@@ -407,7 +407,7 @@ class Validator:
         return Check("ok", name, f"{calls} calls that look through files, variables and processes")
 
     def _apart(self) -> Check:
-        """Whether judged code could influence the verdicts of hidden tests."""
+        """Check that judged code could not influence the verdicts of hidden tests."""
         name = "hidden tests are cheat-proof"
         if self._doubts.count:
             text = f"{self._doubts.count} of {self._verdicts} verdicts are not"
@@ -415,22 +415,22 @@ class Validator:
         return Check("ok", name, f"{self._verdicts} verdicts could not be influenced by the judged code")
 
     async def _cheats(self, tasks: Sequence[Task]) -> Check:
-        """Hand in cheats where gold solutions hand in code: none may earn more than code that does nothing."""
+        """Submit cheats in place of gold solutions with code; none may earn more than code that does nothing."""
         name = "cheats earn nothing"
         tried, looked_at = 0, 0
         for task in tasks:
             with environment_code(f"{type(self.env).__name__}.hand_in", task.id):
-                found = cheats.submissions(self.env, task)
-            if found is None:
+                submissions = cheats.submissions(self.env, task)
+            if submissions is None:
                 continue
-            played = await self._played_all([(ReplayPolicy(actions), task) for _, actions in found])
+            played = await self._played_all([(ReplayPolicy(actions), task) for _, actions in submissions])
             stub = played[0].reward
-            for (cheat, _), trajectory in zip(found[1:], played[1:], strict=True):
+            for (cheat, _), trajectory in zip(submissions[1:], played[1:], strict=True):
                 if trajectory.reward > stub + 1e-9:
                     text = f"task {task.id!r} gives {trajectory.reward:g} to the cheat {cheat!r}"
                     text = f"{text}, {stub:g} to code that does nothing: judge with run_tests or run_calls"
                     return Check("failed", name, text)
-            tried, looked_at = tried + len(found) - 1, looked_at + 1
+            tried, looked_at = tried + len(submissions) - 1, looked_at + 1
             if looked_at == NUM_CHEATED:
                 break
         if not tried:
@@ -439,7 +439,7 @@ class Validator:
         return Check("ok", name, f"{tried} of them, on {looked_at} tasks")
 
     async def _groups(self, tasks: Sequence[Task]) -> Check:
-        """Group functions run on groups of gold episodes; what they raise is raised, like that of other functions."""
+        """Run group functions on groups of gold episodes; their exceptions propagate."""
         name = "group functions score groups"
         known = list(itertools.islice((task for task in tasks if self.env.gold_actions(task) is not None), NUM_GROUPS))
         chosen = known or tasks[:NUM_GROUPS]
@@ -451,7 +451,7 @@ class Validator:
         return Check("ok", name, f"{len(chosen)} groups of {GROUP_SIZE} episodes")
 
     def _highest_reward(self) -> Check:
-        """Before group functions, whose rewards are relative."""
+        """Check the highest reward before group functions, whose rewards are relative."""
         name, full = "no reward is above max_reward", self.env.max_reward
         if self.highest is None:
             return Check("note", name, "no episode was played")
@@ -497,7 +497,7 @@ def _moves(turns: int, taken: int) -> Check:
 
 
 def _chance(hits: int, count: int, luck: float) -> float:
-    """Probability of at least so many hits among `count` tasks, if each is one with the probability `luck`."""
+    """Probability of at least `hits` hits among `count` tasks, each with probability `luck`."""
     if not 0 < luck < 1:
         return float(hits <= count * luck)
 
@@ -509,17 +509,17 @@ def _chance(hits: int, count: int, luck: float) -> float:
 
 
 def _best(trajectory: Trajectory) -> float:
-    """The reward, or that of the seat that earned most."""
+    """The reward, or the highest reward of a seat."""
     return max(trajectory.rewards.values(), default=trajectory.reward)
 
 
 def _shown(trajectory: Trajectory) -> list[Observation]:
-    """All that the agent was shown."""
+    """All observations shown to the agent."""
     return [*(turn.observation for turn in trajectory.turns), trajectory.final_observation]
 
 
 def _failing_call(played: Trajectory) -> str | None:
-    """The first answer of a tool to a gold solution that says it called it wrongly."""
+    """Describe the first tool error in an episode of a gold solution, or return None."""
     for message in (message for shown in _shown(played) for message in shown):
         if message.role == "tool" and message.content.startswith("Error: "):
             return f"a tool answers in task {played.task_id!r}: {message.content.splitlines()[0][:160]}"
@@ -527,14 +527,14 @@ def _failing_call(played: Trajectory) -> str | None:
 
 
 def _shared_state(cls: type) -> dict[str, list[object] | dict[object, object] | set[object]]:
-    """Copies of the lists, dictionaries and sets that an author's class holds itself, by `Class.name`."""
-    found: dict[str, list[object] | dict[object, object] | set[object]] = {}
+    """Copies of the lists, dictionaries and sets that are public attributes of an author's classes, by `Class.name`."""
+    state: dict[str, list[object] | dict[object, object] | set[object]] = {}
     for base in cls.__mro__:
         if not base.__module__.startswith("forge_env."):
             for name, value in vars(base).items():
                 if isinstance(value, list | dict | set) and not name.startswith("_"):
-                    found[f"{base.__name__}.{name}"] = value.copy()
-    return found
+                    state[f"{base.__name__}.{name}"] = value.copy()
+    return state
 
 
 def _has_group_rewards(env: Environment) -> bool:
@@ -544,19 +544,19 @@ def _has_group_rewards(env: Environment) -> bool:
 
 
 def _function_in(value: object) -> str | None:
-    """Where in nested data there is a function, as one would write it in Python."""
+    """Location of a function in nested data as a Python subscript expression, or None."""
     if isinstance(value, dict):
         items = [(f"[{key!r}]", item) for key, item in value.items()]
     elif isinstance(value, list | tuple):
         items = [(f"[{index}]", item) for index, item in enumerate(value)]
     else:
         return "" if isinstance(value, FunctionType | MethodType | BuiltinFunctionType) else None
-    return next((place + rest for place, item in items if (rest := _function_in(item)) is not None), None)
+    return next((position + rest for position, item in items if (rest := _function_in(item)) is not None), None)
 
 
 def _task_problems(split: str, index: int, task: Task, twin: Task) -> Iterator[str]:
-    if (place := _function_in(task.data)) is not None:
-        yield f"task({split!r}, {index}).data{place} is a function, which can't be compared or recorded"
+    if (position := _function_in(task.data)) is not None:
+        yield f"task({split!r}, {index}).data{position} is a function, which can't be compared or recorded"
     elif wrong := _not_json(task):
         yield f"task {task.id!r} can't be written as JSON: {wrong}"
     elif task != twin:
@@ -568,7 +568,7 @@ def _task_problems(split: str, index: int, task: Task, twin: Task) -> Iterator[s
 
 
 def _not_json(task: Task) -> str:
-    """What keeps a task from being recorded; such a thing (an array, say) may not be comparable either."""
+    """Why a task can't be written as JSON, or ""; such data (an array, say) may not be comparable either."""
     try:
         task.model_dump_json()
     except ValueError as error:
@@ -577,7 +577,7 @@ def _not_json(task: Task) -> str:
 
 
 async def example_episode(make_env: Callable[[], Environment], split: str) -> Trajectory:
-    """The gold solution of the first task played, or where there is none, an empty answer."""
+    """Play the first task of a split with its gold solution, or with an empty answer if there is none."""
     env = make_env()
     task = env.resolve_task(None, {"split": split, "index": 0})
     known = env.gold_actions(task) is not None

@@ -1,4 +1,4 @@
-"""Whether an agent is shown, or can find, what its task hides: the gold solution, or what it is scored against."""
+"""Checks whether an agent is shown, or can find, hidden data of its task: the gold solution or scoring data."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from forge_env.trajectory import Trajectory
 from forge_env.types import FunctionCall, Message, Observation, Task, ToolCall, ToolSpec
 
 # ---
-# Whether an agent was shown what its task hides: the gold solution, or what it is scored against.
+# Was an agent shown hidden data of its task?
 
 SHORTEST_TEXT = 12
-"""Hidden texts shorter than this occur by chance and aren't looked for, characters."""
+"""Minimum characters of a hidden text to search for; shorter ones occur by chance."""
 SHORTEST_NUMBER = 6
-"""An answer that is a number of so many digits doesn't occur in a prompt by chance."""
+"""Minimum digits of a numeric answer to search for; shorter ones occur in prompts by chance."""
 
 
 def hidden_texts(task: Task) -> list[tuple[str, str]]:
-    """`(where, text)` of the hidden texts that are long enough to be recognised; `data["public..."]` may be shown."""
+    """`(location, text)` of hidden texts long enough to be recognised; `data["public..."]` is not hidden."""
     return [(where, text) for where, text in _hidden(task) if len(text) >= SHORTEST_TEXT]
 
 
@@ -37,9 +37,9 @@ def is_looked_for(task: Task) -> bool:
 
 
 def shown_hidden(trajectory: Trajectory, task: Task) -> str | None:
-    """Which hidden text of its task an agent was shown that had not said it itself, or None.
+    """Describe the first hidden text of its task that an agent was shown; None if there is none.
 
-    A number that is the answer is looked for in the first messages only: later ones may lead to it.
+    A numeric answer is searched for only in the first messages: it may legitimately appear in later ones.
     """
     first = trajectory.turns[0].observation if trajectory.turns else trajectory.final_observation
     seen = [message for turn in trajectory.turns for message in turn.observation] + trajectory.final_observation
@@ -80,7 +80,7 @@ def _holds(text: str, number: str) -> bool:
 
 
 # ---
-# An agent that doesn't solve its task but looks for the answer: with every tool, everywhere.
+# A policy that doesn't solve its task, but searches for the answer with every tool.
 
 _SHELL = (
     "set; env; id; ls -laR . .. /tmp /home /mnt /root 2>/dev/null | head -300",
@@ -112,24 +112,24 @@ _SOMETHING: dict[str, Any] = {"string": "x", "integer": 1, "number": 1.0, "boole
 
 
 class SearchPolicy(Policy):
-    """Calls every tool with everything worth a try, one argument at a time, then answers something.
+    """Policy that tries every tool with probing values, one argument at a time, and then answers.
 
-    A text is given every probe, a number, a switch and a choice each of a few values.
+    Text arguments get every probe; numbers, booleans and enumerations get each of a few values.
 
     Args:
-        start: calls to pass over, because an episode before this one has tried them.
+        start: number of calls to skip, because an earlier episode has made them.
     """
 
     def __init__(self, start: int = 0) -> None:
         self.start = start
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> SearchSession:
-        """A session that begins with the call number `start`."""
+        """Start a session with call number `start`."""
         return SearchSession(tools, self.start)
 
 
 class SearchSession(PolicySession):
-    """One search; it goes on until the episode ends, or nothing is left to try."""
+    """One search; it continues until the episode ends or all calls have been made."""
 
     def __init__(self, tools: list[ToolSpec], start: int = 0) -> None:
         few = [call for tool in tools for call in _calls(tool, text=False)]
@@ -138,18 +138,18 @@ class SearchSession(PolicySession):
         self._calls = [*few, *many][start:]
 
     async def reply(self, observation: Observation) -> Reply:
-        """The next few calls."""
+        """Return a message with the next few calls."""
         now, self._calls = self._calls[:PER_MESSAGE], self._calls[PER_MESSAGE:]
         calls = [ToolCall(id=f"call-{number}", function=function) for number, function in enumerate(now)]
         return Reply(message=Message(role="assistant", content="" if calls else "Nothing found.", tool_calls=calls))
 
 
 def _calls(tool: ToolSpec, *, text: bool) -> list[FunctionCall]:
-    """Calls that try one argument after the other: those that take a text, or the others; a bare one without any."""
+    """Calls of a tool that vary one argument each: text or other ones; a bare call if there are no arguments."""
     properties = tool.parameters.get("properties", {})
     required = tool.parameters.get("required", [])
     names = [name for name in properties if _takes_text(properties[name]) == text]
-    if text:  # one, a required one where there is one: every probe for every text would take too long
+    if text:  # only one, preferably a required one: probing every text argument would take too long
         names = sorted(names, key=lambda name: name not in required)[:1]
     tried = [{**_others(tool), name: value} for name in names for value in _values(properties[name])]
     if not text and not properties:
@@ -158,7 +158,7 @@ def _calls(tool: ToolSpec, *, text: bool) -> list[FunctionCall]:
 
 
 def _choices(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The schemas that a value may have one of."""
+    """Alternative schemas of a value."""
     return schema.get("anyOf") or [schema]
 
 
@@ -167,7 +167,7 @@ def _takes_text(schema: dict[str, Any]) -> bool:
 
 
 def _values(schema: dict[str, Any]) -> list[Any]:
-    """What is tried for an argument."""
+    """Values to try for an argument."""
     if _takes_text(schema):
         return list(PROBES)
     values: list[Any] = []
@@ -177,11 +177,11 @@ def _values(schema: dict[str, Any]) -> list[Any]:
 
 
 def _others(tool: ToolSpec) -> dict[str, Any]:
-    """Something for every argument that is required."""
+    """A plausible value for every required argument."""
     properties = tool.parameters.get("properties", {})
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name in tool.parameters.get("required", []):
         if name in properties:
             choice = _choices(properties[name])[0]
-            found[name] = (choice.get("enum") or [_SOMETHING.get(choice.get("type", ""), "x")])[0]
-    return found
+            arguments[name] = (choice.get("enum") or [_SOMETHING.get(choice.get("type", ""), "x")])[0]
+    return arguments

@@ -1,1 +1,1 @@
-"""A local web page over the folders of runs: what the agents did, why the reward moved, where the time went."""
+"""Local web pages of the runs in a folder: episodes, reasons for changes of the reward, and time accounts."""

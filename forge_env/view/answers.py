@@ -1,7 +1,7 @@
-"""The four answers that a page begins with: did it learn, how it fails, why the reward moved, what limited the speed.
+"""Answers at the top of a run's page: did it learn, how it fails, why the reward moved, what limited the speed.
 
-Each is made of figures that stand elsewhere on the pages. Errors are standard errors, with the task as the unit
-(`forge_env.evaluation.estimates`); a change counts as one where its 95 % interval leaves out 0.
+Each uses figures that other pages show in full. Errors are standard errors, with the task as the unit
+(`forge_env.evaluation.estimates`); a change is significant if its 95 % interval excludes 0.
 """
 
 from __future__ import annotations
@@ -22,39 +22,42 @@ from forge_env.view.runs import SURE, Held, RunView, held_out
 from forge_env.view.text import number, percent, signed
 
 ENDED, LONGER, OFTEN = 0.1, 1.25, 0.05
-"""By how much a share of the endings (half as much is enough where it doubled or halved), and by which factor a length
-or a number of errors (so many an episode at least), has changed where the third answer names it."""
+"""Thresholds for the third answer to mention a change.
+
+These are the change of an ending's share (half of it if the share doubled or halved), the ratio of two lengths or two
+numbers of errors, and the minimum number of errors per episode.
+"""
 ERRORS = ("errors", "error")
-"""How metrics end that are better when they fall."""
+"""Suffixes of metrics that are better when they fall."""
 COMPARED = 6_000
-"""Episodes of each end of a run that are compared, and those of the version that makes it so many."""
+"""Maximum episodes to compare at each end of a run, plus the rest of the last version that is included."""
 
 
 @dataclass(slots=True)
 class Learned:
-    """Did it learn?"""
+    """The answer to "Did it learn?"."""
 
     start: float | None = None
     end: float | None = None
     change: float | None = None
     error: float | None = None
     verdict: str = "unknown"
-    """better, worse, noise, or unknown."""
+    """One of "better", "worse", "noise", or "unknown"."""
     words: str = ""
     measure: str = ""
-    """What the figures are: the name of a metric, or `reward`."""
+    """The quantity measured: the name of a metric, or `reward`."""
     further: list[str] = field(default_factory=list)
 
 
 def learned(run: RunView) -> Learned:
-    """Held-out scores, first against last, paired by task where the episodes are kept; else the reward itself."""
+    """Compare the last held-out scores with the first, paired by task if episodes are recorded; else the rewards."""
     rows, measure = run.metrics, run.scored_by
     splits = held_out(rows)
     if not splits or len(splits[0].points) < 2:
         return _learned_in_training(rows, splits, measure)
     main = splits[0]
     (_, start, first_error, _), (last_step, end, last_error, n) = main.points[0], main.points[-1]
-    first, last = (f"{main.split}-{main.points[place][0]:05d}" for place in (0, -1))
+    first, last = (f"{main.split}-{main.points[index][0]:05d}" for index in (0, -1))
     paired = run.queries.change(first, last, run.metric)
     if paired is not None and abs(paired.mean_b - end) < 0.02 and abs(paired.mean_a - start) < 0.02:
         change, error, tasks = paired.difference.value, paired.difference.stderr, f"{paired.tasks} tasks"
@@ -63,26 +66,26 @@ def learned(run: RunView) -> Learned:
         change, error, tasks = end - start, math.hypot(first_error, last_error), f"{n} episodes"
         sure = abs(change) > SURE * error
     verdict = "noise" if not sure else "better" if change > 0 else "worse"
-    said = {"better": "Yes", "worse": "No, it got worse", "noise": "Not beyond noise"}[verdict]
-    words = f"{said}: held-out {measure} {signed(change)} ± {error:.2f} on {tasks} it never trained on."
-    found = Learned(start, end, change, error, verdict, words, f"held-out {measure}")
+    answer = {"better": "Yes", "worse": "No, it got worse", "noise": "Not beyond noise"}[verdict]
+    words = f"{answer}: held-out {measure} {signed(change)} ± {error:.2f} on {tasks} it never trained on."
+    result = Learned(start, end, change, error, verdict, words, f"held-out {measure}")
     best_step, best, best_error, _ = max(main.points, key=lambda point: point[1])
     if best - end > SURE * math.hypot(best_error, last_error) and best_step != last_step:
-        found.further.append(f"It was best after step {best_step} ({best:.2f}) and has lost {best - end:.2f} since.")
-        found.words = words.replace("Yes:", "Yes, and it lost a part again:")
-        found.verdict = "noise" if verdict == "better" else verdict
+        result.further.append(f"It was best after step {best_step} ({best:.2f}) and has lost {best - end:.2f} since.")
+        result.words = words.replace("Yes:", "Yes, and it lost a part again:")
+        result.verdict = "noise" if verdict == "better" else verdict
     for other in splits[1:]:
         if len(other.points) > 1:
             a, b = other.points[0], other.points[-1]
             gap = math.hypot(a[2], b[2])
-            found.further.append(f"{other.split}: {a[1]:.2f} → {b[1]:.2f} ({signed(b[1] - a[1])} ± {gap:.2f})")
+            result.further.append(f"{other.split}: {a[1]:.2f} → {b[1]:.2f} ({signed(b[1] - a[1])} ± {gap:.2f})")
     rewards = [row[REWARD] for row in rows if row.get(REWARD) is not None]
     if len(rewards) >= 10:
         fifth = len(rewards) // 5
         moved = sum(rewards[-fifth:]) / fifth - sum(rewards[:fifth]) / fifth
         if moved > 0.1 and change < moved / 3:
-            found.further.append(f"The training reward rose by {moved:.2f}, held-out {measure} did not follow.")
-    return found
+            result.further.append(f"The training reward rose by {moved:.2f}, held-out {measure} did not follow.")
+    return result
 
 
 def _learned_in_training(rows: Sequence[Mapping[str, Any]], splits: Sequence[Held], measure: str) -> Learned:
@@ -111,7 +114,7 @@ def _learned_in_training(rows: Sequence[Mapping[str, Any]], splits: Sequence[Hel
 
 @dataclass(slots=True)
 class Moved:
-    """One line of why the reward moved."""
+    """One line of the reasons for which the reward moved."""
 
     name: str
     before: float
@@ -120,24 +123,24 @@ class Moved:
     share_before: float | None = None
     share_after: float | None = None
     query: str = ""
-    """Of the list that shows these episodes."""
+    """Query of the list that shows these episodes."""
 
     @property
     def change(self) -> float:
-        """After less before."""
+        """After minus before."""
         return self.after - self.before
 
 
 @dataclass(slots=True)
 class Reasons:
-    """Why did the reward move?"""
+    """The answer to "Why did the reward move?"."""
 
     words: str = ""
     warnings: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
-    """What moved most at the same time; it need not be the reason."""
+    """The largest simultaneous changes, which need not be the reason."""
     before: tuple[int, int] | None = None
-    """First and last policy version of what is compared."""
+    """First and last policy version of the earlier episodes."""
     after: tuple[int, int] | None = None
     change: float | None = None
     error: float | None = None
@@ -156,14 +159,14 @@ class Reasons:
 
 
 def reasons(run: RunView, around: int | None = None) -> Reasons:
-    """Training episodes of the first fifth of the run against the last, or of just before a step against just after.
+    """Compare training episodes of the run's last fifth with its first, or just after a step with just before it.
 
     Args:
-        run: whose.
-        around: the step.
+        run: the training run.
+        around: the step; None: compare the fifths.
     """
-    found: Reasons = run.queries.kept(("reasons", around), lambda: _reasons(run.queries, around))
-    return found
+    result: Reasons = run.queries.kept(("reasons", around), lambda: _reasons(run.queries, around))
+    return result
 
 
 def _reasons(queries: Queries, around: int | None) -> Reasons:
@@ -186,12 +189,12 @@ def _reasons(queries: Queries, around: int | None) -> Reasons:
         return Reasons(words="No episodes to compare there.", before=before, after=after)
     one, two = parts
     change, error = two.mean - one.mean, math.hypot(one.error, two.error)
-    found = Reasons(before=before, after=after, change=change, error=error)
+    result = Reasons(before=before, after=after, change=change, error=error)
     shared = [level for level in one.levels if level in two.levels]
     for level in sorted({*one.levels, *two.levels}):
         (n1, mean1, error1), (n2, mean2, error2) = one.levels.get(level, (0, 0, 0)), two.levels.get(level, (0, 0, 0))
         if n1 and n2:
-            found.difficulties.append(
+            result.difficulties.append(
                 Moved(
                     f"difficulty {level}",
                     mean1,
@@ -205,29 +208,29 @@ def _reasons(queries: Queries, around: int | None) -> Reasons:
     for level in shared:
         (n1, mean1, _), (n2, mean2, _) = one.levels[level], two.levels[level]
         share1, share2 = n1 / one.episodes, n2 / two.episodes
-        found.within += (share1 + share2) / 2 * (mean2 - mean1)
-    found.mix = change - found.within
+        result.within += (share1 + share2) / 2 * (mean2 - mean1)
+    result.mix = change - result.within
     for tag in one.tags.keys() & two.tags.keys():
         (n1, mean1), (n2, mean2) = one.tags[tag], two.tags[tag]
         if min(n1 / one.episodes, n2 / two.episodes) > 0.02:
-            found.tags.append(Moved(tag, mean1, mean2, None, n1 / one.episodes, n2 / two.episodes))
-    found.tags.sort(key=lambda item: -abs(item.change))
-    found.tags = found.tags[:8]
+            result.tags.append(Moved(tag, mean1, mean2, None, n1 / one.episodes, n2 / two.episodes))
+    result.tags.sort(key=lambda item: -abs(item.change))
+    result.tags = result.tags[:8]
     for name in one.metrics.keys() & two.metrics.keys():
         if abs(two.metrics[name] - one.metrics[name]) > 0.005:
-            found.components.append(Moved(name, one.metrics[name], two.metrics[name]))
-    found.components.sort(key=lambda item: -abs(item.change) / (abs(item.before) + abs(item.after) + 1e-9))
+            result.components.append(Moved(name, one.metrics[name], two.metrics[name]))
+    result.components.sort(key=lambda item: -abs(item.change) / (abs(item.before) + abs(item.after) + 1e-9))
     for name in {*one.endings, *two.endings}:
-        found.endings.append(Moved(name, one.endings.get(name, 0.0), two.endings.get(name, 0.0)))
-    found.endings.sort(key=lambda item: -abs(item.change))
-    found.lengths = [Moved(name, one.lengths[name], two.lengths[name]) for name in one.lengths]
-    found.beside = [*_beside(found)]
-    _say(found)
-    return found
+        result.endings.append(Moved(name, one.endings.get(name, 0.0), two.endings.get(name, 0.0)))
+    result.endings.sort(key=lambda item: -abs(item.change))
+    result.lengths = [Moved(name, one.lengths[name], two.lengths[name]) for name in one.lengths]
+    result.beside = [*_beside(result)]
+    _say(result)
+    return result
 
 
 def _beside(found: Reasons) -> Iterator[str]:
-    """The ending, the length and the errors that changed most, where they changed much."""
+    """Yield the ending, the length and the errors that changed most, if they changed much."""
     for item in found.endings[:1]:
         twice = max(item.before, item.after) >= 2 * min(item.before, item.after)
         if abs(item.change) >= (ENDED / 2 if twice else ENDED):
@@ -242,7 +245,7 @@ def _beside(found: Reasons) -> Iterator[str]:
 
 
 def _window(played: Mapping[int, int], versions: range) -> tuple[int, int]:
-    """First and last of these versions, from the first given on, until `COMPARED` episodes are among theirs."""
+    """Return the first and last of these versions, from the first one on, that together have `COMPARED` episodes."""
     number, last = 0, versions[0]
     for last in versions:
         number += played.get(last, 0)
@@ -280,7 +283,7 @@ def _say(found: Reasons) -> None:
 
 @dataclass(slots=True)
 class _Part:
-    """Figures of the training episodes of some versions."""
+    """Figures of the training episodes of a range of policy versions."""
 
     episodes: int
     mean: float
@@ -355,7 +358,11 @@ def _part(queries: Queries, first: int, last: int) -> _Part:
 
 
 def _means(metrics: Counter[str]) -> dict[str, float]:
-    """Of each metric, over all episodes: a row leaves out what is 0. Given as JSON, and how many have just these."""
+    """Return the mean of each metric over all episodes; rows leave out metrics that are 0.
+
+    Args:
+        metrics: number of episodes with exactly these metrics, by the metrics as JSON.
+    """
     sums: dict[str, float] = {}
     for text, times in metrics.items():
         for name, value in json.loads(text).items() if text else ():
@@ -365,93 +372,97 @@ def _means(metrics: Counter[str]) -> dict[str, float]:
 
 
 NARROW, MUCH, WAITED = 0.6, 0.4, 0.01
-"""Share of its time above which an actor is what others wait for; that episodes spend in their environment; and of
-their time that samples wait, where it is said."""
+"""Thresholds for the fourth answer.
+
+The share of its time from which a busy actor is the bottleneck; the share of their time that episodes spend in the
+environment from which that is the bottleneck; and the share of their time that samples wait from which waiting is
+mentioned.
+"""
 
 
 @dataclass(slots=True)
 class Limit:
-    """What limited the speed?"""
+    """The answer to "What limited the speed?"."""
 
     share: float | None = None
     words: str = ""
     detail: str = ""
     advice: list[tuple[str, str]] = field(default_factory=list)
-    """A key of the recipe, and what turning it does."""
+    """Keys of the recipe, and the effect of changing each."""
     accounts: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def limit(run: RunView) -> Limit:
-    """The busiest actor and who waits for whom, from the time accounts of the run."""
+    """Identify the bottleneck from the time accounts of a run: the busiest actor, and which actors wait for it."""
     accounts = time_account(run.metrics)
     accounts = {actor: dict(sorted(doing.items(), key=lambda item: -item[1])) for actor, doing in accounts.items()}
-    found = Limit(accounts=accounts)
+    result = Limit(accounts=accounts)
     trainer = accounts.get("trainer", {})
     if not trainer:
-        found.words = "No time accounts are in this run's metrics."
-        return found
+        result.words = "No time accounts are in this run's metrics."
+        return result
     work = {doing: share for doing, share in trainer.items() if doing != "start"}
     doing, share = max(work.items(), key=lambda item: item[1])
-    found.share = share
+    result.share = share
     episodes, generator = accounts.get("episodes", {}), accounts.get("generator", {})
     busy, scoring = (_busy(accounts, actor) for actor in ("generator", "reference"))
     outside = sum(value for name, value in episodes.items() if name in ("environment", "reset", "close"))
     rollouts = [value.get("busy", 0.0) for actor, value in accounts.items() if actor.startswith("rollouts")]
     if not is_waiting("trainer", doing):
-        found.words = f"The trainer itself: it {_does(doing)} {percent(share)} of its time."
-        found.detail = f"The generators were busy {percent(busy)} of the time." if generator else ""
-        found.advice = [
+        result.words = f"The trainer itself: it {_does(doing)} {percent(share)} of its time."
+        result.detail = f"The generators were busy {percent(busy)} of the time." if generator else ""
+        result.advice = [
             ("trainer.procs", "more ranks share a step"),
             ("grpo.groups_per_step", "fewer groups make a step shorter; each learns from less"),
         ]
-        return found
-    found.words = f"The trainer spent {percent(share)} of its time {doing.replace('wait', 'waiting', 1)}."
+        return result
+    result.words = f"The trainer spent {percent(share)} of its time {doing.replace('wait', 'waiting', 1)}."
     if "generators" in doing:
-        found.detail = "New weights take long to arrive: see the weights/ curves."
-        found.advice = [("model.dtype", "smaller weights arrive sooner")]
+        result.detail = "New weights take long to arrive: see the weights/ curves."
+        result.advice = [("model.dtype", "smaller weights arrive sooner")]
     elif "reference" in doing or (scoring >= NARROW and scoring > busy):
-        found.detail = f"The reference model was busy {percent(scoring)} of the time: it is the narrow place."
-        found.advice = [
+        result.detail = f"The reference model was busy {percent(scoring)} of the time: it is the narrow place."
+        result.advice = [
             ("grpo.reference.procs", "more ranks share its work"),
             ("grpo.reference.source", "a smaller model, or none where the loss needs none"),
         ]
     elif rollouts and max(rollouts) > 0.8:
-        found.detail = f"The rollout workers themselves were busy {percent(max(rollouts))} of the time."
-        found.advice = [("rollouts.workers", "more processes play the episodes")]
+        result.detail = f"The rollout workers themselves were busy {percent(max(rollouts))} of the time."
+        result.advice = [("rollouts.workers", "more processes play the episodes")]
     elif busy >= NARROW and busy >= outside * 0.8:
-        found.detail = (
+        result.detail = (
             f"The generators were busy {percent(busy)} of the time: sampling is the narrow place. Episodes spent "
             f"{percent(outside)} of theirs in the environment."
         )
-        found.advice = [
+        result.advice = [
             ("generator.num_replicas", "more generators sample side by side"),
             ("grpo.max_off_policy_steps", "sampling runs further ahead of training"),
             ("grpo.max_tokens_per_turn", "shorter answers, where they ramble"),
         ]
     elif outside >= MUCH:
-        found.detail = (
+        result.detail = (
             f"Episodes spent {percent(outside)} of their time in the environment, and the generators were busy only "
             f"{percent(busy)}: tools and sandboxes are the narrow place."
         )
-        found.advice = [
+        result.advice = [
             ("sandbox.concurrency", "more sandboxes at once"),
             ("grpo.max_off_policy_steps", "more groups are played at once"),
             ("rollouts.workers", "more processes play the episodes"),
         ]
     elif generator:
-        found.detail = (
+        result.detail = (
             f"Nobody was busy most of the time (the generators {percent(busy)}, episodes in the environment "
             f"{percent(outside)}): too few episodes are under way at once."
         )
-        found.advice = [
+        result.advice = [
             ("grpo.max_off_policy_steps", "sampling runs further ahead of training: more groups are played at once"),
             ("grpo.groups_per_step", "more groups a step"),
         ]
-    return found
+    return result
 
 
 def sample_limit(queries: Queries, environment: str = "") -> Limit:
-    """What the samples of an evaluation spent their time on, and what to turn.
+    """Identify the activity on which an evaluation's samples spent their time, and settings to try.
 
     Args:
         queries: of the evaluation.
@@ -467,12 +478,12 @@ def sample_limit(queries: Queries, environment: str = "") -> Limit:
         return Limit(words="No times are recorded yet.")
     times = Times(**{name: row[name] or 0.0 for name in row.keys()})  # noqa: SIM118 - a row of SQLite iterates over values
     doing, spent = next(iter(times.parts.items()))
-    found = Limit(share=min(spent / times.wall, 1.0), words=f"A sample took {times.words()}.")
+    result = Limit(share=min(spent / times.wall, 1.0), words=f"A sample took {times.words()}.")
     if times.waited >= WAITED * times.wall:
         share = percent(times.waited / times.wall)
-        found.detail = f"{share} was spent waiting for the endpoint's limits or for a sandbox."
-    found.advice = SAMPLE_ADVICE.get(doing, [])
-    return found
+        result.detail = f"{share} was spent waiting for the endpoint's limits or for a sandbox."
+    result.advice = SAMPLE_ADVICE.get(doing, [])
+    return result
 
 
 SAMPLE_ADVICE = {
@@ -483,9 +494,9 @@ SAMPLE_ADVICE = {
 
 
 def _busy(accounts: Mapping[str, Mapping[str, float]], actor: str) -> float:
-    """Share of its time that an actor doesn't wait; 0 where there is no such actor."""
-    own = accounts.get(actor, {})
-    return 1.0 - sum(share for name, share in own.items() if is_waiting(actor, name)) if own else 0.0
+    """Return the share of its time in which an actor doesn't wait; 0 if there is no such actor."""
+    account = accounts.get(actor, {})
+    return 1.0 - sum(share for name, share in account.items() if is_waiting(actor, name)) if account else 0.0
 
 
 def _does(doing: str) -> str:

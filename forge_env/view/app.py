@@ -1,4 +1,4 @@
-"""The pages: what an address shows. Each is made on the server from a run's files, whole and readable by itself."""
+"""The web application: handlers that render each page on the server from a run's files, complete without scripts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Pages:
     """The application.
 
     Args:
-        runs: what is shown.
+        runs: the runs to show.
     """
 
     def __init__(self, runs: Runs) -> None:
@@ -66,7 +66,7 @@ class Pages:
         self._comparisons: dict[Any, Any] = {}
 
     def load(self) -> None:
-        """Load what would make the first page of each kind wait: templates, numpy, the lexers of programs."""
+        """Warm up to make the first page of each kind fast: load templates, numpy, and the lexers of code blocks."""
         for name in self.jinja.list_templates():
             self.jinja.get_template(name)
         mean([[0.0], [1.0]])
@@ -74,7 +74,7 @@ class Pages:
             text.code("1", language)
 
     def application(self) -> Starlette:
-        """What answers."""
+        """Create the ASGI application."""
         run = "/run/{run}"
         pages: list[tuple[str, Callable[..., Any]]] = [
             ("/", self.list_runs),
@@ -145,22 +145,22 @@ class Pages:
         return run, row
 
     def _missing(self, request: Request, error: Exception) -> Response:
-        said = error.detail if isinstance(error, HTTPException) else "There is no such page."
+        message = error.detail if isinstance(error, HTTPException) else "There is no such page."
         status = error.status_code if isinstance(error, HTTPException) else 404
-        return self._message(request, status, "Not here" if status == 404 else "This can't be shown", str(said))
+        return self._message(request, status, "Not here" if status == 404 else "This can't be shown", str(message))
 
     def _failed(self, request: Request, error: Exception) -> Response:
-        said = str(error) if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
         fix = (error.fix or "") if isinstance(error, ForgeError) else ""
-        return self._message(request, 422 if isinstance(error, ForgeError) else 500, "This can't be shown", said, fix)
+        return self._message(request, 422 if isinstance(error, ForgeError) else 500, "This can't be shown", reason, fix)
 
     def _no_room(self, request: Request, error: Exception) -> Response:
-        """A cache folder that is full or can't be written, or a file that went while it was read."""
+        """Respond to a cache folder that can't be used, or to a file that was removed while it was read."""
         folder = self.runs.cache or cache_dir()
         if isinstance(error, OSError) and not str(error.filename).startswith(str(folder)):
             return self._message(request, 503, "This can't be shown", str(error))
-        said = f"The cache folder {folder} can't be used: {error}."
-        return self._message(request, 503, "This can't be shown", said, f"{CACHE_FIX}.")
+        message = f"The cache folder {folder} can't be used: {error}."
+        return self._message(request, 503, "This can't be shown", message, f"{CACHE_FIX}.")
 
     def _message(self, request: Request, status: int, title: str, said: str, fix: str = "") -> Response:
         name = request.path_params.get("run") if hasattr(request, "path_params") else None
@@ -170,28 +170,28 @@ class Pages:
     # --- runs
 
     def list_runs(self, request: Request) -> Response:
-        """All runs."""
+        """Show the list of runs."""
         if self.runs.single:
             run = self.runs.get(self.runs.root.name)
             if run is not None:
                 return RedirectResponse(here(run), 303)
         listing = self.runs.names("".join(_folders(request, "after")[:1]))
-        found = []
+        rows = []
         for name in listing.names:
             run, figures = self.runs.get(name), self.runs.figures(name)
             if run is not None and figures is not None:
                 listed = {"state": run.state, "age": self.runs.age(name), "problems": run.problems}
-                found.append({"run": run, "figures": figures, **listed})
+                rows.append({"run": run, "figures": figures, **listed})
         folder = _at_home(self.runs.root)
-        return self._page("runs", title="Runs", runs=found, listing=listing, folder=folder, events="/events")
+        return self._page("runs", title="Runs", runs=rows, listing=listing, folder=folder, events="/events")
 
     def overview(self, request: Request) -> Response:
-        """The four answers and the curves, or what came of an evaluation."""
+        """Show the four answers and the curves of a run, or the results of an evaluation."""
         run = self._indexed(request)
         if run.is_evaluation:
             return self._evaluation(run, request)
         queries, figures = run.queries, self.runs.figures(run.name)
-        if figures is None:  # removed since
+        if figures is None:  # removed meanwhile
             raise HTTPException(404, NO_RUN)
         kind, looked_at = failures_of(run)
         around, contract = _whole(request.query_params.get("around")), run.contract
@@ -228,23 +228,23 @@ class Pages:
         )
 
     def _evaluation(self, run: RunView, request: Request) -> Response:
-        found = evaluations.evaluation(run)
+        view = evaluations.evaluation(run)
         return self._page(
             "evaluation",
             run=run,
             title=run.name,
             state=run.state,
             events=here(run, "events"),
-            found=found,
+            found=view,
             page="overview",
             progress=run.index.progress(),
-            failures={part.name: failures(run, "", part.name) for part in found.parts},
-            limits={part.name: answers.sample_limit(run.queries, part.name) for part in found.parts},
+            failures={part.name: failures(run, "", part.name) for part in view.parts},
+            limits={part.name: answers.sample_limit(run.queries, part.name) for part in view.parts},
             facts=[*facts(run.summary)],
         )
 
     def held_out(self, request: Request) -> Response:
-        """Held-out scores of a training run: by split and step, by tag and difficulty."""
+        """Show the held-out scores of a training run: by split and step, by tag and difficulty."""
         run = self._indexed(request)
         return self._page(
             "evaluations",
@@ -255,13 +255,13 @@ class Pages:
         )
 
     def _compared(self, request: Request) -> list[str]:
-        """The names in `runs=A&runs=B`, or `runs=A,B`: a run's name may hold a comma."""
+        """List the runs named by `runs=A&runs=B`, or by `runs=A,B`; a run's name may contain a comma."""
         given = _folders(request, "runs")
         split = given if len(given) > 1 else "".join(given).split(",")
         return [*dict.fromkeys(filter(None, split))][:MOST_COMPARED]
 
     def compare(self, request: Request) -> Response:
-        """Several runs side by side."""
+        """Show several runs side by side."""
         names = self._compared(request)
         listed = {name: figures for name in names if (figures := self.runs.figures(name)) is not None}
         chosen = [run for name in listed if (run := self.runs.get(name)) is not None]
@@ -281,10 +281,10 @@ class Pages:
         )
 
     def compare_charts(self, request: Request) -> Response:
-        """The curves of several runs."""
+        """Return the curves of several runs as JSON."""
         names = self._compared(request)
         chosen = [run for name in names if (run := self.runs.get(name)) is not None]
-        named = {run.name: run.metrics for run in chosen}  # those without any too: each run has its colour
+        named = {run.name: run.metrics for run in chosen}  # runs without metrics too, so that each run keeps its colour
         scores = {run.scored_by for run in chosen if run.metrics}
         score = scores.pop() if len(scores) == 1 else ""
         return _json({"charts": [chart.data() for chart in charts.charts(named, score)]})
@@ -292,7 +292,7 @@ class Pages:
     # --- trajectories
 
     def trajectories(self, request: Request) -> Response:
-        """A list."""
+        """Show the list of trajectories."""
         run = self._indexed(request)
         chosen = Filter.of(request.query_params)
         return self._page(
@@ -307,7 +307,7 @@ class Pages:
         )
 
     def trajectory(self, request: Request) -> Response:
-        """One episode."""
+        """Show one episode."""
         run, row = self._row(request)
         tab = request.query_params.get("tab", "")
         file, offset = run.index.place(row["key"])
@@ -358,7 +358,7 @@ class Pages:
         return self._page("trajectory", **values)
 
     def tokens(self, request: Request) -> Response:
-        """The figures of an episode's tokens."""
+        """Return the data of an episode's tokens as JSON."""
         run, row = self._row(request)
         try:
             trajectory, _ = records.read(run.index, row)
@@ -373,7 +373,7 @@ class Pages:
         return _json(records.token_data(turns, advantage, trained is not None))
 
     def piece(self, request: Request) -> Response:
-        """The rest of a long text."""
+        """Show the rest of a long text."""
         run, row = self._row(request)
         wanted, start = request.query_params.get("message", ""), _whole(request.query_params.get("start")) or 0
         try:
@@ -397,7 +397,7 @@ class Pages:
         )
 
     def group(self, request: Request) -> Response:
-        """The episodes of one task side by side."""
+        """Show the episodes of one group side by side."""
         run = self._indexed(request)
         kind, name = request.query_params.get("kind", "train"), request.query_params.get("group", "")
         rows = run.queries.group(kind, name) if name else []
@@ -405,7 +405,7 @@ class Pages:
             raise HTTPException(404, "There is no such group in this run.")
         valid = episode.rewards(rows)
         prompt, members = records.group_members(run.index, rows)
-        best, found = records.differences(rows)
+        best, differences = records.differences(rows)
         return self._page(
             "group",
             run=run,
@@ -415,14 +415,14 @@ class Pages:
             prompt=prompt,
             members=members,
             best=best,
-            differences=found,
+            differences=differences,
             mean=sum(valid) / len(valid) if valid else None,
         )
 
     # --- figures
 
     def charts_data(self, request: Request) -> Response:
-        """The curves of a run."""
+        """Return the curves of a run as JSON."""
         return _json({"charts": [chart.data() for chart in _charts(self._run(request))]})
 
     def _chart(self, request: Request) -> charts.Chart:
@@ -433,34 +433,34 @@ class Pages:
         return chart
 
     def chart_svg(self, request: Request) -> Response:
-        """A curve as a picture."""
+        """Return a chart as an SVG picture."""
         bounds = [_figure(request.query_params.get(name)) for name in ("low", "high")]
         return Response(charts.svg(self._chart(request), *bounds), media_type="image/svg+xml")
 
     def chart_csv(self, request: Request) -> Response:
-        """A curve as a table."""
+        """Return a chart as a CSV table."""
         return Response(
             charts.table(self._chart(request)).encode("utf-8", "replace"), media_type="text/csv; charset=utf-8"
         )
 
     def time(self, request: Request) -> Response:
-        """Where the time went."""
+        """Show the time account and the timeline of a run."""
         run = self._run(request)
-        found = self._timelines.of(run.root)
+        recorded = self._timelines.of(run.root)
         return self._page(
             "time",
             run=run,
             title=f"Time of {run.name}",
             limit=answers.limit(run),
             bars=timeline.bars(answers.limit(run).accounts),
-            phases=found.phases(),
-            has_timeline=bool(found.spans),
-            damaged=found.damaged,
+            phases=recorded.phases(),
+            has_timeline=bool(recorded.spans),
+            damaged=recorded.damaged,
             events=here(run, "events"),
         )
 
     def timeline_data(self, request: Request) -> Response:
-        """A stretch of the timeline, as much of it as can be seen."""
+        """Return the visible part of the timeline as JSON."""
         run = self._run(request)
         low, high = (_figure(request.query_params.get(name)) for name in ("from", "to"))
         return _json(self._timelines.of(run.root).window(low, high, _whole(request.query_params.get("width")) or 1200))
@@ -468,7 +468,7 @@ class Pages:
     # --- files
 
     def recipe(self, request: Request) -> Response:
-        """How the reward is made, and the recipe as it was resolved."""
+        """Show the definition of the reward, and the resolved recipe."""
         run = self._run(request)
         sub, content = _end_of(run.root / "config.yaml", last=False)
         return self._page(
@@ -483,23 +483,23 @@ class Pages:
         )
 
     def log(self, request: Request) -> Response:
-        """The end of the log."""
+        """Show the end of the log."""
         run = self._run(request)
         sub, content = _end_of(run.root / "run.log", last=True)
         return self._page("message", run=run, page="log", title="Log", sub=sub, fix="", text=content, more="")
 
     def static_file(self, request: Request) -> Response:
-        """One of the page's own files."""
-        found = static_files().get(request.path_params["name"])
-        if found is None:
+        """Return one of the page's static files."""
+        content = static_files().get(request.path_params["name"])
+        if content is None:
             raise HTTPException(404, "There is no such file.")
         kind = TYPES.get(Path(request.path_params["name"]).suffix, "application/octet-stream")
-        return Response(found, media_type=kind, headers={"cache-control": "private, max-age=31536000, immutable"})
+        return Response(content, media_type=kind, headers={"cache-control": "private, max-age=31536000, immutable"})
 
-    # --- news
+    # --- change notifications
 
     async def events(self, request: Request) -> Response:
-        """Tells a page that is looked at of changes; it asks for what it shows again."""
+        """Stream change notifications to a page, which then reloads its content."""
         name = request.path_params.get("run")
         run = self._run(request) if name else None
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -507,14 +507,14 @@ class Pages:
 
 
 def _at_home(path: Path) -> str:
-    """A path as a shell takes it: `~` for the user's own folder."""
+    """Abbreviate the user's home folder in a path to `~`, as a shell accepts it."""
     with suppress(ValueError, RuntimeError):
         return str(Path("~") / path.relative_to(Path.home()))
     return str(path)
 
 
 def _end_of(path: Path, *, last: bool) -> tuple[str, str]:
-    """What is shown of a file, and its end or beginning."""
+    """Read the end or the beginning of a file, and describe its name, size and the part that was read."""
     try:
         with open_file(path) as file:
             size = file.seek(0, 2)
@@ -529,15 +529,15 @@ def _end_of(path: Path, *, last: bool) -> tuple[str, str]:
 
 
 def _reward_definition(run: RunView) -> dict[str, Any]:
-    """What the run recorded of how its reward is made, with its functions highlighted; empty where it did not."""
-    found = run.summary.get("reward")
-    if not isinstance(found, dict):
+    """Return the run's record of its reward definition, with highlighted source code; empty if there is none."""
+    definition = run.summary.get("reward")
+    if not isinstance(definition, dict):
         return {}
-    listed = found.get("functions")
+    listed = definition.get("functions")
     functions = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     return {
-        "about": str(found.get("about") or ""),
-        "best": found.get("max_reward") if isinstance(found.get("max_reward"), int | float) else None,
+        "about": str(definition.get("about") or ""),
+        "best": definition.get("max_reward") if isinstance(definition.get("max_reward"), int | float) else None,
         "functions": [
             {
                 "name": str(item.get("name")),
@@ -550,15 +550,15 @@ def _reward_definition(run: RunView) -> dict[str, Any]:
 
 
 def _folders(request: Request, key: str) -> list[str]:
-    """The names of folders that an address gives by a key, of any bytes."""
+    """Return the folder names that the query has for a key; their bytes need not be UTF-8."""
     query = parse_qsl(request.scope["query_string"].decode("latin-1"), errors="surrogateescape")
     return [value for name, value in query if name == key]
 
 
 def _charts(run: RunView) -> list[charts.Chart]:
-    found = charts.charts({run.name: run.metrics}, run.scored_by)
-    place = next((place for place, chart in enumerate(found) if not chart.known), len(found))
-    return [*found[:place], *run.histograms(), *found[place:]]
+    shown = charts.charts({run.name: run.metrics}, run.scored_by)
+    split = next((split for split, chart in enumerate(shown) if not chart.known), len(shown))
+    return [*shown[:split], *run.histograms(), *shown[split:]]
 
 
 def _json(data: Any) -> Response:
@@ -572,13 +572,13 @@ def _whole(value: str | None) -> int | None:
 
 def _figure(value: str | None) -> float | None:
     with suppress(ValueError):
-        found = float(value or "nan")
-        return found if math.isfinite(found) else None
+        number = float(value or "nan")
+        return number if math.isfinite(number) else None
     return None
 
 
 def _indented(line: bytes) -> str:
-    """A record for people, where it is JSON."""
+    """Indent a record if it is JSON."""
     with suppress(ValueError, RecursionError):
         return json.dumps(json.loads(line), indent=1, ensure_ascii=False)
     return line.decode("utf-8", "replace")

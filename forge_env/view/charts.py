@@ -1,4 +1,4 @@
-"""The charts of a run: what is drawn, as data for the page, as SVG and as CSV."""
+"""The charts of a run: their curves, as data for the page, as SVG and as CSV."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from forge_env.display.svg import SERIES, line_chart
 from forge_env.run.trained import Trained
 
 MOST_POINTS = 1_000
-"""Of one line on a page: of more, the lowest and highest of each stretch."""
+"""Maximum points per line on a page; longer lines keep each bin's extremes."""
 ALMOST = 1e-12
 
 OWN = (
@@ -59,34 +59,34 @@ REWARD_PANEL = "reward"
 
 @dataclass(slots=True)
 class Chart:
-    """One chart: its lines, and whether all of them stand still."""
+    """One chart: its lines, and how to show them."""
 
     key: str
     title: str
     unit: str
     curves: list[Curve] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)
-    """Which run's each line is, where there are several."""
+    """Index of the run of each line, if there are several runs."""
     known: bool = True
-    """Whether it is one of those that are always looked at."""
+    """Whether it is one of the standard charts."""
     strip: bool = False
-    """A histogram for each step: a line is a bin, the lowest first, and its values are shares of the step."""
+    """Whether it has a histogram for each step: a line is a bin, the lowest first; values are shares of the step."""
 
     @property
     def constant(self) -> bool:
-        """Nothing in it moves."""
+        """Whether no line in it changes."""
         return all(max(line.y) - min(line.y) <= ALMOST * max(1.0, abs(line.y[0])) for line in self.curves if line.y)
 
     def data(self, most: int = MOST_POINTS) -> dict[str, Any]:
-        """For the page."""
+        """Return the chart's data for the page."""
         lines = []
-        for place, line in enumerate(self.curves):
+        for index, line in enumerate(self.curves):
             thin = line if self.strip else thinned(line, most)
             lines.append(
                 {
                     "label": line.label,
-                    "colour": self.runs[place] if self.runs else place,
-                    "dash": self.runs[:place].count(self.runs[place]) if self.runs else int(any(thin.error)),
+                    "colour": self.runs[index] if self.runs else index,
+                    "dash": self.runs[:index].count(self.runs[index]) if self.runs else int(any(thin.error)),
                     "x": thin.x,
                     "y": [_short(y) for y in thin.y],
                     "e": [_short(e) for e in thin.error] if any(thin.error) else [],
@@ -109,7 +109,7 @@ def _short(value: float) -> float:
 
 
 def thinned(line: Curve, most: int = MOST_POINTS) -> Curve:
-    """A line of at most `most` points: of each stretch the lowest and the highest, and both ends."""
+    """Thin a line to at most `most` points: the lowest and the highest of each bin, and both ends."""
     number = len(line.x)
     if number <= most:
         return line
@@ -120,25 +120,25 @@ def thinned(line: Curve, most: int = MOST_POINTS) -> Curve:
         if inside:
             keep.add(min(inside, key=lambda place: line.y[place]))
             keep.add(max(inside, key=lambda place: line.y[place]))
-    kept = sorted(keep)
-    errors = [line.error[place] for place in kept] if line.error else []
-    return Curve(line.label, [line.x[place] for place in kept], [line.y[place] for place in kept], errors)
+    indices = sorted(keep)
+    errors = [line.error[place] for place in indices] if line.error else []
+    return Curve(line.label, [line.x[place] for place in indices], [line.y[place] for place in indices], errors)
 
 
 def charts(named: Mapping[str, Sequence[Mapping[str, Any]]], score: str = "") -> list[Chart]:
-    """The charts of one run, or of several on shared axes: the reward first, then what is known by name, then the rest.
+    """Return the charts of one run, or of several on shared axes: reward, then standard charts, then other metrics.
 
     Args:
         named: rows of metrics by the run's name.
-        score: what held-out scores measure; empty: not the same in all runs.
+        score: the measure of held-out scores; empty if the runs differ in it.
     """
     several = len(named) > 1
-    found = [_chart(REWARD_PANEL, "Reward", "", named, lambda rows: _reward_lines(rows, score), several)]
+    result = [_chart(REWARD_PANEL, "Reward", "", named, lambda rows: _reward_lines(rows, score), several)]
     known: set[str] = {REWARD}
     panels = [*OWN, *(panel for panel in REPORTED if not _covered(panel))]
     for panel in panels:
         known |= set(panel.series.values())
-        found.append(_chart(panel.title, panel.title, panel.unit, named, _lines_of(panel), several))
+        result.append(_chart(panel.title, panel.title, panel.unit, named, _lines_of(panel), several))
     rest = dict.fromkeys(
         key
         for rows in named.values()
@@ -147,13 +147,13 @@ def charts(named: Mapping[str, Sequence[Mapping[str, Any]]], score: str = "") ->
         if key not in known and key not in ("step", "time") and not key.startswith((TIME_PREFIX, "eval/"))
     )
     for key in sorted(rest, key=lambda name: (not name.startswith("reward/"), name)):
-        found.append(_chart(key, key, "", named, _lines_of(Panel(key, {key.rpartition("/")[2]: key})), several))
-        found[-1].known = False
-    return [chart for chart in found if chart.curves]
+        result.append(_chart(key, key, "", named, _lines_of(Panel(key, {key.rpartition("/")[2]: key})), several))
+        result[-1].known = False
+    return [chart for chart in result if chart.curves]
 
 
 def _covered(panel: Panel) -> bool:
-    mine = {key for own in OWN for key in own.series.values()} | {"grpo_loss/clip_fraction"}
+    mine = {key for standard in OWN for key in standard.series.values()} | {"grpo_loss/clip_fraction"}
     return set(panel.series.values()) <= mine
 
 
@@ -172,29 +172,29 @@ def _lines_of(panel: Panel) -> Any:
 def _chart(
     key: str, title: str, unit: str, named: Mapping[str, Sequence[Mapping[str, Any]]], lines: Any, several: bool
 ) -> Chart:
-    found = Chart(key, title, unit)
-    for place, (name, rows) in enumerate(named.items()):
+    chart = Chart(key, title, unit)
+    for index, (name, rows) in enumerate(named.items()):
         for line in lines(rows):
             if line.x:
                 line.label = f"{name}: {line.label}" if several else line.label
-                found.curves.append(line)
-                found.runs += [place] if several else []
-    return found
+                chart.curves.append(line)
+                chart.runs += [index] if several else []
+    return chart
 
 
 # ---
 # Histograms
 
 MOST_COLUMNS = 200
-"""Of a strip: of more steps, several share one."""
+"""Maximum columns of a histogram chart; if there are more steps, several share a column."""
 BINS = 10
 
 
 def histograms(trained: Trained) -> list[Chart]:
-    """How old, how long and how well paid the episodes were that each step was trained on, a histogram a step.
+    """Return histograms of the trained episodes' staleness, length and reward, one for each step.
 
     Args:
-        trained: what the steps were trained on.
+        trained: the groups that the steps were trained on.
     """
     steps = sorted(trained.steps)
     size = max(1, -(-len(steps) // MOST_COLUMNS))
@@ -205,48 +205,51 @@ def histograms(trained: Trained) -> list[Chart]:
     ages = [[float(group.staleness) for group in column for _ in group.episodes] for column in groups]
     lengths = [[float(episode.tokens) for episode in column] for column in episodes]
     rewards = [[episode.reward for episode in column] for column in episodes]
-    found = [
+    result = [
         _strip("histogram/staleness", "Staleness of trained episodes", "policy updates", x, ages, whole=True),
         _strip("histogram/lengths", "Lengths of trained episodes", "tokens", x, lengths, whole=True),
         _strip("histogram/rewards", "Rewards of trained episodes", "", x, rewards),
     ]
-    return [chart for chart in found if chart.curves]
+    return [chart for chart in result if chart.curves]
 
 
 def _strip(
     key: str, title: str, unit: str, x: list[float], columns: Sequence[Sequence[float]], *, whole: bool = False
 ) -> Chart:
-    found = Chart(key, title, unit, strip=True)
+    chart = Chart(key, title, unit, strip=True)
     values = [value for column in columns for value in column if math.isfinite(value)]
     if not values:
-        return found
+        return chart
     edges = _edges(min(values), max(values), whole=whole)
     shares = [[0.0] * (len(edges) - 1) for _ in columns]
     for share, column in zip(shares, columns, strict=True):
         for value in column:
             if math.isfinite(value):
                 share[min(bisect_right(edges, value) - 1, len(share) - 1)] += 1 / len(column)
-    for place, low in enumerate(edges[:-1]):
-        high = edges[place + 1]
-        last = place == len(edges) - 2
+    for index, low in enumerate(edges[:-1]):
+        high = edges[index + 1]
+        last = index == len(edges) - 2
         span = f"{low:g}" if whole and high - low == 1 else f"{low:g} to {high if not whole or last else high - 1:g}"
-        found.curves.append(Curve(span, x, [share[place] for share in shares]))
-    return found
+        chart.curves.append(Curve(span, x, [share[index] for share in shares]))
+    return chart
 
 
 def _edges(low: float, high: float, *, whole: bool) -> list[float]:
-    """Of at most `BINS` bins of one width; whole numbers have whole bounds, and bins of their own where few."""
+    """Return the edges of at most `BINS` bins of equal width.
+
+    For whole numbers, edges are whole, and each number has its own bin if there are few.
+    """
     if whole:
         low = math.floor(low)
         width = max(1, math.ceil((high - low + 1) / BINS))
-        return [float(low + width * place) for place in range(math.ceil((high - low + 1) / width) + 1)]
+        return [float(low + width * index) for index in range(math.ceil((high - low + 1) / width) + 1)]
     if high - low < 1e-9:
         return [low, low + 1.0]
-    return [_short(low + (high - low) * place / BINS) for place in range(BINS + 1)]
+    return [_short(low + (high - low) * index / BINS) for index in range(BINS + 1)]
 
 
 def _strip_svg(chart: Chart, low: float | None, high: float | None) -> str:
-    """A strip as an SVG file: a rectangle for each step and bin, as dark as its share is large."""
+    """Draw a histogram chart as an SVG file: a rectangle for each step and bin, darker for larger shares."""
     curves = [_cut(line, low, high) for line in chart.curves]
     steps, left, top, width, height = curves[0].x, 90.0, 34.0, 850.0, 300.0
     w, h = width / max(1, len(steps)), height / len(curves)
@@ -263,8 +266,8 @@ def _strip_svg(chart: Chart, low: float | None, high: float | None) -> str:
         for row, line in enumerate(curves)
     )
     ends = "".join(
-        f'<text class="tick" x="{left + place * width:.0f}" y="{top + height + 18:.0f}">{steps[-place]:g}</text>'
-        for place in (0, 1)
+        f'<text class="tick" x="{left + end * width:.0f}" y="{top + height + 18:.0f}">{steps[-end]:g}</text>'
+        for end in (0, 1)
         if steps
     )
     name = _escaped(chart.title + (f" ({chart.unit})" if chart.unit else ""))
@@ -280,7 +283,7 @@ svg { font: 12px system-ui, sans-serif; background: #fff; }
 
 
 def svg(chart: Chart, low: float | None = None, high: float | None = None) -> str:
-    """A chart as an SVG file of its own, of the stretch of steps that the page shows."""
+    """Draw the steps of a chart that the page shows as a standalone SVG file."""
     if chart.strip:
         return _strip_svg(chart, low, high)
     lines = [_cut(thinned(line), low, high) for line in chart.curves]
@@ -289,13 +292,13 @@ def svg(chart: Chart, low: float | None = None, high: float | None = None) -> st
         return '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 360"/>'
     drawn = line_chart(lines, width=960, height=360, label=chart.title)
     colours = "".join(
-        f".line.c{place} {{ stroke: {colour}; }} .dot.c{place}, .band.c{place} {{ fill: {colour}; }} "
-        for place, colour in enumerate(SERIES[:COLOURS])
+        f".line.c{index} {{ stroke: {colour}; }} .dot.c{index}, .band.c{index} {{ fill: {colour}; }} "
+        for index, colour in enumerate(SERIES[:COLOURS])
     )
     head = drawn.index(">") + 1
     keys = "".join(
-        f'<tspan fill="{SERIES[place % len(SERIES)]}" dx="14">{_escaped(line.label)}</tspan>'
-        for place, line in enumerate(lines)
+        f'<tspan fill="{SERIES[index % len(SERIES)]}" dx="14">{_escaped(line.label)}</tspan>'
+        for index, line in enumerate(lines)
     )
     name = _escaped(chart.title + (f" ({chart.unit})" if chart.unit else ""))
     title = f'<text class="title" x="46" y="-10">{name}{keys}</text>'
@@ -311,13 +314,13 @@ def _escaped(text: str) -> str:
 
 
 def _cut(line: Curve, low: float | None, high: float | None) -> Curve:
-    kept = [p for p, x in enumerate(line.x) if (low is None or x >= low) and (high is None or x <= high)]
-    errors = [line.error[place] for place in kept] if line.error else []
-    return Curve(line.label, [line.x[place] for place in kept], [line.y[place] for place in kept], errors)
+    indices = [p for p, x in enumerate(line.x) if (low is None or x >= low) and (high is None or x <= high)]
+    errors = [line.error[index] for index in indices] if line.error else []
+    return Curve(line.label, [line.x[index] for index in indices], [line.y[index] for index in indices], errors)
 
 
 def table(chart: Chart) -> str:
-    """A chart as CSV: a row a step, a column a line, and its standard error where it has one."""
+    """Format a chart as CSV: a row for each step, a column for each line and each line's standard errors, if any."""
     columns: list[tuple[str, dict[float, float]]] = []
     for line in chart.curves:
         columns.append((line.label, dict(zip(line.x, line.y, strict=True))))
@@ -332,5 +335,5 @@ def table(chart: Chart) -> str:
 
 
 def _cell(text: str) -> str:
-    """A name that no spreadsheet takes for a formula."""
+    """Quote a name that spreadsheets would take for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

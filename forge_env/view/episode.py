@@ -1,4 +1,4 @@
-"""What a page says of one episode besides what was written in it: its figures, its times, what training made of it."""
+"""Details of one episode beside its messages: metrics, times, and its use in training."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from forge_env.view.runs import RunView
 
 
 def figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Metrics by name; of a damaged record, a value may be anything."""
+    """Format metrics by name; in a damaged record, a value may be anything."""
     return [
         (name, text.number(value) if isinstance(value, int | float) else str(value)) for name, value in metrics.items()
     ]
 
 
 def rewards(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Of the episodes that count."""
+    """List the rewards of the valid episodes."""
     return [row["reward"] for row in rows if row["outcome"] in SCORED and row["reward"] is not None]
 
 
 def against(row: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> float | None:
-    """An episode's reward less the mean of its group; None where there is nothing to compare."""
-    found = rewards(group)
-    return row["reward"] - sum(found) / len(found) if len(found) > 1 and row["reward"] is not None else None
+    """Return an episode's reward minus the mean of its group; None if there is nothing to compare it with."""
+    valid = rewards(group)
+    return row["reward"] - sum(valid) / len(valid) if len(valid) > 1 and row["reward"] is not None else None
 
 
 def facts(row: Mapping[str, Any], trajectory: Any, against: float | None) -> list[tuple[str, str]]:
-    """What stands beside an episode, by name; what there is nothing of is left out."""
+    """List the facts beside an episode, by name; missing ones are left out."""
     versions = str(row["oldest"]) if row["oldest"] == row["newest"] else f"{row['oldest']} to {row['newest']}"
-    found = [
+    values = [
         ("task", row["task"]),
         ("split", row["split"]),
         ("environment", row["environment"]),
@@ -49,44 +49,44 @@ def facts(row: Mapping[str, Any], trajectory: Any, against: float | None) -> lis
         ("submitted", (trajectory.answer or "")[:200]),
         *((f"seat {seat}", f"{value:g}") for seat, value in trajectory.rewards.items()),
     ]
-    return [(name, value) for name, value in found if value]
+    return [(name, value) for name, value in values if value]
 
 
 def trained(run: RunView, row: Mapping[str, Any]) -> tuple[int, TrainedGroup, TrainedEpisode | None] | None:
-    """The step that was trained on an episode, where that is recorded; with its group and its own figures."""
+    """Return the step that was trained on an episode, with its group and its own record; None if not recorded."""
     return run.trained.of(row["grp"], row["member"]) if is_training(row["kind"]) and row["grp"] else None
 
 
 def _fate(run: RunView, row: Mapping[str, Any]) -> str:
-    """Why no step was trained on an episode: "dropped", "lost", "stale"; empty where none is known."""
+    """Return why no step was trained on an episode: "dropped", "lost", "stale"; empty if unknown."""
     known = is_training(row["kind"]) and row["grp"].isascii() and row["grp"].isdigit()
     return run.trained.trained.fates.get(int(row["grp"]), "") if known else ""
 
 
 def learned(run: RunView, row: Mapping[str, Any]) -> str:
-    """What was learned of an episode's sampled tokens."""
-    if (found := trained(run, row)) is not None:
-        own = "" if found[2] is None else f", with a mean advantage of {text.signed(found[2].advantage, 3)}"
-        return f"Step {found[0]} was trained on its sampled tokens{own}."
+    """Describe how an episode's sampled tokens were used in training."""
+    if (record := trained(run, row)) is not None:
+        advantage = "" if record[2] is None else f", with a mean advantage of {text.signed(record[2].advantage, 3)}"
+        return f"Step {record[0]} was trained on its sampled tokens{advantage}."
     if fate := _fate(run, row):
         return f"No step was trained on it: its group was {fate}."
     return "" if is_training(row["kind"]) else "Held-out: nothing is learned of it."
 
 
 def training(run: RunView, row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What became of an episode in training, where that is recorded."""
-    found = trained(run, row)
-    if found is None:
+    """List an episode's use in training, as far as it is recorded."""
+    record = trained(run, row)
+    if record is None:
         fate = _fate(run, row)
         return [("not trained on", fate)] if fate else []
-    step, group, own = found
+    step, group, member = record
     lines = [("trained at step", str(step)), ("staleness then", str(group.staleness))]
-    return [*lines, *([("advantage", text.signed(own.advantage, 3))] if own is not None else [])]
+    return [*lines, *([("advantage", text.signed(member.advantage, 3))] if member is not None else [])]
 
 
 def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Where its time went, by name."""
-    found = [
+    """List the times of an episode, by name."""
+    values = [
         ("in all", row["wall_s"]),
         ("reset", row["reset_s"]),
         ("model", row["generate_s"]),
@@ -94,4 +94,4 @@ def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("closing", row["close_s"]),
         ("waited", row["waited_s"]),
     ]
-    return [(name, text.seconds(value)) for name, value in found if value]
+    return [(name, text.seconds(value)) for name, value in values if value]

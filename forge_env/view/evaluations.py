@@ -1,4 +1,4 @@
-"""Evaluations in the pages: scores by tag and difficulty, samples, costs, and one against another.
+"""Evaluations in the pages: scores by tag and difficulty, samples, costs, and paired comparisons.
 
 The figures are those of `forge_env.evaluation`: means over samples, errors with the task as the unit, intervals
 bootstrapped over tasks, and the paired test by task.
@@ -24,15 +24,15 @@ from forge_env.view.runs import RunView
 from forge_env.view.runs import held_out as held_out_points
 
 MOST_TASKS = 400
-"""Of a matrix."""
+"""Maximum tasks in the matrix of samples."""
 MOST_SETTINGS = 200
 ENOUGH = 5
-"""Tasks of a tag whose score is worth a line, where several tags have so many."""
+"""Minimum tasks of a tag for its score to be shown, if more than two tags have that many."""
 
 
 @dataclass(slots=True)
 class Part:
-    """The score of some samples."""
+    """The score of a subset of the samples."""
 
     name: str
     tasks: int
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(slots=True)
 class Scored:
-    """One environment of an evaluation, or one split of a run at one step."""
+    """Figures of one environment of an evaluation, or of one split of a run at one step."""
 
     name: str
     kind: str
@@ -64,12 +64,12 @@ class Scored:
     seconds: float
     step: int | None = None
     versions: str = ""
-    """Which policies sampled it, where it was more than one."""
+    """Range of the policy versions that sampled it, if there are several."""
 
 
 @dataclass(slots=True)
 class EvaluationView:
-    """An evaluation."""
+    """The results of an evaluation."""
 
     model: str
     status: str
@@ -79,41 +79,39 @@ class EvaluationView:
     played: int
     confidence: float = CONFIDENCE
     exceptions: dict[str, list[str]] = field(default_factory=dict)
-    """Caveats of a part's score, by its name: missing samples, crashes."""
+    """Caveats of an environment's score, by its name: missing samples, crashes."""
     notes: list[str] = field(default_factory=list)
 
 
 def evaluation(run: RunView) -> EvaluationView:
-    """What came of an evaluation so far, from its episodes."""
+    """Compute an evaluation's results so far from its episodes."""
     config, summary = run.config, run.summary
     chosen = config.get("environments")
     labels = [
         str(item.get("label") or item.get("name")) if isinstance(item, dict) else str(item)
         for item in (chosen if isinstance(chosen, list) else [])
     ]
-    there = [row[0] for row in run.queries.rows("select distinct environment from t where environment != ''")]
+    recorded = [row[0] for row in run.queries.rows("select distinct environment from t where environment != ''")]
     score = str(config.get("score") or "reward")
     given = config.get("confidence")
     confidence = float(given) if isinstance(given, float) and 0 < given < 1 else CONFIDENCE
     parts = [
         scored(run, "eval", name, environment=name, score=score, confidence=confidence)
-        for name in dict.fromkeys([*labels, *there])
+        for name in dict.fromkeys([*labels, *recorded])
     ]
     environments = summary.get("environments")
     known = [item for item in environments.values() if isinstance(item, dict)] if isinstance(environments, dict) else []
     planned = sum(item.get("planned", 0) for item in known if isinstance(item.get("planned"), int))
     played = run.queries.rows("select count(*) from t")[0][0]
-    found = EvaluationView(str(config.get("model") or ""), run.state, score, parts, planned, played, confidence)
-    found.exceptions = {str(item.get("label")): exceptions(item) for item in known}
+    view = EvaluationView(str(config.get("model") or ""), run.state, score, parts, planned, played, confidence)
+    view.exceptions = {str(item.get("label")): exceptions(item) for item in known}
     errors = summary.get("request_errors")
     if isinstance(errors, dict) and errors:
-        found.notes.append(
+        view.notes.append(
             "failed requests, retries included: " + ", ".join(f"{n} {name}" for name, n in errors.items())
         )
-    found.notes += [
-        f"{item.get('label')}: the first failure: {item['first_bug']}" for item in known if item.get("bugs")
-    ]
-    return found
+    view.notes += [f"{item.get('label')}: the first failure: {item['first_bug']}" for item in known if item.get("bugs")]
+    return view
 
 
 def scored(
@@ -126,11 +124,11 @@ def scored(
     score: str = "reward",
     confidence: float = CONFIDENCE,
 ) -> Scored:
-    """The figures of the samples of one kind, and of one environment where it is named."""
-    found: Scored = run.queries.kept(
+    """Return the figures of the samples of one kind, and of one environment if it is given."""
+    result: Scored = run.queries.kept(
         ("scored", kind, environment, score), lambda: _scored(run, kind, name, environment, step, score, confidence)
     )
-    return found
+    return result
 
 
 def _scored(
@@ -216,8 +214,8 @@ class Split:
 
 
 def held_out(run: RunView) -> list[Split]:
-    """Held-out scores by split and step; errors and intervals from the episodes where they are kept."""
-    found = []
+    """Return held-out scores by split and step; errors and intervals are computed from the episodes if recorded."""
+    splits = []
     for held in held_out_points(run.metrics):
         scores = []
         for step, value, error, n in held.points:
@@ -247,26 +245,26 @@ def held_out(run: RunView) -> list[Split]:
         change = None
         if len(scores) > 1 and first.kind and last.kind:
             change = run.queries.change(first.kind, last.kind, run.metric)
-        found.append(Split(held.split, scores, change))
-    return found
+        splits.append(Split(held.split, scores, change))
+    return splits
 
 
 # ---
-# One against another
+# Paired comparisons
 
 
 def flat(data: Any, prefix: str = "") -> dict[str, str]:
-    """A recipe as dotted keys."""
+    """Flatten a recipe to dotted keys."""
     if isinstance(data, dict) and data and len(prefix) < 300:
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         for key, value in data.items():
-            found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-        return found
+            result |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+        return result
     return {prefix: str(data)[:300]}
 
 
 def different_settings(runs: Sequence[RunView]) -> list[tuple[str, list[str]]]:
-    """Keys of the recipes that are not the same in all, with their values."""
+    """List the recipe keys whose values differ between the runs, with the values."""
     settings = [flat(run.config) for run in runs]
     keys = sorted({key for one in settings for key in one} - {"name", "out", "output_dir", "schema"})
     rows = [(key, [one.get(key, "\u2013") for one in settings]) for key in keys]
@@ -275,7 +273,7 @@ def different_settings(runs: Sequence[RunView]) -> list[tuple[str, list[str]]]:
 
 @dataclass(slots=True)
 class Pair:
-    """One run against the first."""
+    """The comparison of one run with the first."""
 
     a: RunView
     b: RunView
@@ -285,44 +283,44 @@ class Pair:
 
 
 def pairs(runs: Sequence[RunView], kept: dict[Any, Any]) -> list[Pair]:
-    """The paired test by task of each run against the first: of evaluations, or of the last held-out scores."""
-    found = []
+    """Compare each run with the first by the paired test by task: evaluations, or last held-out scores."""
+    result = []
     for other in runs[1:]:
         key = (runs[0].name, runs[0].stamp(), other.name, other.stamp())
         if key not in kept:
             if len(kept) > 100:
                 kept.clear()
             kept[key] = _pair(runs[0], other)
-        found.append(kept[key])
-    return found
+        result.append(kept[key])
+    return result
 
 
 def _pair(a: RunView, b: RunView) -> Pair:
-    found = Pair(a, b)
+    pair = Pair(a, b)
     if a.is_evaluation != b.is_evaluation:
-        found.error = "one is a training run, the other an evaluation"
-        return found
+        pair.error = "one is a training run, the other an evaluation"
+        return pair
     if a.is_evaluation:
         try:
             result = comparison.compare_folders(a.root, b.root)
         except ForgeError as error:
-            found.error = str(error)
-            return found
-        found.named, found.changed = result.environments, result.hardest
-        return found
+            pair.error = str(error)
+            return pair
+        pair.named, pair.changed = result.environments, result.hardest
+        return pair
     if a.config.get("environment") != b.config.get("environment") or a.config.get("seed") != b.config.get("seed"):
-        found.error = "environment, its options or the seed differ: the held-out tasks may be others"
+        pair.error = "environment, its options or the seed differ: the held-out tasks may be others"
     ends = [{held.split: held.points[-1][0] for held in held_out_points(run.metrics)} for run in (a, b)]
     for split in ends[0].keys() & ends[1].keys():
         one, two = (
             run.queries.scores(f"{split}-{end[split]:05d}", run.metric) for run, end in zip((a, b), ends, strict=True)
         )
-        found.named[f"{split}, last"] = compare(one, two)
+        pair.named[f"{split}, last"] = compare(one, two)
         changes = [
             (task, math.fsum(one[task]) / len(one[task]), math.fsum(two[task]) / len(two[task]))
             for task in one
             if task in two
         ]
         moved = sorted((row for row in changes if row[1] != row[2]), key=lambda row: (row[2] - row[1], row[0]))
-        found.changed[f"{split}, last"] = moved if len(moved) <= 10 else [*moved[:5], *moved[-5:]]
-    return found
+        pair.changed[f"{split}, last"] = moved if len(moved) <= 10 else [*moved[:5], *moved[-5:]]
+    return pair

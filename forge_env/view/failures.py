@@ -33,7 +33,7 @@ class Failure:
 
 
 def failures_of(run: RunView) -> tuple[str, str]:
-    """The episodes among which to look for failures, as a filter's kind and in words.
+    """Choose the episodes to search for failures, as a filter's kind and in words.
 
     These are the last held-out evaluation whose episodes are recorded, otherwise training, otherwise all episodes.
     """

@@ -1,8 +1,8 @@
-"""What a list shows of every trajectory of a run, in an SQLite file of the cache folder, never in the run.
+"""Index of a run's trajectories for the lists, in an SQLite file of the cache folder, never in the run's folder.
 
-It is made of the rows that the writer leaves beside the trajectories (`forge_env.trajectory_index`), and where there
-are none, of the records themselves: newest first, a part at a time, so that a page can be shown meanwhile. The file is
-disposable: where its version, or an indexed file, is another, it is made anew.
+It is built from the index rows that the writer stores beside the trajectories (`forge_env.trajectory_index`) or, for
+records without rows, from the records: newest first, a part at a time, so that a page can be shown meanwhile. The file
+is disposable: it is rebuilt if its version or an indexed file has changed.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ from forge_env.trajectory_index import IndexRow, is_index, new_lines, rows_of, s
 log = logging.getLogger(__name__)
 CACHE_FIX = "make room there, or set FORGE_ENV_CACHE to a folder that can be written"
 VERSION = 8
-"""Of the tables below."""
+"""Version of the tables below."""
 PART = 8 << 20
-"""Bytes of records that are read at once where they have no rows."""
+"""Bytes of records without index rows that are read at once."""
 ROWS_PART = 1 << 17
-"""Bytes of the rows' file that are taken at once: some 4,000 rows. Many more would cost time, for Python's collector of
-garbage looks through them again and again."""
+"""Bytes of index rows that are read at once, some 4,000 rows.
+
+Many more would be slow, since Python's garbage collector would scan them repeatedly.
+"""
 PLACES = 1 << 42
-"""Bytes that a file's records can have; a row's key is its file's number times this, and its offset."""
+"""Maximum bytes of a file's records; a row's key is its file's number times this, plus the record's offset."""
 GROUPED = re.compile(r"^(?P<split>.+)-(?P<group>\d{1,15})-(?P<member>\d{1,9})$")
-"""Ids of training episodes from before their group was a field."""
+"""Ids of training episodes that were recorded before the group became a field."""
 UNNAMED = re.compile("[\ud800-\udfff]")
-"""Bytes of a file's name that are no UTF-8, as Python has them."""
+"""Bytes of a file's name that are not UTF-8, as Python decodes them."""
 SOLVED = "solved"
-"""What held-out episodes are measured by, where the recipe does not say it."""
+"""Metric of held-out episodes if the recipe does not name one."""
 
 TABLES = """
 create table file (
@@ -75,7 +77,7 @@ create index if not exists t_reward on t (reward);
 create index if not exists t_version on t (newest, kind);
 create index if not exists t_ending on t (best, kind, outcome, why, reason, read, reward, solved, calls, tokens, turns);
 """
-"""The last holds all that endings are counted by, so that no row is read for it."""
+"""The last index covers all columns that failures are counted by, so that no row has to be read."""
 COLUMNS = (
     "key", "kind", "id", "length", "environment", "task", "split", "grp", "member", "reward", "best", "outcome", "why",
     "turns", "calls", "tools", "tokens", "context", "wall_s", "waited_s", "generate_s", "step_s", "started", "oldest",
@@ -87,12 +89,12 @@ INSERT = (
     f"on conflict (kind, id) do update set {', '.join(f'{name} = excluded.{name}' for name in COLUMNS)} "
     "where excluded.key >= t.key"
 )
-"""Of two records of one id the later counts, whichever is read first."""
+"""Of two records with one id the later one is kept, in whatever order they are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How much of a run's records is in the index."""
+    """Progress of indexing a run's records."""
 
     indexed: int
     """Bytes."""
@@ -100,83 +102,85 @@ class Progress:
 
     @property
     def whole(self) -> bool:
-        """Nothing is left to read."""
+        """Whether all records are indexed."""
         return self.indexed >= self.total
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """Share of the indexed bytes, from 0 to 1."""
         return self.indexed / self.total if self.total else 1.0
 
 
 def kind_of(name: str) -> str:
-    """The kind of a file of trajectories: its name without the ending."""
+    """Return the kind of a file of trajectories: its name without the extension."""
     return name.removesuffix(".jsonl")
 
 
 def trajectory_files(folder: Path) -> list[os.DirEntry[str]]:
-    """The files of a run's trajectories, those written to last at the end; none whose name isn't UTF-8, for neither
-    the tables nor an address can hold it."""
+    """List a run's trajectory files, the most recently written last.
+
+    Files whose name isn't UTF-8 are skipped, because neither the tables nor an address can represent it.
+    """
     with suppress(OSError):
-        found = [
+        files = [
             (entry.stat().st_mtime, entry.name, entry)
             for entry in regular_files(folder / "trajectories", folder)
             if entry.name.endswith(".jsonl") and not is_index(Path(entry.name)) and not UNNAMED.search(entry.name)
         ]
-        return [entry for _, _, entry in sorted(found, key=lambda item: item[:2])]
+        return [entry for _, _, entry in sorted(files, key=lambda item: item[:2])]
     return []
 
 
 class RunIndex:
-    """The index of one run's trajectories; each thread that uses it has a connection of its own.
+    """The index of one run's trajectories, with a separate database connection for each thread.
 
     Args:
         folder: of the run or evaluation.
-        cache: where the SQLite file is kept; None: the user's cache folder.
-        measure: name of the metric that says whether an episode solved its task; the column `solved`.
+        cache: folder of the SQLite file; None: the user's cache folder.
+        measure: name of the metric for whether an episode solved its task, stored in the column `solved`.
 
-    Several processes may keep one file up to date: they take turns.
+    Several processes may update one file: they take turns.
     """
 
     def __init__(self, folder: Path, cache: Path | None = None, measure: str = SOLVED) -> None:
         self.folder = folder
         self.measure = measure
-        place = (cache or cache_dir()) / "view"
-        place.mkdir(parents=True, exist_ok=True)
+        parent = (cache or cache_dir()) / "view"
+        parent.mkdir(parents=True, exist_ok=True)
         identity = os.fsencode(folder.resolve()) + b"\0" + measure.encode("utf-8", "backslashreplace")
         name = hashlib.blake2b(identity, digest_size=12).hexdigest()
-        self.path = place / f"{name}.sqlite"
+        self.path = parent / f"{name}.sqlite"
         self._own = threading.local()
         self._writing = threading.Lock()
         self._ordered = False
         self.unread: dict[str, str] = {}
-        """Why files are not read to their end, by name."""
+        """Reasons why files could not be read completely, by file name."""
         with self._alone():
             self._prepare()
 
     @property
     def generation(self) -> int:
-        """Goes up with every change, whoever made it, so that what was computed of the rows can be kept until then."""
+        """A counter of changes by any process; results computed from the rows are valid until it changes."""
         return int(self.connection().execute("select generation from changes").fetchone()[0])
 
     @property
     def dropped(self) -> int:
-        """How often rows were thrown away, because their file was replaced or cut short."""
+        """How often rows were dropped, because their file was replaced or truncated."""
         return int(self.connection().execute("select dropped from changes").fetchone()[0])
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other thread, of whatever process, makes the file or writes to it."""
+        """Hold the lock under which one thread of one process creates or writes the file."""
         with self._writing, Path(f"{self.path}.lock").open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def connection(self) -> sqlite3.Connection:
-        """This thread's."""
-        found: sqlite3.Connection | None = self._own.__dict__.get("connection")
-        if found is None:
-            found = self._own.connection = self._connect()
-        return found
+        """Return the connection of this thread."""
+        connection: sqlite3.Connection | None = self._own.__dict__.get("connection")
+        if connection is None:
+            connection = self._own.connection = self._connect()
+        return connection
 
     def _connect(self) -> sqlite3.Connection:
         opened = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
@@ -185,7 +189,7 @@ class RunIndex:
         return opened
 
     def _prepare(self) -> None:
-        """A file with the tables of this version; any other is thrown away: it can be made again."""
+        """Ensure that the file has the tables of this version; any other file is deleted and created again."""
         with suppress(sqlite3.DatabaseError), closing(self._connect()) as opened:
             if opened.execute("pragma user_version").fetchone()[0] == VERSION:
                 return
@@ -195,7 +199,7 @@ class RunIndex:
             opened.executescript(f"begin; {TABLES} pragma user_version = {VERSION}; commit;")
 
     def progress(self) -> Progress:
-        """How far it is, by what the files hold now."""
+        """Return the progress of indexing, by the current size of the files."""
         known = {row["name"]: row for row in self.connection().execute("select * from file")}
         indexed = total = 0
         for entry in trajectory_files(self.folder):
@@ -203,14 +207,14 @@ class RunIndex:
             total += size
             if row is not None and row["inode"] == entry.inode():
                 indexed += row["high"] - row["low"]
-                indexed += size - row["high"] if row["size"] == size else 0  # half a line at the end
+                indexed += size - row["high"] if row["size"] == size else 0  # incomplete last line
         return Progress(min(indexed, total), total)
 
     def update(self, budget: int | None = None) -> bool:
-        """Read what is new, then what is missing, newest first; whether anything changed.
+        """Read new records, then records not indexed yet, newest first; return whether anything changed.
 
         Args:
-            budget: bytes of records without rows to read at most; None: all.
+            budget: maximum bytes of records without index rows to read; None: unlimited.
         """
         with self._alone():
             changed, left = False, budget
@@ -234,109 +238,111 @@ class RunIndex:
             return changed
 
     def _order(self) -> None:
-        """What makes sorted lists quick, once there is something to sort: it is made faster than kept up to date."""
-        own = self.connection()
-        if not self._ordered and own.execute("select 1 from t limit 1").fetchone():
-            own.executescript(INDEXES)
+        """Create indexes for sorted lists once there are rows, which is faster than updating them from the start."""
+        connection = self.connection()
+        if not self._ordered and connection.execute("select 1 from t limit 1").fetchone():
+            connection.executescript(INDEXES)
             self._ordered = True
 
     def _forget(self, there: dict[str, int]) -> bool:
         """Drop the rows of files that are gone or were replaced."""
-        own = self.connection()
-        gone = [row for row in own.execute("select * from file") if there.get(row["name"]) != row["inode"]]
+        connection = self.connection()
+        gone = [row for row in connection.execute("select * from file") if there.get(row["name"]) != row["inode"]]
         for row in gone:
             self._drop(row["number"])
         return bool(gone)
 
     def _register(self, entries: Iterable[os.DirEntry[str]]) -> None:
-        """Give new files their numbers, those written to last the highest: lists are in this order."""
-        own = self.connection()
-        known = {row["name"] for row in own.execute("select name from file")}
+        """Number new files, the most recently written highest: lists are in this order."""
+        connection = self.connection()
+        known = {row["name"] for row in connection.execute("select name from file")}
         for entry in entries:
             if entry.name not in known:
-                number = (own.execute("select max(number) from file").fetchone()[0] or 0) + 1
+                number = (connection.execute("select max(number) from file").fetchone()[0] or 0) + 1
                 values = (number, entry.name, kind_of(entry.name), entry.inode())
-                own.execute("insert into file values (?, ?, ?, ?, -1, -1, 0, 0)", values)
+                connection.execute("insert into file values (?, ?, ?, ?, -1, -1, 0, 0)", values)
 
     def _drop(self, number: int) -> None:
-        own = self.connection()
-        own.execute("begin")
-        own.execute("delete from t where key between ? and ?", (number * PLACES, (number + 1) * PLACES - 1))
-        own.execute("delete from file where number = ?", (number,))
-        own.execute("update changes set dropped = dropped + 1")
-        own.execute("commit")
+        connection = self.connection()
+        connection.execute("begin")
+        connection.execute("delete from t where key between ? and ?", (number * PLACES, (number + 1) * PLACES - 1))
+        connection.execute("delete from file where number = ?", (number,))
+        connection.execute("update changes set dropped = dropped + 1")
+        connection.execute("commit")
 
     def _grow(self, entry: os.DirEntry[str], budget: int | None) -> tuple[bool, int]:
-        """Read on in one file; whether rows came, and how many bytes of records were parsed for them."""
-        own, path = self.connection(), self.folder / "trajectories" / entry.name
-        row = own.execute("select * from file where name = ?", (entry.name,)).fetchone()
+        """Continue reading one file; return whether rows changed, and the bytes of records that were parsed."""
+        connection, path = self.connection(), self.folder / "trajectories" / entry.name
+        row = connection.execute("select * from file where name = ?", (entry.name,)).fetchone()
         try:
             lines, read = new_lines(path, row["rows_read"], ROWS_PART)
-            size, end = _ends(path)  # behind the lines: what they tell of is in the file by now
-            if size < row["high"]:  # cut short
+            size, end = _ends(path)  # measured after reading the rows, whose records are in the file by now
+            if size < row["high"]:  # truncated
                 self._drop(row["number"])
                 self._register([entry])
                 lines, read = new_lines(path, 0, ROWS_PART)
                 size, end = _ends(path)
-            row = own.execute("select * from file where name = ?", (entry.name,)).fetchone()
-            if row["low"] < 0:  # nothing of it was read yet
-                own.execute("update file set low = ?, high = ? where number = ?", (end, end, row["number"]))
+            row = connection.execute("select * from file where name = ?", (entry.name,)).fetchone()
+            if row["low"] < 0:  # nothing of it has been read yet
+                connection.execute("update file set low = ?, high = ? where number = ?", (end, end, row["number"]))
             while lines:
-                row = own.execute("select * from file where name = ?", (entry.name,)).fetchone()
+                row = connection.execute("select * from file where name = ?", (entry.name,)).fetchone()
                 self._from_rows(row, lines, read, end)
                 lines, read = new_lines(path, read, ROWS_PART)
                 size, end = _ends(path)
         except OSError:
-            return False, 0  # it is gone again
-        row = own.execute("select * from file where name = ?", (entry.name,)).fetchone()
+            return False, 0  # the file has been removed
+        row = connection.execute("select * from file where name = ?", (entry.name,)).fetchone()
         changed, used = (row["rows_read"] > 0 and row["size"] != size), 0
         low, high = row["low"], row["high"]
-        while high < end and (budget is None or used < budget):  # what came since, in order
+        while high < end and (budget is None or used < budget):  # new records, in order
             before = high
             part = min(high + PART, end)
             part = end if part >= end else _line_after(path, part)
             self._store(row["number"], row["kind"], scan(path, high, part), low=low, high=part, size=size)
             used, high, changed = used + part - before, part, True
-        while low > 0 and (budget is None or used < budget):  # what was there, newest first
+        while low > 0 and (budget is None or used < budget):  # earlier records, newest first
             start = _line_after(path, max(0, low - PART)) if low > PART else 0
             start = start if start < low else _line_before(path, low)
             self._store(row["number"], row["kind"], scan(path, start, low), low=start, high=high, size=size)
             used, low, changed = used + low - start, start, True
         if row["size"] != size:
-            own.execute("update file set size = ? where number = ?", (size, row["number"]))
+            connection.execute("update file set size = ? where number = ?", (size, row["number"]))
         return changed, used
 
     def _from_rows(self, row: sqlite3.Row, lines: list[bytes], read: int, end: int) -> None:
-        """Take the rows that the writer left, as far as they join what is indexed without a gap."""
-        own = self.connection()
+        """Store the rows that the writer left, as far as they continue the indexed range without a gap."""
+        connection = self.connection()
         fresh = row["low"] == row["high"]
         low, high = (0, 0) if fresh else (row["low"], row["high"])
         joined: list[IndexRow] = []
-        for found in rows_of(lines, high, end):
-            if found.offset != high:
+        for item in rows_of(lines, high, end):
+            if item.offset != high:
                 break
-            joined.append(found)
-            high = found.end
+            joined.append(item)
+            high = item.end
         if fresh and high == 0:
             low = high = row["high"]
         if joined:
             self._store(row["number"], row["kind"], joined, low=low, high=high, size=0)
-        own.execute(
+        connection.execute(
             "update file set low = ?, high = ?, rows_read = ? where number = ?", (low, high, read, row["number"])
         )
 
     def _store(self, number: int, kind: str, rows: Iterable[IndexRow], *, low: int, high: int, size: int) -> None:
-        with self.connection() as own:  # all of it, or nothing
-            own.execute("begin")
-            own.executemany(INSERT, (_values(number, kind, self.measure, row) for row in rows))
-            own.execute("update file set low = ?, high = ?, size = ? where number = ?", (low, high, size, number))
-            own.execute("update changes set generation = generation + 1")
+        with self.connection() as connection:  # all of it, or nothing
+            connection.execute("begin")
+            connection.executemany(INSERT, (_values(number, kind, self.measure, row) for row in rows))
+            connection.execute(
+                "update file set low = ?, high = ?, size = ? where number = ?", (low, high, size, number)
+            )
+            connection.execute("update changes set generation = generation + 1")
 
     def place(self, key: int) -> tuple[Path, int]:
-        """The file and the offset of a row's record.
+        """Return the file and the offset of a row's record.
 
         Raises:
-            LookupError: the file is not of this index any more.
+            LookupError: the file is no longer in this index.
         """
         row = self.connection().execute("select name from file where number = ?", (key // PLACES,)).fetchone()
         if row is None:
@@ -344,7 +350,7 @@ class RunIndex:
         return self.folder / "trajectories" / row["name"], key % PLACES
 
     def read(self, key: int, length: int) -> bytes:
-        """A record's line.
+        """Read a record's line.
 
         Raises:
             OSError, LookupError: the file is gone.
@@ -356,13 +362,13 @@ class RunIndex:
 
 
 def _ends(path: Path) -> tuple[int, int]:
-    """Bytes of a file, and of its whole lines."""
+    """Return the size of a file, and the offset at which its last complete line ends."""
     with open_file(path) as file:
         return os.fstat(file.fileno()).st_size, end_of_last_line(file.fileno(), LONGEST_LINE)
 
 
 def _line_after(path: Path, offset: int) -> int:
-    """Offset of the first line that begins at or behind `offset`."""
+    """Return the offset of the first line that begins at or behind `offset`."""
     if offset <= 0:
         return 0
     with open_file(path) as file:
@@ -373,15 +379,15 @@ def _line_after(path: Path, offset: int) -> int:
 
 
 def _line_before(path: Path, offset: int) -> int:
-    """Offset of the line that ends at `offset`."""
+    """Return the offset of the line that ends at `offset`."""
     with open_file(path) as file:
         end = offset - 1
         while end > max(0, offset - LONGEST_SKIPPED):
             start = max(0, end - (1 << 20))
             file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
             end = start
     if end > 0:
         raise UnsafeFileError(f"{path}: the line before byte {offset:,} is too long", fix="remove it")
@@ -389,7 +395,7 @@ def _line_before(path: Path, offset: int) -> int:
 
 
 def _utf8(text: str) -> str:
-    """SQLite has UTF-8 only: half of a surrogate pair is written as JSON writes it."""
+    """Return `text` as SQLite can store it, in UTF-8: unpaired surrogates are escaped as in JSON."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -399,7 +405,7 @@ def _utf8(text: str) -> str:
 
 @lru_cache(4096)
 def _json(items: tuple[tuple[str, Any], ...]) -> str:
-    """A mapping as JSON; most episodes have one of a few."""
+    """Format a mapping as JSON, cached since most episodes share a few mappings."""
     return json.dumps(dict(items))
 
 
@@ -409,7 +415,7 @@ def _list(items: tuple[str, ...]) -> str:
 
 
 def _values(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, ...]:
-    """A row of the table; one with what the table can't hold is shown as unreadable."""
+    """Return the values of a table row; a row that the table can't hold becomes an unreadable one."""
     try:
         return _columns(number, kind, measure, row)
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -421,8 +427,8 @@ def _values(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, .
 def _columns(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, ...]:
     group, member = row.group, row.member
     name = "" if group is None else str(group)
-    if group is None and kind.startswith("train") and (found := GROUPED.match(row.id)):
-        name, member = found["group"], int(found["member"])
+    if group is None and kind.startswith("train") and (match := GROUPED.match(row.id)):
+        name, member = match["group"], int(match["member"])
     elif member is not None and "/" in row.id and row.id.endswith(f"/{member}"):
         name = row.id.rpartition("/")[0]  # of an evaluation: ENVIRONMENT/SPLIT/INDEX
     elif not kind.startswith("train"):
@@ -462,14 +468,14 @@ def _columns(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, 
 
 
 def _finite(value: float | None) -> float | None:
-    """SQLite keeps NaN as nothing; an infinity would move every mean, and integers have 64 bits."""
+    """Return a value that SQLite can store and average: None for NaN and infinities; large integers become floats."""
     if value is None or abs(value) < 1e18:
         return value
     return float(value) if abs(value) < 1e300 else None
 
 
 def shown_rows(found: Iterable[sqlite3.Row]) -> Iterator[dict[str, Any]]:
-    """Rows as dictionaries, their lists read."""
+    """Convert rows to dictionaries, parsing their JSON columns."""
     for row in found:
         data = dict(row)
         data["tags"] = json.loads(data["tags"]) if data.get("tags") else []
@@ -479,16 +485,16 @@ def shown_rows(found: Iterable[sqlite3.Row]) -> Iterator[dict[str, Any]]:
 
 
 # ---
-# In the background
+# Background indexing
 
 AT_ONCE = 16 << 20
-"""Bytes of records without rows that a page waits for."""
+"""Bytes of records without index rows that are read while a page waits."""
 IN_TURN = 32 << 20
-"""Bytes of records without rows that are read before other runs have their turn."""
+"""Bytes of records without index rows that are read before the next run has its turn."""
 
 
 class Indexer:
-    """Keeps the indexes of the runs that are looked at up to date, in a thread of its own."""
+    """Background thread that updates the indexes of the viewed runs."""
 
     def __init__(self) -> None:
         self._wanted: dict[Path, RunIndex] = {}
@@ -497,7 +503,7 @@ class Indexer:
         self._thread: threading.Thread | None = None
 
     def want(self, index: RunIndex) -> None:
-        """Read what is new of a run: what has rows at once, the rest a part at a time in the background."""
+        """Index new records of a run: those with index rows immediately, the rest in parts in the background."""
         index.update(budget=AT_ONCE)
         if index.progress().whole:
             return
@@ -509,7 +515,7 @@ class Indexer:
             self._wake.notify()
 
     def close(self) -> None:
-        """Stop after the part under way."""
+        """Stop after the current part."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -529,7 +535,7 @@ class Indexer:
                 before = index.generation
                 index.update(budget=IN_TURN)
                 again = not index.progress().whole and index.generation != before
-            except Exception:  # one run's damaged index must not stop the others'; its page says so
+            except Exception:  # one run's damaged index must not stop the others; its page shows the problem
                 log.exception("the trajectories of %s can't be read on", index.folder)
                 again = False
             if again:

@@ -1,4 +1,4 @@
-"""Telling a page that is looked at of changes; it then asks for what it shows again."""
+"""Change notifications for open pages, which then reload their content."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from forge_env.view.runs import Runs, RunView
 from forge_env.watching import changes
 
 LEAST_S = 1.0
-"""Seconds between two looks at what was written: a live run writes many times a second."""
+"""Minimum seconds between two checks for changes: a live run writes many times a second."""
 QUIET = 10
-"""Looks without news after which a sign of life is sent."""
+"""Number of checks without changes after which a keep-alive comment is sent."""
 
 
 async def news(runs: Runs, run: RunView | None, ended: asyncio.Event) -> AsyncIterator[str]:
-    """Server-sent events: one whenever something is written, a sign of life now and then, until `ended` is set.
+    """Yield server-sent events until `ended` is set: one after each change, and occasional keep-alive comments.
 
     Args:
-        runs: all of them.
-        run: the one that is looked at; None: the list.
-        ended: when no more is told.
+        runs: all runs.
+        run: the run that the page shows; None: the page lists all runs.
+        ended: ends the stream when set.
     """
     before = await asyncio.to_thread(_mark, runs, run)
     yield "retry: 2000\nevent: hello\ndata: {}\n\n"
     ending = asyncio.ensure_future(ended.wait())
     quiet = 0
     try:
-        async with aclosing(changes(_folders(runs, run))) as told:
+        async with aclosing(changes(_folders(runs, run))) as changed:
             while not ending.done():
-                coming = asyncio.ensure_future(anext(told))
+                coming = asyncio.ensure_future(anext(changed))
                 try:
                     await asyncio.wait((coming, ending), return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -51,16 +51,16 @@ async def news(runs: Runs, run: RunView | None, ended: asyncio.Event) -> AsyncIt
 
 
 def _folders(runs: Runs, run: RunView | None) -> list[Path]:
-    """Where something is written when a page has news."""
+    """List the folders to watch for changes of a page."""
     if run is not None:
         return [run.root, run.root / "trajectories"]
     return [runs.root, *(runs.path(name) for name in runs.names(most=20).names)]
 
 
 def _mark(runs: Runs, run: RunView | None) -> str:
-    """Changes with what a page shows."""
+    """Return a value that changes whenever the content of the page does."""
     if run is not None:
         indexed = run.index.progress() if "index" in run.__dict__ else None
         return f"{run.stamp()} {run.is_held} {'' if indexed is None else indexed.indexed}"
-    found = [(name, run.stamp()) for name in runs.names(most=20).names if (run := runs.get(name))]
-    return f"{hash(tuple(found)) & 0xFFFFFFFFFFFF:x}"
+    stamps = [(name, run.stamp()) for name in runs.names(most=20).names if (run := runs.get(name))]
+    return f"{hash(tuple(stamps)) & 0xFFFFFFFFFFFF:x}"

@@ -1,4 +1,4 @@
-"""What the pages ask of a run's index: lists, counts, groups, failures, changes."""
+"""Queries of a run's index for the pages: lists, counts, groups, failures, changes."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from forge_env.view.index import PLACES, RunIndex, shown_rows
 from forge_env.view.search import Searches
 
 PAGE = 50
-"""Rows of a list."""
+"""Rows on a page of a list."""
 BINS = 10
 PLACE = re.compile(r"(?:(-?[\d.e+-]{1,30}),)?(\d{1,18})", re.ASCII)
 """Value and key of a row, in an address."""
 NEWEST = 5_000
-"""Episodes among which a typical failure is looked for, before all are."""
+"""Number of newest episodes to search first for a typical failure, before all are searched."""
 OFTEN = 0.05
-"""Fraction of failed episodes with the same last tool result from which it is named."""
+"""Fraction of failed episodes with the same last tool result from which that result is part of the failure's name."""
 TYPICAL = 101
-"""Failures of a class of which the one of median length is typical."""
+"""Number of failures of a class, of which the one of median length is shown as typical."""
 
 
 @dataclass(slots=True)
@@ -48,22 +48,22 @@ class Listed:
 
     rows: list[dict[str, Any]]
     after: str
-    """Where the next page begins; empty: this is the last."""
+    """Start of the next page; empty: this is the last."""
     searched: float | None = None
-    """Share of the rows that a search has looked at, where it has not looked at all."""
+    """Share of the rows that a search has covered; None: all."""
 
 
 @dataclass(slots=True)
 class Facets:
-    """What may be chosen, with how many rows each choice has."""
+    """The possible choices of each filter, with the number of matching rows."""
 
     total: int
     outcomes: dict[str, int]
     bins: list[int]
     low: float
-    """Of the first bin."""
+    """Lower bound of the first bin."""
     high: float
-    """Of the last."""
+    """Upper bound of the last bin."""
     difficulties: dict[str, tuple[int, float | None]]
     """Number of episodes and mean reward."""
     tags: list[tuple[str, int]]
@@ -73,11 +73,11 @@ class Facets:
 
 
 class Queries:
-    """The questions, asked of one index; answers that take long are kept until the index changes.
+    """Queries of one index; slow results are cached until the index changes.
 
     Args:
         index: of the run's trajectories.
-        groups_of: the groups that the steps from one to another were trained on; None where that isn't known.
+        groups_of: returns the groups that a range of steps, first to last, was trained on; None if unknown.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Queries:
         self._of = -1
 
     def kept(self, key: Any, make: Any) -> Any:
-        """`make()`, or what it gave for this key since the index last changed."""
+        """Return the cached result for this key, calling `make` if the index has changed since."""
         generation = self.index.generation
         if self._of != generation or len(self._kept) > 500:
             self._kept, self._of = {}, generation
-        kept = self._kept  # the answer belongs to these, also where others begin meanwhile
-        if key not in kept:
-            kept[key] = make()
-        return kept[key]
+        cached = self._kept  # even if another thread replaces it for a newer generation meanwhile
+        if key not in cached:
+            cached[key] = make()
+        return cached[key]
 
     def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
         """Run a query, which may use `:best`, `:tools` and `:often`."""
@@ -106,13 +106,12 @@ class Queries:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Parameters of queries: the highest reward, whether agents have tools, and frequent last tool results of
-        failed episodes."""
-        found: dict[str, Any] = self.kept("constants", self._constants)
-        return found
+        """Query parameters: highest reward, whether agents have tools, and frequent last tool results of failures."""
+        result: dict[str, Any] = self.kept("constants", self._constants)
+        return result
 
     def _constants(self) -> dict[str, Any]:
-        # a call of a tool that isn't there is answered by nobody, so an episode of one turn says nothing
+        # a call of an unknown tool gets no answer, so an episode of one turn does not show whether tools exist
         question = (
             "select (select max(best) from t) as best, "
             f"(select reward from t where {VALID} order by reward desc limit 1) as seen, "
@@ -120,14 +119,14 @@ class Queries:
         )
         row = self.index.connection().execute(question).fetchone()
         best, seen = row["best"] or 1.0, row["seen"] or 0.0
-        found = {"best": seen if best == 1.0 and seen > 1.0 else best, "tools": row["tools"]}
+        values = {"best": seen if best == 1.0 and seen > 1.0 else best, "tools": row["tools"]}
         read = f"select read, count(*) as n from t where read != '' and {VALID} and {FAILED} group by 1 order by n desc"
-        counts = self.index.connection().execute(read, found).fetchall()
+        counts = self.index.connection().execute(read, values).fetchall()
         least = max(2, OFTEN * sum(row["n"] for row in counts))
-        return {**found, "often": json.dumps([row["read"] for row in counts if row["n"] >= least])}
+        return {**values, "often": json.dumps([row["read"] for row in counts if row["n"] >= least])}
 
     def _where(self, chosen: Filter) -> tuple[str, dict[str, Any]]:
-        """A filter's condition, with what only the run knows."""
+        """Return a filter's condition and its parameters, including those that depend on the run."""
         where, values = chosen.where()
         span = span_of(chosen.step)
         if span is not None and (groups := self._groups_of(*span)) is not None:
@@ -137,19 +136,19 @@ class Queries:
         return where, values
 
     def count(self, kind: str = "", environment: str = "") -> int:
-        """How many episodes of a kind there are.
+        """Count the episodes of a kind.
 
         Args:
             kind: as in a filter.
-            environment: only those of this one; empty: of all.
+            environment: only episodes of this environment; empty: all.
         """
         where, values = self._where(Filter(kind=kind, environment=environment))
         sql = f"select count(*) from t where {where}"
-        found: int = self.kept(("count", kind, environment), lambda: self.rows(sql, values)[0][0])
-        return found
+        result: int = self.kept(("count", kind, environment), lambda: self.rows(sql, values)[0][0])
+        return result
 
     def listed(self, chosen: Filter) -> Listed:
-        """A page of the rows that a filter takes."""
+        """Return a page of the rows that match a filter."""
         share = self._searches.look(chosen) if chosen.q else None
         rows = [*self._batch(chosen, chosen.after, PAGE + 1)]
         more = len(rows) > PAGE
@@ -176,12 +175,12 @@ class Queries:
         return self.rows(sql, values)
 
     def facets(self, chosen: Filter) -> Facets:
-        """The counts of every choice; those of outcome and reward are what choosing another one would give."""
+        """Count the rows of every choice; counts of outcomes and rewards ignore the current choice of these."""
         base = replace(chosen, after="", sort="newest")
-        found: Facets = self.kept(
+        result: Facets = self.kept(
             ("facets", base, len(self._searches.of(base).keys) if base.q else 0), lambda: self._facets(base)
         )
-        return found
+        return result
 
     def _facets(self, chosen: Filter) -> Facets:
         apart = replace(chosen, outcome="", low=None, high=None)
@@ -232,7 +231,7 @@ class Queries:
             outcomes={
                 name: outcomes[name] for name in OUTCOMES if outcomes[name] or name in ("paid", "unpaid", "limit")
             },
-            bins=[bins[place] for place in range(BINS)],
+            bins=[bins[index] for index in range(BINS)],
             low=low,
             high=high,
             difficulties={str(key): (int(n), s / n) for key, (n, s) in sorted(difficulties.items())},
@@ -243,10 +242,10 @@ class Queries:
         )
 
     def one(self, kind: str, name: str) -> dict[str, Any] | None:
-        """The row of a trajectory: by id, or as `@FILE:OFFSET` where its id can't stand in an address."""
+        """Find the row of a trajectory by id, or by `@FILE:OFFSET` if its id can't be part of an address."""
         try:
             f"{kind}{name}".encode()
-        except UnicodeEncodeError:  # an address that is no text
+        except UnicodeEncodeError:  # an address that is not valid text
             return None
         if name.startswith("@"):
             file, _, offset = name[1:].rpartition(":")
@@ -254,37 +253,37 @@ class Queries:
                 return None
             sql = f"select *, {OUTCOME} as result from t where key = :key"
             number = self.rows("select number from file where name = :file", {"file": file})
-            found = self.rows(sql, {"key": number[0][0] * PLACES + int(offset)}) if number else []
+            rows = self.rows(sql, {"key": number[0][0] * PLACES + int(offset)}) if number else []
         else:
             sql = f"select *, {OUTCOME} as result from t where kind = :kind and id = :id"
-            found = self.rows(sql, {"kind": kind, "id": name})
-        return next(shown_rows(found), None)
+            rows = self.rows(sql, {"kind": kind, "id": name})
+        return next(shown_rows(rows), None)
 
     def neighbours(self, row: Mapping[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """The record before and the one behind, in the same kind."""
+        """Return the previous and the next record of the same kind."""
         values = {"kind": row["kind"], "key": row["key"]}
         before = self.rows("select * from t where +kind = :kind and key < :key order by key desc limit 1", values)
         behind = self.rows("select * from t where +kind = :kind and key > :key order by key limit 1", values)
         return next(shown_rows(before), None), next(shown_rows(behind), None)
 
     def group(self, kind: str, group: str) -> list[dict[str, Any]]:
-        """The members of a group, in order."""
+        """List the members of a group, in order."""
         sql = f"select *, {OUTCOME} as result from t where kind = :kind and grp = :grp order by member, key limit 200"
         return [*shown_rows(self.rows(sql, {"kind": kind, "grp": group}))]
 
     def failures(self, kind: str, environment: str = "") -> list[tuple[str, int, dict[str, Any] | None]]:
-        """Classes of failures with how many there are, and a typical one: of median length among the newest.
+        """List failure classes with their count and a typical episode: one of median length among the newest.
 
-        Episodes that were paid and did not solve their task stand first: the reward may not be what is wanted.
+        Full rewards for unsolved tasks come first: the reward may not measure the goal.
 
         Args:
             kind: as in a filter.
-            environment: only those of this one; empty: of all.
+            environment: only episodes of this environment; empty: all.
         """
-        found: list[tuple[str, int, dict[str, Any] | None]] = self.kept(
+        result: list[tuple[str, int, dict[str, Any] | None]] = self.kept(
             ("failures", kind, environment), lambda: self._failures(kind, environment)
         )
-        return found
+        return result
 
     def _failures(self, kind: str, environment: str) -> list[tuple[str, int, dict[str, Any] | None]]:
         where, values = self._where(Filter(kind=kind, environment=environment))
@@ -318,20 +317,21 @@ class Queries:
         return result
 
     def scores(self, kind: str, score: str) -> dict[str, list[float]]:
-        """Scores of the valid episodes of a kind by task; see `score_of`."""
+        """Return the scores of the valid episodes of a kind by task; see `score_of`."""
         where, values = self._where(Filter(kind=kind))
         rows = shown_rows(self.rows(f"select task, reward, metrics from t where {where} and {VALID}", values))
-        found = ((row["task"], score_of(row, score)) for row in rows)
-        return by_task((task, value) for task, value in found if value is not None)
+        scores = ((row["task"], score_of(row, score)) for row in rows)
+        return by_task((task, value) for task, value in scores if value is not None)
 
     def change(self, first: str, last: str, score: str) -> PairedDifference | None:
-        """From the scores of one kind to those of another, task by task; None: they have no task in common.
+        """Compare the scores of one kind with those of another, paired by task; None if they have no task in common.
 
-        It is kept as long as these episodes are the same, whatever else the run adds: the test by task takes long.
+        The result is cached as long as these episodes are the same, even if the run adds others, because the test is
+        slow.
         """
         sql = f"select count(*), max(key) from t where {OF_KIND}"
-        there = [tuple(self.rows(sql, of_kind(kind))[0]) for kind in (first, last)]
-        key = (first, last, score, *there, self.index.dropped)
+        versions = [tuple(self.rows(sql, of_kind(kind))[0]) for kind in (first, last)]
+        key = (first, last, score, *versions, self.index.dropped)
         if key not in self._changes:
             if len(self._changes) > 100:
                 self._changes.clear()
@@ -340,9 +340,9 @@ class Queries:
 
 
 def score_of(row: Mapping[str, Any], score: str) -> float | None:
-    """By what an episode is measured: `reward`, or a metric; of one without the metric, the reward."""
-    found = row["reward"] if score == "reward" else row["metrics"].get(score, row["reward"])
-    return None if found is None else float(found)
+    """Return an episode's score: the reward, or a metric; the reward if it lacks the metric."""
+    value = row["reward"] if score == "reward" else row["metrics"].get(score, row["reward"])
+    return None if value is None else float(value)
 
 
 def _place(row: Mapping[str, Any] | sqlite3.Row, chosen: Filter) -> str:
@@ -351,8 +351,12 @@ def _place(row: Mapping[str, Any] | sqlite3.Row, chosen: Filter) -> str:
 
 
 def _after(place: str) -> tuple[float, int]:
-    """Value and key that `_place` told; `ValueError`: it is none."""
-    found = PLACE.fullmatch(place)
-    if found is None:
+    """Parse the value and key written by `_place`.
+
+    Raises:
+        ValueError: it can't be parsed.
+    """
+    match = PLACE.fullmatch(place)
+    if match is None:
         raise ValueError(f"{place!r} is no place in a list")
-    return float(found[1] or 0), int(found[2])
+    return float(match[1] or 0), int(match[2])

@@ -1,4 +1,4 @@
-"""One record as the pages show it, read without trust: what is not as it should be costs itself only."""
+"""Views of a record for the pages, read without trust: a damaged part affects only its own display."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from forge_env.view.text import SHOWN, Piece, Vocabulary, arguments, pieces, pla
 
 MOST_MESSAGES = 400
 LONG_LINES = 24
-"""Lines of an observation beyond which it is folded."""
+"""Number of lines beyond which an observation is folded."""
 
 
 class UnreadableError(Exception):
-    """A record that can't be shown, and why."""
+    """A record that can't be shown, and the reason."""
 
 
 def read(index: RunIndex, row: Mapping[str, Any]) -> tuple[Trajectory, bytes]:
-    """A trajectory and its line.
+    """Read a trajectory and its line.
 
     Raises:
         UnreadableError: the line is damaged, too large or gone.
@@ -64,25 +64,25 @@ class MessageView:
     name: str
     images: int
     left: int
-    """Characters beyond those shown."""
+    """Number of characters beyond those shown."""
     fold: bool
     note: str = ""
-    """One soft line of figures."""
+    """Figures of the turn, in one line of small print."""
     seat: str = ""
 
 
 def conversation(trajectory: Trajectory) -> list[MessageView]:
-    """The messages as the agent saw them, with the figures of each turn."""
-    found: list[MessageView] = []
+    """Return the messages as the agent saw them, with the figures of each turn."""
+    result: list[MessageView] = []
     for turn in trajectory.turns:
-        found += [_message(message, len(found) + place, turn.seat) for place, message in enumerate(turn.observation)]
-        answer = _message(turn.message, len(found), turn.seat)
+        result += [_message(message, len(result) + index, turn.seat) for index, message in enumerate(turn.observation)]
+        answer = _message(turn.message, len(result), turn.seat)
         for call, spent in zip(answer.calls, turn.calls_s, strict=False):
             call.seconds = spent
         answer.note = _note(turn)
-        found.append(answer)
-    found += [_message(message, len(found) + place) for place, message in enumerate(trajectory.final_observation)]
-    return found
+        result.append(answer)
+    result += [_message(message, len(result) + index) for index, message in enumerate(trajectory.final_observation)]
+    return result
 
 
 def _note(turn: Turn) -> str:
@@ -121,7 +121,7 @@ def _message(message: Message, number: int, seat: str = "") -> MessageView:
 
 @dataclass(slots=True)
 class TokenTurn:
-    """The tokens of one turn: what came before, as a number and a text, and the sampled ones."""
+    """The tokens of one turn: the preceding ones, as a number and a text, and the sampled ones."""
 
     before: int
     before_text: str
@@ -132,28 +132,28 @@ class TokenTurn:
 
 
 def tokens(trajectory: Trajectory, vocabulary: Vocabulary | None) -> list[TokenTurn]:
-    """The tokens turn by turn; without a vocabulary their ids stand for their texts."""
-    found = []
+    """Return the tokens turn by turn; without a vocabulary, their ids are shown instead of their texts."""
+    result = []
     for turn in trajectory.turns:
         reply = turn.reply
         if not reply.has_tokens:
             continue
         before, ids = reply.prompt_ids.tolist(), reply.token_ids.tolist()
-        texts = list(vocabulary.texts(ids)) if vocabulary is not None else [f"{place} " for place in ids]
-        texts = [plain(text) for text in texts]  # what has no form is a symbol: the page colours a token by its place
+        texts = list(vocabulary.texts(ids)) if vocabulary is not None else [f"{number} " for number in ids]
+        texts = [plain(text) for text in texts]  # no invisible characters: the page finds a token by its position
         text = "".join(vocabulary.texts(before)) if vocabulary is not None else " ".join(map(str, before))
         logprobs = [round(value, 4) if math.isfinite(value) else 0.0 for value in reply.logprobs.tolist()]
-        found.append(TokenTurn(len(before), text[:SHOWN], texts, ids, logprobs, reply.versions.tolist()))
-    return found
+        result.append(TokenTurn(len(before), text[:SHOWN], texts, ids, logprobs, reply.versions.tolist()))
+    return result
 
 
 def token_data(turns: Sequence[TokenTurn], advantage: float | None, learned: bool) -> dict[str, Any]:
-    """For the page: per turn the lengths of the tokens' texts in UTF-16 units, and their figures.
+    """Return the data for the page: for each turn the lengths of the tokens' texts in UTF-16 units, and their figures.
 
     Args:
         turns: see `tokens`.
         advantage: of the episode's tokens.
-        learned: that is what a training step used; else it is the reward against the group's mean.
+        learned: whether a training step used this advantage; else it is the reward minus the group's mean.
     """
     return {
         "advantage": advantage,
@@ -178,15 +178,15 @@ class Member:
     messages: list[MessageView]
     unreadable: str = ""
     common: int = 0
-    """Messages at the beginning that all members have."""
+    """Number of initial messages that all members share."""
     parts_at: int | None = None
-    """Number of the first message in which it differs from the best member; None: it is the best, or does the same."""
+    """Number of the first message in which it differs from the best member; None if it is the best, or the same."""
 
 
 def group_members(
     index: RunIndex, rows: Sequence[dict[str, Any]], most: int = 64
 ) -> tuple[list[MessageView], list[Member]]:
-    """The prompt that all members were given, and the members, those with the highest rewards first."""
+    """Return the prompt that all members share, and the members, those with the highest rewards first."""
     members: list[Member] = []
     texts: list[list[str]] = []
     for row in sorted(rows, key=lambda row: (-(row["reward"] or 0.0), row["member"] or 0))[:most]:
@@ -203,7 +203,7 @@ def group_members(
     readable = [member for member in members if not member.unreadable]
     for member, text in zip(readable, texts, strict=True):
         member.common = common
-        same = next((place for place, pair in enumerate(zip(texts[0], text, strict=False)) if len({*pair}) > 1), None)
+        same = next((number for number, pair in enumerate(zip(texts[0], text, strict=False)) if len({*pair}) > 1), None)
         member.parts_at = min(len(texts[0]), len(text)) if same is None and len(text) != len(texts[0]) else same
     return (readable[0].messages[:common] if readable else []), members
 
@@ -223,7 +223,7 @@ class Difference:
 
 
 def differences(rows: Sequence[Mapping[str, Any]]) -> tuple[int, list[Difference]]:
-    """How many members are best, and in what they differ from the others on average, the largest first."""
+    """Count the best members, and list how they differ from the others on average, the largest difference first."""
     valid = [row for row in rows if row["outcome"] in SCORED and row["reward"] is not None]
     top = max((row["reward"] for row in valid), default=0.0)
     best = [row for row in valid if row["reward"] >= top - 1e-9]
@@ -236,13 +236,13 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> tuple[int, list[Difference
         "turns": lambda row: row["turns"], "tool calls": lambda row: row["calls"], "tokens": lambda row: row["tokens"],
         "seconds": lambda row: row["wall_s"] or 0.0,
     }  # fmt: skip
-    found = [
+    result = [
         Difference(name, sum(map(value, best)) / len(best), sum(map(value, others)) / len(others))
         for name, value in figures.items()
     ]
-    found = [
-        item for item in found if abs(item.best - item.others) > 0.02 * max(abs(item.best), abs(item.others), 1e-9)
+    result = [
+        item for item in result if abs(item.best - item.others) > 0.02 * max(abs(item.best), abs(item.others), 1e-9)
     ]
     return len(best), sorted(
-        found, key=lambda item: -abs(item.best - item.others) / (abs(item.best) + abs(item.others))
+        result, key=lambda item: -abs(item.best - item.others) / (abs(item.best) + abs(item.others))
     )

@@ -1,4 +1,4 @@
-"""How pages are drawn: the templates, all that they may use, and the addresses they lead to."""
+"""Rendering of pages: the templates, their filters and globals, and the addresses of pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forge_env.view.filter import PAID_UNSOLVED
 from forge_env.view.runs import RunView
 
 SAFE = re.compile(r"[\w][\w .:@+=,-]*(?:/[\w][\w .:@+=,-]*)*")
-"""Ids that can stand in an address as they are; others are told by the place of their record."""
+"""Ids that can be part of an address; other records are addressed by file and offset."""
 OUTCOME_NAMES = {
     "paid": "full reward", "unsolved": PAID_UNSOLVED, "partly": "below maximum reward", "unpaid": "wrong answer",
     "limit": "hit a limit", "crashed": "agent crashed", "lost": "lost", "unreadable": "can't be read",
@@ -31,8 +31,8 @@ def _points(values: Sequence[float], width: float, height: float) -> str:
     span = (high - low) or 1.0
     step = width / max(1, len(values) - 1)
     return " ".join(
-        f"{place * step:.1f},{height - 3 - (value - low) / span * (height - 6):.1f}"
-        for place, value in enumerate(values)
+        f"{index * step:.1f},{height - 3 - (value - low) / span * (height - 6):.1f}"
+        for index, value in enumerate(values)
     )
 
 
@@ -50,30 +50,30 @@ def _tone(row: Mapping[str, Any]) -> str:
 
 
 def _finalize(value: Any) -> Any:
-    """Every text that a template shows is an agent's until it is known not to be."""
+    """Make every text of a template safe to show, since an agent may have written it."""
     return text.shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @cache
 def _static() -> tuple[str, dict[str, bytes]]:
-    """The page's own files by name, and a mark of their content."""
+    """Return a digest of the page's static files, and their contents by name."""
     folder = files("forge_env.view").joinpath("static")
-    found = {item.name: item.read_bytes() for item in folder.iterdir() if item.is_file()}
-    return blake2b(b"".join(found[name] for name in sorted(found)), digest_size=6).hexdigest(), found
+    contents = {item.name: item.read_bytes() for item in folder.iterdir() if item.is_file()}
+    return blake2b(b"".join(contents[name] for name in sorted(contents)), digest_size=6).hexdigest(), contents
 
 
 def static_files() -> dict[str, bytes]:
-    """The page's own files by name."""
+    """Return the page's static files by name."""
     return _static()[1]
 
 
 def static(name: str) -> str:
-    """Address of one of the page's own files; it changes with their content, so that a browser may keep them."""
+    """Return the address of a static file; it changes with the files' content, so that browsers may cache them."""
     return f"/static/{_static()[0]}/{name}"
 
 
 def _quoted(value: str) -> str:
-    """For an address. A folder's name keeps its bytes, whatever they are; other text that is no UTF-8 is replaced."""
+    """Quote a text for an address: a folder's name keeps its bytes; other text that is not UTF-8 is replaced."""
     try:
         return quote(value.encode("utf-8", "surrogateescape"), safe="")
     except UnicodeEncodeError:
@@ -81,17 +81,17 @@ def _quoted(value: str) -> str:
 
 
 def here(run: RunView, page: str = "") -> str:
-    """Address of a page of a run."""
+    """Return the address of a page of a run."""
     return f"/run/{_quoted(run.name)}" + (f"/{page}" if page else "")
 
 
 def compared(runs: Sequence[RunView]) -> str:
-    """The part of an address that names several runs."""
+    """Return the part of an address that names several runs."""
     return "&".join(f"runs={_quoted(run.name)}" for run in runs)
 
 
 def place(run: RunView, row: Mapping[str, Any], page: str = "t") -> str:
-    """Address of a trajectory."""
+    """Return the address of a trajectory."""
     name = row["id"]
     if not (SAFE.fullmatch(name) and row["outcome"] != "unreadable" and len(name) < 500):
         path, offset = run.index.place(row["key"])
@@ -101,19 +101,19 @@ def place(run: RunView, row: Mapping[str, Any], page: str = "t") -> str:
 
 
 def group_url(run: RunView, row: Mapping[str, Any]) -> str:
-    """Address of a group."""
+    """Return the address of a group."""
     kind, group = (quote(row[name].encode("utf-8", "surrogateescape"), safe="") for name in ("kind", "grp"))
     return f"{here(run, 'g')}?kind={kind}&group={group}"
 
 
 @cache
 def templates() -> Environment:
-    """The templates; all that they show is escaped. Each is read once."""
+    """Create the template environment, which escapes all values and reads each template once."""
     environment = Environment(
         loader=PackageLoader("forge_env.view"),
         autoescape=True,
         undefined=StrictUndefined,
-        auto_reload=False,  # an update of forge-env must not mix its templates with the code that runs
+        auto_reload=False,  # an update of forge-env must not mix new templates with the running code
         finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -1,10 +1,10 @@
-"""The pages behind an address of this machine: who may ask, and what a page may do.
+"""Access control of the pages: who may request them, and what a page may do.
 
-What agents wrote is hostile, and so may be other pages in the same browser. So the server listens on the loopback
-interface only, answers requests for its own names only (no other name can be made to lead here), takes GET and HEAD,
-and wants a token that stands in the address it prints. The token becomes a cookie named after the port, for cookies
-know no ports. A page may load nothing from elsewhere, run no script but the server's own files, and make no HTML of
-text.
+Texts of agents are hostile, and so may be other pages in the same browser. The server therefore listens on the loopback
+interface only, answers only requests for its own names (against DNS rebinding), accepts only GET and HEAD, and requires
+a token that is part of the address it prints. The token is stored in a cookie named after the port, since cookies are
+shared between ports. A page may not load external resources, run scripts other than the server's static files, or
+create HTML from text.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REFUSED = "This page needs the address that `forge-env view` printed: it holds a
 
 
 def token(cache: Path | None = None) -> str:
-    """The token of this person, made once and kept in a file that nobody else can read: links outlive a restart.
+    """Return the user's token, created once in a file that only they can read, so that links survive restarts.
 
     Raises:
         UsageError: the cache folder can't be written.
@@ -55,38 +55,38 @@ def token(cache: Path | None = None) -> str:
     try:
         return _token(path)
     except OSError as error:
-        said = f"the cache folder {path.parent} can't be used: {error.strerror}"
-        raise UsageError(said, fix=CACHE_FIX) from error
+        message = f"the cache folder {path.parent} can't be used: {error.strerror}"
+        raise UsageError(message, fix=CACHE_FIX) from error
 
 
 def _token(path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         try:
-            found = path.read_text(encoding="ascii", errors="replace").strip()
-            if len(found) >= 32 and path.stat().st_mode & 0o077 == 0:
-                return found
+            stored = path.read_text(encoding="ascii", errors="replace").strip()
+            if len(stored) >= 32 and path.stat().st_mode & 0o077 == 0:
+                return stored
             path.unlink()
         except FileNotFoundError:
             pass
-        made = secrets.token_urlsafe(32)
+        created = secrets.token_urlsafe(32)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
-            continue  # another process was quicker: its token is as good
+            continue  # another process was faster: its token is as good
         with os.fdopen(descriptor, "w") as file:
-            file.write(made)
-        return made
+            file.write(created)
+        return created
     return secrets.token_urlsafe(32)
 
 
 class Guard:
-    """Asks every request who it is, and gives every answer its headers.
+    """ASGI middleware that authorizes every request, and adds security headers to every response.
 
     Args:
-        app: what is guarded.
+        app: the protected application.
         secret: the token.
-        port: tells the port once it is known.
+        port: returns the port once it is known.
     """
 
     def __init__(self, app: Application, secret: str, port: Callable[[], int]) -> None:
@@ -95,7 +95,7 @@ class Guard:
         self._port = port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or hand on."""
+        """Refuse the request, or pass it to the application."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -117,8 +117,8 @@ class Guard:
             rest = urlencode([(name, value) for name, value in query if name != "token"], errors="surrogateescape")
             path = "/" + scope.get("raw_path", b"/").decode("latin-1").lstrip("/\\")
             target = path + (f"?{rest}" if rest else "")
-            kept = f"{cookie}={self._secret}; Path=/; HttpOnly; SameSite=Lax; Max-Age=31536000"
-            await _answer(send, 303, "", [("location", target), ("set-cookie", kept)])
+            cookie_header = f"{cookie}={self._secret}; Path=/; HttpOnly; SameSite=Lax; Max-Age=31536000"
+            await _answer(send, 303, "", [("location", target), ("set-cookie", cookie_header)])
         elif not hmac.compare_digest(_cookie(headers.get("cookie", ""), cookie).encode(), self._secret.encode()):
             await _answer(send, 403, REFUSED)
         else:
@@ -127,7 +127,7 @@ class Guard:
 
 
 def refusal(scope: Scope, error: RefusedRequestError) -> Application:
-    """The answer to a request beyond the limits of `forge_env.serve.limits`."""
+    """Create the response to a request beyond the limits of `forge_env.serve.limits`."""
 
     async def refused(scope: Scope, receive: Receive, send: Send) -> None:
         await _answer(send, error.status, f"{error.message}.\n")
@@ -146,8 +146,8 @@ def _cookie(header: str, name: str) -> str:
 def _with_headers(send: Send) -> Send:
     async def answering(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-            message = {**message, "headers": [*message.get("headers", []), *own]}
+            added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", []), *added]}
         await send(message)
 
     return answering

@@ -1,4 +1,4 @@
-"""Serving the pages on the loopback interface, and ending the connections that wait for news."""
+"""Server of the pages on the loopback interface, which closes open event streams when it stops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port(wanted: int) -> int:
-    """The port, or 0, which lets the system choose, where it is taken."""
+    """Return the port if it is free; otherwise 0, which lets the system choose one."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -32,10 +32,10 @@ async def serve_pages(
     """Serve until cancelled.
 
     Args:
-        pages: what is served.
-        port: where; 0 lets the system choose one.
-        ready: is told the address, token included.
-        cache: where the token is kept; None: the user's cache folder.
+        pages: the pages to serve.
+        port: port number; 0 lets the system choose one.
+        ready: called with the address, token included.
+        cache: folder of the token; None: the user's cache folder.
 
     Raises:
         UsageError: the port is taken.
@@ -54,7 +54,7 @@ async def serve_pages(
     try:
         await asyncio.shield(serving)
     finally:
-        pages.ending.set()  # pages that wait for news are let go, or the server would wait for them
+        pages.ending.set()  # ends event streams, for which the server would otherwise wait
         serving.cancel()
         await asyncio.gather(serving, loading, return_exceptions=True)
         pages.indexer.close()

@@ -1,7 +1,7 @@
-"""Texts of agents as HTML that shows exactly what is there: escaped, and what can't be seen drawn as a box.
+"""Texts of agents as HTML that shows them exactly: escaped, with invisible characters drawn as boxes.
 
 Nothing that an agent wrote becomes a link, an image or markup. Control, bidirectional and zero-width characters and
-halves of surrogate pairs stand as small boxes with their names, so that no text reads otherwise than it is.
+unpaired surrogates are drawn as small boxes with their names, so that no text can look like another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pygments.lexer import Lexer
 
 SHOWN = 20_000
-"""Characters of one text on a page; the rest is shown in pieces."""
+"""Maximum characters of one text on a page; the rest is shown on further pages."""
 RUNS = re.compile(rf"(?P<one>{HIDDEN.pattern})(?P=one)*", re.DOTALL)
 SHORT = {
     0x00: "NUL", 0x07: "BEL", 0x08: "BS", 0x0D: "CR", 0x1B: "ESC", 0x7F: "DEL", 0xAD: "SHY", 0x061C: "ALM",
@@ -30,16 +30,16 @@ SHORT = {
     0x202A: "LRE", 0x202B: "RLE", 0x202C: "PDF", 0x202D: "LRO", 0x202E: "RLO", 0x2060: "WJ",
     0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI", 0xFEFF: "BOM",
 }  # fmt: skip
-"""Names that people know; the others are shown as U+XXXX."""
+"""Common names of characters; the others are shown as U+XXXX."""
 
 
 def plain(text: str) -> str:
-    """For attributes and files, which can hold no box: what can't be seen is U+FFFD."""
+    """Replace invisible characters by U+FFFD, for attributes and files, which can't contain boxes."""
     return HIDDEN.sub("\ufffd", text)
 
 
 def name_of(character: str) -> str:
-    """How a box names a character: `RLO`, `U+D800`."""
+    """Return the name of a character in its box: `RLO`, `U+D800`."""
     return SHORT.get(ord(character), f"U+{ord(character):04X}")
 
 
@@ -51,15 +51,15 @@ def _box(found: re.Match[str]) -> str:
 
 
 def shown(text: str) -> Markup:
-    """A text as HTML: escaped, with boxes."""
-    found = str(escape(text))
-    if not found.isascii():
-        found = PILED.sub('<span class="box">combining marks</span>', found)
-    return Markup(RUNS.sub(_box, found))
+    """Render a text as HTML: escaped, with boxes."""
+    html = str(escape(text))
+    if not html.isascii():
+        html = PILED.sub('<span class="box">combining marks</span>', html)
+    return Markup(RUNS.sub(_box, html))
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """The first characters of a text, its white space made one."""
+    """Return the first `most` characters of a text, with each run of white space replaced by one space."""
     return " ".join(text[: 4 * most].split())[:most]
 
 
@@ -70,9 +70,9 @@ LANGUAGES = {
     "python": "python", "py": "python", "python3": "python", "json": "json", "bash": "bash", "sh": "bash",
     "shell": "bash", "diff": "diff", "patch": "diff",
 }  # fmt: skip
-"""Languages that are highlighted. No others, and none is guessed: some lexers take minutes on a hostile kilobyte."""
+"""Languages that are highlighted; none is guessed, since some lexers take minutes on a hostile kilobyte."""
 CODE_ARGUMENTS = {"code": "python", "command": "bash", "cmd": "bash", "script": "bash", "patch": "diff"}
-"""Arguments of tools that hold a program."""
+"""Arguments of tools that contain code, and its language."""
 CLASSES = {
     "Keyword": "hk", "Literal.String": "hs", "Literal.Number": "hn", "Comment": "hc", "Name.Function": "hf",
     "Name.Class": "hf", "Name.Builtin": "hb", "Name.Tag": "hb", "Generic.Inserted": "hi", "Generic.Deleted": "hd",
@@ -88,7 +88,7 @@ def _lexer(language: str) -> Lexer:
 
 
 def code(text: str, language: str) -> Markup:
-    """A program as HTML, highlighted where its language is known and it isn't too long."""
+    """Render code as HTML, highlighted if its language is known and it isn't too long."""
     known = LANGUAGES.get(language.lower())
     if known is None or len(text) > SHOWN:
         return shown(text)
@@ -105,7 +105,7 @@ FENCE = re.compile(r"^```([\w+-]*)[^\n`]*\n(.*?)(?:^```[ \t]*$|\Z)", re.DOTALL |
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a message: prose, or a program with its language."""
+    """A part of a message: prose, or a code block with its language."""
 
     text: Markup
     language: str | None = None
@@ -113,34 +113,34 @@ class Piece:
 
 
 def pieces(text: str) -> list[Piece]:
-    """A message's text, its fenced blocks apart."""
-    found, done = [], 0
+    """Split a message's text into prose and fenced code blocks."""
+    result, done = [], 0
     for fence in FENCE.finditer(text):
         if before := text[done : fence.start()].strip("\n"):
-            found.append(Piece(shown(before)))
-        found.append(Piece(code(fence[2].rstrip("\n"), fence[1]), fence[1] or "text"))
+            result.append(Piece(shown(before)))
+        result.append(Piece(code(fence[2].rstrip("\n"), fence[1]), fence[1] or "text"))
         done = fence.end()
     if rest := text[done:].strip("\n"):
-        found.append(Piece(shown(rest)))
-    return found
+        result.append(Piece(shown(rest)))
+    return result
 
 
 def arguments(text: str) -> list[Piece]:
-    """The arguments of a call as the model wrote them, one piece each; what is no JSON object stays as it is."""
+    """Split the arguments of a call into one piece each; text that is not a JSON object is shown unchanged."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         return [Piece(shown(text[:SHOWN]), "text", "not a JSON object")]
-    found = []
+    result = []
     for name, value in values.items():
         if isinstance(value, str):
             language = CODE_ARGUMENTS.get(name, "text")
-            found.append(Piece(code(value[:SHOWN], language), language, name))
+            result.append(Piece(code(value[:SHOWN], language), language, name))
         else:
-            found.append(Piece(code(json.dumps(value, ensure_ascii=False)[:SHOWN], "json"), "json", name))
-    return found
+            result.append(Piece(code(json.dumps(value, ensure_ascii=False)[:SHOWN], "json"), "json", name))
+    return result
 
 
 # ---
@@ -148,7 +148,7 @@ def arguments(text: str) -> list[Piece]:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure in few characters: 1,204; 12.3k; 0.25; a dash where there is none."""
+    """Format a number in few characters: 1,204; 12.3k; 0.25; a dash for None."""
     if value is None:
         return "\u2013"
     if value != value or value in (float("inf"), float("-inf")):
@@ -163,12 +163,12 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number with its thousands apart."""
+    """Format a whole number with thousands separators."""
     return "\u2013" if value is None else f"{int(value):,}"
 
 
 def seconds(value: float | None) -> str:
-    """A duration: 120 ms, 3.4 s, 12m05s, 3h10m."""
+    """Format a duration: 120 ms, 3.4 s, 12m05s, 3h10m."""
     if value is None:
         return "\u2013"
     if abs(value) < 0.9995:
@@ -184,7 +184,7 @@ def seconds(value: float | None) -> str:
 
 
 def ago(value: float) -> str:
-    """How long since: 12 s ago, 47 min ago, 3 h ago, 5 days ago."""
+    """Format an age: 12 s ago, 47 min ago, 3 h ago, 5 days ago."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if value >= 2 * size or (unit == "min" and value >= size):
             return f"{value / size:.0f} {unit} ago"
@@ -192,7 +192,7 @@ def ago(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share: 54 %, 0.4 %."""
+    """Format a share: 54 %, 0.4 %."""
     return f"{100 * value:.0f} %" if value >= 0.0995 or value == 0 else f"{100 * value:.1f} %"
 
 
@@ -200,12 +200,12 @@ GLUE = re.compile(r"(?<=\d) (?=%|→)|(?<=%) (?=→)|(?<=[±→]) (?=[\d\u2212])
 
 
 def glued(text: str) -> str:
-    """One of the pages' own sentences, in which no line ends within a figure: 0.5 ± 0.1, 4 %, 0.2 → 0.6."""
+    """Keep line breaks out of the figures in one of the pages' sentences: 0.5 ± 0.1, 4 %, 0.2 → 0.6."""
     return GLUE.sub("\u00a0", text)
 
 
 def signed(value: float | None, digits: int = 2) -> str:
-    """A change, with its sign; a true minus."""
+    """Format a change with its sign, using a true minus sign."""
     return "\u2013" if value is None else f"{value:+.{digits}f}".replace("-", "\u2212")
 
 
@@ -214,10 +214,10 @@ def signed(value: float | None, digits: int = 2) -> str:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """The byte for which each character of a byte-level vocabulary stands (GPT-2's `bytes_to_unicode`)."""
-    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    """Map each character of a byte-level vocabulary to its byte (GPT-2's `bytes_to_unicode`)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 BYTES = _bytes_of_characters()
@@ -225,16 +225,16 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Vocabulary:
-    """Text of token ids, from the content of a `tokenizer.json`: byte-level ones, and those with `▁` for a space."""
+    """Texts of token ids, from a `tokenizer.json` that is byte-level or uses `▁` for a space."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         model = data.get("model") or {}
         words = model.get("vocab") or {}
         pairs: Iterable[tuple[str, int]] = (
-            words.items() if isinstance(words, dict) else ((word, place) for place, (word, _) in enumerate(words))
+            words.items() if isinstance(words, dict) else ((word, token) for token, (word, _) in enumerate(words))
         )
         level = "ByteLevel" in json.dumps([data.get("decoder"), data.get("pre_tokenizer")])
-        self._bytes = {place: self._of(word, level) for word, place in pairs}
+        self._bytes = {token: self._of(word, level) for word, token in pairs}
         added = data.get("added_tokens") or []
         self._bytes |= {item["id"]: item["content"].encode("utf-8", "replace") for item in added}
 
@@ -242,15 +242,15 @@ class Vocabulary:
     def _of(word: str, level: bool) -> bytes:
         if level and all(character in BYTES for character in word):
             return bytes(BYTES[character] for character in word)
-        if found := BYTE_TOKEN.fullmatch(word):
-            return bytes([int(found[1], 16)])
+        if match := BYTE_TOKEN.fullmatch(word):
+            return bytes([int(match[1], 16)])
         return word.replace("\u2581", " ").encode("utf-8", "replace")
 
     def texts(self, ids: Iterable[int]) -> Iterator[str]:
-        """The text that each token adds; of a character of several tokens, all at its last."""
+        """Yield the text that each token adds; a character of several tokens is added by its last one."""
         left = b""
-        for place in ids:
-            left += self._bytes.get(place, f"<{place}>".encode())
+        for token in ids:
+            left += self._bytes.get(token, f"<{token}>".encode())
             try:
                 text, left = left.decode(), b""
             except UnicodeDecodeError as error:

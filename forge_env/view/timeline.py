@@ -1,4 +1,4 @@
-"""Who did what when: a run's timeline.json, read as it grows, and the stretch of it that a page shows."""
+"""The timeline of a run: timeline.json, read as it grows, and the part of it that a page shows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from forge_env.files import NewLines
 MOST_OPEN = 4
 MOST_SPANS = 2_000_000
 MOST_LANES = 64
-"""Rows of one track on which much goes on at once."""
+"""Maximum rows for one track with concurrent spans."""
 MANY = ("groups", "episodes", "sandboxes")
-"""How tracks end on which much goes on at once; they stand below the others."""
+"""Suffixes of tracks with concurrent spans; they are drawn below the others."""
 NARROW = 0.7
-"""Pixels; what is narrower is drawn together with its neighbours."""
+"""Width in pixels below which a span is merged with its neighbours."""
 
 
 @dataclass(slots=True)
@@ -31,12 +31,12 @@ class Lane:
 
     track: str
     spans: list[tuple[float, float, int, str]] = field(default_factory=list)
-    """Start and end in seconds, the number of the activity, and whose it is."""
+    """Start and end in seconds, number of the activity, and id of its episode or group."""
 
 
 @dataclass(slots=True)
 class Phase:
-    """How long one activity takes."""
+    """Durations of one activity."""
 
     track: str
     name: str
@@ -49,11 +49,11 @@ class Phase:
 
 @dataclass(slots=True)
 class Bar:
-    """What one actor did, as shares of its time; from left to right."""
+    """The activities of one actor as shares of its time, from left to right."""
 
     actor: str
     parts: list[tuple[str, float, float, str]]
-    """Name, where it begins, its share, and the class of its colour (`wait` is hatched)."""
+    """Name, start, share, and CSS class of the colour (`wait` is hatched)."""
 
 
 class Timeline:
@@ -65,7 +65,7 @@ class Timeline:
         self.counters: dict[str, list[tuple[float, dict[str, float]]]] = {}
         self.damaged = 0
         self.begin = math.inf
-        """Of the first span: a run has started its processes by then. No smaller than `end` while there is none."""
+        """Start of the first span, at which the run's processes are running; not below `end` if there are no spans."""
         self.end = 0.0
         self._threads: dict[Any, str] = {}
         self._open: dict[tuple[str, str, str], float] = {}
@@ -77,7 +77,7 @@ class Timeline:
         """Activities, and whether they are waiting: an episode waits while its model generates."""
 
     def update(self) -> None:
-        """Read what was written since."""
+        """Read new events."""
         with self._lock:
             for line in self._lines.read(self._begin_again):
                 self._take(line.strip().strip(b",[]"))
@@ -124,21 +124,21 @@ class Timeline:
             self.begin, self.end = min(self.begin, max(start, 0.0)), max(self.end, end)
 
     def lanes(self) -> list[Lane]:
-        """The rows of the drawing: the trainer first, then what doesn't overlap, then episodes and groups."""
+        """Return the rows of the drawing: the trainer first, then tracks without overlaps, then episodes and groups."""
         with self._lock:
             if self._lanes is None:
                 self._names = sorted(
                     {_activity(track, name) for track, spans in self.spans.items() for _, _, name, _ in spans}
                 )
-                number = {activity: place for place, activity in enumerate(self._names)}
-                found: list[Lane] = []
+                number = {activity: index for index, activity in enumerate(self._names)}
+                lanes: list[Lane] = []
                 for track in sorted(self.spans, key=_rank):
-                    found += _packed(track, self.spans[track], number)
-                self._lanes = found
+                    lanes += _packed(track, self.spans[track], number)
+                self._lanes = lanes
             return self._lanes
 
     def window(self, low: float | None, high: float | None, width: int) -> dict[str, Any]:
-        """What can be seen of the stretch from `low` to `high` seconds on `width` pixels; None: from the first span."""
+        """Return the visible part of `low` to `high` seconds at `width` pixels; None: the first span, or the end."""
         begin = min(self.begin, self.end)
         low = begin if low is None else max(begin, low)
         high = self.end if high is None or high <= low else min(high, self.end)
@@ -148,7 +148,7 @@ class Timeline:
         for lane in self.lanes():
             drawn: list[list[Any]] = []
             within: dict[int, float] = {}
-            for start, end, name, whose in lane.spans:
+            for start, end, name, owner in lane.spans:
                 if end < low or start > high:
                     continue
                 last = drawn[-1] if drawn else None
@@ -160,10 +160,10 @@ class Timeline:
                 ):
                     last[1] = max(last[1], end)
                     within[name] = within.get(name, 0.0) + end - start
-                    last[2] = max(within, key=within.__getitem__)  # of what is drawn as one, what took the most time
+                    last[2] = max(within, key=within.__getitem__)  # shows the activity that took the most time
                     continue
                 within = {name: end - start}
-                drawn.append([round(start, 5), round(end, 5), name, whose])
+                drawn.append([round(start, 5), round(end, 5), name, owner])
             lanes.append({"track": named(lane.track), "many": lane.track.endswith(MANY), "spans": drawn})
         counters = [
             {
@@ -177,45 +177,45 @@ class Timeline:
         return {**whole, "names": names, "lanes": lanes, "counters": counters}
 
     def phases(self) -> list[Phase]:
-        """How long the activities of episodes and of the trainer take, those with the most time first."""
+        """Return the durations of the activities of episodes and trainer, those with the most time first."""
         seconds: dict[tuple[str, str], list[float]] = {}
         for track, spans in self.spans.items():
             if track.endswith("groups"):
                 continue
             for start, end, name, _ in spans:
                 seconds.setdefault((track, name), []).append(end - start)
-        found = []
+        result = []
         ranks = {named(track): _rank(track) for track in self.spans}
         for (track, name), values in seconds.items():
             values.sort()
             quantiles = [values[min(len(values) - 1, int(share * len(values)))] for share in (0.5, 0.9, 0.99)]
-            found.append(Phase(named(track), name, len(values), sum(values), *quantiles))
-        return sorted(found, key=lambda phase: (ranks[phase.track], -phase.total))
+            result.append(Phase(named(track), name, len(values), sum(values), *quantiles))
+        return sorted(result, key=lambda phase: (ranks[phase.track], -phase.total))
 
 
 def _rank(track: str) -> tuple[int, str]:
     order = ("trainer", "generator", "reference", "buffer")
-    place = next((number for number, name in enumerate(order) if track.startswith(name)), len(order))
+    position = next((number for number, name in enumerate(order) if track.startswith(name)), len(order))
     kind = next((number for number, name in enumerate(MANY, start=1) if track.endswith(name)), 0)
-    return (place + 10 * kind, track)
+    return (position + 10 * kind, track)
 
 
 def _activity(track: str, name: str) -> tuple[str, bool]:
-    """What a span shows, and whether whoever does it waits for another."""
+    """Return the activity that a span shows, and whether its actor is waiting."""
     if name.startswith("group "):
         return "group", False
     return name, is_waiting("episodes" if track.endswith("episodes") else "", name)
 
 
 def named(track: str) -> str:
-    """A track for people: `episodes, worker 0`."""
+    """Format a track for people: `episodes, worker 0`."""
     return re.sub(r"^rollouts(\d+)( on [^:]*)?: (\w+)$", r"\3, worker \1\2", track)
 
 
 def _packed(
     track: str, spans: Sequence[tuple[float, float, str, str]], number: Mapping[tuple[str, bool], int]
 ) -> list[Lane]:
-    """A track's spans on as few rows as hold them; those of one episode stay on one."""
+    """Pack a track's spans into as few rows as possible; those of one episode share a row."""
     lanes: list[Lane] = []
     ends: list[float] = []
     by_key: dict[str, list[tuple[float, float, str, str]]] = {}
@@ -228,22 +228,22 @@ def _packed(
     blocks = sorted([*by_key.values(), *single], key=lambda block: block[0][0])
     for block in blocks:
         start, end = block[0][0], max(span[1] for span in block)
-        place = next((lane for lane, until in enumerate(ends) if until <= start + 1e-6), None)
-        if place is None:
+        row = next((lane for lane, until in enumerate(ends) if until <= start + 1e-6), None)
+        if row is None:
             if len(lanes) >= MOST_LANES:
                 continue
             lanes.append(Lane(track))
             ends.append(0.0)
-            place = len(lanes) - 1
-        ends[place] = end
-        lanes[place].spans += [
+            row = len(lanes) - 1
+        ends[row] = end
+        lanes[row].spans += [
             (
                 start,
                 end,
                 number[_activity(track, name)],
-                name if name.startswith("group ") else whose,
+                name if name.startswith("group ") else owner,
             )
-            for start, end, name, whose in block
+            for start, end, name, owner in block
         ]
     return lanes
 
@@ -254,34 +254,34 @@ def _thin(points: Sequence[tuple[float, float]], most: int) -> list[list[float]]
 
 
 class Timelines:
-    """The timelines that were looked at last."""
+    """The most recently viewed timelines."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[Path, Timeline] = OrderedDict()
 
     def of(self, root: Path) -> Timeline:
-        """A run's, as it stands."""
+        """Return the current timeline of a run."""
         path = root / "timeline.json"
-        found = self._open.setdefault(path, Timeline(path))
+        timeline = self._open.setdefault(path, Timeline(path))
         self._open.move_to_end(path)
         while len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)
-        found.update()
-        return found
+        timeline.update()
+        return timeline
 
 
 def css_of(doing: str, actor: str = "") -> str:
-    """The class of an activity's colour; `wait` is hatched."""
+    """Return the CSS class of an activity's colour; `wait` is hatched."""
     return "wait" if is_waiting(actor, doing) else f"s{colour_of(doing)}"
 
 
 def bars(accounts: Mapping[str, Mapping[str, float]]) -> list[Bar]:
-    """A bar an actor; an activity has one colour in all of them, and waiting is hatched."""
-    found = []
+    """Return a bar for each actor; an activity has the same colour in all bars, and waiting is hatched."""
+    result = []
     for actor in sorted(accounts, key=_rank):
         parts, start = [], 0.0
         for name, share in sorted(accounts[actor].items(), key=lambda item: -item[1]):
             parts.append((name, start, share, css_of(name, actor)))
             start += share
-        found.append(Bar(actor, parts))
-    return found
+        result.append(Bar(actor, parts))
+    return result

@@ -1,4 +1,4 @@
-"""A runner's channel through the Docker API, for a daemon that does not see our files: a container's streams."""
+"""A runner's channel through the Docker API, over a container's streams, for daemons that can't see our files."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sandboxes.connection import Connection
 from sandboxes.docker.daemon import Daemon
 
 _STREAM = struct.Struct("!BxxxI")
-"""Before each piece of output: the descriptor it was written to, and its length."""
+"""Header of each piece of output: the descriptor it was written to, and its length."""
 _STDERR = 2
 _MAX_HEAD = 64 * 1024
 _SAID = 2000
 
 
 async def attach(daemon: Daemon, container: str, connection: Connection) -> None:
-    """Lead `connection` to the standard streams of a container that is not started yet.
+    """Attach `connection` to the standard streams of a container that has not been started yet.
 
-    The API's request is answered with 101 (https://docs.docker.com/reference/api/engine, ContainerAttach); from then on
-    what we write is standard input, and what comes back are pieces of stdout and stderr.
+    The daemon answers the request with 101 (https://docs.docker.com/reference/api/engine, ContainerAttach). After that,
+    the bytes we write are standard input, and the bytes we receive are framed pieces of stdout and stderr.
 
     Raises:
         SandboxError: the daemon refuses, or is lost.
@@ -43,20 +43,20 @@ async def attach(daemon: Daemon, container: str, connection: Connection) -> None
         if isinstance(adapter, UnixHTTPAdapter):
             transport, _ = await loop.create_unix_connection(protocol, adapter.socket_path)
         else:
-            place = urlsplit(api.base_url)
-            context = _tls(api) if place.scheme == "https" else None
-            transport, _ = await loop.create_connection(protocol, place.hostname, place.port, ssl=context)
+            address = urlsplit(api.base_url)
+            context = _tls(api) if address.scheme == "https" else None
+            transport, _ = await loop.create_connection(protocol, address.hostname, address.port, ssl=context)
     except OSError as error:
         raise SandboxError(f"the Docker daemon is lost: {error}") from error
     try:
         await attached
-    except BaseException:  # cancelled too
+    except BaseException:  # also when cancelled
         transport.abort()
         raise
 
 
 def _tls(api: Any) -> ssl.SSLContext:
-    """As the docker SDK was told: its client's certificate, and whom to believe."""
+    """The TLS settings of the docker SDK: trusted authority and client certificate."""
     context = ssl.create_default_context(cafile=api.verify if isinstance(api.verify, str) else None)
     if not api.verify:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -66,7 +66,7 @@ def _tls(api: Any) -> ssl.SSLContext:
 
 
 class _Attachment(asyncio.Protocol):
-    """One hijacked connection to the daemon: stdout goes to the engine's end, stderr is kept for an error."""
+    """One hijacked connection to the daemon: stdout goes to `connection`, the end of stderr is kept for errors."""
 
     def __init__(self, path: str, connection: Connection, attached: asyncio.Future[None]) -> None:
         self._path = path
@@ -98,7 +98,7 @@ class _Attachment(asyncio.Protocol):
                 self._connection.data_received(piece)
 
     def _answered(self) -> bool:
-        """Whether the daemon's answer is complete, and we are attached."""
+        """Whether the daemon's answer is complete and the attachment succeeded."""
         assert self._transport is not None
         head, end, rest = bytes(self._buffer).partition(b"\r\n\r\n")
         if not end and len(head) < _MAX_HEAD:

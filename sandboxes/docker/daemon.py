@@ -1,7 +1,7 @@
-"""Reaching the Docker daemon: what it can do, or in one line why it can't be reached.
+"""Connects to a Docker daemon and detects its features, or gives a one-line reason why it can't be reached.
 
-A daemon is one of this machine (`unix://`), or of another one: `tcp://` with TLS, which the docker SDK's usual
-variables set up (DOCKER_TLS_VERIFY, DOCKER_CERT_PATH), or `ssh://`, for which one `ssh` forwards the daemon's socket.
+A daemon runs on this machine (`unix://`) or on another one: either `tcp://` with TLS, configured by the docker SDK's
+usual variables (DOCKER_TLS_VERIFY, DOCKER_CERT_PATH), or `ssh://`, where a single `ssh` forwards the daemon's socket.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sandboxes import owner
 
 T = TypeVar("T")
 DAEMON_ERRORS = (DockerException, RequestException)
-"""What its client raises when the daemon refuses, or is away."""
+"""Exceptions that the client raises when the daemon refuses or can't be reached."""
 FIX = "start Docker, or set DOCKER_HOST"
 TLS_FIX = "set DOCKER_TLS_VERIFY=1 and DOCKER_CERT_PATH (a folder with ca.pem, cert.pem, key.pem), or use ssh://"
 SSH_FIX = "see that ssh reaches it without a question, as a user of the group docker"
 NO_PERMISSION = "add yourself to the group docker, or run as root"
 FOLDER_PREFIX = "forge-env-"
-"""Of the temporary folders for sockets, and of containers."""
+"""Name prefix of temporary socket folders and of containers."""
 SCHEMES = ("unix", "tcp", "ssh")
 _SHORT_TIMEOUT_S = 5
 _SSH_TIMEOUT_S = 15
@@ -43,24 +43,24 @@ _DEFAULT_SOCKET = "/var/run/docker.sock"
 
 @dataclass(frozen=True)
 class Daemon:
-    """A daemon that answers: a client, and what it can do."""
+    """A connected daemon: its client and its features."""
 
     client: Any
     seccomp: bool
     remapped: bool
-    """User ids of containers are mapped to others of the host, and few (userns-remap, rootless)."""
+    """User ids of containers are mapped to a small range of the host's (userns-remap, rootless)."""
     podman: bool
-    """Podman's compatible socket: it reads the system-call profile from a file."""
+    """Podman's Docker-compatible socket, which reads the system-call profile from a file."""
     architecture: str
     memory_mb: int
     tunnel: Tunnel | None
-    """To its machine, for `ssh://`."""
+    """The tunnel to the daemon's machine, for `ssh://`."""
     apart: bool = False
-    """It has shown that it does not see our files: we run in a container that was given its socket, say."""
+    """The daemon turned out not to see our files, for example because we run in a container that has its socket."""
 
     @classmethod
     def of(cls, client: Any, tunnel: Tunnel | None) -> Daemon:
-        """From `docker info` and `docker version`."""
+        """Create from the answers of `docker info` and `docker version`."""
         info, version = client.info(), client.version()
         options = info.get("SecurityOptions") or []
         remapped = any(option.startswith(("name=userns", "name=rootless")) for option in options)
@@ -71,22 +71,22 @@ class Daemon:
 
     @property
     def remote(self) -> bool:
-        """Whether it may be of another machine: nothing of this one's files and sockets is in its reach."""
+        """Whether the daemon may run on another machine, without access to this one's files and sockets."""
         return (
             self.apart or self.tunnel is not None or str(self.client.api.base_url).startswith(("http://", "https://"))
         )
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the client and the tunnel."""
         self.client.close()
         if self.tunnel is not None:
             self.tunnel.close()
 
 
 class Tunnel:
-    """An `ssh` that forwards the socket of a daemon to a socket here, until it is closed or this process ends.
+    """An `ssh` process that forwards a daemon's socket to a local socket until closed or until this process ends.
 
-    One for all connections: `docker system dial-stdio`, which the Docker client uses, is a login for each of them.
+    It serves all connections. `docker system dial-stdio`, which the Docker client uses, would log in for each of them.
 
     Args:
         host: `ssh://[USER@]HOST[:PORT][/PATH/OF/SOCKET]`, as the Docker client reads it.
@@ -100,28 +100,30 @@ class Tunnel:
             )
         self.folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{owner.this_process()}-", dir="/tmp")
         self.socket = f"{self.folder}/docker.sock"
-        place = parts.path.rstrip("/") or _DEFAULT_SOCKET
+        remote_socket = parts.path.rstrip("/") or _DEFAULT_SOCKET
         command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes"]
         command += ["-o", f"ConnectTimeout={_SSH_TIMEOUT_S}", "-o", "ServerAliveInterval=15"]
-        command += ["-L", f"{self.socket}:{place}", *(["-p", str(parts.port)] if parts.port else [])]
+        command += ["-L", f"{self.socket}:{remote_socket}", *(["-p", str(parts.port)] if parts.port else [])]
         command += [*(["-l", parts.username] if parts.username else []), "--", parts.hostname]
-        # It speaks once the socket is there, and ends with its input, which is this process's.
-        command.append(f"test -S {shlex.quote(place)} && echo ready && exec cat")
+        # The command prints `ready` if the socket exists, and ends when its input, this process's pipe, is closed.
+        command.append(f"test -S {shlex.quote(remote_socket)} && echo ready && exec cat")
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
             )
             assert self._process.stdout
             if self._process.stdout.readline() != b"ready\n":
-                _, said = self._process.communicate(timeout=_SSH_TIMEOUT_S)
-                last = said.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"there is no socket {place}"]
+                _, stderr = self._process.communicate(timeout=_SSH_TIMEOUT_S)
+                last = stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [
+                    f"there is no socket {remote_socket}"
+                ]
                 raise SandboxUnavailableError(f"Docker can't be reached at {host}: {last[0]}", fix=SSH_FIX)
-        except BaseException:  # whatever it was, nothing of it stays
+        except BaseException:  # on any error, the process and the folder are removed
             self.close()
             raise
 
     def close(self) -> None:
-        """End it."""
+        """Kill the process and remove the socket."""
         if (process := getattr(self, "_process", None)) is not None:
             process.kill()
             process.communicate()
@@ -129,7 +131,7 @@ class Tunnel:
 
 
 def connect(host: str | None = None, **options: Any) -> Daemon:
-    """The daemon at `host`, by default at DOCKER_HOST or of this machine. Raises `SandboxUnavailableError`."""
+    """Connect to the daemon at `host`; default: DOCKER_HOST, else this machine's. Raises `SandboxUnavailableError`."""
     host = host or os.environ.get("DOCKER_HOST") or ""
     tunnel = None
     environment = {**os.environ, "DOCKER_HOST": host}
@@ -160,9 +162,9 @@ def check_host(host: str) -> None:
 
 
 def _api_version(environment: dict[str, str]) -> str:
-    """The version of the API of the daemon at a TCP address, asked for without the web's proxies and certificates.
+    """API version of the daemon at a TCP address, queried without the environment's web proxies and certificates.
 
-    The SDK's own question trusts REQUESTS_CA_BUNDLE more than the daemon's folder of certificates.
+    The SDK's own query would prefer REQUESTS_CA_BUNDLE to the daemon's certificate folder.
     """
     client = docker.from_env(environment=environment, version="1.41", timeout=_SHORT_TIMEOUT_S)
     with contextlib.closing(client):
@@ -172,7 +174,10 @@ def _api_version(environment: dict[str, str]) -> str:
 
 
 def _check_encrypted(client: Any) -> None:
-    """Whoever stands between us and a daemon could forge every verdict, and is root on its machine."""
+    """Raise unless the connection is verified TLS or loopback.
+
+    An attacker between us and the daemon could forge every verdict, and would be root on the daemon's machine.
+    """
     parts = urlsplit(str(client.api.base_url))
     encrypted = parts.scheme == "https" and client.api.verify
     if not encrypted and not _is_loopback(parts.hostname or ""):
@@ -189,8 +194,8 @@ def _is_loopback(name: str) -> bool:
 
 
 def why_unreachable(error: BaseException, host: str = "") -> str:
-    """Where it was looked for and the innermost reason, without the libraries' own chains."""
-    place = host or os.environ.get("DOCKER_HOST") or f"unix://{_DEFAULT_SOCKET}"
+    """The address that was tried and the innermost reason, without the libraries' exception chains."""
+    address = host or os.environ.get("DOCKER_HOST") or f"unix://{_DEFAULT_SOCKET}"
     reason = str(error).strip().split("\n")[0][:120]
     inner: BaseException | None = error
     while inner is not None:
@@ -199,11 +204,11 @@ def why_unreachable(error: BaseException, host: str = "") -> str:
         elif isinstance(inner, OSError) and inner.strerror:
             reason = inner.strerror
         inner = inner.__cause__ or inner.__context__
-    return f"at {place}: {reason}"
+    return f"at {address}: {reason}"
 
 
 def unavailable_reason(host: str | None = None) -> str | None:
-    """Why no sandbox can run on a daemon, None when one can."""
+    """Why no sandbox can run on a daemon, or None if one can."""
     try:
         with contextlib.closing(connect(host, timeout=_SHORT_TIMEOUT_S)) as daemon:
             kind = daemon.client.info().get("OSType")
@@ -217,7 +222,7 @@ def unavailable_reason(host: str | None = None) -> str | None:
 
 
 def check_base(daemon: Daemon) -> None:
-    """Raises `SandboxUnavailableError` where this machine's own Python can't be the base of images."""
+    """Raises `SandboxUnavailableError` if this machine's own Python can't be the base of the daemon's images."""
     if daemon.remote and daemon.architecture not in ("", platform.machine()):
         raise SandboxUnavailableError(
             f"this machine's Python ({platform.machine()}) can't run on the Docker daemon's ({daemon.architecture})",
@@ -226,7 +231,7 @@ def check_base(daemon: Daemon) -> None:
 
 
 def ask(question: Callable[[Any], T], otherwise: T) -> T:
-    """What `question` finds with a client of its own; `otherwise` without a daemon."""
+    """Call `question` with a new client and return its result, or return `otherwise` if there is no daemon."""
     try:
         daemon = connect(timeout=_SHORT_TIMEOUT_S)
     except SandboxUnavailableError:

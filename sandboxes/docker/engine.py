@@ -1,4 +1,4 @@
-"""Sandboxes as Docker containers. One container is one sandbox; it is reused after a wipe and a check."""
+"""Sandboxes as Docker containers. Each container is one sandbox, and is reused after it was wiped and checked."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from sandboxes.images.build import (
 
 START_TIMEOUT_S = 30
 UNSEEN = "bind source path does not exist"
-"""In what a daemon says that has no such folder."""
+"""Part of the daemon's error message if it can't see the socket folder."""
 _MAX_SOCKET_PATH = 100
 
 
 class DockerBox(Box):
-    """One container. `undead` takes its name when it is not certain that it ended."""
+    """One container. If its removal can't be confirmed, its name is added to `undead`."""
 
     def __init__(self, container: str, spec: SandboxSpec, client: Any, undead: set[str]) -> None:
         super().__init__(container, spec, Connection())
@@ -71,11 +71,11 @@ class DockerEngine(PooledEngine):
         docker_host: the daemon (default: $DOCKER_HOST, else this machine's): `tcp://HOST:PORT` with the TLS folder of
             DOCKER_CERT_PATH, or `ssh://[USER@]HOST[:PORT]`. Runners are then attached to through the API.
         base_image: public base of the bundled image (default: $FORGE_ENV_BASE_IMAGE, else this machine's Python).
-        runtime: an OCI runtime the daemon knows, such as `runsc`.
+        runtime: an OCI runtime that the daemon knows, such as `runsc`.
         cpus: CPUs one sandbox may use.
         seccomp: `own` (an allow-list tighter than Docker's), or `docker` for Docker's default profile.
         concurrency: most sandboxes alive at once; by default four per CPU.
-        warm: how many to start ahead; by default one per CPU.
+        warm: sandboxes to start ahead; by default one per CPU.
         max_uses: leases after which a sandbox is replaced by a new one.
     """
 
@@ -105,7 +105,7 @@ class DockerEngine(PooledEngine):
         self.seccomp = seccomp
         self._daemon: daemon.Daemon | None = None
         self._images: dict[SandboxSpec, asyncio.Task[str]] = {}
-        self._undead: set[str] = set()  # names of containers that a lost daemon may still bring back
+        self._undead: set[str] = set()  # names of containers that may exist although removing or starting them failed
 
     @classmethod
     def unavailable_reason(cls) -> str | None:  # noqa: D102
@@ -153,10 +153,10 @@ class DockerEngine(PooledEngine):
 
     async def close(self) -> None:  # noqa: D102
         await super().close()
-        found, self._daemon = self._daemon, None
-        if found is not None:
-            await asyncio.to_thread(self._bury, found.client)
-            await asyncio.to_thread(found.close)
+        connected, self._daemon = self._daemon, None
+        if connected is not None:
+            await asyncio.to_thread(self._bury, connected.client)
+            await asyncio.to_thread(connected.close)
 
     @property
     def _connected(self) -> daemon.Daemon:
@@ -168,7 +168,10 @@ class DockerEngine(PooledEngine):
         return self._connected.client
 
     def _has_room(self, spec: SandboxSpec) -> bool:
-        """Of another machine only its size is known: all that sandboxes may use together stays below it."""
+        """For a remote daemon, whether all sandboxes' memory limits together fit its machine's total memory.
+
+        Its free memory can't be read.
+        """
         if self._daemon is None or not self._daemon.remote:
             return super()._has_room(spec)
         return (self._alive + 1) * (spec.memory_mb + RUNNER_MB) + RESERVE_MB <= self._daemon.memory_mb
@@ -179,7 +182,7 @@ class DockerEngine(PooledEngine):
         return str(own_seccomp.profile_file()) if self._connected.podman else own_seccomp.profile()
 
     async def _image(self, spec: SandboxSpec) -> str:
-        """The tag of the image of a sandbox, built when missing: once, whoever else asks meanwhile."""
+        """The tag of a sandbox's image, built if missing. Concurrent callers share one build."""
         key = SandboxSpec(spec.image, base=spec.base, packages=spec.packages, writable=spec.writable)
         if key not in self._images or (self._images[key].done() and self._images[key].exception()):
             if not (self.base_image or os.environ.get(BASE_IMAGE_VARIABLE)):
@@ -207,28 +210,29 @@ class DockerEngine(PooledEngine):
                     self._daemon = replace(self._connected, apart=True)
                 else:
                     return box
-            if spec.proxied:  # its proxy would have to accept connections on a socket of the other machine
+            if spec.proxied:  # the remote machine would have to pass us a listening socket
                 fix = "use network=True, or a daemon of this machine; in a container, start that with -v /tmp:/tmp"
                 raise UsageError("a Docker daemon that does not see this machine's files can't have 'allow'", fix=fix)
             await self._start_attached(box, image)
         except _ImageGoneError:
-            self._images.clear()  # pruned behind our back: the next attempt builds it again
+            self._images.clear()  # pruned by another process: the next attempt builds it again
             raise
         return box
 
     async def _start_beside(self, box: DockerBox, image: str) -> None:
-        """Start a box of this machine, whose runner connects to a socket of ours."""
+        """Start a box on this machine, whose runner connects to a Unix socket of ours."""
         with _socket_folder() as folder, socket.socket(socket.AF_UNIX) as server:
             path = os.path.join(folder, SOCKET_NAME)
             server.bind(path)
             server.listen(1)
             server.setblocking(False)
-            os.chmod(path, 0o666)  # the folder's parent is ours alone; the container's root has no right to override
+            # The container's root may not override file modes. Other users can't enter the folder's parent.
+            os.chmod(path, 0o666)
             await self._start(box, image, folder)
             await _or_destroy(box, self._while_running(box.name, _meet(server, box)))
 
     async def _start_attached(self, box: DockerBox, image: str) -> None:
-        """Start a box of another machine, of which we are standard input and output."""
+        """Start a box on another machine and attach to its standard streams."""
         loop = asyncio.get_running_loop()
 
         def attach_first() -> None:
@@ -255,7 +259,7 @@ class DockerEngine(PooledEngine):
         await to_its_end(asyncio.ensure_future(starting))
 
     async def _while_running(self, container: str, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for a runner. A container that died before it connected is noticed by looking."""
+        """Wait for `work`, the runner's connection, checking every second that the container is still running."""
         task = asyncio.ensure_future(work)
         try:
             for _ in range(START_TIMEOUT_S):
@@ -278,7 +282,7 @@ class DockerEngine(PooledEngine):
         except ImageNotFound as error:
             raise _ImageGoneError(f"the image {options['Image']} is gone") from error
         except (SandboxError, *daemon.DAEMON_ERRORS) as error:
-            self._undead.add(name)  # even if the answer says otherwise, or is lost
+            self._undead.add(name)  # it may exist even if the answer denies it or was lost
             self._bury(self._client)
             if isinstance(error, SandboxError):
                 raise
@@ -289,32 +293,32 @@ class DockerEngine(PooledEngine):
             raise SandboxError(f"the Docker daemon is lost: {error}") from error
 
     def _bury(self, client: Any) -> None:
-        """Remove what a lost daemon left half done."""
+        """Remove the containers in `_undead`."""
         for name in list(self._undead):
             if bury(client, name):
                 self._undead.discard(name)
 
 
 class _ApartError(SandboxError):
-    """The daemon does not see our files, though it has a socket here."""
+    """The daemon's socket is local, but the daemon can't see our files."""
 
 
 class _ImageGoneError(SandboxError):
-    """The image was removed since it was looked up."""
+    """The image was removed after it was looked up."""
 
 
 async def _meet(server: socket.socket, box: Box) -> None:
-    """Wait until the runner has connected and said that it is ready."""
+    """Wait until the runner has connected and is ready."""
     channel, _ = await asyncio.get_running_loop().sock_accept(server)
     await box.join(channel)
 
 
 async def _or_destroy(box: DockerBox, ready: Coroutine[Any, Any, None]) -> None:
-    """Wait for a runner that was started."""
+    """Wait for a started runner, and destroy the box if it does not become ready."""
     try:
         async with asyncio.timeout(START_TIMEOUT_S + 1):
             await ready
-    except BaseException as error:  # cancelled too: no container may be left
+    except BaseException as error:  # also when cancelled: no container may be left behind
         await box.destroy()
         if isinstance(error, TimeoutError):
             raise SandboxError(f"container {box.name} did not answer within {START_TIMEOUT_S} s") from None
@@ -323,7 +327,7 @@ async def _or_destroy(box: DockerBox, ready: Coroutine[Any, Any, None]) -> None:
 
 @contextlib.contextmanager
 def _socket_folder() -> Iterator[str]:
-    """A folder for one socket, there only until the runner has connected; the container sees it, others can't."""
+    """A temporary folder for one socket, removed once the runner has connected. No other user can enter its parent."""
     parent = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{owner.this_process()}-")
     if len(parent) > _MAX_SOCKET_PATH - 4:
         os.rmdir(parent)

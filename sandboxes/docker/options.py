@@ -1,4 +1,4 @@
-"""The flags a sandbox container is created with: everything off that a program does not need."""
+"""Options that sandbox containers are created with; every feature that programs do not need is disabled."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MOST_FILES = 4096
 
 
 def tmpfs(size_mb: int, uid: int | None, mode: str, *, programs: bool = False, podman: bool = False) -> str:
-    """Mount options of one writable folder; `programs`: that may hold some."""
+    """Mount options of one writable folder; with `programs`, files in it may be executed."""
     options = f"rw,nosuid,nodev,{'exec,' if programs else ''}size={size_mb}m,mode={mode}"
-    if podman:  # it knows neither inodes nor owners
+    if podman:  # Podman supports neither inode limits nor owners
         return options
     owner = f",uid={uid},gid={uid}" if uid is not None else ""
     return f"{options},nr_inodes={size_mb * INODES_PER_MB}{owner}"
@@ -41,10 +41,10 @@ def container_options(
 ) -> dict[str, Any]:
     """The body of Docker's `POST /containers/create`.
 
-    Root inside exists for the runner alone, with only the right to become someone else; programs run as `uid`
-    (and `uid + 1` to judge them), a range that no other container has, since the kernel counts processes per user
-    across containers. Without a `socket_folder` the runner's channel is its standard input and output, to be attached
-    to: it ends with whoever attaches first.
+    Root inside the container is used by the runner only, with no capability except to change its user id. Programs run
+    as `uid`, their judge as `uid + 1`. No other container uses these ids, since the kernel counts processes per user
+    across containers. Without a `socket_folder`, the runner's channel is its standard input and output, which the
+    engine attaches to; the container ends when the first attachment is closed.
     """
     connect = f"{SOCKET_FOLDER}/{SOCKET_NAME}" if socket_folder else ""
     runner = RunnerConfig(isolation="uid", connect=connect, uid=uid, chown=podman)
@@ -53,7 +53,7 @@ def container_options(
     security = ["no-new-privileges"] + ([f"seccomp={seccomp_profile}"] if seccomp_profile else [])
     memory = (spec.memory_mb + RUNNER_MB) << 20
     ulimits = [{"Name": "core", "Soft": 0, "Hard": 0}]
-    if podman:  # what it would set by itself may be more than its service has
+    if podman:  # Podman's defaults may exceed its service's own limits
         ulimits += [{"Name": name, "Soft": MOST_FILES, "Hard": MOST_FILES} for name in ("nofile", "nproc")]
     return {
         "Image": image,
@@ -62,7 +62,7 @@ def container_options(
         "User": "0:0",
         "WorkingDir": "/",
         "Hostname": "sandbox",
-        "Env": ["PYTHONHASHSEED=0", "LANG=C.UTF-8"],  # PYTHONPATH is the image's, the runner's folder first
+        "Env": ["PYTHONHASHSEED=0", "LANG=C.UTF-8"],  # the image sets PYTHONPATH, with the runner's folder first
         "Labels": {"forge_env": owner},
         "NetworkDisabled": not spec.network,
         **({} if socket_folder else {"OpenStdin": True, "StdinOnce": True}),
@@ -77,13 +77,13 @@ def container_options(
             },
             "ShmSize": SCRATCH_MB << 20,
             "CapDrop": ["ALL"],
-            "CapAdd": ["SETUID", "SETGID", *(["CHOWN"] if podman else [])],  # given up before the first program
+            "CapAdd": ["SETUID", "SETGID", *(["CHOWN"] if podman else [])],  # dropped before the first program runs
             "SecurityOpt": security,
             "IpcMode": "private",
             "Memory": memory,
             "MemorySwap": memory,
             "PidsLimit": PIDS,
-            # A closed connection would keep its port busy for the next user.
+            # Without this, a closed connection would keep its port busy for the sandbox's next user.
             "Sysctls": {"net.ipv4.tcp_max_tw_buckets": "0"},
             "CpuPeriod": CPU_PERIOD_US,
             "CpuQuota": int(cpus * CPU_PERIOD_US),
@@ -99,6 +99,6 @@ def container_options(
 
 
 def random_uid(*, remapped: bool) -> int:
-    """The first of sixteen user ids that no account and no other container is likely to have."""
+    """The first of sixteen consecutive user ids, unlikely to belong to an account or another container."""
     number = int.from_bytes(os.urandom(3), "big")
     return 20_000 + number % 2_500 * 16 if remapped else 0x50000000 + number * 16

@@ -1,7 +1,7 @@
-"""How containers end, and how those go that dead owners left.
+"""Ending containers, and removing those that dead owners left behind.
 
-Containers are created to remove themselves. Asking the daemon to remove one that is just doing so can leave a ghost
-in its listing until it restarts (seen with Docker 20.10), so a running one is only ever killed, and waited for.
+Containers are created to remove themselves. Asking the daemon to remove one that is being removed can leave a ghost in
+its listing until the daemon restarts (seen with Docker 20.10), so running containers are only killed and waited for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REMOVAL_TIMEOUT_S = 20
 
 
 def is_running(client: Any, container: str) -> bool:
-    """Whether a container runs; raises `SandboxError` when the daemon can't say."""
+    """Whether a container is running. Raises `SandboxError` if the daemon can't be reached."""
     try:
         return bool(client.api.inspect_container(container)["State"]["Running"])
     except NotFound:
@@ -34,16 +34,16 @@ def is_running(client: Any, container: str) -> bool:
 
 
 def end_container(client: Any, container: str) -> bool:
-    """See a container whose runner was told to go out of existence; kill it if it stays.
+    """Wait for the removal of a container whose runner is exiting; kill it if it does not exit in time.
 
-    False when it is not certain that it is gone: the daemon is away. The container removes itself when its runner
-    ends, unless the daemon dies at that moment: ask again with `bury`.
+    Returns False if the daemon can't confirm the removal. The container removes itself when its runner ends, unless the
+    daemon dies at that moment: call `bury` later.
     """
     api = client.api
     try:
         try:
             api.wait(container, timeout=GRACE_S, condition="removed")
-        except RequestException:  # it did not go by itself, or the daemon does not answer
+        except RequestException:  # it did not exit by itself, or the daemon does not answer
             api.kill(container)
             api.wait(container, timeout=REMOVAL_TIMEOUT_S, condition="removed")
     except NotFound:
@@ -54,7 +54,7 @@ def end_container(client: Any, container: str) -> bool:
 
 
 def bury(client: Any, container: str) -> bool:
-    """Remove a container that may be there in any state. Whether it is gone for certain."""
+    """Remove a container in any state, if it exists. Returns whether it is certainly gone."""
     try:
         if is_running(client, container):
             client.api.kill(container)
@@ -63,7 +63,7 @@ def bury(client: Any, container: str) -> bool:
     except NotFound:
         return True
     except (SandboxError, *DAEMON_ERRORS):
-        pass  # on its way out already, or the daemon is away: the next look tells
+        pass  # being removed already, or the daemon is away: the check below decides
     try:
         client.api.inspect_container(container)
     except NotFound:
@@ -87,14 +87,14 @@ def reap(client: Any) -> list[str]:
             else:
                 client.api.remove_container(container["Id"], force=True)
         except APIError as error:
-            if error.status_code not in (404, 409):  # gone already, or on its way
+            if error.status_code not in (404, 409):  # removed already, or being removed
                 raise
         removed.append(container["Id"])
     return removed
 
 
 def remove_stale_folders() -> int:
-    """Remove the socket folders of owners that died while a container was starting. Returns how many."""
+    """Remove the socket folders of owners that died while starting a container. Returns their number."""
     removed = 0
     for base in {tempfile.gettempdir(), "/tmp"}:
         for folder in Path(base).glob(f"{FOLDER_PREFIX}*.*.*.*.*-*"):
@@ -105,15 +105,15 @@ def remove_stale_folders() -> int:
 
 
 def running(client: Any) -> list[RunningSandbox]:
-    """Every labelled container of the daemon."""
-    found = []
+    """All labelled containers of the daemon that are not being removed."""
+    sandboxes = []
     for container in client.api.containers(all=True, filters={"label": owner.LABEL}):
         name = container["Labels"].get(owner.LABEL, "")
         if container["State"] == "removing":
             continue
-        found.append(
+        sandboxes.append(
             RunningSandbox(
                 container["Id"][:12], container["Image"], owner.pid_of(name), owner.is_dead(name), container["Created"]
             )
         )
-    return found
+    return sandboxes

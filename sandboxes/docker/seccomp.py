@@ -1,9 +1,9 @@
-"""The container's system-call profile, from the table that every program's own filter is made of.
+"""The container's system-call profile, generated from the same table as every program's own filter.
 
-It covers everything in the container, the runner too, and needs no privilege, so it also holds should the filter of
-programs (`sandboxes.runner.seccomp`) ever be missing. It can't express "all values but these": calls with such a
-condition (`ioctl`, `prctl`) are allowed here with any argument. If both filters refuse a call, the program sees the
-error of its own.
+It applies to every process in the container, including the runner, and needs no privilege, so it still holds if the
+programs' filter (`sandboxes.runner.seccomp`) is ever missing. It can't express "all values but these": calls with such
+a condition (`ioctl`, `prctl`) are allowed here with any argument. If both filters refuse a call, the program sees the
+error of its own filter.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sandboxes.images.cache import cache_folder
 from sandboxes.runner.syscalls import ALLOWED, CONDITIONS, MISSING, REFUSED, Condition
 
 RUNNER = ("memfd_create",)
-"""What only the runner may call: its supervisor hands on standard input as a file in memory."""
+"""System calls that only the runner may make: its supervisor passes standard input as a memory file."""
 
 
 @lru_cache(maxsize=1)
 def profile() -> str:
-    """The profile as Docker's API takes it: JSON text."""
+    """The profile as JSON text, as Docker's API takes it."""
     conditions = {name: checks for name, checks in CONDITIONS.items() if not any(check.excluded for check in checks)}
     rules: list[dict[str, Any]] = [
         {"names": sorted({*ALLOWED, *RUNNER} - set(conditions)), "action": "SCMP_ACT_ALLOW"},
@@ -41,7 +41,7 @@ def profile() -> str:
     return json.dumps(
         {
             "defaultAction": "SCMP_ACT_ERRNO",
-            "defaultErrnoRet": errno.ENOSYS,  # Docker before version 23 ignores it: EPERM
+            "defaultErrnoRet": errno.ENOSYS,  # ignored by Docker before version 23, which returns EPERM
             "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
             "syscalls": rules,
         }
@@ -49,7 +49,7 @@ def profile() -> str:
 
 
 def _comparisons(check: Condition) -> list[dict[str, Any]]:
-    """One comparison for each value that the argument may have."""
+    """One comparison for each allowed value of the argument."""
     return [
         {"index": check.argument, "value": check.mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
         for value in check.values
@@ -57,7 +57,7 @@ def _comparisons(check: Condition) -> list[dict[str, Any]]:
 
 
 def profile_file() -> Path:
-    """The profile as a file of the cache folder, for a Podman service on this machine."""
+    """The profile as a file in the cache folder, for a Podman service on this machine."""
     text = profile()
     path = cache_folder() / f"seccomp-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not path.exists():

@@ -1,4 +1,4 @@
-"""What sandboxes are built from."""
+"""Images and root filesystems that sandboxes run in."""
 
 BUNDLED = "python"
-"""The image that comes with the engines."""
+"""Name of the image that comes with the engines."""

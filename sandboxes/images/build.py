@@ -1,4 +1,4 @@
-"""Container images, named by their content: an image that exists is never built again."""
+"""Container images with tags derived from their content, so that an existing image is never rebuilt."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FOLDERS = {"work": 0o700, "work-judge": 0o700, "run/forge_env": 0o755, "tmp": 0
 
 
 def image_tag(base_image: str | None) -> str:
-    """The name of the bundled image over `base_image`, or over this machine's own Python."""
+    """The tag of the bundled image on top of `base_image`, or of this machine's own Python."""
     digest = hashlib.sha256((base_image or rootfs.fingerprint()).encode())
     digest.update((_HERE / "Dockerfile").read_bytes())
     for path in cache.runner_files():
@@ -36,14 +36,14 @@ def image_tag(base_image: str | None) -> str:
 
 
 def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = None, instead: str = "") -> str:
-    """The tag of `image` with the runner inside, built when missing. `client`: a `docker.DockerClient`.
+    """Build `image` with the runner inside, if missing, and return its tag. `client` is a `docker.DockerClient`.
 
     Args:
         client: the daemon to build on.
         image: `python` for the bundled image, a folder with a Dockerfile, or a reference that the daemon has or can
             pull. Python 3.9 or newer must be inside; a Dockerfile may say `ARG BASE_IMAGE`, `FROM ${BASE_IMAGE}`.
         base_image: public base of the bundled image; by default $FORGE_ENV_BASE_IMAGE, else this machine's Python.
-        instead: image that takes the place of those that a folder's Dockerfile is `FROM`, see `SandboxSpec.base`.
+        instead: image that replaces those named by `FROM` in a folder's Dockerfile, see `SandboxSpec.base`.
     """
     if instead and not os.path.isdir(image):
         raise UsageError(f"image {image!r} has no Dockerfile, so base={instead!r} means nothing", fix="leave base out")
@@ -62,10 +62,10 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
 
 
 def ensure_packages(client: Any, image: str, wanted: Sequence[str]) -> str:
-    """The tag of `image` (as `ensure_image` made it) with Python packages in it, installed when missing.
+    """Add Python packages to `image` (from `ensure_image`), if missing, and return the new image's tag.
 
     Raises:
-        UsageError: a package that the index does not have.
+        UsageError: the index does not have a package.
         SandboxUnavailableError: pip is missing, or failed in another way.
     """
     digest = hashlib.sha256(f"{image}\n{packages.asked(wanted)}".encode()).hexdigest()[:16]
@@ -91,10 +91,10 @@ _ASK = (
 
 def _python_in(client: Any, image: str) -> packages.Python:
     try:
-        said = client.containers.run(image, ["python3", "-c", _ASK], remove=True, network_mode="none", user="65534")
+        answer = client.containers.run(image, ["python3", "-c", _ASK], remove=True, network_mode="none", user="65534")
     except (APIError, ContainerError) as error:
         raise SandboxUnavailableError(f"the Python of image {image} does not answer: {error}") from error
-    return packages.Python(*json.loads(said))
+    return packages.Python(*json.loads(answer))
 
 
 def _exists(client: Any, tag: str) -> bool:
@@ -106,7 +106,7 @@ def _exists(client: Any, tag: str) -> bool:
 
 
 def ensure_seeds(client: Any, image: str, writable: Sequence[str]) -> str:
-    """The tag of `image` (as `ensure_image` made it) with what is in its writable folders kept, made when missing."""
+    """Add archives of the writable folders' contents to `image` (from `ensure_image`), if missing. Returns the tag."""
     program = f"from {cache.RUNNER_PACKAGE} import archives; archives.seed({list(writable)!r})"
     lines = f"FROM {image}\nUSER 0\nRUN {json.dumps(['python3', '-s', '-c', program])}\n".encode()
     tag = f"{REPOSITORY}/writable:{hashlib.sha256(lines).hexdigest()[:16]}"
@@ -119,7 +119,7 @@ def ensure_seeds(client: Any, image: str, writable: Sequence[str]) -> str:
 
 
 def _ensure_folder_image(client: Any, folder: Path, base_image: str | None, instead: str) -> str:
-    """An image from a user's own Dockerfile, named by everything in its folder."""
+    """Build an image from a user's Dockerfile, tagged by a hash of everything in its folder."""
     if not (folder / "Dockerfile").is_file():
         raise UsageError(f"no Dockerfile in {folder}", fix="name a folder that has one, or an image")
     base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or _import_base(client)
@@ -137,7 +137,7 @@ def _ensure_folder_image(client: Any, folder: Path, base_image: str | None, inst
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             archive.add(folder, arcname=".", filter=_owned_by_root)
-            _add_text(archive, "Dockerfile", dockerfile)  # the later one counts
+            _add_text(archive, "Dockerfile", dockerfile)  # the last entry of a name wins
         _build(client, buffer.getvalue(), base, tag)
     return tag
 
@@ -149,15 +149,17 @@ def _add_text(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def images_kept(client: Any) -> str:
-    """The images of this project on a daemon, for people."""
+    """Summary of this project's images on a daemon, for display."""
     images = client.images.list(name=f"{REPOSITORY}/*")
     largest = max((image.attrs["Size"] for image in images), default=0) >> 20
     return f"{len(images)} images {REPOSITORY}/*, the largest of {largest:,} MiB; they share layers"
 
 
 def prune_images(client: Any) -> list[str]:
-    """Remove every image that this project built for other versions of itself, of the machine's Python or of a user's
-    Dockerfile, and that no container uses. Returns their tags; who needs one again builds it again."""
+    """Remove images built for other versions of this project or of the machine's Python, or for users' Dockerfiles.
+
+    Images used by a container stay. Returns the removed tags; a removed image is rebuilt when needed again.
+    """
     current = {image_tag(None), f"{REPOSITORY}/base:{rootfs.fingerprint()}"}
     if base := os.environ.get(BASE_IMAGE_VARIABLE):
         current.add(image_tag(base))
@@ -186,7 +188,7 @@ def _import_base(client: Any) -> str:
                 archive.add(root, arcname=".", filter=_owned_by_root)
             answer = str(client.api.import_image_from_file(file.name, repository=repository, tag=version))
         if imported := re.search("sha256:[0-9a-f]{64}|[0-9a-f]{64}", answer):
-            client.api.tag(imported.group(), repository, version)  # Podman's import forgets the version
+            client.api.tag(imported.group(), repository, version)  # Podman's import loses the tag
     return tag
 
 
@@ -208,23 +210,23 @@ def _build(client: Any, context: bytes, base: str, tag: str) -> None:
         )
     except BuildError as error:
         log = "".join(entry.get("stream", "") for entry in error.build_log)
-        step, said = _last_step(log)
+        step, output = _last_step(log)
         fix = "name an image that is here in SandboxSpec(base=...)" if step.startswith("FROM ") else None
-        raise ImageError(f"an image could not be built: `{step}`: {error}{said}", fix=fix) from error
+        raise ImageError(f"an image could not be built: `{step}`: {error}{output}", fix=fix) from error
     except APIError as error:
         raise SandboxUnavailableError(f"the Docker daemon could not build {tag}: {error.explanation}") from error
 
 
 def _last_step(log: str) -> tuple[str, str]:
-    """The line of the Dockerfile that a build came to, and what its program said last."""
+    """The last Dockerfile line that a build reached, and the last output of its program."""
     *_, last = re.split(r"^Step \d+/\d+ : ", log, flags=re.MULTILINE)
     step, *lines = re.sub(r"\x1b\[[\d;]*m", "", last).splitlines() or ["its first line"]
-    said = [line for line in lines if line.strip() and not line.startswith((" --->", "Removing intermediate"))]
-    return step, f": {' '.join(said)[-500:]}" if said and not step.startswith("FROM ") else ""
+    output = [line for line in lines if line.strip() and not line.startswith((" --->", "Removing intermediate"))]
+    return step, f": {' '.join(output)[-500:]}" if output and not step.startswith("FROM ") else ""
 
 
 def _context() -> bytes:
-    """The build context: Dockerfile, the runner, and the empty folders of the sandbox."""
+    """The build context: Dockerfile, the runner, and the sandbox's empty folders."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.add(_HERE / "Dockerfile", arcname="Dockerfile", filter=_owned_by_root)

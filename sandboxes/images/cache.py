@@ -1,4 +1,4 @@
-"""Where root filesystems and runners for this machine are kept, each built once and named by its content."""
+"""The cache of root filesystems and runners for this machine, each built once and named by its content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = ("rootfs-*", "runner-*", "packages-*", "seccomp-*.json")
 
 
 def cache_folder() -> Path:
-    """Where built root filesystems are kept: $XDG_CACHE_HOME/forge-env."""
+    """Folder of built root filesystems, runners and package layers: $XDG_CACHE_HOME/forge-env."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "forge-env"
 
@@ -29,11 +29,11 @@ def ensure_rootfs() -> Path:
 
 
 RUNNER_PACKAGE = "_forge_env_runner"
-"""Name of `sandboxes.runner` inside a sandbox, where it must not shadow a module of a program."""
+"""Name of `sandboxes.runner` inside a sandbox, chosen not to shadow any module of a program."""
 
 
 def ensure_runner() -> Path:
-    """A folder with the runner package alone, byte-compiled, built once and cached."""
+    """A folder with only the runner package, byte-compiled, built once and cached."""
     digest = hashlib.sha256(f"{sys.version} {RUNNER_PACKAGE}".encode())
     for path in runner_files():
         digest.update(path.name.encode() + path.read_bytes())
@@ -41,7 +41,7 @@ def ensure_runner() -> Path:
 
 
 def runner_files() -> list[Path]:
-    """The runner's modules."""
+    """Source files of the runner package."""
     return sorted((Path(__file__).parents[1] / "runner").glob("*.py"))
 
 
@@ -53,39 +53,39 @@ def _build_runner(folder: Path) -> None:
 
 
 def ensure(name: str, build_into: Callable[[Path], None]) -> Path:
-    """The cached folder `name`, filled by `build_into` when missing; one builder at a time, never half built.
+    """The cached folder `name`, filled by `build_into` if missing; one process builds, and none sees a partial folder.
 
-    It stays for as long as this process lives, whoever prunes the cache.
+    The folder can't be pruned while this process is alive.
     """
     cache = cache_folder()
     target = cache / name
     if _hold(target):
         return target
     cache.mkdir(parents=True, exist_ok=True)
-    cache.chmod(0o755)  # sandboxes reach it as other users, without passing through its parents
+    cache.chmod(0o755)  # sandboxes reach it as other users, without traversing its parents
     with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_dir():
-            for stale in cache.glob("building-*"):  # the lock is ours: whoever made these is dead
+            for stale in cache.glob("building-*"):  # we hold the lock, so their builder is dead
                 shutil.rmtree(stale, ignore_errors=True)
             building = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
             try:
                 build_into(building)
                 building.chmod(0o755)
                 building.rename(target)
-            except BaseException:  # also a Ctrl-C: nothing half-built may be left
+            except BaseException:  # also on Ctrl-C: no partial folder may be left
                 shutil.rmtree(building, ignore_errors=True)
                 raise
-        _hold(target)  # while nobody can prune
+        _hold(target)  # before releasing the lock, while no process can prune it
     return target
 
 
 _held: dict[Path, int] = {}
-"""Folders that this process may use, and the descriptors by which it has a shared lock on them."""
+"""Folders in use by this process, with the descriptors that hold a shared lock on them."""
 
 
 def _hold(folder: Path) -> bool:
-    """Keep others from removing a folder; whether it is there."""
+    """Take a shared lock on a folder so that no process prunes it. Returns whether it exists."""
     if folder in _held:
         return folder.is_dir()
     try:
@@ -93,7 +93,7 @@ def _hold(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    if not os.fstat(descriptor).st_nlink or not folder.is_dir():  # it was removed meanwhile
+    if not os.fstat(descriptor).st_nlink or not folder.is_dir():  # removed before it was locked
         os.close(descriptor)
         return False
     _held[folder] = descriptor
@@ -101,7 +101,7 @@ def _hold(folder: Path) -> bool:
 
 
 def _removed(path: Path) -> bool:
-    """Remove what nobody uses; whether it was so."""
+    """Remove a file, or a folder that no process holds. Returns whether it was removed."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return True
@@ -117,7 +117,7 @@ def _removed(path: Path) -> bool:
 
 
 def contents() -> tuple[str, int]:
-    """What the cache holds, for people, and its size, MiB."""
+    """Description of the cache's contents, for display, and its size in MiB."""
     folder = cache_folder()
     names = {"rootfs": "root filesystems", "runner": "runners", "packages": "layers of packages"}
     counts = {text: len(list(folder.glob(f"{kind}-*"))) for kind, text in names.items()}
@@ -127,11 +127,11 @@ def contents() -> tuple[str, int]:
 
 
 def prune() -> list[str]:
-    """Remove whatever was built for other versions and is used by no process that lives. Returns the paths."""
+    """Remove entries built for other versions that no living process uses. Returns their paths."""
     cache = cache_folder()
     if not cache.is_dir():
         return []
-    ensure_rootfs(), ensure_runner()  # of this version
+    ensure_rootfs(), ensure_runner()  # those of this version stay
     with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return sorted(str(path) for kind in _KINDS for path in cache.glob(kind) if _removed(path))

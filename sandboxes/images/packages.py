@@ -1,7 +1,7 @@
-"""Layers of Python packages: installed once with pip, from the index that this machine uses, and cached.
+"""Layers of Python packages, installed once with pip from the index configured on this machine, and cached.
 
-A layer is a folder with `site/`, what `import` finds, and `bin/`, its programs. It is named by what was asked for and
-by the Python that it is for. Only wheels are installed: no code of a package runs on this machine.
+A layer is a folder with `site/` (importable packages) and `bin/` (their programs). Its name is derived from the
+requested packages and the target Python. Only wheels are installed: no code of a package runs on this machine.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ _MISSING = re.compile(
 )
 
 _INTERPRETER = re.compile(rb"\A(?:#![^\n]*python[^\n]*|#!/bin/sh\n\x27{3}exec\x27 [^\n]*python[^\n]*\n\x27 \x27{3})\n")
-"""The first lines of a Python program. pip writes the second form if the interpreter's path is long or has a space."""
+"""First lines of a Python program. pip writes the second form if the interpreter's path is long or contains a space."""
 
 
 @dataclass(frozen=True)
 class Python:
-    """The Python that packages are for."""
+    """A Python that packages are installed for."""
 
     version: str
     """`3.12`"""
     machine: str
     """`x86_64`"""
     libc: str
-    """`glibc 2.36`, or empty for another."""
+    """`glibc 2.36`, or empty for another C library."""
     site: str
-    """Absolute path of the folder that it finds packages in."""
+    """Absolute path of its package folder."""
     scripts: str
-    """Absolute path of the folder for their programs."""
+    """Absolute path of the folder for packages' programs."""
     program: str = "/usr/bin/python3"
-    """What those programs are run with."""
+    """Interpreter that runs those programs."""
 
 
 def this_python(site: str, scripts: str) -> Python:
-    """The Python of this machine, as it is in a root filesystem."""
+    """This machine's Python, as copied into a root filesystem."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     return Python(version, platform.machine(), " ".join(platform.libc_ver()), site, scripts)
 
 
 def asked(packages: Sequence[str]) -> str:
-    """The same text for the same packages."""
+    """Canonical text of a list of packages, independent of order and spaces."""
     return "\n".join(sorted({package.replace(" ", "") for package in packages}))
 
 
 def ensure_layer(packages: Sequence[str], python: Python) -> Path:
-    """The folder with `packages` for `python`, installed when missing; one builder at a time, never half built.
+    """The folder with `packages` for `python`, installed if missing; one process builds, none sees a partial folder.
 
     Raises:
-        UsageError: a package that the index does not have.
+        UsageError: the index does not have a package.
         SandboxUnavailableError: pip is missing, or failed in another way.
     """
     digest = hashlib.sha256(f"{asked(packages)}\n{python}".encode()).hexdigest()[:16]
@@ -73,12 +73,12 @@ def ensure_layer(packages: Sequence[str], python: Python) -> Path:
 
 
 def has_pytest(spec: SandboxSpec) -> bool:
-    """Whether pytest is among the packages, so that the runner loads it ahead."""
+    """Whether pytest is among the packages, so that the runner should preload it."""
     return "pytest" in map(bare_name, spec.packages)
 
 
 def bare_name(package: str) -> str:
-    """The name of a package without versions and extras."""
+    """The name of a package without version and extras."""
     return re.split(r"[^\w.-]", package)[0]
 
 
@@ -102,9 +102,9 @@ def _install(packages: Sequence[str], python: Python, folder: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise SandboxUnavailableError(f"installing {', '.join(packages)} took over {TIMEOUT_S:g} s") from error
     if done.returncode:
-        if found := _MISSING.search(done.stderr):
+        if match := _MISSING.search(done.stderr):
             raise UsageError(
-                f"package {found[1]!r} is not in the index that pip uses, as a wheel for Python {python.version}",
+                f"package {match[1]!r} is not in the index that pip uses, as a wheel for Python {python.version}",
                 fix="correct its name or version, or configure pip's index (`pip config list` shows it)",
             )
         lines = [line for line in done.stderr.strip().splitlines() if line]
@@ -113,7 +113,7 @@ def _install(packages: Sequence[str], python: Python, folder: Path) -> None:
 
 
 def _for_another(python: Python) -> list[str]:
-    """Options of pip for a Python that is not this one."""
+    """pip options for a Python other than the running one."""
     if python == this_python(python.site, python.scripts):
         return []
     options = ["--python-version", python.version, "--implementation", "cp"]
@@ -128,7 +128,10 @@ def _for_another(python: Python) -> list[str]:
 
 
 def _arrange(folder: Path, python: Python) -> None:
-    """Programs beside the packages, with the sandbox's own Python; everything compiled, for nothing can be written."""
+    """Move programs beside the packages, set their interpreter to the sandbox's, and byte-compile the packages.
+
+    Compiled files can't be written later, since the layer is read-only in a sandbox.
+    """
     site, scripts = folder / "site", folder / "bin"
     site.mkdir(exist_ok=True)
     scripts.mkdir()

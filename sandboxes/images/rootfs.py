@@ -1,7 +1,7 @@
-"""A root filesystem made from this machine's own Python and shell tools: no registry, no download, no root.
+"""A root filesystem copied from this machine's own Python and shell tools. Needs no registry, download or root rights.
 
-The interpreter is moved to /usr/bin with its standard library in /usr/lib, every shared library beside libc, so
-that no path of the machine is left inside. Both engines use it: as an image, and as a folder to pivot into.
+The interpreter is copied to /usr/bin, its standard library to /usr/lib, and all shared libraries beside libc, so that
+no path of the machine is left inside. The Docker engine uses it as an image, the local engine as a folder to pivot to.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DLOPENED = (
     "libgcc_s.so.1", "libstdc++.so.6", "librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1", "libresolv.so.2",
     "libnss_files.so.2", "libnss_dns.so.2",
 )  # fmt: skip
-"""Libraries that wheels and libc open by name: ldd does not list them."""
+"""Libraries that wheels and libc load by name, which ldd does not list."""
 _LEFT_OUT = {
     "__pycache__", "test", "tests", "idlelib", "lib2to3", "tkinter", "turtledemo", "ensurepip", "site-packages",
     "dist-packages",
@@ -50,23 +50,23 @@ _FOLDERS = (
     "usr/local/bin", "var/tmp", "work", "work-judge",
 )  # fmt: skip
 SCRIPTS = "usr/local/bin"
-"""Where a layer of packages has its programs."""
+"""Folder for the programs of a package layer, relative to the root."""
 
 
 def interpreter() -> Path:
-    """The real interpreter behind the running one (virtual environments resolved)."""
+    """Path of the interpreter behind the running one, with virtual environments resolved."""
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
 def site_folder() -> str:
-    """Where the interpreter looks for packages, once it is in /usr: relative to the root."""
+    """The interpreter's package folder once it is in /usr, relative to the root."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     debian = "deb_system" in sysconfig.get_scheme_names()
     return f"usr/local/lib/{version}/dist-packages" if debian else f"usr/lib/{version}/site-packages"
 
 
 def fingerprint() -> str:
-    """Changes whenever the root filesystem would: interpreter, tools, or this module."""
+    """Hash that changes whenever the root filesystem would: with the interpreter, the tools, or this module."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in (interpreter(), *filter(None, map(_find_tool, TOOLS))):
         info = path.stat()
@@ -88,7 +88,7 @@ def build(root: Path) -> None:
         ("work", 0o700),
         ("work-judge", 0o700),
     ):
-        (root / folder).chmod(mode)  # a container engine gives a tmpfs the mode of the folder below it
+        (root / folder).chmod(mode)  # container engines give a tmpfs the mode of the folder it is mounted on
     for link in ("bin", "lib", "lib64", "sbin"):
         (root / link).symlink_to(f"usr/{link}")
     (root / "usr/lib64").mkdir()
@@ -123,7 +123,7 @@ def _ignore(folder: str, names: list[str]) -> set[str]:
 
 
 def copy(source: str, target: str) -> None:
-    """Copy a file's bytes; of its attributes only whether it can be executed."""
+    """Copy a file's content and whether it is executable; other attributes are set to fixed values."""
     shutil.copyfile(source, target)
     executable = os.access(source, os.X_OK)
     os.chmod(target, 0o755 if executable else 0o644)
@@ -141,17 +141,17 @@ def _copy_program(source: Path, target: Path, root: Path) -> None:
 
 def _copy_libraries(binary: Path, root: Path) -> None:
     for library in _linked(binary):
-        if library.name.startswith("ld-"):  # the loader is found under the very path the programs name
-            place = root / "usr" / str(library).lstrip("/")
+        if library.name.startswith("ld-"):  # the loader must be at the path that programs name
+            target = root / "usr" / str(library).lstrip("/")
         else:
-            place = root / str(_libc().parent.resolve()).lstrip("/") / library.name
-        if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            copy(str(library.resolve()), str(place))
+            target = root / str(_libc().parent.resolve()).lstrip("/") / library.name
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy(str(library.resolve()), str(target))
 
 
 _LINKED = re.compile(r"^\t(?:.* => )?(/.*) \(0x[0-9a-f]+\)$", re.MULTILINE)
-"""A line of `ldd`: `libz.so.1 => /path/of/libz.so.1 (0x7f...)`, or the loader's path alone."""
+"""Matches a line of `ldd`: `libz.so.1 => /path/of/libz.so.1 (0x7f...)`, or the loader's path alone."""
 
 
 def _linked(binary: Path) -> Iterator[Path]:
@@ -165,11 +165,11 @@ def _linked(binary: Path) -> Iterator[Path]:
 
 @cache
 def _libc() -> Path:
-    """libc: its folder is one that every loader searches."""
-    found = [library for library in _linked(Path("/bin/sh").resolve()) if library.name.startswith("libc.so")]
-    if not found:
+    """Path of libc, in a folder that every loader searches."""
+    libraries = [library for library in _linked(Path("/bin/sh").resolve()) if library.name.startswith("libc.so")]
+    if not libraries:
         raise SandboxUnavailableError("no dynamically linked C library", fix="set FORGE_ENV_BASE_IMAGE to a base image")
-    return found[0]
+    return libraries[0]
 
 
 def _find_tool(name: str) -> Path | None:
@@ -181,7 +181,7 @@ def _find_tool(name: str) -> Path | None:
 
 
 def _compile(root: Path) -> None:
-    """Byte-compile the library: a read-only root could not keep what the first import compiles."""
+    """Byte-compile the library, since imports can't write compiled files to a read-only root."""
     for library in (root / "usr/lib").glob("python3*"):
         shown = "/" + str(library.relative_to(root))
         compileall.compile_dir(str(library), ddir=shown, quiet=2, maxlevels=20)

@@ -1,4 +1,4 @@
-"""The Kubernetes engine: pods, each with a persistent runner inside."""
+"""The Kubernetes engine: pods with a persistent runner inside."""
 
 from sandboxes.kubernetes.engine import KubernetesEngine
 

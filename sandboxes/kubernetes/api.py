@@ -1,4 +1,4 @@
-"""What sandboxes need of a cluster's API, and what it means when it refuses."""
+"""Client for the parts of a cluster's API that sandboxes need, with errors translated to ours."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sandboxes.kubernetes.cluster import Cluster
 
 NEEDED = (("create", "pods", ""), ("list", "pods", ""), ("watch", "pods", ""), ("delete", "pods", ""))
 ATTACHING = (("create", "pods", "attach"), ("get", "pods", "attach"))
-"""An API server asks for `get` of a websocket, newer ones for `create` too."""
+"""Rights for attaching. API servers check `get` for a websocket, newer ones also `create`."""
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _TIMEOUT = httpx.Timeout(30.0)
 _BAD_STARTS = {
     *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"),
     *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
 }
-"""Why a container waits, where waiting longer doesn't help."""
+"""Reasons of a waiting container that waiting longer does not resolve."""
 
 
 class Api:
     """The parts of a cluster's API that sandboxes need.
 
-    Every method raises `SandboxError` where the cluster is lost, and `SandboxUnavailableError` where it refuses.
+    Every method raises `SandboxError` if the cluster can't be reached, and `SandboxUnavailableError` if it refuses.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -36,19 +36,19 @@ class Api:
         self._client = httpx.AsyncClient(**_options(cluster))
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close the HTTP client."""
         await self._client.aclose()
 
     def _place(self, base: str, plural: str, name: str = "") -> str:
         return f"{base}/namespaces/{self.cluster.namespace}/{plural}" + (f"/{name}" if name else "")
 
     async def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        headers = await asyncio.to_thread(lambda: self.cluster.headers)  # a plug-in may be asked
+        headers = await asyncio.to_thread(lambda: self.cluster.headers)  # may run a credential plug-in
         with told(self.cluster):
             return await self._client.request(method, path, headers=headers, **options)
 
     async def find(self, path: str) -> dict[str, Any] | None:
-        """What is there, None where nothing is."""
+        """The object at `path`, or None if there is none."""
         answer = await self._ask("GET", path)
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
@@ -60,22 +60,22 @@ class Api:
         return bool(checked(await self._ask("POST", _REVIEWS, json=review))["status"]["allowed"])
 
     async def list(self, base: str, plural: str, label: str) -> list[dict[str, Any]]:
-        """Every object with this label."""
-        found: list[dict[str, Any]] = checked(
+        """All objects with this label."""
+        objects: list[dict[str, Any]] = checked(
             await self._ask("GET", self._place(base, plural), params={"labelSelector": label})
         )["items"]
-        return found
+        return objects
 
     async def create(self, base: str, plural: str, body: dict[str, Any], name: str) -> None:
-        """Make an object; one of its name that is there already will do."""
+        """Create an object. One that already exists under this name is accepted."""
         answer = await self._ask("POST", self._place(base, plural), json=body)
         if answer.status_code == httpx.codes.FORBIDDEN and await self.find(self._place(base, plural, name)):
-            return  # somebody with the right has made it
+            return  # already created by a user with the right to do so
         if answer.status_code != httpx.codes.CONFLICT:
             checked(answer)
 
     async def delete(self, base: str, plural: str, name: str) -> None:
-        """Remove an object and what belongs to it; fine where it is gone."""
+        """Delete an object and its dependents. It may be gone already."""
         options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
         answer = await self._ask("DELETE", self._place(base, plural, name), params=options)
         if answer.status_code != httpx.codes.NOT_FOUND:
@@ -83,7 +83,7 @@ class Api:
 
     async def until_running(self, pod: str) -> None:
         """Watch a pod until its container runs (https://kubernetes.io/docs/reference/using-api/api-concepts/#watch)."""
-        while True:  # a watch may end at any time
+        while True:  # servers may end a watch at any time
             headers = await asyncio.to_thread(lambda: self.cluster.headers)
             options = {"watch": "1", "fieldSelector": f"metadata.name={pod}"}
             path = self._place("/api/v1", "pods")
@@ -107,7 +107,7 @@ def _review(verb: str, resource: str, subresource: str, namespace: str, group: s
 
 
 def check_rights(cluster: Cluster) -> None:
-    """Raises `SandboxUnavailableError` unless we may do all that pods need."""
+    """Raises `SandboxUnavailableError` unless we have all rights that pods need."""
     with told(cluster), httpx.Client(headers=cluster.headers, **_options(cluster)) as client:
         for verb, resource, subresource in NEEDED + ATTACHING:
             review = _review(verb, resource, subresource, cluster.namespace)
@@ -119,12 +119,12 @@ def check_rights(cluster: Cluster) -> None:
 
 
 def _options(cluster: Cluster) -> dict[str, Any]:
-    """Of a client. The proxies and certificates of the web are not the cluster's."""
+    """Options of an HTTP client. Environment variables for web proxies and certificates don't apply to the cluster."""
     return {"base_url": cluster.server, "verify": cluster.tls or True, "timeout": _TIMEOUT, "trust_env": False}
 
 
 def _runs(event: dict[str, Any]) -> bool:
-    """Whether an event of a pod says that its container runs; raises when it never will."""
+    """Whether a pod's event says that its container runs. Raises if it never will."""
     pod = event.get("object", {})
     if event.get("type") == "ERROR":
         raise SandboxError(f"the watch of a pod failed: {pod.get('message')}")
@@ -147,15 +147,15 @@ def _runs(event: dict[str, Any]) -> bool:
 
 
 def checked(answer: httpx.Response) -> dict[str, Any]:
-    """The answer's object. Raises what the API's `Status` says."""
+    """The JSON object of a successful answer. Raises an error with the message of the API's `Status` otherwise."""
     if answer.is_success:
-        found: dict[str, Any] = answer.json()
-        return found
+        content: dict[str, Any] = answer.json()
+        return content
     try:
-        said = answer.json().get("message") or answer.text
+        message = answer.json().get("message") or answer.text
     except ValueError:
-        said = answer.text
-    text = f"the cluster answers {answer.status_code}: {said[:500]}"
+        message = answer.text
+    text = f"the cluster answers {answer.status_code}: {message[:500]}"
     if answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
         raise SandboxError(text)
     if answer.status_code == httpx.codes.UNAUTHORIZED:
@@ -165,7 +165,7 @@ def checked(answer: httpx.Response) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def told(cluster: Cluster) -> Iterator[None]:
-    """What goes wrong on the way to a cluster, as our errors."""
+    """Turn connection errors into `SandboxError`."""
     try:
         yield
     except httpx.HTTPError as error:

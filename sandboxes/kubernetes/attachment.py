@@ -1,6 +1,6 @@
-"""A runner's channel through the Kubernetes API: attached to a container's streams over a websocket.
+"""A runner's channel through the Kubernetes API: a container's streams over a websocket.
 
-A message is a channel's number and bytes: 0 stdin, 1 stdout, 2 stderr, 3 how it ended
+Each message is a channel number followed by bytes: 0 stdin, 1 stdout, 2 stderr, 3 exit status
 (https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1, "connect GET requests to attach of Pod";
 the subprotocols are those of k8s.io/apimachinery/pkg/util/remotecommand).
 """
@@ -24,40 +24,40 @@ from sandboxes.kubernetes.pods import CONTAINER
 SUBPROTOCOLS = [Subprotocol("v5.channel.k8s.io"), Subprotocol("v4.channel.k8s.io")]
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _CHUNK = 1 << 15
-"""Bytes of one message, as kubectl writes them."""
+"""Maximum bytes per message, the same as kubectl's."""
 _PING_S = 20.0
-"""What lies between may close a connection that is silent for a minute."""
+"""Seconds between pings, since proxies may close a connection that is idle for a minute."""
 _SAID = 2000
 
 
 async def attach(cluster: Cluster, pod: str, connection: Connection) -> None:
-    """Lead `connection` to the standard streams of a running pod.
+    """Attach `connection` to the standard streams of a running pod.
 
     Raises:
         SandboxError: the API refuses, or is lost.
     """
     loop = asyncio.get_running_loop()
     attached: asyncio.Future[None] = loop.create_future()
-    place = urlsplit(cluster.server)
-    path = f"{place.path}/api/v1/namespaces/{cluster.namespace}/pods/{pod}/attach"
-    uri = f"ws{'s' if cluster.tls else ''}://{place.netloc}{path}?container={CONTAINER}&stdin=true&stdout=true&stderr=true"
-    headers = await asyncio.to_thread(lambda: cluster.headers)  # a plug-in may be asked
-    port = place.port or (443 if cluster.tls else 80)
+    address = urlsplit(cluster.server)
+    path = f"{address.path}/api/v1/namespaces/{cluster.namespace}/pods/{pod}/attach"
+    uri = f"ws{'s' if cluster.tls else ''}://{address.netloc}{path}?container={CONTAINER}&stdin=true&stdout=true&stderr=true"
+    headers = await asyncio.to_thread(lambda: cluster.headers)  # may run a credential plug-in
+    port = address.port or (443 if cluster.tls else 80)
     try:
         transport, _ = await loop.create_connection(
-            lambda: _Attachment(uri, headers, connection, attached), place.hostname or "", port, ssl=cluster.tls
+            lambda: _Attachment(uri, headers, connection, attached), address.hostname or "", port, ssl=cluster.tls
         )
     except OSError as error:
         raise SandboxError(f"the cluster is lost: {error}") from error
     try:
         await attached
-    except BaseException:  # cancelled too
+    except BaseException:  # also when cancelled
         transport.abort()
         raise
 
 
 class _Stdin(asyncio.WriteTransport):
-    """What the engine's end writes to."""
+    """Transport that `Connection` writes to: the pod's standard input."""
 
     def __init__(self, attachment: _Attachment) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _Stdin(asyncio.WriteTransport):
 
 
 class _Attachment(asyncio.Protocol):
-    """One websocket: stdout goes to the engine's end, stderr is kept for an error."""
+    """One websocket. Stdout goes to `connection`; the end of stderr is kept for error messages."""
 
     def __init__(
         self, uri: str, headers: dict[str, str], connection: Connection, attached: asyncio.Future[None]
@@ -139,7 +139,7 @@ class _Attachment(asyncio.Protocol):
         self._flush()
 
     def abort(self) -> None:
-        """Hang up: the kubelet closes standard input."""
+        """Close the connection; the kubelet then closes the pod's standard input."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -1,4 +1,4 @@
-"""Which cluster, as whom, and in which namespace: from a kubeconfig file, or from inside a pod.
+"""The cluster, credentials and namespace to use, from a kubeconfig file or a pod's service account.
 
 https://kubernetes.io/docs/concepts/configuration/organize-cluster-access-kubeconfig and
 https://kubernetes.io/docs/tasks/run-application/access-api-from-pod
@@ -26,18 +26,18 @@ from forge_env.errors import SandboxUnavailableError
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PLUGIN_TIMEOUT_S = 60
 _EARLY = datetime.timedelta(seconds=60)
-"""A token is replaced this long before it expires."""
+"""How long before its expiry a token is replaced."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """How a cluster is reached.
+    """Access to a cluster.
 
     Attributes:
         server: address of its API.
-        namespace: where pods are made.
-        tls: whom to believe, and the client's certificate if it has one; None for `http://`.
-        token: gives the bearer token of now; empty: none is needed.
+        namespace: where pods are created.
+        tls: trusted authority and client certificate, if any; None for `http://`.
+        token: returns the current bearer token; empty if none is needed.
     """
 
     server: str
@@ -47,30 +47,30 @@ class Cluster:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What says who asks."""
+        """Authorization headers."""
         token = self.token()
         redaction.add(token, "kubernetes-token")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def find_cluster(context: str | None = None, namespace: str | None = None) -> Cluster:
-    """The cluster of a context, by default the current one of $KUBECONFIG or ~/.kube/config, else of this pod.
+    """The cluster of a context. By default the current context of $KUBECONFIG or ~/.kube/config, else of this pod.
 
     Raises:
-        SandboxUnavailableError: there is none, or what is said of it can't be used.
+        SandboxUnavailableError: there is no cluster, or its configuration can't be used.
     """
     paths = [
         Path(name).expanduser() for name in os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep) if name
     ]
-    found = [path for path in paths if path.is_file()]
-    if not found and context is None and (SERVICE_ACCOUNT / "token").is_file():
+    existing = [path for path in paths if path.is_file()]
+    if not existing and context is None and (SERVICE_ACCOUNT / "token").is_file():
         return _inside(namespace)
-    if not found:
+    if not existing:
         raise SandboxUnavailableError(
             f"no cluster: there is no {' or '.join(map(str, paths))}, and this is not a pod with a service account",
             fix="set KUBECONFIG",
         )
-    return _of_files(found, context, namespace)
+    return _of_files(existing, context, namespace)
 
 
 def _inside(namespace: str | None) -> Cluster:
@@ -85,7 +85,7 @@ def _inside(namespace: str | None) -> Cluster:
 
 
 def _of_files(paths: list[Path], context: str | None, namespace: str | None) -> Cluster:
-    """The first file that has a name wins, as for kubectl."""
+    """Merge kubeconfig files. The first file that defines a name wins, as for kubectl."""
     entries: dict[str, dict[str, dict[str, Any]]] = {"clusters": {}, "users": {}, "contexts": {}}
     for path in reversed(paths):
         try:
@@ -116,7 +116,7 @@ def _of_files(paths: list[Path], context: str | None, namespace: str | None) -> 
 
 
 def _data(entry: dict[str, Any], name: str) -> bytes | None:
-    """A file's content, given beside the name in base64, or by its path."""
+    """Content of a file that an entry gives either in base64 (`NAME-data`) or as a path (`NAME`)."""
     if encoded := entry.get(f"{name}-data"):
         return base64.b64decode(encoded)
     return (entry["folder"] / entry[name]).read_bytes() if entry.get(name) else None
@@ -130,11 +130,11 @@ def _tls(cluster: dict[str, Any], user: dict[str, Any]) -> ssl.SSLContext:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         certificate, key = _data(user, "client-certificate"), _data(user, "client-key")
         if certificate and key:
-            with tempfile.NamedTemporaryFile(prefix="forge-env-") as file:  # no other way into a context
+            with tempfile.NamedTemporaryFile(prefix="forge-env-") as file:  # SSLContext only loads files
                 file.write(certificate + b"\n" + key)
                 file.flush()
                 context.load_cert_chain(file.name)
-    except (OSError, ValueError) as error:  # ssl's errors are OSErrors
+    except (OSError, ValueError) as error:  # ssl errors are OSErrors
         raise SandboxUnavailableError(f"the certificates of the cluster can't be used: {error}") from error
     return context
 
@@ -148,7 +148,7 @@ def _token(user: dict[str, Any]) -> Callable[[], str]:
 
 
 class _Plugin:
-    """A command that gives tokens, as managed clusters have it.
+    """A credential plug-in: a command that prints tokens, as managed clusters use.
 
     https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
     """
@@ -182,8 +182,8 @@ class _Plugin:
             self._found = status["token"]
             redaction.add(self._found, "kubernetes-token")
         except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
-            said = getattr(error, "stderr", None) or str(error).encode()
-            last = redaction.redact(said.decode("utf-8", "replace")).strip().splitlines()[-1:] or ["no reason given"]
+            output = getattr(error, "stderr", None) or str(error).encode()
+            last = redaction.redact(output.decode("utf-8", "replace")).strip().splitlines()[-1:] or ["no reason given"]
             raise SandboxUnavailableError(f"{command[0]} did not give a token for the cluster: {last[0]}") from error
         ends = status.get("expirationTimestamp")
         self._until = datetime.datetime.fromisoformat(ends) if ends else None

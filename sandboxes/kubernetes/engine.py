@@ -1,4 +1,4 @@
-"""Sandboxes as pods of a Kubernetes cluster. One pod is one sandbox; it is reused after a wipe and a check."""
+"""Sandboxes as pods of a Kubernetes cluster. Each pod is one sandbox, and is reused after it was wiped and checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLURAL = {"Pod": "pods", "Sandbox": "sandboxes"}
 
 
 class KubernetesBox(Box):
-    """One pod."""
+    """A sandbox in one pod."""
 
     def __init__(self, name: str, spec: SandboxSpec, engine: KubernetesEngine) -> None:
         super().__init__(name, spec, Connection())
@@ -43,24 +43,24 @@ class KubernetesBox(Box):
 
 
 class KubernetesEngine(PooledEngine):
-    """Sandboxes in hardened pods, made through agent-sandbox where it is installed.
+    """Sandboxes in hardened pods, created through agent-sandbox if it is installed.
 
     Args:
-        context: of the kubeconfig (default: its current one, else the service account of this pod).
-        namespace: where pods are made (default: the context's).
+        context: context of the kubeconfig (default: its current one, else the service account of this pod).
+        namespace: where pods are created (default: the context's).
         base_image: image with Python 3.9 or newer (default: $FORGE_ENV_BASE_IMAGE, else python:3.12-slim).
-        runtime_class: of the pods, such as `gvisor`.
+        runtime_class: runtime class of the pods, such as `gvisor`.
         cpus: CPUs one sandbox may use.
-        cpu_request: CPUs one sandbox is sure to get; the cluster must have them free.
-        pod: further fields of every pod's spec, such as `{nodeSelector: ..., tolerations: ..., imagePullSecrets: ...}`.
-        start_timeout_s: seconds a pod may take to run, the pull of its image included.
+        cpu_request: CPUs reserved for one sandbox; the cluster must have them free.
+        pod: extra fields of every pod's spec, such as `{nodeSelector: ..., tolerations: ..., imagePullSecrets: ...}`.
+        start_timeout_s: seconds until a pod must be running, including the pull of its image.
         concurrency: most sandboxes alive at once; by default four per CPU of this machine.
-        warm: how many to start ahead; by default one per CPU.
+        warm: sandboxes to start ahead; by default one per CPU.
         max_uses: leases after which a sandbox is replaced by a new one.
     """
 
     name = "kubernetes"
-    automatic = False  # a cluster is others' too: it must be asked for
+    automatic = False  # clusters are shared, so this engine must be chosen explicitly
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class KubernetesEngine(PooledEngine):
         self._further = pod or {}
         self._start_timeout_s = start_timeout_s
         self._owner = owner.this_process()
-        self._group = ""  # of agent-sandbox, where it is installed
+        self._group = ""  # API group of agent-sandbox, if it is installed
         self._api: Api | None = None
         self._undead: set[str] = set()  # names of pods whose removal was not confirmed
 
@@ -94,7 +94,7 @@ class KubernetesEngine(PooledEngine):
         return cls().unusable_reason()
 
     def unusable_reason(self) -> str | None:
-        """Why no pod can be made: no cluster, no answer, no right."""
+        """Why no pod can be created: no cluster, no answer, or a missing right."""
         try:
             import websockets.client  # noqa: F401
 
@@ -109,10 +109,10 @@ class KubernetesEngine(PooledEngine):
 
     @classmethod
     def running(cls) -> list[RunningSandbox]:  # noqa: D102
-        return []  # of a cluster that others use too: `kubectl get pods -l forge_env` lists them
+        return []  # the cluster is shared; `kubectl get pods -l forge_env` lists them
 
     def _has_room(self, spec: SandboxSpec) -> bool:
-        return True  # the cluster's scheduler knows
+        return True  # the cluster's scheduler decides
 
     async def _prepare(self) -> None:
         from sandboxes.kubernetes.api import Api
@@ -132,12 +132,12 @@ class KubernetesEngine(PooledEngine):
         return self._api
 
     async def _reap(self) -> None:
-        """Remove the pods of dead owners, and those that have ended, whoever owned them."""
+        """Remove pods of dead owners, and pods that have ended, whatever their owner."""
         kind = "Sandbox" if self._group else "Pod"
-        for found in await self._connected.list(self._base, _PLURAL[kind], owner.LABEL):
-            ended = found.get("status", {}).get("phase") in ("Succeeded", "Failed")
-            if ended or owner.is_dead(found["metadata"]["labels"].get(owner.LABEL, "")):
-                await self.remove(found["metadata"]["name"])
+        for pod in await self._connected.list(self._base, _PLURAL[kind], owner.LABEL):
+            ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+            if ended or owner.is_dead(pod["metadata"]["labels"].get(owner.LABEL, "")):
+                await self.remove(pod["metadata"]["name"])
 
     @property
     def _base(self) -> str:
@@ -154,7 +154,7 @@ class KubernetesEngine(PooledEngine):
                 await api.close()
 
     async def remove(self, name: str) -> None:
-        """Remove a pod; one that the cluster doesn't confirm is tried again later."""
+        """Remove a pod. If the cluster does not confirm it, removal is retried later."""
         self._undead.add(name)
         await self._remove(self._connected, name)
 
@@ -189,7 +189,7 @@ class KubernetesEngine(PooledEngine):
             await to_its_end(asyncio.ensure_future(creating))
             async with asyncio.timeout(self._start_timeout_s):
                 await self._start(box)
-        except BaseException as error:  # cancelled too: no pod may be left
+        except BaseException as error:  # also when cancelled: no pod may be left behind
             await box.destroy()
             if isinstance(error, TimeoutError):
                 raise SandboxError(f"pod {box.name} did not run within {self._start_timeout_s:g} s") from None

@@ -1,4 +1,4 @@
-"""The pod of one sandbox: everything off that a program does not need, and how its runner gets into it."""
+"""Pod manifests of sandboxes, with all unneeded features disabled, and the program that loads the runner into a pod."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTAINER = "sandbox"
 NETWORK_LABEL = "forge_env_network"
 POLICY = "forge-env-sandboxes"
 LIFETIME_S = 24 * 3600
-"""A pod ends after this long, whatever becomes of its owner: its sandbox is then replaced."""
+"""Maximum lifetime of a pod, even if its owner dies; the pool then replaces its sandbox."""
 LENGTH = struct.Struct("!I")
 OPEN_NETWORK = "this pod reaches the network"
 _RUNNER_FOLDER = "/opt/forge_env"
@@ -54,12 +54,12 @@ BOOT = textwrap.dedent(f"""
     del sys.argv[2]
     runpy.run_module("{cache.RUNNER_PACKAGE}", run_name="__main__", alter_sys=True)
     """)
-"""What a pod starts with. Its image need only have Python: the runner comes over standard input."""
+"""The pod's first program. Its image only needs Python: the runner arrives over standard input."""
 
 
 @functools.lru_cache(maxsize=1)
 def runner_archive() -> bytes:
-    """What is sent first: the length of the runner's zip file, and the file."""
+    """The first bytes sent to a pod: the length of the runner's zip file, then the file."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in cache.runner_files():
@@ -78,9 +78,9 @@ def pod_spec(
 ) -> dict[str, Any]:
     """A `PodSpec` (https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1).
 
-    It keeps the Baseline of the Pod Security Standards. Root inside exists for the runner alone, with only the rights
-    to become someone else and, before the first program, to give that one its work folder. Standard input is closed
-    with the connection that attached to it first: then the runner ends, and with it the pod.
+    It satisfies the Baseline level of the Pod Security Standards. Root inside is used by the runner only, which may
+    change its user id and, before the first program, the owner of the work folders. Standard input is closed when the
+    first attached connection is, which ends the runner and thus the pod.
     """
     runner = RunnerConfig(isolation="uid", uid=random_uid(remapped=False), chown=True, preload=spec.preload)
     memory = f"{spec.memory_mb + RUNNER_MB}Mi"
@@ -127,9 +127,9 @@ def pod_spec(
 
 
 def box_manifest(name: str, pod: dict[str, Any], *, owned_by: str, network: bool, group: str) -> dict[str, Any]:
-    """What is created for a sandbox: a `Sandbox` of agent-sandbox where its API `group` is served, else the pod itself.
+    """The object to create for a sandbox: a `Sandbox` if agent-sandbox's API `group` is served, otherwise a pod.
 
-    The controller of agent-sandbox (https://agent-sandbox.sigs.k8s.io) makes the pod, with the same name.
+    The controller of agent-sandbox (https://agent-sandbox.sigs.k8s.io) creates a pod with the same name.
     """
     labels = {owner.LABEL: owned_by, NETWORK_LABEL: "open" if network else "none"}
     metadata = {"name": name, "labels": labels}
@@ -140,7 +140,10 @@ def box_manifest(name: str, pod: dict[str, Any], *, owned_by: str, network: bool
 
 
 def network_policy() -> dict[str, Any]:
-    """No traffic at all for sandboxes without network (https://kubernetes.io/docs/concepts/services-networking)."""
+    """A policy without any traffic for sandboxes without network.
+
+    See https://kubernetes.io/docs/concepts/services-networking.
+    """
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

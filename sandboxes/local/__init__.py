@@ -1,4 +1,4 @@
-"""The embedded engine: the kernel's own namespaces, no daemon."""
+"""The embedded engine: Linux namespaces without a daemon."""
 
 from sandboxes.local.engine import LocalEngine
 

@@ -1,7 +1,7 @@
-"""Control groups for embedded sandboxes, where this process may make them: usually as root.
+"""Control groups for embedded sandboxes, if this process may create them (usually as root).
 
-One group per sandbox and hierarchy, below this process's own, so that whatever bounds us bounds them. Both versions of
-the interface are spoken. Where groups can't be made, rlimits and a sum over processes are all there is.
+Each sandbox gets one group per hierarchy, below this process's own groups, so that our limits apply to sandboxes too.
+Both versions of the interface are supported. Without groups, only rlimits and a sum over processes limit a sandbox.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _CONTROLLERS = ("memory", "pids", "cpu")
 
 
 _left_over: set[Path] = set()
-"""Groups of this process's former sandboxes that are not gone yet: a killed launcher ends before what it held."""
+"""Groups of this process's former sandboxes, not removed yet: a killed launcher ends before the processes below it."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of one sandbox. A process joins by writing itself into each folder's `cgroup.procs`."""
+    """The control groups of one sandbox. A process joins by writing itself into each folder's `cgroup.procs`."""
 
     folders: tuple[Path, ...]
     memory: Path
-    """The one that counts kills for want of memory."""
+    """The group that counts out-of-memory kills."""
     unified: bool
 
     def remove(self) -> None:
-        """Remove them, once their last process has ended. One that is still busy is tried again with the next."""
+        """Remove the groups. Those that still have processes are retried by the next call, for whichever sandbox."""
         _left_over.update(self.folders)
         for folder in list(_left_over):
             if _removed(folder):
@@ -40,7 +40,7 @@ class Groups:
 
 
 def create(memory_mb: int, cpus: float) -> Groups | None:
-    """New groups with limits, or None where this process may make none."""
+    """Create groups with limits. Returns None if this process may not."""
     name = f"{PREFIX}{owner.this_process()}-{os.urandom(4).hex()}"
     parents = _own_folders()
     unified = "" in parents
@@ -62,7 +62,7 @@ def create(memory_mb: int, cpus: float) -> Groups | None:
 
 
 def reap() -> int:
-    """Remove the groups of owners that are certainly dead. Returns how many sandboxes they were of."""
+    """Remove the groups of owners that are certainly dead. Returns the number of sandboxes they belonged to."""
     names = set()
     for parent in _own_folders().values():
         for folder in parent.glob(f"{PREFIX}*"):
@@ -101,28 +101,28 @@ def _settings(unified: bool, memory_mb: int, cpus: float) -> list[tuple[str, str
 
 
 def _delegate(folder: Path) -> None:
-    """Let groups below `folder` have the controllers, which the kernel refuses a folder with processes but the root."""
+    """Enable the controllers for groups below `folder`. The kernel refuses this for non-root groups with processes."""
     missing = set(_CONTROLLERS) - set((folder / "cgroup.subtree_control").read_text().split())
     if missing:
         (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(missing)))
 
 
 def _unescaped(path: str) -> str:
-    """A path of the kernel's list of mounts, in which spaces, tabs, line feeds and backslashes are octal: `\\040`."""
+    """Decode a path of the kernel's mount list, where spaces, tabs, newlines and backslashes are octal: `\\040`."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
 
 
 def _own_folders() -> dict[str, Path]:
-    """This process's own folder for each controller; with version 2 alone one for all, under the empty name."""
+    """This process's group folder for each controller; with version 2 only, a single one under the empty name."""
     mounts: dict[str, tuple[str, Path]] = {}
     for line in filter(None, Path("/proc/self/mountinfo").read_text(errors="surrogateescape").split("\n")):
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ")[:3]
-        root, place = map(_unescaped, left.split(" ")[3:5])
+        root, mount_point = map(_unescaped, left.split(" ")[3:5])
         if kind == "cgroup":
-            mounts.update(dict.fromkeys(set(options.split(",")) & set(_CONTROLLERS), (root, Path(place))))
+            mounts.update(dict.fromkeys(set(options.split(",")) & set(_CONTROLLERS), (root, Path(mount_point))))
         elif kind == "cgroup2":
-            mounts[""] = (root, Path(place))
+            mounts[""] = (root, Path(mount_point))
     if set(_CONTROLLERS) <= set(mounts):
         mounts.pop("", None)
     else:

@@ -1,4 +1,4 @@
-"""Sandboxes on the kernel's own namespaces, for machines without a container daemon."""
+"""Sandboxes in Linux namespaces, for machines without a container daemon."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from sandboxes.runner.config import RunnerConfig
 
 START_TIMEOUT_S = 30.0
 STARTS_PER_CPU = 4
-"""How many start at once: of hundreds, none would be ready in time."""
+"""Concurrent starts per CPU; of hundreds at once, none would be ready in time."""
 PROBE_TIMEOUT_S = 20.0
 GRACE_S = 3.0
-"""How long a runner may take to end by itself once its channel is closed."""
+"""Seconds that a runner may take to exit after its channel is closed."""
 FIRST_UID = 0x60000000
-"""As root, a sandbox runs as FIRST_UID plus a random number: an id that no account has."""
+"""As root, a sandbox's user id is FIRST_UID plus a random number, which no account has."""
 _IN_CONTAINER = "inside a container, start that container with"
 _LAUNCHER = Path(__file__).with_name("launch.py")
 
 
 class LocalBox(Box):
-    """One launcher process with everything below it."""
+    """One launcher process and all processes below it."""
 
     def __init__(self, launched: Launched, spec: SandboxSpec) -> None:
         super().__init__(f"pid {launched.process.pid}", spec, Connection())
@@ -59,9 +59,9 @@ class LocalEngine(PooledEngine):
 
     Args:
         concurrency: most sandboxes alive at once; by default four per CPU.
-        warm: how many to start ahead; by default one per CPU.
+        warm: sandboxes to start ahead; by default one per CPU.
         max_uses: leases after which a sandbox is replaced by a new one.
-        cpus: CPUs one sandbox may use, where control groups can be made (else they only run at lower priority).
+        cpus: CPUs one sandbox may use, if control groups can be created (otherwise it only runs at lower priority).
     """
 
     name = "local"
@@ -91,7 +91,7 @@ class LocalEngine(PooledEngine):
 
     @classmethod
     def reap_abandoned(cls) -> int:  # noqa: D102
-        return cgroups.reap()  # the processes never outlive their owners
+        return cgroups.reap()  # processes never outlive their owners, but groups may
 
     @classmethod
     def prune(cls) -> list[str]:  # noqa: D102
@@ -99,8 +99,8 @@ class LocalEngine(PooledEngine):
 
     @classmethod
     def storage(cls) -> str:  # noqa: D102
-        kept, size_mb = cache.contents()
-        return f"{size_mb:,} MiB in {cache.cache_folder()} ({kept})"
+        contents, size_mb = cache.contents()
+        return f"{size_mb:,} MiB in {cache.cache_folder()} ({contents})"
 
     @classmethod
     def running(cls) -> list[RunningSandbox]:  # noqa: D102
@@ -130,7 +130,7 @@ class LocalEngine(PooledEngine):
     def check(self, spec: SandboxSpec) -> None:  # noqa: D102
         if spec.image != BUNDLED:
             raise UsageError(f"the local engine has no image {spec.image!r}", fix="use the docker engine")
-        if spec.network:  # it would be the host's own, with everything that listens on its loopback
+        if spec.network:  # this would be the host's network, with every service that listens on its loopback
             raise UsageError(
                 "the local engine has no network access", fix="list hosts in 'allow', or use the docker engine"
             )
@@ -155,23 +155,23 @@ class LocalEngine(PooledEngine):
                     await box.join(launched.channel)
             except (SandboxError, TimeoutError):
                 await box.destroy()
-                said = launched.said() or "no reason given"
-                raise SandboxError(f"an embedded sandbox did not start: {said}") from None
-            except BaseException:  # cancelled too: no sandbox may be left
+                output = launched.said() or "no reason given"
+                raise SandboxError(f"an embedded sandbox did not start: {output}") from None
+            except BaseException:  # also when cancelled: no sandbox may be left behind
                 await box.destroy()
                 raise
         return box
 
     def _can_hold(self, path: str) -> bool:
-        """Whether a folder can be mounted there: it is in the root filesystem, or its first part isn't."""
+        """Whether `path` can be a mount point: it exists in the root filesystem, or its top-level folder does not."""
         assert self._rootfs is not None
-        place = self._rootfs / path.lstrip("/")
-        return place.is_dir() or not (self._rootfs / path.split("/")[1]).exists()
+        mount_point = self._rootfs / path.lstrip("/")
+        return mount_point.is_dir() or not (self._rootfs / path.split("/")[1]).exists()
 
 
 @dataclass
 class Launched:
-    """A launcher that was started, our end of the channel, the file its errors go to, and its groups if it has any."""
+    """A started launcher, our end of the channel, the file with its stderr, and its control groups, if any."""
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
@@ -179,7 +179,7 @@ class Launched:
     groups: cgroups.Groups | None
 
     def said(self) -> str:
-        """Its errors."""
+        """The start of the launcher's error output."""
         self.log.seek(0)
         return self.log.read(2000).decode("utf-8", "replace").strip()
 
@@ -194,7 +194,7 @@ def _layer(spec: SandboxSpec) -> Path:
 
 
 def launch(root: Path, runner: Path, spec: SandboxSpec, cpus: float, layer: Path | None = None) -> Launched:
-    """Start the launcher of one sandbox; `layer` has its packages."""
+    """Start the launcher of one sandbox; `layer` is the folder with its packages."""
     ours, theirs = socket.socketpair()
     log = os.fdopen(os.memfd_create("launcher"), "w+b")
     groups = cgroups.create(spec.memory_mb, cpus)
@@ -240,7 +240,7 @@ def launch(root: Path, runner: Path, spec: SandboxSpec, cpus: float, layer: Path
 
 
 def _process_end(launched: Launched) -> asyncio.Future[None]:
-    """A future that is done once the launcher has ended, is reaped, and its groups are gone."""
+    """A future that is done once the launcher has ended and was reaped, and its groups were removed."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     pidfd = os.pidfd_open(launched.process.pid)
@@ -259,11 +259,11 @@ def _process_end(launched: Launched) -> asyncio.Future[None]:
 
 
 _PROVEN: set[tuple[Path, Path]] = set()
-"""What this process has started a sandbox of: what the kernel allowed once is not tried before each engine."""
+"""Root filesystem and runner pairs that this process has started a sandbox from, so that they are not probed again."""
 
 
 def _try(root: Path, runner: Path) -> str | None:
-    """Start a sandbox for real, up to its first word. Why that is impossible here, or None."""
+    """Start a sandbox up to its first message. Returns why that is impossible here, or None."""
     if (root, runner) in _PROVEN:
         return None
     launched = launch(root, runner, SandboxSpec(), 1.0)
@@ -276,36 +276,36 @@ def _try(root: Path, runner: Path) -> str | None:
         launched.process.terminate()
         try:
             launched.process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:  # something has stopped it, a debugger for one
+        except subprocess.TimeoutExpired:  # it was stopped, for example by a debugger
             launched.process.kill()
             launched.process.wait()
         if launched.groups:
             launched.groups.remove()
-        said = launched.said()
+        output = launched.said()
     if answered:
         _PROVEN.add((root, runner))
         return None
-    return f"the kernel forbids it: {said or 'no answer'}; {_advice(said)}"
+    return f"the kernel forbids it: {output or 'no answer'}; {_advice(output)}"
 
 
 def _running_options() -> Iterator[dict[str, Any]]:
-    """The options of every launcher in sight, by their command lines, with `pid` and `started`."""
+    """The options in the command lines of all visible launchers, with `pid` and `started`."""
     for process in psutil.process_iter(["cmdline", "ppid", "create_time"]):
         words = process.info["cmdline"] or []
         if len(words) <= 4 or not words[3].endswith("sandboxes/local/launch.py"):
             continue
         try:
             options: dict[str, Any] = dict(word.split("=", 1) for word in words[4:])
-            launcher = options["owner_pid"] == str(process.info["ppid"])  # itself, not the processes it forks
-        except (ValueError, KeyError):  # nobody's of ours
+            launcher = options["owner_pid"] == str(process.info["ppid"])  # the launcher itself, not a process it forked
+        except (ValueError, KeyError):  # not one of our launchers
             continue
         if launcher:
             yield {**options, "pid": str(process.pid), "started": process.info["create_time"]}
 
 
 def _advice(said: str) -> str:
-    """What would allow it, from what was refused and the settings that usually do so."""
-    if "/proc:" in said:  # a container's masked /proc allows no unmasked one
+    """Advice on how to allow sandboxes, from the launcher's error and common kernel settings."""
+    if "/proc:" in said:  # masked paths in a container's /proc forbid mounting a new one
         return f"{_IN_CONTAINER} --security-opt systempaths=unconfined besides seccomp=unconfined"
     for path, bad, fix in (
         ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),

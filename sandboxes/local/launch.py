@@ -1,12 +1,12 @@
-"""The launcher of one embedded sandbox: namespaces, a root of its own, then the runner.
+"""The launcher of one embedded sandbox: creates namespaces and a root filesystem, then starts the runner.
 
-Run as a program by `LocalEngine`, with the standard library only. As root it first becomes a user id that nobody
-else has, and from there does exactly what an ordinary user would do, so that even a broken sandbox is not root.
+`LocalEngine` runs it as a program, with the standard library only. As root it first switches to an unused user id, and
+then does exactly what an ordinary user would do, so that even a broken sandbox is not root.
 """
 
 from __future__ import annotations
 
-import _socket  # the modules without an underscore, json and typing would each cost a third of the start
+import _socket  # `socket`, `signal`, json and typing would each take a third of the start time
 import fcntl
 import os
 import select
@@ -29,7 +29,7 @@ NEW_ROOT = "/tmp"
 INNER_ID = 1000
 PYTHON = "/usr/bin/python3"
 REFUSED = 3
-"""Exit status when the kernel refuses; stderr says what."""
+"""Exit status if the kernel refuses a call; stderr has the reason."""
 INODES_PER_MB = 64
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _NUMBERS = ("control_fd", "owner_pid", "uid", "disk_mb", "scratch_mb", "unified")
@@ -37,7 +37,7 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
 def parse(words: list[str]) -> dict[str, Any]:
-    """The options from `name=value` words, as `LocalEngine` writes them."""
+    """Parse the options from `name=value` words, as `LocalEngine` writes them."""
     options: dict[str, Any] = dict(word.split("=", 1) for word in words)
     for name in _NUMBERS:
         options[name] = int(options[name])
@@ -47,7 +47,7 @@ def parse(words: list[str]) -> dict[str, Any]:
 
 
 def main(options: dict[str, Any]) -> None:
-    """Set the stage, then be the parent that waits for the sandbox's init. The current folder is the cache."""
+    """Create the namespaces, fork the sandbox's init and wait for it. The current folder is the cache."""
     owner = os.pidfd_open(options["owner_pid"])
     for folder in options["cgroups"]:
         _write(f"{folder}/cgroup.procs", "0")
@@ -55,7 +55,7 @@ def main(options: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(options["uid"], options["uid"], options["uid"])
         os.setresuid(options["uid"], options["uid"], options["uid"])
-        kernel.set_dumpable(True)  # else /proc/self/uid_map stays root's
+        kernel.set_dumpable(True)  # otherwise /proc/self/uid_map would still belong to root
     user, group = os.getuid(), os.getgid()
     kernel.unshare(
         kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC
@@ -74,7 +74,10 @@ def main(options: dict[str, Any]) -> None:
 
 
 def _wait(init: int, owner: int) -> None:
-    """Outlive neither the sandbox nor the engine's process; whoever waits for this process waits for all of them."""
+    """Wait for the sandbox's init and exit with its status; kill it when the engine's process ends.
+
+    When this process has ended, so have all of the sandbox's.
+    """
     _signal.signal(_signal.SIGTERM, lambda *_: os.kill(init, _signal.SIGKILL))
     ended = os.pidfd_open(init)
     poll = select.poll()
@@ -97,7 +100,7 @@ def _become_sandbox(options: dict[str, Any]) -> None:
         kernel.keep_capabilities_across_exec()
         environment = {"PYTHONPATH": "/opt/forge_env", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
         os.set_inheritable(options["control_fd"], True)
-        # By its path: Python would search PATH, which is not set, for a bare name, and use / as its prefix.
+        # An absolute path, since Python would look up a bare name in PATH, which is not set, and use / as its prefix.
         os.execve(PYTHON, [PYTHON, "-s", "-m", "_forge_env_runner", options["config"]], environment)
     except OSError as error:
         os.write(2, f"{error}\n".encode())
@@ -106,7 +109,7 @@ def _become_sandbox(options: dict[str, Any]) -> None:
 
 
 def _make_root(options: dict[str, Any]) -> None:
-    """The cached root filesystem, read-only, with fresh /proc, /dev and work folders on it."""
+    """Mount the cached root filesystem read-only, with fresh /proc, /dev and work folders."""
     hard = kernel.MS_NOSUID | kernel.MS_NODEV
     if options["writable"]:
         _bind_one_by_one(options["rootfs"], options["writable"])
@@ -139,7 +142,7 @@ def _make_root(options: dict[str, Any]) -> None:
 
 
 def _bind_one_by_one(rootfs: str, folders: list[str]) -> None:
-    """A root with the entries of the cached one, and with `folders` where something can be mounted, all read-only."""
+    """Create a read-only root with the cached root's entries and with `folders` as mount points."""
     kernel.mount("root", NEW_ROOT, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k,mode=0755")
     for entry in os.scandir(rootfs):
         if entry.is_symlink():
@@ -154,24 +157,24 @@ def _bind_one_by_one(rootfs: str, folders: list[str]) -> None:
 
 
 def _show_memory_group(folder: str, unified: bool) -> None:
-    """The sandbox's own group, where the runner looks for kills for want of memory."""
-    place = f"{NEW_ROOT}/sys/fs/cgroup" + ("" if unified else "/memory")
+    """Mount the sandbox's control group, where the runner counts out-of-memory kills."""
+    mount_point = f"{NEW_ROOT}/sys/fs/cgroup" + ("" if unified else "/memory")
     kernel.mount("sys", f"{NEW_ROOT}/sys", "tmpfs", kernel.MS_NOSUID, "size=16k,mode=0755")
-    os.makedirs(place)
-    _bind_read_only(folder, place)
+    os.makedirs(mount_point)
+    _bind_read_only(folder, mount_point)
     kernel.mount(None, f"{NEW_ROOT}/sys", None, kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID)
 
 
 def _bind_read_only(source: str, target: str) -> None:
     kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
-    # An ordinary user may add restrictions to a mount, not lift those it has.
-    kept = kernel.mount_flags(target)
-    flags = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kept
+    # An ordinary user may add restrictions to a mount, but not remove those it has.
+    current_flags = kernel.mount_flags(target)
+    flags = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | current_flags
     kernel.mount(None, target, None, flags)
 
 
 def _pivot() -> None:
-    """Make NEW_ROOT the root and let go of the old one, so that nothing can name it any more."""
+    """Make NEW_ROOT the root and detach the old one, so that no path leads to it."""
     os.chdir(NEW_ROOT)
     kernel.pivot_root(".", ".")
     kernel.detach(".")
@@ -179,7 +182,7 @@ def _pivot() -> None:
 
 
 def _raise_loopback() -> None:
-    """A new network namespace has a loopback of its own, which is down; closed connections keep no port busy on it."""
+    """Bring up the new namespace's loopback interface, and don't let closed connections keep ports busy."""
     any_socket = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
     fcntl.ioctl(any_socket.fileno(), _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
     _write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0")

@@ -1,6 +1,6 @@
-"""The persistent runner: the program that lives inside a sandbox and executes one request after another.
+"""The persistent runner: the program inside a sandbox that executes one request after another.
 
-Two processes, so that no request can read another's code or answers out of inherited memory:
+It consists of two processes, so that no request can read another's code or answers from inherited memory:
 
     engine <--frames--> supervisor <--commands--> zygote --fork--> one child per request
                         holds the channel         preloads modules,
@@ -8,5 +8,5 @@ Two processes, so that no request can read another's code or answers out of inhe
                         bytes; never forks
                         user code
 
-Standard library only, Python 3.9 and newer: it also runs in images that a user brings.
+It uses the standard library only and supports Python 3.9 and newer, since it also runs in users' images.
 """

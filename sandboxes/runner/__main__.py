@@ -1,4 +1,4 @@
-"""`python -m _forge_env_runner CONFIG`, inside a container or under the embedded engine's launcher."""
+"""`python -m _forge_env_runner CONFIG`, run inside a container or by the embedded engine's launcher."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from .wire import StandardStreams
 
 
 def main(argument: str) -> None:
-    """Run until the engine hangs up."""
+    """Run until the engine closes the channel."""
     config = RunnerConfig.loads(argument)
     sys.dont_write_bytecode = True
-    sys.path[:] = [folder for folder in sys.path if folder != os.getcwd()]  # else `/lib` and `/work` are packages
+    # Otherwise `/lib` and `/work` would be importable packages.
+    sys.path[:] = [folder for folder in sys.path if folder != os.getcwd()]
     if not config.connect and config.control_fd < 0:
         serve(config, streams := StandardStreams(), streams.descriptors)
         return
@@ -31,16 +32,16 @@ def main(argument: str) -> None:
     engine.set_inheritable(False)
     if config.proxy_port:
         with socket.create_server(("127.0.0.1", config.proxy_port)) as listener:
-            socket.send_fds(engine, [b"\0"], [listener.fileno()])  # the engine accepts what programs connect
+            socket.send_fds(engine, [b"\0"], [listener.fileno()])  # the engine accepts the connections of programs
     serve(config, engine, [engine.fileno()])
 
 
 def serve(config: RunnerConfig, engine: socket.socket | StandardStreams, descriptors: Sequence[int]) -> None:
-    """Serve the engine's requests; `descriptors`: of the channel, which no zygote keeps."""
+    """Serve the engine's requests. `descriptors` are the channel's, which zygotes must close."""
     kernel.forbid_new_privileges()
     zygotes = zygote.start(config, close=descriptors)
     kernel.drop_capabilities()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans that no zygote adopts are reaped at once
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps orphans at once that no zygote adopts
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     Supervisor(engine, zygotes, config.memory_mb).run()
 

@@ -1,4 +1,4 @@
-"""Folders as tar archives: writable folders of an image as they are at the start, and what a program left in them."""
+"""Folders as tar archives: the initial content of writable image folders, and files that programs leave in them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 from typing import IO, Any
 
 SEEDS = "/opt/forge_env/seeds"
-"""Archives of an image's writable folders, each called as its folder's place among them."""
+"""Folder of archives of an image's writable folders, each named by its folder's index."""
 
 
 def seed(folders: Sequence[str]) -> None:
-    """While an image is built: keep what is in its writable folders."""
+    """Archive the content of the writable folders while an image is built."""
     for folder in folders:
         if os.__file__.startswith(f"{folder}/") or f"{sys.prefix}/".startswith(f"{folder}/"):
             raise SystemExit(f"{folder} can't be writable: Python itself is there, which runs the sandbox")
@@ -29,15 +29,15 @@ def seed(folders: Sequence[str]) -> None:
 
 
 def pack(folders: Sequence[str], out: IO[bytes], *, leave_out: Sequence[str] = (), max_bytes: int = 0) -> None:
-    """Write what is in folders (absolute paths) to an archive: files, links, folders of any depth; nothing else.
+    """Archive the content of folders (absolute paths): files, links, and folders of any depth; nothing else.
 
-    What the calling user owns and may not read is read nevertheless, and keeps its mode. What somebody removes
-    meanwhile is left out.
+    Files of the calling user that it may not read are read nevertheless, and keep their mode. Files removed meanwhile
+    are left out.
 
     Raises:
-        OSError: something can't be read, or they hold more than `max_bytes`.
+        OSError: something can't be read, or the content exceeds `max_bytes`.
     """
-    left = max_bytes - 2 * tarfile.RECORDSIZE
+    remaining = max_bytes - 2 * tarfile.RECORDSIZE
     unlocked: dict[str, int] = {}
     with contextlib.ExitStack() as after:
         after.callback(_lock, unlocked)
@@ -46,14 +46,14 @@ def pack(folders: Sequence[str], out: IO[bytes], *, leave_out: Sequence[str] = (
             paths = _inside(folder, unlocked)
             while paths:
                 path = paths.pop()
-                if any(path == place or path.startswith(f"{place}/") for place in leave_out):
+                if any(path == excluded or path.startswith(f"{excluded}/") for excluded in leave_out):
                     continue
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError), _opened(path) as file:
                     entry = archive.gettarinfo(path, path, file)
                     if entry is None or not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
                         continue
-                    left -= 2048 + entry.size
-                    if max_bytes and left < 0:
+                    remaining -= 2048 + entry.size
+                    if max_bytes and remaining < 0:
                         raise OSError(errno.EFBIG, f"more than {max_bytes} bytes", path)
                     archive.addfile(entry, file if entry.isreg() else None)
                     if entry.isdir():
@@ -61,10 +61,10 @@ def pack(folders: Sequence[str], out: IO[bytes], *, leave_out: Sequence[str] = (
 
 
 def files(top: str) -> Iterator[tuple[str, IO[bytes]]]:
-    """The regular files below a folder, by path and open, in the order of their paths.
+    """Yield the path and open file of every regular file below a folder, ordered by path.
 
-    What the calling user owns and may not read is read nevertheless, and keeps its mode. What can't be read, lies
-    deeper than a path can say, or is removed meanwhile, is left out.
+    Files of the calling user that it may not read are read nevertheless, and keep their mode. Files that can't be read,
+    have a path longer than PATH_MAX, or are removed meanwhile are left out.
     """
     unlocked: dict[str, int] = {}
     paths = [top]
@@ -86,7 +86,7 @@ def files(top: str) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _opened(path: str) -> AbstractContextManager[IO[bytes] | None]:
-    """A regular file to read, with its mode as it was; None for anything else."""
+    """Open a regular file for reading, keeping its mode. None for other kinds of files."""
     if not stat.S_ISREG(os.lstat(path).st_mode):
         return contextlib.nullcontext()
     unlocked: dict[str, int] = {}
@@ -98,13 +98,13 @@ def _opened(path: str) -> AbstractContextManager[IO[bytes] | None]:
 
 
 def _inside(folder: str, unlocked: dict[str, int]) -> list[str]:
-    """The paths in a folder, last name first."""
+    """The paths in a folder, sorted by name in descending order."""
     _unlock(folder, os.R_OK | os.X_OK, unlocked)
     return [os.path.join(folder, name) for name in sorted(os.listdir(folder), reverse=True)]
 
 
 def _unlock(path: str, wanted: int, unlocked: dict[str, int]) -> None:
-    """Allow the owner, who calls, to read it, and note its mode before."""
+    """Give the owner (the caller) the `wanted` rights, if missing, and record the previous mode in `unlocked`."""
     if not os.access(path, wanted):
         mode = stat.S_IMODE(os.lstat(path).st_mode)
         os.chmod(path, mode | wanted << 6)
@@ -112,17 +112,17 @@ def _unlock(path: str, wanted: int, unlocked: dict[str, int]) -> None:
 
 
 def _lock(unlocked: dict[str, int]) -> None:
-    """Give back the modes, what is inside a folder first."""
+    """Restore recorded modes, inner paths first."""
     for path, mode in reversed(list(unlocked.items())):
-        with contextlib.suppress(OSError):  # somebody has removed it
+        with contextlib.suppress(OSError):  # removed meanwhile
             os.chmod(path, mode)
 
 
 def unpack(source: str | int) -> None:
-    """Put what was packed, in a file or at a descriptor, where it was, as files of the calling user.
+    """Extract an archive of `pack`, from a path or descriptor, to its original paths, as files of the calling user.
 
     Raises:
-        OSError: it is no archive, or there is no room.
+        OSError: it is not an archive, or there is no space left.
     """
     try:
         with (
@@ -130,7 +130,7 @@ def unpack(source: str | int) -> None:
             tarfile.open(fileobj=file, mode="r|") as archive,
         ):
             trusted: Any = getattr(tarfile, "fully_trusted_filter", None)
-            archive.extraction_filter = trusted  # modes and links as they were: the kernel says where may be written
+            archive.extraction_filter = trusted  # keeps modes and links; the kernel restricts where to write
             archive.extractall("/", numeric_owner=True)
     except tarfile.TarError as error:
         raise OSError(errno.EINVAL, f"not an archive: {error}") from error

@@ -1,4 +1,4 @@
-"""A child's way from the fork to the request: descriptors, privileges, filter, then limits and the program."""
+"""The start of a child between fork and request: descriptors, privileges and filters, then limits and the program."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import signal as _signal
 else:
-    import _signal  # without the detour over enumerations
+    import _signal  # avoids importing enum
 
 from . import kernel, landlock, programs
 from .isolation import Isolation
 from .wire import PREFIX, Header
 
 NICENESS = 5
-"""The supervisor must win the CPU over the code it watches."""
+"""Niceness of children, so that the supervisor gets the CPU before the code it watches."""
 RUNNER = "/opt/forge_env"
-"""The folder that the runner is in."""
+"""Folder of the runner package."""
 _HIGHEST_FD = 1 << 16
 _JOB_FD = 3
 _WORK_MODE = 0o700
@@ -36,25 +36,25 @@ _LIMITED = (
     resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_AS,
 )  # fmt: skip
 _ceilings: dict[int, int] = {}
-"""The hard limits of the zygote, by limit."""
+"""The zygote's hard limits, by resource."""
 PERSISTENT = ("shell", "session", "process")
 
 
 @dataclass
 class Request:
-    """One request as the child sees it."""
+    """A request as the child receives it."""
 
     header: Header
     code: str
     files: dict[str, bytes]
     channel: int = -1
-    """Descriptor of the value or command channel, -1 when the request has none."""
+    """Descriptor of the value or command channel; -1 for requests without one."""
     verdict: int = -1
-    """Descriptor for the verdict of judging tests, -1 for everything else."""
+    """Descriptor that the verdict of tests is written to; -1 for other requests."""
 
 
 def prepare(isolation: Isolation) -> None:
-    """In the zygote: everything that children can inherit, for what a child does itself costs it pages of its own."""
+    """Set up everything in the zygote that children can inherit; repeated in a child, it would cost copied pages."""
     _prepare_streams()
     sys.argv = ["main.py"]
     os.umask(0o022)
@@ -69,9 +69,9 @@ def prepare(isolation: Isolation) -> None:
 
 
 def enter(isolation: Isolation, slot: int, fds: list[int], null: int, landlock_rules: int) -> NoReturn:
-    """Become slot `slot`'s child and serve one request. `fds`: request socket, stdout, stderr.
+    """Become the child of slot `slot` and serve one request. `fds`: request socket, stdout, stderr.
 
-    Whatever does not depend on the request is done before it is there: the child is forked ahead.
+    Everything that does not depend on the request is done before it arrives, since children are forked ahead.
     """
     os.setsid()
     os.nice(NICENESS)
@@ -89,11 +89,11 @@ def enter(isolation: Isolation, slot: int, fds: list[int], null: int, landlock_r
     work = isolation.folder(slot)
     if slot:
         os.umask(0o077)
-        os.environ["HOME"] = os.environ["TMPDIR"] = work  # /tmp is in the solution's reach
+        os.environ["HOME"] = os.environ["TMPDIR"] = work  # the solution can write to /tmp
     request, stdin = _receive(_JOB_FD)
     if request is None:
         os._exit(0)
-    kernel.set_dumpable(True)  # only now: while idle, nobody may look in or write here
+    kernel.set_dumpable(True)  # not earlier: an idle child must not be readable or writable by other processes
     if stdin >= 0:
         os.dup2(stdin, 0)
         os.close(stdin)
@@ -101,7 +101,7 @@ def enter(isolation: Isolation, slot: int, fds: list[int], null: int, landlock_r
     if variables := request.header.get("env"):
         os.environ.update(variables)
     if request.header["kind"] in PERSISTENT:
-        kernel.become_subreaper()  # its orphans stay its own, apart from those of other requests
+        kernel.become_subreaper()  # keeps its orphans separate from those of other requests
     _enter_folder(work, request.header.get("cwd"))
     programs.run(request, work)
 
@@ -109,7 +109,7 @@ def enter(isolation: Isolation, slot: int, fds: list[int], null: int, landlock_r
 def _enter_folder(work: str, cwd: str | None) -> None:
     try:
         if os.stat(work).st_mode & 0o7777 != _WORK_MODE:
-            os.chmod(work, _WORK_MODE)  # an earlier program may have locked itself out
+            os.chmod(work, _WORK_MODE)  # an earlier program may have removed the permissions
         os.chdir(os.path.join(work, cwd) if cwd else work)
     except OSError as error:
         os.write(2, f"{error.strerror}: {cwd}\n".encode())
@@ -120,27 +120,27 @@ _OWN = {
     "BASHOPTS", "BASH_ENV", "ENV", "GCONV_PATH", "GLIBC_TUNABLES", "HOME", "HOSTNAME", "IFS", "LANG", "LANGUAGE",
     "LOCPATH", "LOGNAME", "OLDPWD", "PS4", "PWD", "SHELLOPTS", "SHLVL", "TEMP", "TMP", "TMPDIR", "USER",
 }  # fmt: skip
-"""Variables that are the sandbox's own, or name code that programs run without having been told to."""
+"""Variables that the sandbox sets itself, or that make programs load code without being asked to."""
 _OWN_PREFIXES = ("BASH_FUNC_", "KUBERNETES_", "LC_", "LD_", "MALLOC_", "PYTHON")
 
 
 def image_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """What programs get of an image's `ENV`: all but what is the sandbox's own. PYTHONPATH is without the runner."""
-    kept = {
+    """An image's `ENV` without the sandbox's own variables, and with the runner's folder removed from PYTHONPATH."""
+    inherited = {
         name: value
         for name, value in variables.items()
         if name not in _OWN and not name.startswith(_OWN_PREFIXES) and not name.lower().endswith("_proxy")
     }
     folders = [folder for folder in variables.get("PYTHONPATH", "").split(":") if folder not in ("", RUNNER)]
-    return {**kept, **({"PYTHONPATH": ":".join(folders)} if folders else {})}
+    return {**inherited, **({"PYTHONPATH": ":".join(folders)} if folders else {})}
 
 
 def base_environment(work: str, proxy_port: int) -> dict[str, str]:
-    """The whole environment of a program, before the request's own variables."""
+    """The complete environment of a program, without the request's variables."""
     environment = {
         "HOME": work,
         "LANG": "C.UTF-8",
-        "LANGUAGE": "C",  # there are no translations: nobody need look for them
+        "LANGUAGE": "C",  # avoids searching for translations, which are not installed
         "LOGNAME": "sandbox",
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "TMPDIR": "/tmp",
@@ -153,8 +153,8 @@ def base_environment(work: str, proxy_port: int) -> dict[str, str]:
 
 
 def _be_killed_first() -> None:
-    """When memory runs out the kernel takes this process, not the runner."""
-    if not _volunteer():  # not allowed to an undumpable process of an ordinary user: try again as a dumpable one
+    """Make the kernel kill this process, not the runner, when memory runs out."""
+    if not _volunteer():  # an undumpable process of an ordinary user may not: retry as dumpable
         kernel.set_dumpable(True)
         _volunteer()
         kernel.set_dumpable(False)
@@ -175,7 +175,7 @@ def _volunteer() -> bool:
 
 
 def _settable(limit: int) -> bool:
-    """Whether the kernel knows this limit: gVisor lacks some, and then lets nobody set them."""
+    """Whether the limit can be set. gVisor lacks some, and refuses to set them."""
     try:
         resource.setrlimit(limit, resource.getrlimit(limit))
     except ValueError:
@@ -184,7 +184,7 @@ def _settable(limit: int) -> bool:
 
 
 def _receive(fd: int) -> tuple[Request | None, int]:
-    """Wait for the request: one frame, with descriptors for stdin and the value channel."""
+    """Wait for the request: one frame, with descriptors for stdin and the channels."""
     job = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fd)
     frame, passed = bytearray(), array.array("i")
     size = PREFIX.size
@@ -205,7 +205,7 @@ def _receive(fd: int) -> tuple[Request | None, int]:
 
 
 def parse(frame: bytes) -> Request:
-    """A frame as a request, still without descriptors."""
+    """Parse a frame into a request, without its descriptors."""
     header_length, _ = PREFIX.unpack_from(frame)
     position = PREFIX.size + header_length
     header = marshal.loads(frame[PREFIX.size : position])
@@ -219,7 +219,7 @@ def parse(frame: bytes) -> Request:
 
 
 def _place(request: Request, passed: array.array[int]) -> int:
-    """Give the descriptors that came along their places in the request; returns the one for stdin, or -1."""
+    """Move the received descriptors to their final numbers. Returns the one for stdin, or -1."""
     moved = [fcntl.fcntl(source, fcntl.F_DUPFD, 64) for source in passed]
     for source in passed:
         os.close(source)
@@ -250,7 +250,7 @@ def _apply_limits(limits: dict[str, Any], overhead: int) -> None:
 
 
 def _prepare_streams() -> None:
-    """Text streams over descriptors 0 to 2, ready for every child."""
+    """Open text streams over descriptors 0 to 2, inherited by all children."""
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115

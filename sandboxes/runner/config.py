@@ -1,4 +1,4 @@
-"""How a runner is started: one JSON argument."""
+"""Options of a runner, passed as one JSON argument."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PRELOAD = [
     "linecache", "locale", "math", "operator", "random", "re", "shutil", "signal", "statistics", "string",
     "sys", "textwrap", "time", "traceback", "types", "typing", "unittest",
 ]  # fmt: skip
-"""What nearly every program imports: loaded once by the zygote, shared by every child."""
+"""Common imports of programs, loaded once by the zygote and shared by all children."""
 WORK = "/work"
-"""Work folder of programs; that of their judge is beside it."""
+"""Work folder of programs; the judge's is next to it."""
 SCRATCH = ("/tmp", "/dev/shm", "/dev/mqueue")
-"""Writable folders besides the work folders, where there are such; wiped with them."""
+"""Writable folders besides the work folders, if they exist; wiped together with them."""
 
 
 @dataclass
@@ -24,25 +24,26 @@ class RunnerConfig:
 
     isolation: str
     """`uid`: children get a user id of their own (needs CAP_SETUID and CAP_SETGID).
-    `ns`: children get pid, mount and ipc namespaces of their own (needs CAP_SYS_ADMIN in a user namespace)."""
+    `ns`: children get pid, mount and ipc namespaces of their own (needs CAP_SYS_ADMIN in a user namespace).
+    """
     connect: str = ""
     """Unix socket of the engine to connect to."""
     control_fd: int = -1
-    """Without `connect`: descriptor of the channel, or -1: it is standard input and output."""
+    """Descriptor of the channel, if `connect` is empty; -1 for standard input and output."""
     uid: int = 0
-    """First of the user ids of children (`uid` isolation)."""
+    """First user id of children (`uid` isolation)."""
     chown: bool = False
-    """The work folders are not their users' yet."""
+    """The runner must give the work folders to their users."""
     memory_mb: int = 0
-    """Memory of all programs of the sandbox together, MiB; 0: a cgroup outside sees to it."""
+    """Memory limit of all programs of the sandbox together, MiB; 0 if an outer cgroup enforces it."""
     pytest: bool = False
-    """The zygotes load pytest once they have nothing to do: the children that they fork then have it."""
+    """Zygotes import pytest once they are idle, for the children they fork afterwards."""
     preload: tuple[str, ...] = ()
-    """Modules that the solution's zygote loads likewise."""
+    """Modules that the zygote of programs imports in the same way."""
     writable: tuple[str, ...] = ()
-    """Folders of the image that programs may write to, each a file system of its own; see `archives`."""
+    """Folders of the image that programs may write to, each a separate file system; see `archives`."""
     proxy_port: int = 0
-    """Port of the sandbox's loopback that leads to the engine's filtering proxy; 0: no way out at all."""
+    """Loopback port of the engine's filtering proxy; 0 without one."""
 
     def dumps(self) -> str:
         """The command-line argument."""

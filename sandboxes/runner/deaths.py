@@ -1,4 +1,4 @@
-"""Noticing that a child has ended: a descriptor for each, or SIGCHLD where the kernel has none (gVisor)."""
+"""Detects ended children: through a pidfd each, or SIGCHLD on kernels without pidfds (gVisor)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import signal
 
 
 class Deaths:
-    """Which of the watched children may have ended, through a `poll` object."""
+    """Watches children and names those that may have ended, through a `poll` object."""
 
     def __init__(self, poll: select.poll) -> None:
         self._poll = poll
-        self._pids: dict[int, int] = {}  # by descriptor
+        self._pids: dict[int, int] = {}  # keyed by descriptor
         self._unnamed: set[int] = set()
         self._wake = -1
         try:
@@ -24,7 +24,7 @@ class Deaths:
             poll.register(self._wake, select.POLLIN)
 
     def watch(self, pid: int) -> None:
-        """Watch a child that was just forked."""
+        """Watch a newly forked child."""
         if self._wake >= 0:
             self._unnamed.add(pid)
             return
@@ -33,14 +33,14 @@ class Deaths:
         self._pids[fd] = pid
 
     def suspects(self, fd: int) -> list[int]:
-        """The children that may have ended, now that `fd` is ready."""
+        """The children that may have ended, given that `fd` is ready."""
         if fd == self._wake:
             os.read(fd, 4096)
             return list(self._unnamed)
         return [self._pids[fd]]
 
     def forget(self, fd: int, pid: int) -> None:
-        """A child of whose end `fd` told was waited for."""
+        """Stop watching a child that was reaped after `fd` became ready."""
         self._unnamed.discard(pid)
         if fd != self._wake:
             self._poll.unregister(fd)

@@ -6,8 +6,8 @@ of the judged process, among decoys in random order: the same comparison with ot
 itself never gets the constant. An object that doesn't distinguish the real constant from the decoys fails the test.
 All of them are drawn around a hidden constant, so that the real one isn't what the others have in common.
 
-What remains possible is reported as a doubt: an object that decides whether it equals a plain value may do so without
-ever computing that value.
+One gap remains and is reported as a doubt: an object that decides for itself whether it equals a plain value may do so
+without ever computing that value.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TEXT_METHODS = frozenset(
     if name.startswith("is")
     or name in ("startswith", "endswith", "removeprefix", "removesuffix", "splitlines", "casefold")
 )
-"""Methods of texts that classes of other things seldom have."""
+"""Methods of `str` that other classes rarely have."""
 _chance = random.SystemRandom()
 
 
@@ -182,14 +182,14 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def looked_up(value: Any, name: str) -> None:
-    """Note a doubt if an object that is no text has a method of texts."""
+    """Note a doubt if an object that is not text has a method of `str`."""
     if name in _TEXT_METHODS and not isinstance(value, (str, bytes)):
         solution = type(value).__dict__["\0solution"]
         solution.doubts.note(f"{type(value).__name__}: has the method {name} of texts, without being a text")
 
 
 def equals_itself(value: Any, name: str = "__eq__") -> None:
-    """Check an object that was made with different arguments and is compared with itself. Raises `AssertionError`."""
+    """Check an object that was made with various arguments and is compared with itself. Raises `AssertionError`."""
     if name == "__ne__":
         raise AssertionError(f"the {type(value).__name__} object claims to differ from itself")
     if _OTHER_ORIGIN in value.__dict__:
@@ -203,7 +203,7 @@ def check_truth(value: Any) -> None:
 
 
 class _Verdict:
-    """What follows if two objects are equal: a failed test, or a doubt."""
+    """Consequence if two objects are equal: a failed test, or a doubt."""
 
     __slots__ = ("fails", "reason")
 
@@ -269,7 +269,7 @@ class Doubts:
     def _among(self, left: Any, name: str, real: Any, others: Sequence[Any]) -> tuple[Any, list[Any]]:
         """The answers to an operation with `real`, and with the others, in random order in a copy of the process.
 
-        `_UNDECIDED` for one that raises or returns an object, and for all if there can be no copy.
+        An answer is `_UNDECIDED` if the operation raises or returns an object; all are if no copy can be made.
         """
         answers: dict[int, Any] = {}
         options = list(enumerate([real, *others]))
@@ -307,7 +307,7 @@ class Doubts:
             self.apply(left, verdict)
 
     def compare_objects(self, left: Any, right: Any) -> _Verdict | None:
-        """Compare an object with ones that are made again, with the same arguments and with others."""
+        """Compare an object with newly created ones, made with the same arguments and with others."""
         made, other = (right, left) if origin(right) else (left, right)
         verdicts: list[_Verdict | None] = []
         self._try(lambda: verdicts.append(self._compare_objects(made, other)), left)
@@ -436,7 +436,7 @@ class Doubts:
 
 
 def _is_plain(value: Any, also: type | tuple[()] = ()) -> bool:
-    """Whether a value crosses as data, so that variants can be made. `also`: a class whose objects may be inside."""
+    """Whether a value crosses as data, so that it has variants. `also`: a class whose objects may be nested in it."""
     kind = type(value)
     if kind in (list, tuple, set, frozenset, deque):
         return all(_is_plain(item, also) or isinstance(item, also) for item in value)
@@ -470,7 +470,7 @@ def _endless(value: Any, tries: int = 200) -> Iterator[Any]:
     if kind is bool:
         yield not value
     elif kind is int or kind is float:
-        first = -1 if value == 1 else 1  # 1 may be a bit: 0 first
+        first = -1 if value == 1 else 1  # 1 may be a bit, so 0 comes first
         yield from (value + first * sign * step for step in range(1, 9) for sign in (1, -1))
         for size in range(1, tries):
             yield value + kind(_chance.choice((1, -1)) * _chance.randint(1, 10 + size * size))
@@ -556,12 +556,12 @@ def _respelled(text: str) -> str:
 
 
 def _with_one_changed(items: list[Any], *, pairs: bool = False) -> list[Any]:
-    """`items` with one changed or left out; a new item if empty. `pairs`: the items of a dict."""
+    """`items` with one changed or removed, or with a new one if empty. `pairs`: items are those of a dict."""
     choice = _chance.random()
     if not items:
         return [["a", _chance.randint(0, 99)]] if pairs else [_chance.randint(0, 99)]
     position = _chance.randrange(len(items))
-    if choice < 0.15 and items[position]:  # without an empty one, `mock.call` is the same
+    if choice < 0.15 and items[position]:  # removing an empty item may change nothing, as in `mock.call`
         return items[:position] + items[position + 1 :]
     if pairs:
         key, value = items[position]

@@ -1,4 +1,4 @@
-"""One writable folder of a sandbox: whether it was touched, and making it as it was, whatever a program put there."""
+"""A writable folder of a sandbox: detects whether it was touched, and restores it whatever a program put there."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 from . import archives
 
 _COUNTING = ("tmpfs", "mqueue")
-"""File systems where the size of a folder tells how many entries it has."""
+"""File systems where a folder's size reveals its number of entries."""
 _TIMES = (0, 0)
-"""Of access and change: the same in every sandbox, so that they tell nothing."""
+"""Access and modification time, the same in every sandbox, so that programs learn nothing from them."""
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
-"""Of an inode, as `lsattr` shows them."""
+"""ioctl numbers for inode flags, as shown by `lsattr`."""
 _NO_FLAGS = bytes(8)
 _MAX_ROUNDS = 100_000
 _names = itertools.count()
 
 
 class Folder:
-    """A folder that is looked at and emptied through one descriptor. Made by somebody who may read it."""
+    """A folder inspected and emptied through one descriptor. The creating user must be able to read it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._counting = _file_system(path) in _COUNTING
-        with contextlib.suppress(OSError):  # a folder of the image's that is not ours
+        with contextlib.suppress(OSError):  # a folder of the image that belongs to another user
             os.utime(self.fd, ns=_TIMES)
         info = os.fstat(self.fd)
         self._mode = info.st_mode & 0o7777
@@ -39,36 +39,36 @@ class Folder:
         self._was_empty = not os.listdir(self.fd)
 
     def untouched(self) -> bool:
-        """Whether nobody can have done anything here since it was last seen clean: three system calls at most.
+        """Whether the folder is certainly unchanged since it was last clean. Makes at most three system calls.
 
-        The time of the last change can't be set by anybody, but is no finer than a tick of the clock; number of
-        entries, attributes and free space of the file system, which is this folder's alone, make up for that.
+        The change time can't be set by programs, but has only the resolution of a clock tick. Therefore the number of
+        entries, the attributes, and the free space of the file system, which holds only this folder, are compared too.
         """
         return self._counting and os.fstat(self.fd).st_ctime_ns == self._changed and self._look() == self._clean
 
     def fill(self) -> None:
-        """Put back what was in it; nothing."""
+        """Restore the initial content; this class has none."""
 
     def empty(self) -> None:
-        """Remove what the calling user may remove, and undo what it did to the folder itself."""
-        self._restore_itself()  # first, for it may have been locked
+        """Remove everything that the calling user may remove, and undo its changes to the folder itself."""
+        self._restore_itself()  # first, since permissions may have been removed
         _wipe(self.fd)
         self._restore_itself()
 
     def restore(self) -> list[str]:
-        """After emptying: what is still not as it was."""
+        """Finish the restoration after `empty` and `fill`. Returns the remaining differences."""
         self._restore_itself()
-        left = [os.path.join(self.path, name) for name in os.listdir(self.fd)] if self._was_empty else []
+        remaining = [os.path.join(self.path, name) for name in os.listdir(self.fd)] if self._was_empty else []
         now, clean = self._look(), self._clean
         self._changed = os.fstat(self.fd).st_ctime_ns
-        left += [f"{self.path}: attributes" for _ in _attributes(self.fd)[:1]]
+        remaining += [f"{self.path}: attributes" for _ in _attributes(self.fd)[:1]]
         if _flags(self.fd) != self._flags:
-            left.append(f"{self.path}: flags")
-        return left or [f"{self.path}: {what}" for what in now if now[what] != clean[what]]
+            remaining.append(f"{self.path}: flags")
+        return remaining or [f"{self.path}: {what}" for what in now if now[what] != clean[what]]
 
     def _restore_itself(self) -> None:
-        """Mode, access lists, other attributes and times of the folder itself."""
-        with contextlib.suppress(OSError):  # not its owner, whose turn comes or was
+        """Restore the folder's own mode, access lists, attributes, flags and times."""
+        with contextlib.suppress(OSError):  # the folder belongs to another slot's user, who restores it
             if os.fstat(self.fd).st_mode & 0o7777 != self._mode:
                 os.chmod(self.fd, self._mode)
             for name in _attributes(self.fd):
@@ -88,9 +88,9 @@ class Folder:
 
 
 class Seeded(Folder):
-    """A folder that begins with what is in an archive. Made by the user whose files these are to be.
+    """A folder whose initial content is an archive. Created by the user who is to own its files.
 
-    Whether files deep inside were changed can't be told without reading all of them, so that it is always filled anew.
+    Changes to files deep inside can't be detected without reading them all, so it is always refilled.
     """
 
     def __init__(self, path: str, archive: str) -> None:
@@ -103,7 +103,7 @@ class Seeded(Folder):
         return False
 
     def fill(self) -> None:
-        """Unpack it again."""
+        """Extract the archive again."""
         self._left = os.listdir(self.fd)
         try:
             archives.unpack(self._archive)
@@ -117,22 +117,22 @@ class Seeded(Folder):
 def _attributes(fd: int) -> list[str]:
     try:
         return os.listxattr(fd)
-    except OSError:  # a file system without any
+    except OSError:  # a file system without attributes
         return []
 
 
 def _flags(fd: int) -> bytes:
     try:
         return fcntl.ioctl(fd, _GET_FLAGS, _NO_FLAGS)
-    except OSError:  # a file system without any
+    except OSError:  # a file system without flags
         return _NO_FLAGS
 
 
 def _file_system(path: str) -> str:
-    """The type of the file system mounted at exactly `path`, empty when `path` is only a folder of another."""
+    """Type of the file system mounted at exactly `path`, or an empty string if `path` is not a mount point."""
     kind = ""
     written = os.fsencode(path)
-    for character in b"\\ \t\n":  # escaped as in the kernel's list
+    for character in b"\\ \t\n":  # escaped as in the kernel's mount list
         written = written.replace(bytes([character]), b"\\%03o" % character)
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
@@ -142,11 +142,11 @@ def _file_system(path: str) -> str:
     return kind
 
 
-# --- emptying: any depth, no link followed, two descriptors
+# --- emptying folders of any depth, without following links, with two descriptors
 
 
 def clear(path: str) -> None:
-    """Remove everything inside a folder that this user may remove."""
+    """Remove everything inside a folder that the calling user may remove."""
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _wipe(top)
@@ -155,10 +155,10 @@ def clear(path: str) -> None:
 
 
 def _wipe(top: int) -> None:
-    """Remove everything inside the folder `top` (a descriptor) that this user may remove; the folder itself stays.
+    """Remove everything inside the folder with descriptor `top` that the calling user may remove; the folder stays.
 
-    A folder that is not empty has its own folders moved up to the top first, so depth costs neither stack nor
-    descriptors, and paths longer than PATH_MAX are no hiding place.
+    The subfolders of a folder are moved up to the top before it is removed. Depth therefore costs neither stack nor
+    descriptors, and files can't hide behind paths longer than PATH_MAX.
     """
     for _ in range(_MAX_ROUNDS):
         if not _one_round(top):
@@ -166,7 +166,7 @@ def _wipe(top: int) -> None:
 
 
 def _one_round(top: int) -> bool:
-    """Remove or lift every entry of `top` once; True when something was lifted and another round is due."""
+    """Remove or lift every entry of `top` once. Returns whether one was lifted, so that another round is needed."""
     lifted = False
     with os.scandir(top) as entries:
         names = [entry.name for entry in entries]
@@ -177,7 +177,7 @@ def _one_round(top: int) -> bool:
 
 
 def _remove(name: str, folder: int) -> bool:
-    """Remove a file or an empty folder; True when it is gone or can't be dealt with."""
+    """Remove a file or an empty folder. True if it is gone or can't be removed."""
     try:
         os.unlink(name, dir_fd=folder)
         return True
@@ -193,7 +193,7 @@ def _remove(name: str, folder: int) -> bool:
 
 
 def _lift(name: str, top: int) -> bool:
-    """Empty the folder `name` of `top` by one level, moving its folders to `top`."""
+    """Empty the folder `name` of `top` by one level, moving its subfolders to `top`."""
     try:
         os.chmod(name, 0o700, dir_fd=top)
         folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
@@ -206,7 +206,7 @@ def _lift(name: str, top: int) -> bool:
         for child, is_folder in inside:
             try:
                 if is_folder:
-                    os.chmod(child, 0o700, dir_fd=folder)  # moving a folder rewrites its '..': it must be writable
+                    os.chmod(child, 0o700, dir_fd=folder)  # moving a folder rewrites its '..', so it must be writable
                     os.rename(child, f".wipe-{next(_names)}", src_dir_fd=folder, dst_dir_fd=top)
                     lifted = True
                 else:

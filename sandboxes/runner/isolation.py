@@ -1,9 +1,9 @@
-"""How a child is separated from the runner and from every other child.
+"""Separation of a child from the runner and from other children.
 
-A *realm* is what programs share with their zygote: one or two of the slots. `UserIsolation` (inside Docker) has one
-realm for both slots, with a user id for each that nobody else on the host has. `NamespaceIsolation` (embedded
-engine) has a realm for each slot: pid, mount and ipc namespaces with the zygote as their init, which can't be
-signalled from inside and takes everything along when it ends.
+A *realm* is the set of one or two slots whose programs share a zygote. `UserIsolation` (inside Docker) has one realm
+for both slots, each with a user id that is unique on the host. `NamespaceIsolation` (embedded engine) has a realm for
+each slot: pid, mount and ipc namespaces whose init is the zygote. That init can't be signalled from inside, and all
+processes of the namespace end with it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .processes import OwnChildren, all_children, owner, tree, visible, wait
 _KILLER = 15
 """Offset of a user id that no child has, see `UserIsolation._signal`."""
 _PATIENCE = 20
-"""Rounds of killing one by one before everything of the user is killed at once."""
+"""Rounds of killing processes one by one before all of the user's are killed at once."""
 
 
 class Isolation(ABC):
-    """The part of a zygote that differs between the two ways.
+    """The part of a zygote that depends on the kind of isolation.
 
     Args:
         config: the runner's options.
@@ -34,7 +34,7 @@ class Isolation(ABC):
     """
 
     processes = 0
-    """Processes of the runner that count against the child's own limit."""
+    """Number of the runner's processes that count against the child's own limit."""
 
     def __init__(self, config: RunnerConfig, slots: Collection[int]) -> None:
         self.config = config
@@ -51,58 +51,61 @@ class Isolation(ABC):
     @classmethod
     @abstractmethod
     def fork_zygote(cls, run: Callable[[], None]) -> int:
-        """Fork the process that `run`s a zygote; returns its pid."""
+        """Fork a process that calls `run`, the zygote. Returns its pid."""
 
     def settle(self) -> None:
-        """In the zygote, once, before it forks: prepare the realm and look at it."""
+        """Prepare the realm and record its clean state. Called once in the zygote, before it forks."""
         self.own_children = OwnChildren()
         self.folders = self._folders()
 
     @abstractmethod
     def confine(self, slot: int) -> None:
-        """In the child: give up all privileges for good."""
+        """Drop all privileges for good. Called in the child."""
 
     @abstractmethod
     def _strays(self, slot: int, known: Collection[int]) -> list[int]:
-        """Orphans of a slot, which its zygote adopted."""
+        """Orphans of a slot, adopted by its zygote."""
 
     @abstractmethod
     def _signal(self, slot: int, pids: list[int] | None, interrupt: int = 0) -> None:
-        """SIGKILL `pids`, or with None everything of the slot at once, so that nothing can fork away; then SIGINT."""
+        """Send SIGKILL to `pids`, then SIGINT to `interrupt`.
+
+        If `pids` is None, all of the slot's processes are killed at once, so that none can escape by forking.
+        """
 
     @abstractmethod
     def strangers(self, known: Collection[int]) -> list[int]:
-        """Processes that should not be there when nothing runs but the `known` children."""
+        """Processes that should not exist while only the `known` children run."""
 
     @contextlib.contextmanager
     def _as_user(self, slot: int) -> Iterator[None]:
-        """Whatever is done to files meanwhile is done with the rights of the slot's user."""
+        """Perform the block's file operations with the rights of the slot's user."""
         yield
 
     def kill(self, pid: int, slot: int, alone: bool) -> None:
-        """Kill a child and all it started; `alone`: nothing else of the slot has to survive."""
+        """Kill a child and all its descendants. `alone`: the slot has nothing else that must survive."""
         self._signal(slot, None if alone else tree([pid]))
 
     def interrupt(self, pid: int, slot: int) -> None:
-        """Interrupt a session: SIGINT for itself, SIGKILL for what it has running."""
+        """Interrupt a session: SIGINT for itself, SIGKILL for the processes it runs."""
         self._signal(slot, tree(all_children(pid)), interrupt=pid)
 
     def reap(self, slot: int, known: Collection[int], alone: bool) -> int:
-        """After a child's end: kill and wait for what it left running. Returns how many there were."""
+        """Kill and reap the processes that an ended child left running. Returns how many there were at first."""
         strays = self._strays(slot, known)
-        found = len(strays)
+        count = len(strays)
         rounds = 0
         while strays:
-            # A process that forks faster than it is counted can outrun a list of pids, never kill(-1).
+            # A process may fork faster than the list of pids is read, but can't escape kill(-1).
             self._signal(slot, None if alone or rounds > _PATIENCE else tree(strays))
             for pid in strays:
                 wait(pid)
             strays = self._strays(slot, known)
             rounds += 1
-        return found
+        return count
 
     def wipe(self) -> list[str]:
-        """Empty every writable folder that was touched. Returns what is not as it was."""
+        """Empty and refill all touched writable folders. Returns the remaining differences from their clean state."""
         touched = [folder for folder in self.folders if not folder.untouched()]
         if touched:
             for slot in self.slots:
@@ -115,14 +118,15 @@ class Isolation(ABC):
         return [trace for folder in touched for trace in folder.restore()]
 
     def _folders(self) -> list[Folder]:
-        found = []
+        folders = []
         for slot in self.slots:
-            with self._as_user(slot):  # no right to override file modes: a work folder is its user's
-                found.append(Folder(self.folder(slot)))
+            # Without the right to override file modes, since a work folder belongs to its user.
+            with self._as_user(slot):
+                folders.append(Folder(self.folder(slot)))
         if 0 in self.slots:
             with self._as_user(0):
-                found += [_writable(path, number) for number, path in enumerate(self.config.writable)]
-        return found + [Folder(path) for path in self.scratch]
+                folders += [_writable(path, number) for number, path in enumerate(self.config.writable)]
+        return folders + [Folder(path) for path in self.scratch]
 
     def folder(self, slot: int) -> str:
         """Work folder of a slot: 0 runs the agent's code, 1 judges it."""
@@ -135,7 +139,7 @@ def _writable(path: str, number: int) -> Folder:
 
 
 class UserIsolation(Isolation):
-    """One user id per slot. The zygote holds CAP_SETUID and CAP_SETGID, nothing else."""
+    """One user id per slot. The zygote holds only CAP_SETUID and CAP_SETGID."""
 
     @classmethod
     def realms(cls) -> tuple[tuple[int, ...], ...]:  # noqa: D102
@@ -190,7 +194,7 @@ class UserIsolation(Isolation):
         if helper == 0:
             try:
                 user = self.config.uid + slot
-                # Real and saved ids of its own: it may signal the user's processes, they may not stop it first.
+                # With different real and saved ids, it may signal the user's processes, but they can't stop it first.
                 os.setresuid(self.config.uid + _KILLER, user, self.config.uid + _KILLER)
                 _signal_all(pids, interrupt)
             finally:
@@ -199,7 +203,7 @@ class UserIsolation(Isolation):
 
 
 class NamespaceIsolation(Isolation):
-    """Pid, mount and ipc namespaces per slot, whose init is the zygote; it gives up every capability at once."""
+    """Pid, mount and ipc namespaces per slot. The zygote is their init and gives up every capability at once."""
 
     processes = 4  # launcher, supervisor and two zygotes run as the same user
 
@@ -209,25 +213,26 @@ class NamespaceIsolation(Isolation):
 
     @classmethod
     def fork_zygote(cls, run: Callable[[], None]) -> int:  # noqa: D102
-        own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         try:
             kernel.unshare(kernel.CLONE_NEWPID)
             pid = os.fork()
             if pid == 0:
                 run()
                 os._exit(1)
-            kernel.setns(own_pids, kernel.CLONE_NEWPID)
+            kernel.setns(pid_namespace, kernel.CLONE_NEWPID)
             return pid
         finally:
-            os.close(own_pids)
+            os.close(pid_namespace)
 
     def settle(self) -> None:  # noqa: D102
         (slot,) = self.slots
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
         kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-        for path in filter(os.path.exists, ("/proc/keys", "/proc/key-users")):  # an engine's user has keys of its own
+        # The user running the engine has keys of its own.
+        for path in filter(os.path.exists, ("/proc/keys", "/proc/key-users")):
             kernel.mount("/dev/null", path, None, kernel.MS_BIND)
-        kernel.detach(self.folder(1 - slot))  # the judge's folders and the solution's are out of each other's sight
+        kernel.detach(self.folder(1 - slot))  # hides the judge's folders from the solution and vice versa
         if slot:
             for folder in self.config.writable:
                 kernel.detach(folder)
@@ -238,13 +243,13 @@ class NamespaceIsolation(Isolation):
         super().settle()
 
     def confine(self, slot: int) -> None:  # noqa: D102
-        return  # there is nothing left to give up
+        return  # nothing is left to drop
 
     def strangers(self, known: Collection[int]) -> list[int]:  # noqa: D102
         return self._strays(self.slots[0], known)
 
     def _strays(self, slot: int, known: Collection[int]) -> list[int]:
-        return [pid for pid in self.own_children.pids() if pid not in known]  # an init adopts every orphan
+        return [pid for pid in self.own_children.pids() if pid not in known]  # an init adopts all orphans
 
     def _signal(self, slot: int, pids: list[int] | None, interrupt: int = 0) -> None:
         _signal_all(pids, interrupt)
@@ -259,7 +264,7 @@ def _signal_all(pids: list[int] | None, interrupt: int) -> None:
 
 
 def _open_task_counter() -> int:
-    """Where the kernel counts this container's tasks; -1 where it can't be read."""
+    """Open the kernel's counter of this container's tasks. Returns -1 if it can't be read."""
     for path in ("/sys/fs/cgroup/pids/pids.current", "/sys/fs/cgroup/pids.current"):
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

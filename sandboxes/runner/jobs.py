@@ -1,4 +1,4 @@
-"""What the supervisor knows about a request under way, and keeps of its output."""
+"""State of running requests in the supervisor, and the captured part of their output."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .wire import Header
 SIGKILL, SIGXCPU = 9, 24
 _CHUNK = 1 << 16
 _RUNNER_BYTES = 64 << 20
-"""More address space than a process of the runner has."""
+"""More address space than any process of the runner has."""
 
 
 class Capture:
-    """Reads one pipe without end; holds at most `limit` bytes of it, half from the beginning and half from the end."""
+    """Reads a pipe to its end and keeps at most `limit` bytes of it, half from the start and half from the end."""
 
     def __init__(self, fd: int, limit: int) -> None:
         self.fd = fd
@@ -26,18 +26,18 @@ class Capture:
         self.total = 0
 
     def bound(self, limit: int) -> None:
-        """Hold at most `limit` bytes from now on."""
+        """Keep at most `limit` bytes from now on."""
         self.limit = limit
         self.head_size = max(1, limit // 2)
         self.tail_size = max(1, limit - self.head_size)
 
     @property
     def dropped(self) -> int:
-        """Bytes that are not kept."""
+        """Number of bytes that were not kept."""
         return self.total - len(self.head) - min(len(self.tail), self.tail_size)
 
     def read(self) -> bytes | None:
-        """Take what is there; b"" at end of file, None when there is nothing yet."""
+        """Read available bytes. Returns b"" at end of file, and None if nothing is available yet."""
         try:
             chunk = os.read(self.fd, _CHUNK)
         except BlockingIOError:
@@ -54,7 +54,7 @@ class Capture:
         return chunk
 
     def drain(self, budget: int = 1 << 22) -> None:
-        """Take what is left once the writers are gone, or at most `budget` bytes when one is not."""
+        """Read the rest after the writers have ended, or at most `budget` bytes if a writer is left."""
         stop = self.total + budget
         while self.total < stop and self.read():
             pass
@@ -69,7 +69,7 @@ class Capture:
 
 @dataclass
 class Turn:
-    """One exchange with a session, or the wait for a background process."""
+    """One command of a session, or one wait for a background process."""
 
     id: int
     started: float
@@ -79,7 +79,7 @@ class Turn:
 
 @dataclass
 class Job:
-    """A request under way. One-shot requests are answered when their child ends, sessions turn by turn."""
+    """A running request. One-shot requests are answered when their child ends, sessions once per turn."""
 
     id: int
     ticket: int
@@ -92,7 +92,7 @@ class Job:
     kept: tuple[int, ...] = ()
     """The child's ends of its output pipes, see `Spare`."""
     attended: float = 0.0
-    """When its output is read for the first time, should it run that long, on the monotonic clock."""
+    """Monotonic time from which output is read as it comes; before, a short program is only read at its end."""
     channel: int = -1
     """Our end of the value channel (a pipe) or of the session's command channel (a socket)."""
     channel_limit: int = 0
@@ -101,29 +101,29 @@ class Job:
     killed: bool = False
     flooded: bool = False
     starved: bool = False
-    """The sandbox's memory was used up and this is one of those that paid for it."""
+    """Killed because the sandbox's memory was used up."""
     stream: bool = False
     stdin: int = -1
-    """Writing end of a background process's standard input."""
+    """Write end of a background process's standard input."""
     pending_input: bytearray = field(default_factory=bytearray)
     close_input: bool = False
     turn: Turn | None = None
     partner: Job | None = None
-    """The other half of a split judgement: kind `serve` has the answer, kind `tests` the verdict."""
+    """The other job of a split judgement: kind `serve` holds the answer, kind `tests` the verdict."""
     report: Header | None = None
-    """How it ended, once it has."""
+    """Description of the child's end, once it has ended."""
 
     @property
     def persistent(self) -> bool:
-        """Whether it lives on between requests."""
+        """Whether it outlives the request that opened it."""
         return self.kind in ("shell", "session", "process")
 
     def next_deadline(self) -> float:
-        """When something has to be done about it, on the monotonic clock."""
+        """Monotonic time of the next action that this job needs."""
         return min(self.deadline, self.attended, self.turn.deadline if self.turn else float("inf"))
 
     def describe(self, status: int, cpu_us: int, peak_kb: int, strays: int) -> Header:
-        """How the child ended, as the engine reads it."""
+        """Description of the child's end, as fields for the engine."""
         signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         return {
             "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
@@ -147,7 +147,7 @@ class Job:
 
 
 class MemoryWatch:
-    """Memory of the whole sandbox: the kernel's kills where it has a cgroup, a sum over processes where not."""
+    """Memory of the whole sandbox: out-of-memory kills of its cgroup, or a sum over processes without a cgroup."""
 
     PERIOD_S = 0.1
 
@@ -158,16 +158,16 @@ class MemoryWatch:
         self.due = time.monotonic() + self.PERIOD_S if limit_mb else float("inf")
 
     def killed_one(self) -> bool:
-        """Whether the kernel has killed one of this container's processes since the last question."""
+        """Whether the kernel has killed a process of this container since the last call."""
         before, self._seen = self._seen, _oom_kills()
         return self._seen > before
 
     def exhausted(self, now: float) -> bool:
-        """Whether the programs together hold more than they may; looks at most every `PERIOD_S` seconds."""
+        """Whether the programs together exceed their limit. Checks at most every `PERIOD_S` seconds."""
         if now < self.due:
             return False
         self.due = now + self.PERIOD_S
-        own, mapped = 0, 0
+        private, mapped = 0, 0
         pids = [name for name in os.listdir("/proc") if name.isdigit()]
         for pid in pids:
             try:
@@ -175,14 +175,14 @@ class MemoryWatch:
                     size, resident, shared = map(int, file.read().split()[:3])
             except OSError:
                 continue
-            own += (resident - shared) * self._page
+            private += (resident - shared) * self._page
             mapped += size * self._page
-        # Shared memory without a file is in no process's own share, and perhaps in nobody's page tables.
-        return own > self._limit or (mapped > self._limit and own + _shared_bytes(pids) > self._limit)
+        # Anonymous shared memory is in no process's private pages, and may be missing from all page tables.
+        return private > self._limit or (mapped > self._limit and private + _shared_bytes(pids) > self._limit)
 
 
 def _shared_bytes(pids: list[str]) -> int:
-    """Bytes of all shared mappings without a file; each once, however many processes have it."""
+    """Bytes of all shared mappings without a file, each counted once, however many processes map it."""
     sizes: dict[str, int] = {}
     for pid in pids:
         try:
@@ -191,7 +191,7 @@ def _shared_bytes(pids: list[str]) -> int:
                     if line.endswith("/dev/zero (deleted)\n"):
                         start, _, rest = line.partition("-")
                         sizes[line.split()[4]] = int(rest.split(" ", 1)[0], 16) - int(start, 16)
-        except PermissionError:  # a program that hides from being looked into; the runner's own do too, but are small
+        except PermissionError:  # an undumpable program; the runner's own processes are too, but small
             with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as file:
                 size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
                 sizes[pid] = size if size > _RUNNER_BYTES else 0
@@ -201,7 +201,7 @@ def _shared_bytes(pids: list[str]) -> int:
 
 
 def _oom_kills() -> int:
-    """From cgroup v1 or v2; 0 where it can't be read."""
+    """Out-of-memory kills counted by cgroup v1 or v2; 0 if they can't be read."""
     for path in ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events"):
         try:
             with open(path) as file:
@@ -214,5 +214,5 @@ def _oom_kills() -> int:
 
 
 def ended_for_memory(exit_code: int | None, stderr: bytes) -> bool:
-    """A Python program that ended with an uncaught MemoryError."""
+    """Whether a Python program ended with an uncaught MemoryError."""
     return exit_code == 1 and stderr.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError")

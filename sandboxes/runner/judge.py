@@ -41,7 +41,7 @@ def run_tests(request: Request) -> None:
         else:
             _find_around_tests(solution, header["around"])
             sys.meta_path.insert(0, _Only(solution, [*header["around"], *_hidden_by_folders(header["judged"])]))
-            sys.meta_path.append(solution)  # the last: it can't hide any other module
+            sys.meta_path.append(solution)  # last, so that it can't hide other modules
             run_suite(request, verdict, [folder])
     except BaseException as error:  # noqa: BLE001  broken code or a broken test file is a verdict too
         verdict.finish("", "failed", f"{type(error).__name__}: {text_of(error)}")
@@ -67,7 +67,7 @@ def _hidden_by_folders(names: Sequence[str]) -> list[str]:
 
 
 class _Only:
-    """Finds only these judged modules."""
+    """Import finder for only these judged modules."""
 
     def __init__(self, solution: Solution, names: Sequence[str]) -> None:
         self._solution = solution
@@ -105,7 +105,7 @@ class _Verdict(testing.Recorder):
             self.failures.append(f"{test}: {message}" if test else message)
 
     def summary(self) -> dict[str, Any]:
-        """The verdict as it is sent."""
+        """The verdict in the form that is sent."""
         failures = [line[:MAX_MESSAGE] for line in self.failures[:_MAX_FAILURES]]
         outcomes = list(self.outcomes.items())
         return {"total": self.total, "failed": self.failed, "failures": failures, "outcomes": outcomes}
@@ -118,7 +118,7 @@ def run_beside(request: Request) -> NoReturn:
     run_suite(request, reporter, testing.source_roots(os.getcwd()))
     reporter.end()
     sys.stdout.flush()
-    leave(0)  # without exit handlers of the judged code
+    leave(0)  # skips exit handlers of the judged code
 
 
 class _Reporter(testing.Recorder):

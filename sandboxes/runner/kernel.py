@@ -1,4 +1,4 @@
-"""The Linux calls that the `os` module lacks, each raising `OSError` on failure."""
+"""Linux system calls that the `os` module lacks. Each raises `OSError` on failure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _prctl(option: int, first: int = 0, second: int = 0, third: int = 0) -> int:
 
 
 def syscall(what: str, number: int, *arguments: object) -> int:
-    """A system call that the C library does not wrap; `what` it is, for the error."""
+    """Make a system call that the C library does not wrap; `what` names it in errors."""
     return _check(_libc.syscall(number, *arguments), what)
 
 
@@ -71,7 +71,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(fd: int, kind: int) -> None:
-    """Join the namespace that `fd` stands for."""
+    """Join the namespace that `fd` refers to."""
     _check(_libc.setns(fd, kind), "setns")
 
 
@@ -83,10 +83,10 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def mount_flags(path: str) -> int:
-    """The restrictions of the mount that holds `path`, as flags for `mount`."""
+    """The restrictions of the mount that contains `path`, as flags for `mount`."""
     flags = os.statvfs(path).f_flag
-    kept = flags & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)
-    return kept | (MS_RELATIME if flags & _ST_RELATIME else 0)
+    restrictions = flags & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)
+    return restrictions | (MS_RELATIME if flags & _ST_RELATIME else 0)
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
@@ -100,17 +100,17 @@ def detach(target: str) -> None:
 
 
 def set_host_name(name: str) -> None:
-    """Name this uts namespace."""
+    """Set the host name of this uts namespace."""
     _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Allow or forbid others of the same user to look into this process (/proc/PID/mem, ptrace)."""
+    """Allow or forbid other processes of this user to inspect this process (/proc/PID/mem, ptrace)."""
     _prctl(PR_SET_DUMPABLE, int(dumpable))
 
 
 def become_subreaper() -> bool:
-    """Adopt orphaned descendants, so that none escapes being seen and killed. False where the kernel can't (gVisor)."""
+    """Adopt orphaned descendants, so that they can be found and killed. False if unsupported (gVisor)."""
     try:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
     except OSError:
@@ -124,12 +124,12 @@ def die_with_parent(signal: int = 9) -> None:
 
 
 def forbid_new_privileges() -> None:
-    """No set-user-id program or file capability can raise what this process may do."""
+    """Prevent set-user-id programs and file capabilities from adding privileges to this process."""
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def install_seccomp(program: ctypes.Structure) -> None:
-    """Install a BPF program (see `seccomp.program`); irreversible."""
+    """Install a BPF program (see `seccomp.program`). Irreversible."""
     _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))
 
 
@@ -142,23 +142,23 @@ def _capset(effective: int, permitted: int, inheritable: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, for this process and all it will execute."""
+    """Drop every capability of this process and of all programs that it will execute."""
     for capability in range(_LAST_CAPABILITY + 1):
         try:
             _prctl(PR_CAPBSET_DROP, capability)
-        except OSError:  # an unknown capability, or CAP_SETPCAP is not held: the sets are emptied below anyway
+        except OSError:  # unknown capability, or no CAP_SETPCAP: the sets are emptied below anyway
             break
     _capset(0, 0, 0)
 
 
 def keep_capabilities(*numbers: int) -> None:
-    """Give up all but these."""
-    kept = sum(1 << number for number in numbers)
-    _capset(kept, kept, 0)
+    """Drop all capabilities except these."""
+    mask = sum(1 << number for number in numbers)
+    _capset(mask, mask, 0)
 
 
 def keep_capabilities_across_exec() -> None:
-    """Make all capabilities ambient: an executed program of an ordinary user id keeps them."""
+    """Make all capabilities ambient, so that a program executed by an ordinary user keeps them."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
     every = (1 << (last + 1)) - 1

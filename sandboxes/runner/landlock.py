@@ -1,8 +1,8 @@
-"""Landlock: programs may write below their folders and nowhere else, /proc included.
+"""Landlock rules that let programs write below their own folders only; elsewhere, including /proc, they can't.
 
-What it adds to a read-only root: a program can't take back that the kernel kills it first when memory runs out
-(/proc/self/oom_score_adj), nor write to the memory of another program of its user. Where the kernel has no Landlock,
-or one before Linux 5.19, programs run without.
+This goes beyond a read-only root: a program can't change /proc/self/oom_score_adj, which makes the kernel kill it
+first when memory runs out, and can't write to the memory of another program of its user. On kernels without Landlock,
+and before Linux 5.19, programs run without these rules.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH = 1, 1
 _WRITE_FILE, _REFER = 1 << 1, 1 << 13
 _FIRST_ABI = 2
-"""Version 1 can't allow moving files between folders."""
+"""First version with LANDLOCK_ACCESS_FS_REFER; version 1 can't allow moving files between folders."""
 
 
 def ruleset(writable: list[str]) -> int:
-    """Descriptor of a ruleset that allows writing below the folders `writable`; -1 where there is no Landlock."""
+    """A new ruleset that allows writing below the folders `writable`: its descriptor, or -1 without Landlock."""
     try:
         abi = kernel.syscall("landlock", _CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     except OSError:
@@ -39,5 +39,5 @@ def ruleset(writable: list[str]) -> int:
 
 
 def restrict(descriptor: int) -> None:
-    """Hold this process and all it starts to the ruleset, for good. It needs "no new privileges"."""
+    """Apply the ruleset irrevocably to this process and its descendants. Requires "no new privileges"."""
     kernel.syscall("landlock", _RESTRICT_SELF, descriptor, 0)

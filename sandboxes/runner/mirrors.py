@@ -48,7 +48,7 @@ the judged code's process, where the methods are executed."""
 _NUMBER = "\0number"
 _MAX_OBJECTS = 1_000_000
 _MAX_DOC = 10_000
-"""Characters of a docstring that cross."""
+"""Maximum characters of a docstring that crosses."""
 
 
 class SolutionError(Exception):
@@ -60,12 +60,12 @@ class SolutionGoneError(BaseException):
 
 
 class Solution:
-    """The judged code, as tests reach it.
+    """Client for the judged code's process.
 
     Args:
-        channel: descriptor of the socket that leads to its process.
+        channel: descriptor of the socket to its process.
         judged: full names of its modules.
-        folder: the folder of the test files.
+        folder: folder of the test files.
         sync: whether tests inspect containers after passing them in. Otherwise changes to these are applied only from
             calls that return None.
     """
@@ -89,7 +89,7 @@ class Solution:
     # --- modules
 
     def module(self, name: str) -> Module:
-        """Import a judged module in its process. Raises what the import raises."""
+        """Import a judged module in its process. Raises the exceptions of the import."""
         described = self._raw({"op": "module", "name": name})
         try:
             number, names = int(described["o"]), [str(item) for item in described["names"]]
@@ -123,7 +123,7 @@ class Solution:
     # --- requests
 
     def ask(self, operation: str, target: int, name: str = "", /, *arguments: Any, **named: Any) -> Any:
-        """Have an operation on an object carried out and return its result. Raises what the judged code raises."""
+        """Execute an operation on an object and return its result. Raises the exceptions of the judged code."""
         try:
             sent = self._encoder.encode_all(*arguments, *named.values())
         except RecursionError as error:
@@ -140,7 +140,7 @@ class Solution:
             self._encoder.settle()
 
     def _raw(self, request: dict[str, Any], may_end: type[BaseException] | None = None) -> Any:
-        """The answer's data. Raises the exception that it reports."""
+        """Send a request and return the answer's data. Raises the exception that the answer reports."""
         answer = self._exchange(request)
         try:
             self._encoder.apply(answer, keep_own=answer.get("v") is not None and not self._sync)
@@ -177,7 +177,7 @@ class Solution:
 
     def _error(self, answer: Mapping[str, Any], may_end: type[BaseException] | None) -> BaseException:
         if type(number := answer.get("raised")) is int and 0 <= number < len(self._raised):
-            raised = self._raised[number]  # by the tests; the judged code didn't catch it
+            raised = self._raised[number]  # raised by the tests and not caught by the judged code
             if type(raised) is may_end or _may_cross(type(raised)):
                 return raised
         arguments = self._decode({"t": answer.get("args", [])})
@@ -249,7 +249,7 @@ class Solution:
             mirror: Any = mirrored.__base__.__new__(mirrored, *content)  # type: ignore[arg-type]
             object.__setattr__(mirror, _NUMBER, number)
             self._mirrors[number] = mirror
-            if isinstance(mirror, BaseException):  # else it has no text before it is raised
+            if isinstance(mirror, BaseException):  # otherwise its text would be empty until it is raised
                 mirror.args = self._decode(self._raw({"op": "get", "o": number, "name": "args"}))
         return self._mirrors[number]
 
@@ -302,7 +302,7 @@ class Solution:
 
     def _serve_attribute(self, local: Any, name: str, request: Mapping[str, Any]) -> Any:
         of_function = isinstance(local, types.FunctionType)
-        attached = self._attached.setdefault(request["l"], set())  # only these: others are data of the tests
+        attached = self._attached.setdefault(request["l"], set())  # other attributes are private to the tests
         if request["op"] == "vars":
             if not _is_open(local):
                 raise AttributeError("__dict__")
@@ -324,7 +324,7 @@ class Solution:
             return False
         try:
             self._raw({"op": "fork"})
-        except Exception:  # noqa: BLE001  the process limit is reached, or a call is under way
+        except Exception:  # noqa: BLE001  the process limit is reached, or a call is in progress
             return False
         self._before = (dict(self._mirrors), dict(self._classes))
         self._encoder.by_copy = True
@@ -522,7 +522,7 @@ def _mirror_class(solution: Solution, number: int, described: Any) -> MirrorType
             namespace.setdefault(method, _method(method))
         namespace.update({"__doc__": _Doc(described["doc"]), _NUMBER: number})
         if others:
-            vars(json.encoder)["c_make_encoder"] = None  # it reads the content of objects here, which is empty
+            vars(json.encoder)["c_make_encoder"] = None  # it reads the content of the mirror itself, which is empty
         mirrored = MirrorType(name, (*first, *mirror, *others, *exceptions), namespace)
         register(mirrored, described["abstract"])
         return mirrored
@@ -539,7 +539,7 @@ def _library_exception(module: str, name: str) -> type[Exception] | None:
 
 
 class _Doc:
-    """`__doc__` of a class and of its objects, which may have their own, as functions do."""
+    """`__doc__` of a class and of its objects, which may have different ones, as functions do."""
 
     def __init__(self, text: str | None) -> None:
         self._text = text
@@ -561,7 +561,7 @@ def special_method(name: str, *, by_value: bool) -> Callable[..., Any]:
     """A special method that is executed in the judged code's process.
 
     Args:
-        name: of the method.
+        name: name of the method.
         by_value: whether a built-in container defines it: comparisons then run here, on a copy.
     """
     if by_value and name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
@@ -606,7 +606,7 @@ def _await(self: Any) -> Any:
 
 
 async def _anext(self: Any) -> Any:
-    """The next item of an `async for`, which only this may end."""
+    """The next item of an `async for`; only this method may end the loop."""
     solution = _solution_of(type(self))
     step = solution.ask("special", number_of(self), "__anext__")
     return solution.ask("await", number_of(step), "__anext__") if isinstance(step, Mirror) else await step
@@ -647,7 +647,7 @@ class Module(types.ModuleType):
         return list(self.__dict__["\0names"])
 
     def namespace(self) -> dict[str, Any]:
-        """Its attributes, except those named like built-ins: the judged code must not replace the tests' `abs`."""
+        """The module's attributes, except those named like built-ins, since `abs` of the tests must not be replaced."""
         names = [name for name in self.__dict__["\0names"] if not hasattr(builtins, name)]
         return {name: getattr(self, name) for name in names}
 

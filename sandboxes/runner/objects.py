@@ -118,9 +118,9 @@ class Encoder:
         self._numbers: dict[int, int] = {}  # by id; the replica keeps the container alive
         self._filling = 0
         self.by_copy = False
-        """Containers cross as copies that share nothing, while set."""
+        """While set, containers cross as independent copies."""
         self._apart: set[int] = set()
-        """Containers that differ at the two ends from now on: neither says any more what it changes in them."""
+        """Containers that are no longer synchronized: neither end sends changes to them."""
         self._kept: dict[int, Any] = {}
         self._copies: dict[int, Any] = {}
 
@@ -183,7 +183,7 @@ class Encoder:
     def _encode_each(self, items: Iterable[Any], depth: int) -> list[Any]:
         kinds = set(map(type, items))
         if kinds <= _AS_THEY_ARE or (kinds <= {int, *_AS_THEY_ARE} and all(map(values.is_small, items))):
-            return list(items)  # 20 times as fast
+            return list(items)  # fast path, 20 times as fast
         return [self.encode(item, depth + 1) for item in items]
 
     def _decode_each(self, items: list[Any], depth: int) -> list[Any]:
@@ -220,8 +220,8 @@ class Encoder:
         if not content:
             if number in self._kept:
                 return self._copy_of(number, depth)
-            own = self._replicas[number].container
-            return self._as_changed(own, depth) if self._kept else own
+            local = self._replicas[number].container
+            return self._as_changed(local, depth) if self._kept else local
         ((kind, body),) = content[0].items()
         container: Any = collections.deque(maxlen=body[0]) if kind == "q" else _MUTABLE[kind]()
         if number == _ANONYMOUS:
@@ -235,7 +235,7 @@ class Encoder:
         return container
 
     def _copy_of(self, number: int, depth: int) -> Any:
-        """A container of this end as the other end has changed it, while this end keeps its own."""
+        """A copy of this end's container with the other end's changes; the container itself stays unchanged."""
         if number not in self._copies:
             container, content = self._kept[number]
             copied = self._copies[number] = type(container)()
@@ -243,7 +243,7 @@ class Encoder:
         return self._copies[number]
 
     def _as_changed(self, value: Any, depth: int) -> Any:
-        """`value`, or a copy of it where it holds containers with changes that this end did not take over."""
+        """`value`, or a copy if it contains containers whose changes this end did not apply."""
         if type(value) not in _TAGS or depth > values.MAX_DEPTH or isinstance(value, (set, bytearray)):
             return value
         number = next((number for number, (container, _) in self._kept.items() if container is value), None)
@@ -257,11 +257,11 @@ class Encoder:
         return copied
 
     def settle(self) -> None:
-        """Forget the changes that were not taken over: the answer that they came with has been decoded."""
+        """Discard changes that were not applied, after decoding the answer that carried them."""
         self._kept, self._copies = {}, {}
 
     def _fill(self, container: Any, content: Any, depth: int) -> None:
-        """Give a container its items. Requests that this makes, for a class or a hash, carry no changes."""
+        """Replace the items of a container. Requests made meanwhile, for a class or a hash, carry no changes."""
         self._filling += 1
         try:
             self._fill_now(container, content, depth)
@@ -311,9 +311,9 @@ class Encoder:
         """Apply the changes of the other end. Raises `MalformedValueError`.
 
         Args:
-            message: the message it came with.
-            keep_own: leave containers that were made at this end as they are, and apart from now on. Until `settle`,
-                those that are decoded are copies with the changes.
+            message: message that carries the changes.
+            keep_own: keep containers that were made at this end unchanged, and stop synchronizing them. Until `settle`,
+                they are decoded as copies with the changes.
         """
         try:
             for number, content in message.get("changes", ()):
@@ -455,7 +455,7 @@ def abstract_names(kind: type) -> list[str]:
 
 
 def register(kind: type, names: Iterable[str]) -> None:
-    """Register a class that mirrors one of the other end with these abstract classes."""
+    """Register a class that mirrors a class of the other end with these abstract classes."""
     for name in names:
         module, _, item = str(name).rpartition(".")
         if item in _ABSTRACT.get(module, ()):

@@ -1,4 +1,4 @@
-"""Requests that are answered when their program ends: programs, files, calls, and split judgement."""
+"""Requests answered when their program ends: programs, files, calls, and split judgement."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CHANNEL_KINDS = ("calls", "counted", "folder", "pack", "read")
 
 
 class OneShots:
-    """The supervisor's operations that start one or two jobs and are answered at their end."""
+    """Supervisor operations that start one or two jobs and answer when they have ended."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
 
     def run(self, header: Header, body: bytes) -> None:
-        """One program, or one file request."""
+        """Run a program or a file request."""
         passed: list[int] = []
         if size := header.get("stdin"):
             passed.append(_stdin(body[header["code"] : header["code"] + size]))
@@ -37,7 +37,7 @@ class OneShots:
             self._collect_values(job, reading, header.get("max_bytes", MAX_TOTAL))
 
     def judge(self, header: Header, body: bytes) -> None:
-        """Split judgement: the solution as slot 0, its tests as slot 1, nothing between them but plain values."""
+        """Run a split judgement: the solution in slot 0 and its tests in slot 1, exchanging plain values only."""
         solution_end, tests_end = socket.socketpair()
         reading, writing = os.pipe2(os.O_CLOEXEC)
         tests_header, wall_s = header.pop("tests"), header["limits"]["wall_s"]
@@ -50,17 +50,17 @@ class OneShots:
         solution.partner, tests.partner = tests, solution
 
     def ended(self, job: Job, report: Header) -> None:
-        """A job's process has ended and everything it wrote was read."""
+        """Handle the end of a job whose output has been read completely."""
         partner = job.partner
         if partner is None:
             self.supervisor.answer(job, job.id, report)
         elif partner.report is not None:
             self._judged(*((job, partner) if job.kind == "serve" else (partner, job)))
-        elif job.kind == "tests":  # the verdict is in: the solution has nothing more to say
+        elif job.kind == "tests":  # the verdict is complete, so the solution is no longer needed
             self.supervisor.kill(partner)
 
     def finish_channel(self, job: Job) -> None:
-        """Read the rest of a value channel whose writers are gone."""
+        """Read the rest of a value channel whose writers have ended."""
         while len(job.values) <= job.channel_limit:
             try:
                 chunk = os.read(job.channel, _CHUNK)
@@ -83,7 +83,7 @@ class OneShots:
         job.channel, job.channel_limit = reading, limit
 
     def attend(self, job: Job) -> None:
-        """Read a job's values as they come from now on."""
+        """Read a job's values as they arrive, from now on."""
         self.supervisor.watch(job.channel, lambda: self._channel(job))
 
     def _channel(self, job: Job) -> None:
@@ -95,13 +95,13 @@ class OneShots:
             self.supervisor.unwatch(job.channel)
         elif len(job.values) + len(chunk) <= job.channel_limit + 4:
             job.values += chunk
-        else:  # what came so far stays whole frames; the rest is refused with the program
+        else:  # keep the complete frames received so far, and kill the program
             self.supervisor.unwatch(job.channel)
             self.supervisor.kill(job)
 
 
 def _stdin(data: bytes) -> int:
-    """Standard input as a file in memory: never blocks whoever writes it."""
+    """Standard input as a memory file, so that writing it never blocks."""
     writable = os.memfd_create("stdin", os.MFD_CLOEXEC)
     try:
         write_all(writable, data)

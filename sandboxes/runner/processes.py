@@ -1,4 +1,4 @@
-"""Looking at processes through /proc, from a process that they can't look into."""
+"""Inspecting processes through /proc, from a process that they can't inspect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _HAS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 class OwnChildren:
-    """Direct children of the calling, single-threaded process, dead ones included. One read each time."""
+    """Direct children, including dead ones, of the calling single-threaded process. Reads one file per query."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -29,28 +29,28 @@ class OwnChildren:
 
 
 def all_children(pid: int) -> list[int]:
-    """Direct children of any of a process's threads."""
+    """Direct children of all of a process's threads."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except (FileNotFoundError, ProcessLookupError):
         return []
     if not _HAS_CHILDREN:
         return [child for child in visible() if _parent(child) == pid]
-    found: list[int] = []
+    children: list[int] = []
     for thread in threads:
         try:
-            found += [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
+            children += [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return found
+    return children
 
 
 def tree(roots: list[int]) -> list[int]:
     """`roots` and their descendants, parents first."""
-    found = list(roots)
-    for pid in found:
-        found += all_children(pid)
-    return found
+    pids = list(roots)
+    for pid in pids:
+        pids += all_children(pid)
+    return pids
 
 
 def _parent(pid: int) -> int:
@@ -61,7 +61,7 @@ def _parent(pid: int) -> int:
 
 
 def owner(pid: int) -> int:
-    """Real user id of a process, -1 when it is gone. (The owner of /proc/PID is root for undumpable processes.)"""
+    """Real user id of a process, or -1 if it is gone. (The owner of /proc/PID is root for undumpable processes.)"""
     try:
         with open(f"/proc/{pid}/status") as file:
             for line in file:
@@ -73,12 +73,12 @@ def owner(pid: int) -> int:
 
 
 def visible() -> list[int]:
-    """Every process in sight."""
+    """All visible process ids."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def wait(pid: int) -> None:
-    """Reap a child; fine when it is nobody's any more."""
+    """Reap a child. It may have been reaped already."""
     try:
         os.waitpid(pid, 0)
     except ChildProcessError:

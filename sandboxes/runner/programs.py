@@ -1,4 +1,4 @@
-"""What a child can be asked to do. Each function ends the process."""
+"""Handlers of a child's request, by kind. Each ends the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import signal as _signal
 else:
-    import _signal  # faster to import: no enumerations
+    import _signal  # avoids importing enum
 
 from . import judge, solution, testing, values
 from .wire import write_all
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .child import Request
 
 IO_ERROR = 74
-"""Exit status of a file request that failed; stderr begins with the errno."""
+"""Exit status of a failed file request; stderr begins with the errno."""
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 RUN_FOLDER = ".run-"
 """Prefix of folders for a single run of tests."""
@@ -37,7 +37,7 @@ SHELL_LOOP = (
 
 
 def run(request: Request, work: str) -> NoReturn:
-    """Serve the request."""
+    """Serve the request and end the process."""
     kind = request.header["kind"]
     if folder := request.header.get("folder"):
         _enter_new_folder(folder, work, {path.partition("/")[0] for path in request.files})
@@ -81,7 +81,7 @@ def _enter_new_folder(folder: str, work: str, written: set[str]) -> None:
 
 
 def _be_like_python() -> None:
-    """Set up what a starting interpreter does, and the zygote that this process was forked from did not."""
+    """Set up what a starting interpreter does and the zygote that this process was forked from did not."""
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
     sys.executable = sys.executable or shutil.which("python3") or ""
 
@@ -101,12 +101,12 @@ def _run_argv(request: Request) -> NoReturn:
 
 
 def _run_script(python: str, *argv: str) -> None:
-    """Run a Python file in this process, which has its modules, as an interpreter would. Returns: it can't be read."""
+    """Run a Python file in this process, with its preloaded modules. Returns only if the file can't be read."""
     try:
         with open(argv[0], encoding="utf-8") as file:
             code = file.read()
     except (OSError, ValueError):
-        return  # the interpreter says why
+        return  # let the interpreter report the error
     sys.argv, sys.executable = [*argv], shutil.which(python) or ""
     _be_like_python()
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
@@ -117,7 +117,7 @@ def _run_script(python: str, *argv: str) -> None:
 
 
 def _run_shell(request: Request) -> NoReturn:
-    """bash that reads NUL-ended commands from the channel and writes each one's status back."""
+    """Run bash, which reads NUL-terminated commands from the channel and writes each one's status back."""
     os.set_inheritable(request.channel, True)
     loop = SHELL_LOOP.format(fd=request.channel)
     try:
@@ -128,13 +128,13 @@ def _run_shell(request: Request) -> NoReturn:
 
 
 def _run_session(request: Request) -> NoReturn:
-    """A Python whose names live on: NUL-ended sources come in, statuses go out; the last expression is shown."""
+    """Run a Python session: NUL-terminated sources in, statuses out. The last expression's value is printed."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     pending = b""
     while True:
-        source, found, rest = pending.partition(b"\0")
-        if not found:
+        source, separator, rest = pending.partition(b"\0")
+        if not separator:
             chunk = os.read(request.channel, 1 << 16)
             if not chunk:
                 finish(0)
@@ -159,7 +159,7 @@ def _run_cell(source: str, namespace: dict[str, Any]) -> int:
                 print(repr(value))
     except SystemExit as error:
         finish(_exit_status(error))
-    except BaseException:  # noqa: BLE001  shown; the session lives on
+    except BaseException:  # noqa: BLE001  printed; the session continues
         _show(*sys.exc_info())
         return 1
     return 0
@@ -195,8 +195,8 @@ def _read_file(request: Request) -> NoReturn:
 
 
 def _read_folder(request: Request) -> NoReturn:
-    """Send every regular file below a folder: its name, its bytes. Links are not followed."""
-    from . import archives  # what it needs, nobody else does
+    """Send the path and content of every regular file below a folder. Links are not followed."""
+    from . import archives  # not needed by other requests
 
     top = request.header["path"]
     room = request.header["max_bytes"]
@@ -218,7 +218,7 @@ def _read_folder(request: Request) -> NoReturn:
 
 
 def _move_archive(request: Request) -> NoReturn:
-    from . import archives, folders  # what it needs, nobody else does
+    from . import archives, folders  # not needed by other requests
 
     header = request.header
     try:
@@ -240,7 +240,7 @@ def _fail(error: OSError) -> NoReturn:
 
 
 def _run_python(code: str) -> NoReturn:
-    """Execute `code` as a fresh `__main__`, the way `python main.py` would."""
+    """Execute `code` as a fresh `__main__`, like `python main.py`."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
@@ -248,7 +248,7 @@ def _run_python(code: str) -> NoReturn:
 
 
 def _run_calls(request: Request) -> NoReturn:
-    """Define the code, then send the value of every expression over the channel."""
+    """Execute the code, then send the value of every expression over the channel."""
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     status = _execute(request.code, "solution.py", module.__dict__)
@@ -257,7 +257,7 @@ def _run_calls(request: Request) -> NoReturn:
     for expression in request.header["calls"]:
         try:
             frame = values.pack_frame({"v": values.encode(eval(expression, module.__dict__))})
-        except BaseException as error:  # noqa: BLE001  whatever a call raises, SystemExit too, is its outcome
+        except BaseException as error:  # noqa: BLE001  any exception of a call, including SystemExit, is its outcome
             frame = values.pack_frame(_describe(error))
         write_all(request.channel, frame)
     finish(0)
@@ -269,13 +269,13 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 def _execute(code: str, name: str, namespace: dict[str, Any]) -> int | None:
-    """Run source text; None when it ran to its end, else the exit status that a real interpreter would give."""
+    """Run source text. Returns None if it ran to its end, otherwise a real interpreter's exit status."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     try:
         exec(compile(code, name, "exec", dont_inherit=True), namespace)
     except SystemExit as error:
         return _exit_status(error)
-    except BaseException:  # noqa: BLE001  shown as the interpreter would show it
+    except BaseException:  # noqa: BLE001  printed as the interpreter would
         _show(*sys.exc_info())
         return 1
     return None
@@ -298,12 +298,12 @@ def _show(kind: Any, error: Any, trace: Any) -> None:
             traceback.print_exception(kind, error, trace)
         else:
             sys.excepthook(kind, error, trace)
-    except BaseException as second:  # noqa: BLE001  a hostile __str__ or excepthook, or memory is gone
+    except BaseException as second:  # noqa: BLE001  a hostile __str__ or excepthook, or out of memory
         os.write(2, f"{kind.__name__} (its traceback raised {type(second).__name__})\n".encode("utf-8", "replace"))
 
 
 def finish(status: int) -> NoReturn:
-    """Leave as an interpreter does: join threads, run exit handlers, flush; then end at once."""
+    """Exit as an interpreter does: join threads, run exit handlers and flush; then end at once."""
     try:
         threading = sys.modules.get("threading")
         if threading is not None:
@@ -311,7 +311,7 @@ def finish(status: int) -> NoReturn:
         atexit._run_exitfuncs()
     except SystemExit as error:
         status = _exit_status(error)
-    except BaseException:  # noqa: BLE001  shown as the interpreter would show it
+    except BaseException:  # noqa: BLE001  printed as the interpreter would
         _show(*sys.exc_info())
     try:
         sys.stdout.flush()

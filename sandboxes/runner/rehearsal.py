@@ -1,7 +1,7 @@
-"""Running what requests will run, in the zygote, while nothing is to do after its start.
+"""Warm-up: executes typical request code in the zygote while it is idle after its start.
 
-The interpreter adapts its bytecode to how it is used and fills caches as it goes. What has happened before a fork is
-shared by every child; what has not, each child does anew, on pages that it must copy first.
+The interpreter specialises its bytecode and fills caches as code runs. Work done before a fork is shared by every
+child; otherwise each child repeats it, on pages that it must copy first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import child, values
 from .wire import pack_inside
 
 ROUNDS = 12
-"""Of about a millisecond each. Enough for the interpreter to specialise the code on the way."""
+"""Rounds of about a millisecond each, enough for the interpreter to specialise the code."""
 _PROGRAM = "import unittest, sys, json, math, re\nx = [n * n for n in range(3)]\nprint(sum(x), f'{x}')\n"
 _TESTS = (
     "import unittest\nclass Case(unittest.TestCase):\n    def test_a(self): self.assertEqual(1 + 1, 2)\n"
@@ -28,7 +28,7 @@ _HEADER = {"kind": "python", "op": "run", "limits": {"wall_s": 10.0, "cpu_s": 10
 
 
 def rehearse() -> None:
-    """One round of harmless programs, run as requests are; all they leave in this process are loaded modules."""
+    """Run one round of harmless programs in the way requests run. Only loaded modules stay in this process."""
     argv, main, streams = sys.argv, sys.modules["__main__"], (sys.stdout, sys.stderr)
     cached = dict(linecache.cache)
     try:

@@ -1,4 +1,4 @@
-"""The system-call filter of the zygotes and all their children: the table of `syscalls.py` as a raw BPF program."""
+"""The system-call filter of zygotes and their children: the table of `syscalls.py` as a raw BPF program."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENT_0 = 0, 4, 16
 _WORD = 0xFFFFFFFF
 
 Instruction = tuple[int, int, int, int]
-"""Operation, instructions to skip if true, if false, operand."""
+"""Operation, instructions to skip if true, instructions to skip if false, operand."""
 
 
 def instructions(machine: str) -> list[Instruction]:
     """The BPF program for `machine` (x86_64 or aarch64).
 
-    Calls whose arguments count come first. All others are found by their number alone, so the kernel computes the
-    answer once, when the filter is installed (from Linux 5.11).
+    Calls with conditions on their arguments come first. All others depend on the call's number only, so that the kernel
+    computes their answer once, when the filter is installed (from Linux 5.11).
     """
     column = list(ARCHITECTURES).index(machine)
     code: list[Instruction] = [
@@ -42,7 +42,7 @@ def instructions(machine: str) -> list[Instruction]:
 
 
 def _check(condition: Condition) -> list[Instruction]:
-    """Return `condition.error` unless the condition holds."""
+    """Instructions that return `condition.error` unless the condition holds."""
     count = len(condition.values)
     code: list[Instruction] = [(_LOAD, 0, 0, _OFFSET_ARGUMENT_0 + 8 * condition.argument)]  # the lower half
     if condition.mask != _WORD:
@@ -59,7 +59,7 @@ def _check(condition: Condition) -> list[Instruction]:
 
 
 def _ranges(column: int) -> list[tuple[int, int]]:
-    """First number and answer of each run of calls with one answer, from 0 on; the last has no end."""
+    """First number and answer of each run of calls with the same answer, starting at 0; the last run has no end."""
     answers = {numbers[column]: _ALLOW for numbers in ALLOWED.values()}
     answers.update((numbers[column], _REFUSE) for numbers in REFUSED.values())
     ranges: list[tuple[int, int]] = []
@@ -67,11 +67,11 @@ def _ranges(column: int) -> list[tuple[int, int]]:
         answer = answers.get(number, _MISSING)
         if not ranges or ranges[-1][1] != answer:
             ranges.append((number, answer))
-    return ranges  # the numbers of x32 are above all of them
+    return ranges  # x32 numbers are larger than all of them
 
 
 def _search(ranges: Sequence[tuple[int, int]]) -> list[Instruction]:
-    """Binary search for the range that holds the number."""
+    """A binary search for the range that contains the number."""
     if len(ranges) == 1:
         return [(_RETURN, 0, 0, ranges[0][1])]
     middle = len(ranges) // 2
@@ -80,7 +80,7 @@ def _search(ranges: Sequence[tuple[int, int]]) -> list[Instruction]:
 
 
 class Program(ctypes.Structure):
-    """`struct sock_fprog`, keeping its instructions alive."""
+    """`struct sock_fprog`, with a reference to its instructions."""
 
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
     _code: ctypes.Array[ctypes.c_char]

@@ -1,8 +1,8 @@
-"""Processes that live on between requests: shells, Python sessions, background programs.
+"""Persistent processes: shells, Python sessions, background programs.
 
-A shell or Python session has a command channel besides its output: a command goes in, and when it is done its
-status comes out, so that the output captured in between is the command's. Output that arrives between two
-commands belongs to the next one, as on a terminal.
+A shell or Python session has a command channel besides its output. A command is written to it, and the command's
+status is read from it; output captured in between is the command's. Output between two commands counts for the next
+one, as in a terminal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FOREVER = float("inf")
 INTERRUPT_GRACE_S = 2.0
-"""How long a session may take to obey an interrupt before it is killed."""
+"""Seconds that an interrupted session has to respond before it is killed."""
 _INPUT_CHUNK = 1 << 16
 
 
@@ -33,7 +33,7 @@ class Sessions:
         self.ended_jobs: dict[int, Job] = {}
 
     def open(self, header: Header, body: bytes) -> None:
-        """Start a session or a background process; its number is the request's."""
+        """Start a session or background process, numbered by its request."""
         passed: list[int] = []
         stdin, channel = -1, -1
         if header["kind"] == "process":
@@ -66,10 +66,10 @@ class Sessions:
             write_all(job.channel, body.replace(b"\0", b"") + b"\0")
             os.set_blocking(job.channel, False)
         except OSError:
-            pass  # it has just ended: `ended` answers
+            pass  # it has just ended, and `ended` sends the answer
 
     def feed(self, header: Header, body: bytes) -> None:
-        """Queue bytes for a background process's standard input, and perhaps its end."""
+        """Queue bytes for a background process's standard input, and close it if requested."""
         job = self._find(header)
         if job is None:
             return
@@ -80,7 +80,7 @@ class Sessions:
         self.supervisor.send({"id": header["id"]})
 
     def take(self, header: Header, _: bytes) -> None:
-        """Answer with the output since the last time, at once or when the process has ended."""
+        """Answer with the output since the last answer, either at once or when the process has ended."""
         job = self._find(header)
         if job is None:
             return
@@ -92,7 +92,7 @@ class Sessions:
             self._answer_turn(job, turn, exit_code=None)
 
     def overdue(self, job: Job, turn: Turn, now: float) -> None:
-        """A turn's time is up: interrupt it, and if that does not help, end the session."""
+        """Handle an expired turn: interrupt the command, and if that has no effect, kill the session."""
         if job.kind == "process":
             job.turn = None
             self._answer_turn(job, turn, exit_code=None)
@@ -105,7 +105,7 @@ class Sessions:
             self.supervisor.kill(job)
 
     def ended(self, job: Job) -> None:
-        """A persistent job's process has ended, by itself or killed."""
+        """Handle the end of a persistent job's process."""
         self.ended_jobs[job.id] = job
         if job.turn is not None:
             turn, job.turn = job.turn, None
@@ -114,20 +114,20 @@ class Sessions:
             self.supervisor.answer(job, turn.id, job.report)
 
     def _find(self, header: Header) -> Job | None:
-        """The live job that a request names; one that has ended is answered with how."""
+        """The live job that a request names. If it has ended, the request is answered with its final report."""
         for job in self.supervisor.jobs.values():
             if job.id == header["session"]:
                 return job
         gone = self.ended_jobs.get(header["session"])
         if gone is not None and gone.report is not None:
             self.supervisor.answer(gone, header["id"], gone.report)
-            gone.stdout, gone.stderr = Capture(-1, 2), Capture(-1, 2)  # its last words are given once
+            gone.stdout, gone.stderr = Capture(-1, 2), Capture(-1, 2)  # the final output is returned only once
         else:
             self.supervisor.send({"id": header["id"], "error": "no such session"})
         return None
 
     def _done(self, job: Job) -> None:
-        """The session's status for the command it was given: decimal digits and a NUL."""
+        """Read a session's status for its command: decimal digits and a NUL."""
         try:
             message = os.read(job.channel, 64)
         except BlockingIOError:
@@ -158,7 +158,7 @@ class Sessions:
         job.stdout, job.stderr = (Capture(capture.fd, capture.limit) for capture in (job.stdout, job.stderr))
 
     def _write_input(self, job: Job) -> None:
-        """Write as much as the pipe takes; the rest when it has room."""
+        """Write as much as the pipe takes, and the rest when it has room."""
         try:
             while job.pending_input:
                 del job.pending_input[: os.write(job.stdin, job.pending_input[:_INPUT_CHUNK])]

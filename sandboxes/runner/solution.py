@@ -1,4 +1,4 @@
-"""The judged code's end of the channel: imports modules, makes calls and answers what tests ask of objects.
+"""The judged code's end of the channel: imports modules, makes calls and serves the tests' requests on objects.
 
 Nothing here is trusted: judged code runs in this process and may change any of it. It never learns what tests expect.
 """
@@ -50,11 +50,11 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "contains": operator.contains,
     "truth": operator.truth,
 }
-"""What tests do to classes, and to what answers a comparison, by name."""
+"""Operators that tests apply to classes and to results of comparisons, by name."""
 
 
 def serve(code: str, channel: int) -> NoReturn:
-    """Answer the tests until they hang up. `code` is the module `solution`."""
+    """Serve the tests until they close the channel. `code` is the source of the module `solution`."""
     sys.path[1:1] = testing.source_roots(os.getcwd())[1:]
     server = _Server(code, channel)
     sys.stdout, sys.stderr = _Output(sys.stdout, 0, server.output), _Output(sys.stderr, 1, server.output)
@@ -109,7 +109,7 @@ class _Server:
         }
 
     def serve(self) -> None:
-        """Answer until the tests hang up or end a fork."""
+        """Serve requests until the tests close the channel or end a fork."""
         while True:
             try:
                 request = receive(self._channel)
@@ -123,7 +123,7 @@ class _Server:
                 self._answer(request)
 
     def _fork(self) -> None:
-        """Let a copy of this process answer until the tests send `join`; nothing that it does remains."""
+        """Let a copy of this process answer until the tests send `join`; its changes are then lost."""
         try:
             pid = os.fork()
         except OSError as error:
@@ -132,7 +132,7 @@ class _Server:
         if pid:
             _, status = os.waitpid(pid, 0)
             if status:
-                os._exit(1)  # the tests wait for an answer that does not come
+                os._exit(1)  # closes the channel, since the tests wait for an answer that won't come
             return
         self._encoder.by_copy = True
         self._send({"v": None})
@@ -142,7 +142,7 @@ class _Server:
             self._encoder.apply(request)
             result = self._operations[request["op"]](request)
             answer = {"v": result if request["op"] in ("module", "describe") else self._encoder.encode_all(result)[0]}
-        except BaseException as error:  # noqa: BLE001  SystemExit too is an answer
+        except BaseException as error:  # noqa: BLE001  SystemExit is reported too
             answer = self._failure(error)
         with self._turn:
             self._send(answer)
@@ -159,16 +159,17 @@ class _Server:
             send(self._channel, self._failure(error))
 
     def _failure(self, error: BaseException) -> dict[str, Any]:
-        own = type(error).__module__ != "builtins"
-        given = error.__reduce__()[1] if isinstance(error, OSError) and not own else error.args  # with the file's name
+        is_custom = type(error).__module__ != "builtins"
+        # Unlike its `args`, the reduced form of an OSError includes the file name.
+        items = error.__reduce__()[1] if isinstance(error, OSError) and not is_custom else error.args
         try:
-            arguments = self._encoder.encode_all(*given)
+            arguments = self._encoder.encode_all(*items)
         except (values.NotPlainDataError, RecursionError):
             arguments = []
         if "raised" in getattr(error, "__dict__", ()) and type(raised := error.__dict__["raised"]) is _Raised:
             return {"error": type(error).__name__, "raised": raised.number, "args": arguments}
         return {
-            "error": self._refer(error) if own else type(error).__name__,
+            "error": self._refer(error) if is_custom else type(error).__name__,
             "args": arguments,
             "m": testing.text_of(error),
         }
@@ -191,7 +192,7 @@ class _Server:
         return self._call(getattr(type(target), request["name"]).__get__(target), request)
 
     def _module(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A module that is imported now: its number and names. The one that is a text is not a file."""
+        """Import a module and return its number and names; `solution` is executed from its source text if given."""
         name = request["name"]
         if name == SOLUTION and self._code:
             module = types.ModuleType(SOLUTION)
@@ -205,7 +206,7 @@ class _Server:
         return {"o": self._number(module), "names": names, "all": stars}
 
     def _run(self, awaitable: Any) -> Any:
-        import asyncio  # hundreds of modules, which few need
+        import asyncio  # imports hundreds of modules, and is rarely needed
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -251,7 +252,7 @@ class _Server:
         return self._locals[number]
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A class as tests need to know it."""
+        """Describe a class for the tests' end, which creates a mirror class from the description."""
         kind: type = self._target(request)
         special: dict[str, str] = {}
         methods: list[str] = []
@@ -283,7 +284,7 @@ class _Server:
     # --- objects of the tests
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Ask the tests, who are waiting for an answer of this end. Threads take turns."""
+        """Send a request to the tests while they wait for an answer of this end. Threads take turns."""
         with self._turn:
             return self._ask(request)
 
@@ -306,7 +307,7 @@ class _Server:
         return self._decode(answer["v"])
 
     def encode(self, *items: Any) -> list[Any]:
-        """Arguments of a request to the tests."""
+        """Encode arguments of a request to the tests."""
         return self._encoder.encode_all(*items)
 
 
@@ -327,14 +328,14 @@ def _base(value: Any) -> tuple[type | None, Any]:
 
 
 class _Raised:
-    """Marks an exception of the tests by its number."""
+    """Marks an exception as raised by the tests, with its number there."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 class _Local:
-    """Base of the objects that stand for objects of the tests."""
+    """Base of the stand-ins for objects of the tests."""
 
     __slots__ = ("_names", "_number", "_server")
     _names: dict[str, Any]

@@ -1,8 +1,8 @@
-"""Children forked ahead of their requests, which hides what a fork costs.
+"""Spare children, forked before their requests arrive, to hide the latency of a fork.
 
-A spare is forked only while nobody's code runs in the sandbox, and taken by the next program of its slot: what runs
-beside it in the same slot shares its user and could stop it, change its limits or kill it. So whoever gets it gets it
-untouched.
+A spare is forked only while no user code runs in the sandbox, and is taken by the next program of its slot. Programs
+running in the same slot share its user, and could stop it, change its limits or kill it. A program therefore always
+gets a spare that no other program could reach.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Spare:
     """A forked child that waits for a request: our ends of its request socket, stdout and stderr.
 
-    The child's own ends of the two pipes are kept open here too: else its end would be told thrice, by each pipe and
-    by the zygote, and the first two would interrupt it at ending.
+    The child's own ends of the two pipes stay open here as well. Otherwise its end would be reported three times, by
+    each pipe and by the zygote, and the first two reports would interrupt the child while it ends.
     """
 
     ticket: int
@@ -32,14 +32,14 @@ class Spare:
     kept: tuple[int, int]
 
     def close(self) -> None:
-        """Close everything."""
+        """Close all descriptors."""
         self.job.close()
         for fd in (self.stdout, self.stderr, *self.kept):
             os.close(fd)
 
 
 class Spares:
-    """At most one for each slot."""
+    """At most one spare per slot."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
@@ -47,25 +47,25 @@ class Spares:
         self._tickets = 0
 
     def take(self, slot: int) -> Spare:
-        """A child for a request: the one that waits, or a new one."""
+        """A child for a request: the slot's spare, or a new one."""
         return self._waiting.pop(slot, None) or self._fork(slot)
 
     def fill(self) -> None:
-        """Fork what is missing, unless somebody's code runs."""
+        """Fork missing spares, unless user code is running."""
         if not self._supervisor.jobs:
             for slot in self._supervisor.zygotes:
                 if slot not in self._waiting:
                     self._waiting[slot] = self._fork(slot)
 
     def renew(self) -> None:
-        """Fork those that wait anew."""
+        """Replace the waiting spares by new ones."""
         for spare in self._waiting.values():
-            spare.close()  # it ends when nobody can send it a request any more
+            spare.close()  # the spare ends once its request socket is closed
         self._waiting.clear()
         self.fill()
 
     def ended(self, ticket: int) -> None:
-        """A child that waited has died: fork another."""
+        """Replace a spare that has died."""
         for slot, spare in list(self._waiting.items()):
             if spare.ticket == ticket:
                 spare.close()

@@ -1,7 +1,7 @@
-"""The supervisor: holds the channel to the engine and every byte of the requests, and never forks user code.
+"""The supervisor: owns the channel to the engine and all request data, and never forks user code.
 
-One epoll loop. A request is handed to an idle child over a socket of its own; its output comes back over two
-pipes, values over a third that only judged programs have. Deadlines are the loop's own timeout.
+It runs a single epoll loop. A request is sent to an idle child over the child's own socket. Output comes back over two
+pipes, and values over a third that only judged programs have. Deadlines are timeouts of the loop.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .zygote import COMMAND, EVENT, MAX_MESSAGE
 _CHUNK = 1 << 16
 FOREVER = float("inf")
 DRAIN_MB = 64
-"""MiB of output beyond the kept part after which a flooding program is killed."""
+"""MiB of dropped output after which a flooding program is killed."""
 ATTEND_S = 0.004
-"""A program that ends sooner has its output read once, at its end: pipes hold what it could write until then."""
+"""Seconds until output is read as it comes. A program that ends sooner leaves it in the pipes, to be read once."""
 
 
 class Supervisor:
@@ -36,7 +36,7 @@ class Supervisor:
     Args:
         engine: the channel to the engine.
         zygotes: the channel to each slot's zygote; slots may share one.
-        memory_mb: what all programs together may hold, see `RunnerConfig`.
+        memory_mb: memory limit of all programs together, see `RunnerConfig`.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Supervisor:
         self.jobs: dict[int, Job] = {}  # by ticket
         self.spares = Spares(self)
         self.memory = MemoryWatch(memory_mb)
-        self.resets: list[int] = []  # requests for a reset under way
-        self.wiping: set[int] = set()  # first slots of the realms that have not said yet that they are clean
+        self.resets: list[int] = []  # ids of pending reset requests
+        self.wiping: set[int] = set()  # first slots of realms that are still being wiped
         self.dirty: list[str] = []
         self.sessions = Sessions(self)
         self.one_shots = OneShots(self)
@@ -67,7 +67,7 @@ class Supervisor:
         }
 
     def run(self) -> None:
-        """Serve until the engine is gone."""
+        """Serve until the engine closes the channel."""
         kernel.set_dumpable(False)
         self.watch(self.engine.fileno(), self._from_engine)
         for slot, zygote in self._realms().items():
@@ -89,24 +89,24 @@ class Supervisor:
         self.poll.register(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching; fine when it was not watched."""
+        """Stop watching `fd`, if it is watched."""
         if self.handlers.pop(fd, None):
             self.poll.unregister(fd)
 
     def send(self, header: Header, body: bytes = b"") -> None:
-        """One frame to the engine."""
+        """Send one frame to the engine."""
         try:
             self.engine.sendall(pack(header, body))
         except OSError:
-            os._exit(0)  # the engine is gone: everything here goes with it
+            os._exit(0)  # the engine is gone, and the sandbox ends with it
 
     def command(self, operation: bytes, slot: int, ticket: int, fds: Sequence[int] = ()) -> None:
-        """One message to the zygote of `slot`."""
+        """Send one message to the zygote of `slot`."""
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self.zygotes[slot].sendmsg([COMMAND.pack(operation, slot, ticket)], passed)
 
     def _realms(self) -> dict[int, socket.socket]:
-        """Each zygote once, by the first of its slots."""
+        """Each zygote's channel once, by the first of its slots."""
         return {slot: end for slot, end in self.zygotes.items() if end not in list(self.zygotes.values())[:slot]}
 
     def _timeout(self) -> float:
@@ -128,7 +128,7 @@ class Supervisor:
     # ---- requests -------------------------------------------------------------------------------------
 
     def begin(self, header: Header, body: bytes, passed: list[int], *, slot: int = 0, wall_s: float = FOREVER) -> Job:
-        """Hand a request and the child's descriptors to a child of `slot`."""
+        """Pass a request and its descriptors to a child of `slot`."""
         spare = self.spares.take(slot)
         now, output = time.monotonic(), header["limits"]["output_bytes"]
         stdout, stderr = Capture(spare.stdout, output), Capture(spare.stderr, output)
@@ -141,7 +141,7 @@ class Supervisor:
             if sent < len(frame):
                 spare.job.sendall(memoryview(frame)[sent:])
         except OSError:
-            pass  # the child is gone already; its exit is on the way
+            pass  # the child is gone, and its exit will be reported
         spare.job.close()
         for fd in passed:
             os.close(fd)
@@ -153,7 +153,7 @@ class Supervisor:
         return job
 
     def _attend(self, job: Job) -> None:
-        """Read a job's output as it comes from now on."""
+        """Read a job's output as it arrives, from now on."""
         job.attended = FOREVER
         for number, capture in enumerate((job.stdout, job.stderr), 1):
             self.watch(capture.fd, lambda number=number: self._output(job, number))  # type: ignore[misc]
@@ -172,7 +172,7 @@ class Supervisor:
             self.kill(job)
 
     def kill(self, job: Job) -> None:
-        """Have a job's child killed with all it started."""
+        """Have a job's child and all its descendants killed."""
         job.killed = True
         self.command(b"K", job.slot, job.ticket)
 
@@ -192,7 +192,7 @@ class Supervisor:
                 self.kill(job)
             if now >= job.deadline:
                 job.timed_out = True
-                job.deadline = now + 1.0  # ask again, should a kill ever be lost
+                job.deadline = now + 1.0  # repeat the kill in case it gets lost
                 self.kill(job)
             elif job.turn and now >= job.turn.deadline:
                 self.sessions.overdue(job, job.turn, now)

@@ -1,11 +1,11 @@
-"""The table of system calls: which ones programs may use, on every engine.
+"""The table of system calls that programs may use, on every engine.
 
-Both filters are made from it: the BPF program that every program gets (`seccomp.py`), and the profile of Docker
-containers (`sandboxes.docker.seccomp`). Each call is in one of three groups:
+Both filters are generated from it: the BPF program for every program (`seccomp.py`), and the profile of Docker
+containers (`sandboxes.docker.seccomp`). Each call belongs to one of three groups:
 
 - `ALLOWED`, some only with certain arguments (`CONDITIONS`);
 - `REFUSED`: EPERM;
-- `MISSING`, and all that no group names, such as calls of newer kernels: ENOSYS, at which libraries fall back.
+- `MISSING`, and all unlisted calls, such as those of newer kernels: ENOSYS, upon which libraries fall back.
 
 Values are the numbers on x86_64 and aarch64, -1 if the architecture lacks the call; they equal libseccomp's and, from
 453 on, the kernel's own tables (Linux 6.18). Standard library only: the runner uses it inside sandboxes.
@@ -81,7 +81,7 @@ ALLOWED: dict[str, tuple[int, int]] = {
     "timer_create": (222, 107), "timer_delete": (226, 111), "timer_getoverrun": (225, 109),
     "timer_gettime": (224, 108), "timer_settime": (223, 110), "timerfd_create": (283, 85),
     "timerfd_gettime": (287, 87), "timerfd_settime": (286, 86), "uname": (63, 160),
-    # restricting oneself (the runner does it too)
+    # sandboxing oneself (the runner does it too)
     "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
     # sockets
     "accept": (43, 202), "accept4": (288, 242), "bind": (49, 200), "connect": (42, 203), "getpeername": (52, 205),
@@ -100,23 +100,23 @@ REFUSED: dict[str, tuple[int, int]] = {
     "open_tree_attr": (467, 467), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
     "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "unshare": (272, 97),
     "setns": (308, 268), "listmount": (458, 458), "statmount": (457, 457), "listns": (470, 470),
-    # files past their paths
+    # access to files without their paths
     "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264), "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263), "lookup_dcookie": (212, 18),
-    # kernel surfaces with a record of escapes
+    # kernel features with a history of escapes
     "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "bpf": (321, 280),
     "userfaultfd": (323, 282), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427), "memfd_secret": (447, 447), "modify_ldt": (154, -1), "personality": (135, 92),
     "vserver": (236, -1), "nfsservctl": (180, 42), "uselib": (134, -1), "lsm_get_self_attr": (459, 459),
     "lsm_set_self_attr": (460, 460), "lsm_list_modules": (461, 461),
-    # what outlives the program, or is counted for the whole machine
+    # objects that outlive the program or count against limits of the whole machine
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "shmdt": (67, 197), "semget": (64, 190),
     "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189),
     "msgrcv": (70, 188), "msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181),
     "mq_timedsend": (242, 182), "mq_timedreceive": (243, 183), "mq_notify": (244, 184), "mq_getsetattr": (245, 185),
     "io_setup": (206, 0), "io_destroy": (207, 1), "io_submit": (209, 2), "io_cancel": (210, 3),
     "io_getevents": (208, 4), "io_pgetevents": (333, 292),
-    # the machine
+    # administration of the machine
     "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106), "create_module": (174, -1),
     "query_module": (178, -1), "get_kernel_syms": (177, -1), "kexec_load": (246, 104), "kexec_file_load": (320, 294),
     "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89), "sethostname": (170, 161),
@@ -124,7 +124,7 @@ REFUSED: dict[str, tuple[int, int]] = {
     "adjtimex": (159, 171), "iopl": (172, -1), "ioperm": (173, -1), "syslog": (103, 116), "vhangup": (153, 58),
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "sysfs": (139, -1), "ustat": (136, -1), "_sysctl": (156, -1),
     "sync": (162, 81), "syncfs": (306, 267),
-    # its share of the machine
+    # CPU, I/O and memory placement
     "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
     "ioprio_set": (251, 30), "ioprio_get": (252, 31), "mbind": (237, 235), "set_mempolicy": (238, 237),
     "get_mempolicy": (239, 236), "migrate_pages": (256, 238), "move_pages": (279, 239),
@@ -132,15 +132,15 @@ REFUSED: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 
 MISSING: dict[str, tuple[int, int]] = {
-    # its flags are in memory, out of a filter's sight
+    # its flags are in memory, which a filter can't read
     "clone3": (435, 435),
-    # files in memory, which no size and no count of mapped memory limits
+    # memory files, which no file-size or address-space limit covers
     "memfd_create": (319, 279),
-    # new forms of calls that programs can do without
+    # newer variants of calls, not needed by programs
     "cachestat": (451, 451), "map_shadow_stack": (453, 453), "futex_wake": (454, 454), "futex_wait": (455, 455),
     "futex_requeue": (456, 456), "mseal": (462, 462), "setxattrat": (463, 463), "getxattrat": (464, 464),
     "listxattrat": (465, 465), "removexattrat": (466, 466), "file_getattr": (468, 468), "file_setattr": (469, 469),
-    # the kernel's own, or not in any kernel of today
+    # internal to the kernel, or in no current kernel
     "uprobe": (336, -1), "uretprobe": (335, -1), "afs_syscall": (183, -1), "epoll_ctl_old": (214, -1),
     "epoll_wait_old": (215, -1), "getpmsg": (181, -1), "putpmsg": (182, -1), "security": (185, -1),
     "tuxcall": (184, -1),
@@ -149,9 +149,9 @@ MISSING: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """What one argument must be: `value & mask` among `values`, or, if `excluded`, not among them.
+    """A condition on one argument: `value & mask` is among `values` or, if `excluded`, is not among them.
 
-    The kernel takes all these arguments as 32 bits, so the upper half of a register does not count.
+    The kernel reads all these arguments as 32 bits, so the upper half of a register is ignored.
     """
 
     argument: int
@@ -172,7 +172,7 @@ _UNIX_OR_INTERNET = (
     Condition(1, (1, 2, 3, 5), mask=0xF),  # SOCK_STREAM, DGRAM, RAW (for which programs lack the capability), SEQPACKET
     Condition(2, (0, 1, 6, 17, 58), errno.EPROTONOSUPPORT),  # default, ICMP (AF_UNIX has it too), TCP, UDP, ICMPv6
 )
-"""Any other family, type or protocol makes the kernel load the module that implements it."""
+"""Other families, types or protocols would make the kernel load the module that implements them."""
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SCHED_CORE = 62
 
@@ -180,12 +180,12 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "clone": (Condition(0, (0,), mask=_NEW_NAMESPACES),),
     "socket": _UNIX_OR_INTERNET,
     "socketpair": _UNIX_OR_INTERNET,
-    # 0 stands for the caller itself: others of the same user are the runner
+    # 0 is the caller itself; other processes of this user are the runner's
     "setpriority": (Condition(0, (0,)), Condition(1, (0,))),
     "prlimit64": (Condition(0, (0,)),),
     "sched_setaffinity": (Condition(0, (0,)),),
-    # type into a terminal, paste into a console, load a line discipline
+    # typing into a terminal, pasting into a console, loading a line discipline
     "ioctl": (Condition(1, (_TIOCSTI, _TIOCLINUX, _TIOCSETD), excluded=True),),
-    # keep the sibling hyperthread idle unless it runs this program
+    # keeping the sibling hyperthread idle unless it runs this program
     "prctl": (Condition(0, (_PR_SCHED_CORE,), excluded=True),),
 }

@@ -1,5 +1,6 @@
-"""Running test files: unittest cases, `test_*` functions and plain asserts, or pytest; each test is told of as it
-starts and ends, under the name that pytest gives it (`tests/test_a.py::Case::test_b`).
+"""Runs test files: unittest cases, `test_*` functions and plain asserts, or pytest.
+
+Each test's start and end are reported under the name that pytest gives it (`tests/test_a.py::Case::test_b`).
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from typing import Any
 
 MAX_MESSAGE = 2000
 PYTEST_INI = "pytest.ini"
-"""The tests' own settings for pytest, if they have some; those of the judged code are never read."""
+"""pytest settings of the tests, if they have any. Settings of the judged code are never read."""
 
 
 class Recorder:
-    """Hears of every test."""
+    """Receives the start and end of every test."""
 
     __slots__ = ()
 
     def start(self, test: str) -> None:
-        """A test begins."""
+        """Called when a test starts."""
 
     def finish(self, test: str, outcome: str, message: str = "") -> None:
-        """A test has ended: `passed`, `failed` or `skipped`."""
+        """Called when a test has ended with `passed`, `failed` or `skipped`."""
         raise NotImplementedError
 
 
 def text_of(error: BaseException) -> str:
-    """The message of an exception, shortened; none where it can't be told."""
+    """The message of an exception, shortened; empty if it can't be formatted."""
     try:
         return str(error)[:MAX_MESSAGE]
     except BaseException:  # noqa: BLE001  a hostile __str__
@@ -42,7 +43,7 @@ def text_of(error: BaseException) -> str:
 
 
 def source_roots(folder: str) -> list[str]:
-    """Where the packages of a repository are looked for."""
+    """Folders to search for a repository's packages."""
     src = os.path.join(folder, "src")
     return [folder, src] if os.path.isdir(src) and not os.path.exists(os.path.join(src, "__init__.py")) else [folder]
 
@@ -51,7 +52,7 @@ def source_roots(folder: str) -> list[str]:
 
 
 def run_files(sources: Mapping[str, bytes], recorder: Recorder) -> None:
-    """Run test files that need no pytest."""
+    """Run test files that do not need pytest."""
     for path, source in sources.items():
         name = _module_name(path)
         spec = importlib.util.spec_from_file_location(name, os.path.abspath(path))
@@ -62,25 +63,25 @@ def run_files(sources: Mapping[str, bytes], recorder: Recorder) -> None:
 
 
 def _module_name(path: str) -> str:
-    """The full name of a test file's module: without `src/`, if that is no package."""
+    """Full module name of a test file, without `src/` unless that is a package."""
     root = os.path.join("src", "")
     inside = path.startswith(root) and not os.path.exists(os.path.join(root, "__init__.py"))
     return path[len(root) if inside else 0 : -3].replace("/", ".")
 
 
 def run_source(path: str, source: str | bytes, namespace: dict[str, Any], recorder: Recorder) -> None:
-    """Execute one file of tests in `namespace` and run what it defines; plain asserts count as one test."""
+    """Execute one test file in `namespace` and run the tests it defines. Plain asserts count as one test."""
     try:
         exec(compile(source, path, "exec", dont_inherit=True), namespace)
     except BaseException as error:  # noqa: BLE001  a broken solution or test file is a verdict too
         recorder.finish(path, "failed", f"{type(error).__name__}: {text_of(error)}")
         return
-    found = _run_cases(path, namespace, recorder)
+    has_tests = _run_cases(path, namespace, recorder)
     for name, function in list(namespace.items()):
         if name.startswith("test") and isinstance(function, types.FunctionType):
-            found = True
+            has_tests = True
             _run_function(f"{path}::{name}", function, recorder)
-    if not found:
+    if not has_tests:
         recorder.finish(path, "passed")
 
 
@@ -107,7 +108,7 @@ def _run_cases(path: str, namespace: Mapping[str, Any], recorder: Recorder) -> b
 
 
 class _CaseResult(unittest.TestResult):
-    """What unittest tells of, passed on."""
+    """Forwards unittest's reports to a recorder."""
 
     def __init__(self, path: str, recorder: Recorder) -> None:
         super().__init__()
@@ -146,7 +147,7 @@ class _CaseResult(unittest.TestResult):
     def _failed(self, test: Any, message: str) -> None:
         if self._running:
             self._outcome = ("failed", message)
-        else:  # what prepares a class or module
+        else:  # set-up or tear-down of a class or module
             self._recorder.finish(f"{self._path}::{test}", "failed", message)
 
 
@@ -160,7 +161,7 @@ _WITHOUT = (
 
 
 def load_pytest() -> None:
-    """Import pytest with everything that a run of it imports."""
+    """Import pytest and all modules that a run of it imports."""
     from _pytest.config import default_plugins
 
     for name in default_plugins:
@@ -169,7 +170,7 @@ def load_pytest() -> None:
 
 
 def run_pytest(paths: Sequence[str], recorder: Recorder, roots: Sequence[str]) -> None:
-    """Run test files with pytest, in the current folder; `roots` are searched for modules after all others."""
+    """Run test files with pytest in the current folder; `roots` are appended to the module search path."""
     try:
         import pytest
     except ImportError as error:
@@ -188,7 +189,7 @@ def run_pytest(paths: Sequence[str], recorder: Recorder, roots: Sequence[str]) -
 
 
 class _PytestPlugin:
-    """Passes on what pytest tells of each test."""
+    """Forwards pytest's reports to a recorder."""
 
     __slots__ = ("_outcomes", "_recorder", "_roots")
 
@@ -198,13 +199,14 @@ class _PytestPlugin:
         self._outcomes: dict[str, tuple[str, str]] = {}
 
     def pytest_load_initial_conftests(self) -> Iterator[None]:
-        sys.path += self._roots  # only now: no plug-in is looked for in there
+        sys.path += self._roots  # not earlier, so that pytest finds no plug-ins there
         yield
 
     pytest_load_initial_conftests.pytest_impl = {"hookwrapper": True, "tryfirst": True}  # type: ignore[attr-defined]
 
     def pytest_itemcollected(self, item: Any) -> None:
-        if type(item).__module__ == "_pytest.python":  # a traceback that nobody reads costs a millisecond
+        # Formatting a traceback takes a millisecond, and only the message is used.
+        if type(item).__module__ == "_pytest.python":
             item.repr_failure = _described
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

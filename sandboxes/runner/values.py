@@ -1,8 +1,8 @@
-"""Plain data over the judging channel: exact types only, never pickle.
+"""Serialisation of plain data for the judging channel: exact types only, never pickle.
 
-`encode` runs beside candidate code, which may forge whatever it likes: a forged value is simply a wrong (or
-right) answer. `decode` runs outside, so it must hold against any bytes: bounded depth and size, no class is
-ever looked up by name, and hash collisions crafted to stall the reader are refused.
+`encode` runs next to candidate code, which may forge anything: a forged value is simply a wrong (or right) answer.
+`decode` runs outside the sandbox, so it must withstand any bytes. Depth and size are bounded, no class is looked up
+by name, and hash collisions crafted to stall the reader are refused.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 
 MAX_DEPTH = 64
 MAX_TOTAL = 4 << 20
-"""Bytes of all values of one request."""
+"""Maximum bytes of all values of one request."""
 LENGTH = struct.Struct("!I")
-"""Prefix of a frame of the channel."""
+"""Length prefix of a frame of the channel."""
 _SAFE_INT = 2**53
 _HASHING_S, _HASHING_EACH_S = 0.05, 5e-6
-"""CPU seconds that hashing the keys of one container may take; honest ones take a twentieth."""
+"""CPU seconds allowed for hashing one container's keys: a base and a share per key. Honest keys take a twentieth."""
 
 
 class NotPlainDataError(TypeError):
-    """The value is of a type that does not travel, or is nested too deeply."""
+    """The value's type is not supported, or it is nested too deeply."""
 
 
 class MalformedValueError(ValueError):
-    """The bytes are not what `encode` makes."""
+    """The bytes are not the output of `encode`."""
 
 
 def is_small(value: Any) -> bool:
-    """Whether an integer crosses as it is; true for values that are not integers."""
+    """Whether an integer is encoded as a plain JSON number; true for values that are not integers."""
     return type(value) is not int or -_SAFE_INT < value < _SAFE_INT
 
 
@@ -63,7 +63,7 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(data: Any, depth: int = 0) -> Any:
-    """The value that `data` stands for. Raises `MalformedValueError`."""
+    """The value encoded in `data`. Raises `MalformedValueError`."""
     if data is None or isinstance(data, (bool, str, int)):
         return data
     if depth > MAX_DEPTH:
@@ -104,10 +104,10 @@ def _decode_tagged(tag: str, body: Any, depth: int) -> Any:
 
 
 def watched(items: Iterable[Any]) -> Iterator[Any]:
-    """`items`, given up when storing them takes longer than honest keys ever do.
+    """Yield `items`, but raise `MalformedValueError` if storing them takes longer than honest keys ever do.
 
-    Integers hash predictably: thousands that collide, or whose probing paths are crowded, would take the reader
-    quadratic time. CPU time of this thread, so a busy machine changes nothing.
+    Integers hash predictably: thousands that collide, or whose probing paths are crowded, would cost quadratic time.
+    The limit is on this thread's CPU time, so a busy machine does not matter.
     """
     start = time.thread_time()
     for count, item in enumerate(items):
@@ -123,7 +123,7 @@ def pack_frame(data: Any) -> bytes:
 
 
 def split(stream: bytes) -> Iterator[bytes]:
-    """What was sent behind its length each time, up to the first that is cut off."""
+    """Yield each length-prefixed part, up to the first that is cut off."""
     position = 0
     while position + LENGTH.size <= len(stream):
         (length,) = LENGTH.unpack_from(stream, position)
@@ -135,7 +135,7 @@ def split(stream: bytes) -> Iterator[bytes]:
 
 
 def unpack_frames(stream: bytes) -> list[Any]:
-    """The frames of `stream` up to the first that is cut off or malformed."""
+    """The frames of `stream`, up to the first that is cut off or malformed."""
     frames: list[Any] = []
     for text in split(stream):
         try:

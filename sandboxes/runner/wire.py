@@ -2,7 +2,7 @@
 
     uint32 header length | uint32 body length | header (UTF-8 JSON object) | body
 
-Nothing here is ever unpickled, and both lengths are bounded before anything is read.
+Nothing is ever unpickled, and both lengths are checked before the frame is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Header = dict[str, Any]
 
 
 class WireError(ValueError):
-    """The peer does not speak this protocol."""
+    """The peer does not follow this protocol."""
 
 
 def pack(header: Header, body: bytes = b"") -> bytes:
@@ -32,7 +32,7 @@ def pack(header: Header, body: bytes = b"") -> bytes:
 
 
 def pack_inside(header: Header, body: bytes = b"") -> bytes:
-    """One frame between processes of the runner that trust its sender: the header is marshalled, which is cheaper."""
+    """One frame between processes of the runner that trust each other; its header is marshalled, which is faster."""
     data = marshal.dumps(header)
     return PREFIX.pack(len(data), len(body)) + data + body
 
@@ -45,9 +45,9 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 class StandardStreams:
-    """Standard input and output as the channel to an engine that attaches to them, with the methods of a socket.
+    """Standard input and output as the channel to an engine that attaches to them, with a socket's methods.
 
-    From then on they are /dev/null and stderr for everybody else.
+    For all other code in this process and its children, they are then /dev/null and stderr.
     """
 
     def __init__(self) -> None:
@@ -58,11 +58,11 @@ class StandardStreams:
         os.dup2(2, 1)
 
     def fileno(self) -> int:
-        """What becomes readable."""
+        """The descriptor to poll for input."""
         return self.descriptors[0]
 
     def recv(self, size: int) -> bytes:
-        """At most `size` bytes; empty when the engine has hung up."""
+        """At most `size` bytes; empty if the engine has closed the channel."""
         return os.read(self.descriptors[0], size)
 
     def sendall(self, data: bytes) -> None:
@@ -71,13 +71,13 @@ class StandardStreams:
 
 
 class FrameReader:
-    """Turns a stream of chunks back into frames."""
+    """Splits a stream of chunks into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[tuple[Header, bytes]]:
-        """Every frame that `chunk` completes. Raises `WireError` on nonsense."""
+        """Yield every frame that `chunk` completes. Raises `WireError` if the data is invalid."""
         self._buffer += chunk
         while len(self._buffer) >= PREFIX.size:
             header_length, body_length = PREFIX.unpack_from(self._buffer)

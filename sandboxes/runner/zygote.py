@@ -1,6 +1,6 @@
-"""The zygote: forks children, waits for them, clears up after them. It never sees a request.
+"""The zygote: forks children, waits for them, and cleans up after them. It never sees a request.
 
-It speaks with the supervisor over a SEQPACKET socket in fixed-size messages (`COMMAND`, `EVENT`) and is
+It exchanges fixed-size messages (`COMMAND`, `EVENT`) with the supervisor over a SEQPACKET socket. It is
 single-threaded, so that a fork is always safe.
 """
 
@@ -33,17 +33,17 @@ COMMAND = struct.Struct("=cii")
 EVENT = struct.Struct("=ciiqqq")
 """Operation, ticket, wait status, CPU microseconds, peak KiB, leftovers.
 
-`R`eady, e`X`it, `W`iped (JSON follows), `P`ytest loaded.
+`R`eady, e`X`it, `W`iped (JSON follows), `P`reloaded modules or pytest.
 """
 MAX_MESSAGE = 1 << 16
 _PASSED_SIZE = socket.CMSG_SPACE(4 * 4)
 
 
 class State:
-    """What every child inherits from its zygote: a snapshot of the calling process, to compare with later."""
+    """A snapshot of the process state that every child inherits, for later comparison."""
 
     def __init__(self) -> None:
-        self._mounts = open("/proc/self/mountinfo")  # noqa: SIM115  kept: the kernel tells of changes through it
+        self._mounts = open("/proc/self/mountinfo")  # noqa: SIM115  stays open: the kernel signals changes through it
         self._mount_events = select.poll()
         self._mount_events.register(self._mounts.fileno(), select.POLLPRI)
         self._mount_events.poll(0)
@@ -51,12 +51,12 @@ class State:
         self._baseline = self._look()
 
     def accept_imports(self) -> None:
-        """Take what modules changed here when they were imported as the state to compare with."""
+        """Make the changes caused by importing modules part of the state to compare with."""
         now = self._look()
         self._baseline |= {name: now[name] for name in ("environment", "module path")}
 
     def changes(self) -> list[str]:
-        """The names of what is different now."""
+        """Names of the state's changed parts."""
         now = self._look()
         changed = [name for name, value in now.items() if value != self._baseline[name]]
         if self._mount_events.poll(0) and self._read_mounts() != self._baseline_mounts:
@@ -86,7 +86,7 @@ class Child:
 
 
 class Zygote:
-    """State of a zygote process: one realm of slots."""
+    """State of a zygote process, which serves one realm of slots."""
 
     def __init__(self, isolation: Isolation, supervisor: socket.socket) -> None:
         self.isolation = isolation
@@ -101,7 +101,7 @@ class Zygote:
         self.isolation.adopts = kernel.become_subreaper()
         kernel.die_with_parent()
         kernel.set_dumpable(False)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # an init gets only the signals that it handles
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # an init process only gets signals that it handles
         self.isolation.settle()
         child.prepare(self.isolation)
         self.landlock = landlock.ruleset([*(folder.path for folder in self.isolation.folders), "/dev"])
@@ -109,9 +109,10 @@ class Zygote:
         program = seccomp.program()
         if program is None:
             raise SystemExit(f"no system-call table for {os.uname().machine}")
-        kernel.install_seccomp(program)  # once, for itself and every child: a filter costs more than the fork
+        # Once for the zygote and all children: installing a filter takes longer than a fork.
+        kernel.install_seccomp(program)
         self.poll.register(self.supervisor.fileno(), select.POLLIN)
-        gc.disable()  # children enable it again: a collection here would unshare pages before each fork
+        gc.disable()  # children enable it again; a collection here would unshare pages before each fork
         _keep_apart()
         self._tell(b"R", 0)
         rehearsals = rehearsal.ROUNDS
@@ -131,7 +132,7 @@ class Zygote:
                         self._exited(pid, fd)
 
     def _load_ahead(self) -> None:
-        """What programs here need. Children that were forked before lack it, and are to be forked anew."""
+        """Import the modules that programs need. Children forked earlier lack them and will be replaced."""
         config = self.isolation.config
         loaded = False
         if config.pytest:
@@ -142,9 +143,9 @@ class Zygote:
             try:
                 importlib.import_module(name)
                 loaded = True
-            except BaseException as error:  # noqa: BLE001  also SystemExit: programs that import it are told again
+            except BaseException as error:  # noqa: BLE001  also SystemExit; programs that import it get the error again
                 os.write(2, f"preload: {name}: {error!r}\n".encode("utf-8", "replace"))
-        self.state.accept_imports()  # of a module that failed, too
+        self.state.accept_imports()  # a failed import may have changed it too
         if loaded:
             self._tell(b"P", 0)
 
@@ -173,7 +174,7 @@ class Zygote:
             try:
                 gc.enable()
                 child.enter(self.isolation, slot, fds, self.null, self.landlock)
-            except BaseException as error:  # noqa: BLE001  last stop of a forked process
+            except BaseException as error:  # noqa: BLE001  last resort of a forked process
                 os.write(2, f"runner: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
             finally:
                 os._exit(1)
@@ -183,7 +184,7 @@ class Zygote:
         self.children[pid] = Child(ticket, slot)
 
     def _alone(self, pid: int, slot: int) -> bool:
-        """Whether nothing else of the slot is meant to live on."""
+        """Whether the slot has no other child that must survive."""
         return all(other == pid or entry.slot != slot for other, entry in self.children.items())
 
     def _signal(self, ticket: int, *, interrupt: bool) -> None:
@@ -214,15 +215,16 @@ class Zygote:
 
 
 def _keep_apart() -> None:
-    """Take everything that lives now out of the sight of the children's garbage collector."""
+    """Exclude all existing objects from the children's garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 def start(config: RunnerConfig, close: Sequence[int]) -> dict[int, socket.socket]:
-    """Load what programs need, then fork the zygotes and wait until they are ready.
+    """Import common modules, fork the zygotes, and wait until they are ready.
 
-    Returns the supervisor's end of each slot's zygote; slots of one realm share it. `close`: not for the zygotes.
+    Returns the supervisor's end of the channel to each slot's zygote; slots of one realm share it. Zygotes close the
+    descriptors in `close`.
     """
     kind = {"uid": UserIsolation, "ns": NamespaceIsolation}[config.isolation]
     for name in PRELOAD:
@@ -246,7 +248,7 @@ def _run_zygote(isolation: Isolation, supervisor: socket.socket, close: list[int
         for fd in close:
             os.close(fd)
         Zygote(isolation, supervisor).run()
-    except BaseException as error:  # noqa: BLE001  last stop of a forked process
+    except BaseException as error:  # noqa: BLE001  last resort of a forked process
         os.write(2, f"zygote: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
     finally:
         os._exit(1)

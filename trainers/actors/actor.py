@@ -1,4 +1,4 @@
-"""`ForgeActor`: a Monarch actor that knows how it wants to be spawned."""
+"""`ForgeActor`: a Monarch actor whose class attributes set its processes, GPUs and replicas."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from trainers.actors.spare import Spare
 
 __all__ = ["ForgeActor", "concurrent_endpoint", "endpoint", "get_or_spawn_controller", "own_rank"]
 
-# Libraries whose start-up chatter would otherwise appear in every run's log.
+# Silences libraries' start-up messages, which would appear in every run's log.
 QUIET = {"TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}
 WHY_S = 0.6
-"""How long Monarch may take to say why a process ended: it looks every half second."""
+"""Seconds to wait for Monarch to report why a process ended: it polls every half second."""
 
 
 @contextmanager
 def _sending_errors() -> Iterator[None]:
-    """What is raised inside reaches the caller, whatever it is made of."""
+    """Replace errors raised in the block that can't be sent to the caller."""
     try:
         yield
     except Exception as error:  # boundary of the process
@@ -71,36 +71,36 @@ def concurrent_endpoint(method: Callable[..., Any] | None = None, **options: Any
 
 
 def own_rank() -> int:
-    """The number of this process among those that the endpoint under way was called on."""
+    """Rank of this process among those that the current endpoint was called on."""
     return int(current_rank().rank)
 
 
 class ForgeActor(Actor):  # type: ignore[misc]
     """A Monarch actor with its placement as class attributes.
 
-    The constructor takes data only; what is heavy or can fail belongs in `setup`, whose errors reach the caller.
+    The constructor only takes data. Put slow or fallible initialization into `setup`, whose errors reach the caller.
 
         trainer = await TitanTrainer.options(procs=2, with_gpus=True).as_actor(config)
         ...
         await TitanTrainer.shutdown(trainer)
 
-    Or several of it, one taking the place of another that dies (`trainers.actors.service`):
+    Or as a service of several replicas, which are restarted when they die (`trainers.actors.service`):
 
         counters = await Counter.options(num_replicas=2).as_service(0)
         await counters.add.route(1)
         await counters.stop()
 
     Attributes:
-        procs: processes of one replica.
-        ground: other hosts that they are spread over; None: this one.
+        procs: number of processes of one replica.
+        ground: other hosts that the processes are spread over; None: this host.
         with_gpus: whether each process needs a GPU.
-        num_replicas: of a service.
-        mesh_name: what the processes are called; None: as the class.
-        environment: variables of the processes.
-        repeatable: endpoints whose calls may be made again elsewhere when their replica dies. Such a call may be
-            carried out twice, so name only those that change nothing or may change it twice.
-        service: how a service treats its replicas.
-        spare: processes of this machine that a replica takes which is started again; its imports are done there.
+        num_replicas: number of replicas of a service.
+        mesh_name: name of the processes; None: the class's name in lower case.
+        environment: environment variables of the processes.
+        repeatable: endpoints whose calls may be repeated on another replica when theirs dies. Such a call may be
+            carried out twice, so list only endpoints that are read-only or harmless to run twice.
+        service: limits of a service: concurrency, queue, repeats and restarts.
+        spare: pre-warmed processes on this machine for replicas that are restarted.
     """
 
     procs: ClassVar[int] = 1
@@ -126,7 +126,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
         spare: Spare | None = None,
         ground: Ground | None = None,
     ) -> type[Self]:
-        """A configured copy of this class; the class itself is left as it is."""
+        """Return a configured subclass; this class is not changed."""
         chosen = {
             "procs": procs,
             "with_gpus": with_gpus,
@@ -138,7 +138,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
             "ground": ground,
         }
         attributes = {name: value for name, value in chosen.items() if value is not None}
-        # `actor_class` keeps the importable class: a class made on the fly can't be found by a new process.
+        # `actor_class` holds the importable class: new processes can't import a class created at run time.
         return type(cls.__name__, (cls,), {**attributes, "actor_class": cls._actor_class()})
 
     @classmethod
@@ -148,45 +148,45 @@ class ForgeActor(Actor):  # type: ignore[misc]
 
     @classmethod
     async def launch(cls, *args: Any, **kwargs: Any) -> Any:
-        """Start the processes of one replica and spawn the actor in them (not yet set up)."""
+        """Start the processes of one replica and spawn the actor in them, without setting it up."""
         name = cls.mesh_name or cls.__name__.lower()
         environment = {**QUIET, **cls.environment}
         mesh = None if cls.spare is None else await cls.spare.take(environment)
         mesh = mesh or await start_processes(cls.procs, name, environment, cls.ground)
         try:
             actor = mesh.spawn(name, cls._actor_class(), *args, **kwargs)
-            if cls.ground is not None:  # on however many hosts, ranks are numbered through
+            if cls.ground is not None:  # ranks are numbered consecutively over all hosts
                 actor = actor.flatten("procs")
             actor._forge_proc_mesh, actor._forge_all = mesh, actor
             pids = [pid for _, pid in (await result(actor.process_id.call())).items()]
-            actor._forge_pids = [] if cls.ground is not None else pids  # those that mean something here
+            actor._forge_pids = [] if cls.ground is not None else pids  # ids are only valid on this host
             actor._forge_named = name_processes(pids, cls.ground)
             actor._forge_lost = [] if cls.ground is None else cls.ground.lost
-        except BaseException:  # cancelled too: no process may be left
+        except BaseException:  # cancellation too: no process may be left
             await stop_processes(mesh)
             raise
         return actor
 
     @classmethod
     def prepare_spare(cls) -> None:
-        """See to it that the next replica finds processes that are prepared for it, if it is to have any."""
+        """Start preparing spare processes for the next restart of a replica, if the class has a `Spare`."""
         if cls.spare is not None:
             cls.spare.prepare(cls.procs, cls.mesh_name or cls.__name__.lower(), {**QUIET, **cls.environment})
 
     @classmethod
     async def as_actor(cls, *args: Any, **kwargs: Any) -> Any:
-        """Launch one replica and set it up; a failing `setup` stops its processes and is raised here."""
+        """Launch one replica and set it up; if `setup` fails, its processes are stopped and its error is raised."""
         actor = await cls.launch(*args, **kwargs)
         try:
             await result(actor.setup.call())
-        except BaseException:  # cancelled too: no process may be left
+        except BaseException:  # cancellation too: no process may be left
             await cls.shutdown(actor)
             raise
         return actor
 
     @classmethod
     async def as_service(cls, *args: Any, **kwargs: Any) -> Service:
-        """Launch `num_replicas` replicas and set them up; a failing `setup` stops all of them and is raised here."""
+        """Launch `num_replicas` replicas and set them up; if a `setup` fails, all are stopped and it is raised."""
         survive_deaths()
         service = Service(cls, *args, **kwargs)
         await service.start()
@@ -194,52 +194,52 @@ class ForgeActor(Actor):  # type: ignore[misc]
 
     @classmethod
     async def shutdown(cls, actor: Any, *, dead: bool = False) -> None:
-        """Stop an actor's processes; those of a `dead` one are not asked first."""
+        """Stop an actor's processes; those of a `dead` one are killed at once."""
         await stop_processes(actor._forge_proc_mesh, actor._forge_pids, dead=dead)
 
     @classmethod
     def endpoints(cls) -> list[str]:
-        """The names of its endpoints."""
+        """Return the names of the actor's endpoints."""
         kind = type(ForgeActor.setup)
         return [name for name in dir(cls) if isinstance(getattr(cls, name), kind)]
 
     @classmethod
     def watch(cls, actor: Any) -> asyncio.Future[None]:
-        """Ends with `ActorDiedError` when any process of the actor dies, hangs, or loses its host.
+        """Return a future that fails with `ActorDiedError` when a process of the actor dies, hangs, or loses its host.
 
-        That is one call that never returns, the only thing that Monarch tells of every kind of death. It may take
-        seconds; of processes on this machine the kernel tells at once, and of the loss of a host the connection to its
-        worker.
+        Through Monarch, only a call that never returns fails on every kind of death. That may take seconds, so the
+        future also waits for the kernel's report of a process's end on this machine, and for the loss of the connection
+        to a host's worker.
         """
         telling = result(actor._forge_all.ended.call())
         return asyncio.ensure_future(_death(telling, actor._forge_pids, actor._forge_lost))
 
     @concurrent_endpoint
     async def ended(self) -> None:
-        """Returns when the actor is of no more use, which it is as long as its process lives; override it."""
+        """Return when the actor can no longer be used; override it. By default it never returns."""
         await asyncio.Event().wait()
 
     @concurrent_endpoint
     async def process_id(self) -> int:
-        """Of the process that runs it."""
+        """Return the id of the actor's process."""
         return os.getpid()
 
     @endpoint
     async def setup(self) -> None:
-        """Heavy start-up; override it."""
+        """Slow or fallible initialization; override it."""
 
 
 async def _death(telling: Awaitable[None], pids: Sequence[int], lost: Sequence[asyncio.Future[None]]) -> None:
-    """Raise how an actor ended: what `telling` raises, or that one of its processes is gone, or of its hosts."""
-    told = asyncio.ensure_future(telling)
+    """Wait for an actor's end and raise why: the error of `telling`, an ended process or a lost host."""
+    report = asyncio.ensure_future(telling)
     ends = [asyncio.ensure_future(end_of(pid)) for pid in pids]
     try:
-        await asyncio.wait([told, *ends, *lost], return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait([told], timeout=WHY_S)
-        if told.done():
-            return told.result()
+        await asyncio.wait([report, *ends, *lost], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([report], timeout=WHY_S)
+        if report.done():
+            return report.result()
         raise ActorDiedError("its host is lost" if any(host.done() for host in lost) else "its process has ended")
     finally:
-        for task in (told, *ends):
+        for task in (report, *ends):
             task.cancel()
-        await asyncio.gather(told, *ends, return_exceptions=True)
+        await asyncio.gather(report, *ends, return_exceptions=True)

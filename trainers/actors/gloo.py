@@ -1,9 +1,9 @@
-"""Let torch's gloo groups accept no connections once they are complete.
+"""Make torch's gloo groups reject connections once they are complete.
 
-Each gloo group of a process keeps a TCP socket listening as long as it lives, and asks nobody who connects for a
-password. The ranks have found each other when the group's constructor returns, so from then on the kernel drops every
-attempt to connect. That takes no privilege: a socket filter (SO_ATTACH_FILTER) on the listening socket, under which no
-packet passes. Connections between ranks exist by then and are not affected.
+Each gloo group of a process keeps a TCP socket listening as long as it exists, without any authentication. All ranks
+are connected when the group's constructor returns, so from then on the kernel can drop every attempt to connect. A
+socket filter (SO_ATTACH_FILTER) on the listening socket that passes no packet does this without privileges. Existing
+connections between ranks are not affected.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from pathlib import Path
 from typing import Any
 
 GLOO_NETWORK = "GLOO_SOCKET_IFNAME"
-"""By this variable gloo knows at which network to listen; without it, at the one that the host's name belongs to."""
+"""Variable that names the network interface on which gloo listens; default: that of the host name's address."""
 LOOPBACK = "lo"
 SO_ATTACH_FILTER = 26
 RETURN = struct.Struct("=HBBI")
-"""An instruction of the kernel's classic BPF."""
+"""Layout of a classic BPF instruction."""
 BPF_RET = 0x06
 logger = logging.getLogger(__name__)
 
 _DROP = ctypes.create_string_buffer(RETURN.pack(BPF_RET, 0, 0, 0))
-"""Pass on 0 bytes of every packet."""
+"""BPF program that passes 0 bytes of every packet."""
 _PROGRAM = struct.pack("@HP", 1, ctypes.addressof(_DROP))
 """`struct sock_fprog` of linux/filter.h: one instruction."""
 
 
 @cache
 def close_complete_groups() -> None:
-    """Close the listeners of all gloo groups that this process makes from here on; it imports torch."""
+    """Make all gloo groups that this process creates from now on reject new connections. Imports torch."""
     from torch.distributed import distributed_c10d
 
     class ClosedGloo(distributed_c10d.ProcessGroupGloo):
-        """torch's, which accepts no more connections once it is made."""
+        """Gloo process group that accepts no connections after its construction."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             before = _listening()
@@ -52,7 +52,7 @@ def close_complete_groups() -> None:
 
 
 def _listening() -> dict[str, int]:
-    """TCP sockets of this process that listen, by inode, each with a descriptor."""
+    """Descriptors of this process's listening TCP sockets, by inode."""
     result = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
@@ -72,5 +72,5 @@ def _refuse_connections(inode: str, descriptor: int) -> None:
     try:
         with socket.socket(fileno=os.dup(descriptor)) as listener:
             listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, _PROGRAM)
-    except OSError as error:  # a kernel without filters, as gVisor's
+    except OSError as error:  # a kernel without socket filters, such as gVisor's
         logger.warning("other users of this machine can connect to torch's %s: %s", inode, error.strerror)

@@ -1,7 +1,7 @@
-"""The hosts of a run as Monarch knows them: attached to, lost, back again.
+"""Monarch's connections to the hosts of a run: attaches to them, and again after a loss.
 
-A host lives as long as its worker (`forge-env worker`) does. A worker that was started again is another one to Monarch,
-and to us: its card (`forge_env.job.card`) names another place to attach to.
+A host is alive as long as its worker (`forge-env worker`). A restarted worker is a new one to Monarch and to this
+module: its card (`forge_env.job.card`) has a new address to attach to.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from forge_env.run.run import Run
 from trainers.actors.processes import Ground, Setting
 
 ATTACH_S = 30.0
-"""How long Monarch may take to attach to a worker that answers."""
+"""Seconds that Monarch has to attach to a worker that answers."""
 STOP_S = 10.0
 RETRY_S = 2.0
-"""Between two looks whether a host that is waited for is back."""
+"""Seconds between two checks whether a lost host is back."""
 LOAD_S = 2.0
-"""Between two questions how busy a host is."""
+"""Seconds between two load queries of a host."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Host:
-    """A worker in its present life."""
+    """A host and the current life of its worker."""
 
     number: int
     address: Address
@@ -44,11 +44,11 @@ class _Host:
     life: int = 0
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     lost: asyncio.Future[None] | None = None
-    """Done when this life is over."""
+    """Done when the current life has ended."""
     told: Card | None = None
-    """How busy it is, as of late."""
+    """The newest card with the host's load."""
     counted: Card | None = None
-    """As far as `Hosts.metrics` has told."""
+    """The card at the last report of `Hosts.metrics`."""
 
     @property
     def name(self) -> str:
@@ -56,11 +56,11 @@ class _Host:
 
 
 class Hosts:
-    """Attaches to the workers and says where each unit is started; `async with`.
+    """Attaches to the workers and chooses the hosts on which each unit is started.
 
     Args:
         run: the run.
-        found: its hosts.
+        found: survey of the run's hosts.
     """
 
     def __init__(self, run: Run, found: Survey) -> None:
@@ -75,22 +75,22 @@ class Hosts:
         self._asking: asyncio.Future[list[None]] | None = None
 
     async def open(self) -> None:
-        """Attach to every worker; it comes before any other use of Monarch.
+        """Attach to every worker; call this before any other use of Monarch.
 
         Raises:
-            ForgeError: Monarch can't.
+            ForgeError: Monarch can't attach to a worker.
         """
         from monarch.actor import enable_transport
 
         first = self._hosts[0].address
-        own = own_address(self._run.config.job, [host.address for host in self._hosts])
-        enable_transport(f"{first.scheme}://{own}:0")
+        controller = own_address(self._run.config.job, [host.address for host in self._hosts])
+        enable_transport(f"{first.scheme}://{controller}:0")
         self._run.folder.logs.mkdir(exist_ok=True)
         await gather_or_cancel([self._attach(host) for host in self._hosts])
         self._asking = asyncio.gather(*(self._keep_asking(host) for host in self._hosts))
 
     async def close(self) -> None:
-        """End what still runs on the hosts; their workers wait for the next run."""
+        """End all remaining processes on the hosts; the workers then wait for the next run."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
@@ -109,25 +109,26 @@ class Hosts:
             await asyncio.sleep(LOAD_S)
 
     def metrics(self) -> dict[str, float]:
-        """Of each host since the last call, where it has told: busy processors, on average, and GiB of free memory.
+        """Load of each host that has reported since the last call.
 
-        `host/NUMBER-NAME/cpus_busy`, `host/NUMBER-NAME/free_memory_gb`.
+        `host/NUMBER-NAME/cpus_busy` is the average number of busy processors since then,
+        `host/NUMBER-NAME/free_memory_gb` the free memory in GiB.
         """
-        found = {}
+        metrics = {}
         for host in self._hosts:
             now, before = host.told, host.counted
-            if now is None or before is None or (seconds := now.at_s - before.at_s) <= 0:  # or it was booted again
+            if now is None or before is None or (seconds := now.at_s - before.at_s) <= 0:  # negative after a reboot
                 continue
-            found[f"host/{host.name}/cpus_busy"] = (now.busy_s - before.busy_s) / seconds
-            found[f"host/{host.name}/free_memory_gb"] = now.free_memory_gb
+            metrics[f"host/{host.name}/cpus_busy"] = (now.busy_s - before.busy_s) / seconds
+            metrics[f"host/{host.name}/free_memory_gb"] = now.free_memory_gb
             host.counted = now
-        return found
+        return metrics
 
     async def staged(self, model: Path) -> Path:
-        """A model's folder as all hosts see it: a copy in the cache where one of them does not see it.
+        """Return a path of the model's folder that all hosts see: a copy in the cache if one of them doesn't see it.
 
         Raises:
-            ForgeError: it can't be copied.
+            ForgeError: the folder can't be copied.
         """
         if not any(model.is_relative_to(folder) for folder in self._unseen):
             return model
@@ -136,23 +137,23 @@ class Hosts:
         return copy
 
     async def ground(self, name: str) -> Ground:
-        """Where a unit is started: where it was, if that lives, else as `job.on_loss` says."""
-        unit, place = self._plan.units[name], self._plan.places[name]
-        while lost := [self._hosts[number] for number in place.hosts if not await self._lives(self._hosts[number])]:
-            said = ", ".join(f"{host.number} ({host.address})" for host in lost)
+        """Return the hosts to start a unit on: the previous ones if they are alive, else as `job.on_loss` specifies."""
+        unit, placement = self._plan.units[name], self._plan.places[name]
+        while lost := [self._hosts[number] for number in placement.hosts if not await self._lives(self._hosts[number])]:
+            names = ", ".join(f"{host.number} ({host.address})" for host in lost)
             living = {host.number for host in self._hosts if await self._lives(host)}
-            if (found := self._plan.replace(unit, living)) is not None:
-                place = found
-                self._run.warn(f"host {said} is lost: {name} goes to host {', '.join(map(str, place.hosts))}")
+            if (replacement := self._plan.replace(unit, living)) is not None:
+                placement = replacement
+                self._run.warn(f"host {names} is lost: {name} goes to host {', '.join(map(str, placement.hosts))}")
                 continue
-            self._run.warn(f"host {said} is lost: {name} waits until it is back")
+            self._run.warn(f"host {names} is lost: {name} waits until it is back")
             for host in lost:
-                while not await self._lives(host):  # noqa: ASYNC110 - nothing tells that a host is back
+                while not await self._lives(host):  # noqa: ASYNC110 - there is no event for a host that is back
                     await asyncio.sleep(RETRY_S)
-        return await self._ground(unit, place)
+        return await self._ground(unit, placement)
 
     async def _lives(self, host: _Host) -> bool:
-        """Whether a host can be used; one that came back is attached to."""
+        """Whether a host is alive; attaches again to one that came back."""
         async with host.looking:
             try:
                 card = await ask(host.address)
@@ -178,7 +179,7 @@ class Hosts:
         try:
             async with asyncio.timeout(STOP_S):
                 await host.mesh.stop()
-        except Exception as error:  # noqa: BLE001 - boundary of Monarch: a host that is lost can't be left in order
+        except Exception as error:  # noqa: BLE001 - boundary of Monarch: detaching from a lost host may fail in any way
             logger.debug("while leaving host %d: %s", host.number, error)
 
     async def _ground(self, unit: Unit, place: Place) -> Ground:

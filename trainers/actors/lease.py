@@ -1,7 +1,8 @@
-"""A lease on life for processes of other hosts: the kernel ends those of this one with the controller, theirs don't.
+"""A lease for processes on other hosts, which end themselves when the controller no longer renews it.
 
-The controller says `alive` to them every few seconds; a process that has not heard it for a minute ends itself. The
-host itself goes on, and serves the next controller.
+On the controller's own host the kernel ends processes together with the controller. Those on other hosts get a call of
+`alive` every few seconds, and a process without one for about a minute exits. The host's worker keeps running and
+serves the next controller.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from typing import Any, Self
 from monarch.actor import Actor, ProcMesh, endpoint
 
 LEASE_S = 50.0
-"""After this long without a word..."""
+"""Seconds without a renewal after which the lease has run out."""
 LAST_CHANCE_S = 5.0
-"""...and this long again, in which a process that was stopped itself hears what has arrived meanwhile, it ends."""
+"""Seconds that a process then waits before it exits: one that was stopped can read renewals that arrived meanwhile."""
 RENEW_S = 10.0
 LEFT_ALONE = 113
-"""Exit code of a process that ended itself."""
+"""Exit code of a process whose lease has run out."""
 
 
 class Tenant(Actor):  # type: ignore[misc]
-    """In each process: ends it when its lease has run out."""
+    """Actor in each leased process, which exits when the lease has run out."""
 
     def __init__(self, lease_s: float, last_chance_s: float) -> None:
         self._renewed = threading.Event()
@@ -32,11 +33,11 @@ class Tenant(Actor):  # type: ignore[misc]
 
     @endpoint
     async def alive(self) -> None:
-        """The controller lives."""
+        """Renew the lease."""
         self._renewed.set()
 
     def _watch(self) -> None:
-        """In a thread of its own: whatever holds the process's event loops up, it is not alone."""
+        """Wait for renewals in a separate thread, so that blocked event loops don't delay the exit."""
         lease_s, last_chance_s = self._waits
         while self._renewed.wait(lease_s) or self._renewed.wait(last_chance_s):
             self._renewed.clear()
@@ -44,16 +45,16 @@ class Tenant(Actor):  # type: ignore[misc]
 
 
 class Lease:
-    """Keeps the processes of a mesh alive while it is held, also while this process's event loop is held up.
+    """Keeps the processes of a mesh alive by renewing their lease, even while this process's event loop is blocked.
 
         with Lease(mesh):
             ...
 
     Args:
-        mesh: processes of another host.
-        lease_s: seconds without a word after which they end.
-        last_chance_s: seconds for what has arrived while they were stopped.
-        renew_s: seconds between two words.
+        mesh: processes on another host.
+        lease_s: seconds without a renewal after which the lease has run out.
+        last_chance_s: seconds that processes then wait before they exit, to read renewals that arrived while stopped.
+        renew_s: seconds between two renewals.
     """
 
     def __init__(
@@ -67,12 +68,12 @@ class Lease:
         self._tenants: Any = mesh.spawn("lease", Tenant, lease_s, last_chance_s)
         self._renew_s = renew_s
         self._ended = threading.Event()
-        run = contextvars.copy_context().run  # Monarch knows by it who is calling
+        run = contextvars.copy_context().run  # Monarch finds the calling actor in the context
         self._thread = threading.Thread(target=run, args=(self._renew,), name="forge-env-lease", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Say no more; call it before the processes are stopped, or they end by themselves."""
+        """Stop renewing; call it before the processes are stopped, which otherwise exit when the lease has run out."""
         self._ended.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Which GPUs an actor's processes see: every GPU is one run's, and one actor's unless roles share."""
+"""GPUs of actors: each GPU belongs to one run, and to one of its actors unless roles share GPUs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from forge_env.errors import ForgeError
 
 
 class Placement:
-    """The GPUs of this machine that no other run has, handed out in order and kept to the end of this one.
+    """Assigns this machine's GPUs that no other run uses to actors, in order, until the end of this run.
 
     Args:
-        shared: every role has all of them; else each GPU is given to one actor.
+        shared: every role can use all GPUs; otherwise each GPU is assigned to one actor.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
@@ -22,14 +22,14 @@ class Placement:
         self._held: dict[str, socket.socket] = {}
 
     def take(self, count: int, role: str) -> dict[str, str]:
-        """Environment of an actor's processes that gives them `count` GPUs: rank r uses the r-th.
+        """Assign `count` GPUs to an actor and return its processes' environment variables. Rank r uses the r-th GPU.
 
         Args:
-            count: of GPUs.
-            role: of the actor; the same for all replicas.
+            count: number of GPUs.
+            role: role of the actor; the same for all its replicas.
 
         Raises:
-            ForgeError: there are not as many left.
+            ForgeError: fewer than `count` GPUs are free.
         """
         if not count:
             return {}
@@ -52,7 +52,7 @@ class Placement:
         return machine.showing(taken)
 
     def close(self) -> None:
-        """Let other runs have them."""
+        """Release the GPUs for other runs."""
         for held in self._held.values():
             held.close()
         self._held.clear()

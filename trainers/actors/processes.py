@@ -32,25 +32,25 @@ from trainers.actors.stacks import offer_stack
 keep_private()  # before anything can start Monarch, here and in the processes that import this
 
 WORKER = "FORGE_ENV_WORKER"
-"""By this variable a process on another host knows of which worker it is (`forge_env.cli.worker`)."""
+"""Variable with the Monarch address of a process's worker, set on other hosts by `forge_env.cli.worker`."""
 LOG = "FORGE_ENV_LOG"
-"""By this one, where it prints."""
+"""Variable with the path of the log file that a process on another host prints to."""
 ADDRESS = "FORGE_ENV_ADDRESS"
-"""By this one, at which address the others reach its host."""
+"""Variable with the address at which other hosts reach this host's worker."""
 STOP_S = 10.0
-"""How long processes may take to end by themselves."""
+"""Seconds that processes have to end before they are killed."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a process of another host has to know, since it inherits nothing from here.
+    """Settings of a process on another host, which inherits nothing from this one.
 
     Attributes:
-        gpus: ids of those that it and its siblings on that host use; rank r the r-th.
-        log: where it prints.
-        folder: in which it works.
-        address: of its host's worker.
+        gpus: ids of the GPUs of the actor's processes on that host; rank r uses the r-th.
+        log: file that it prints to.
+        folder: its working directory.
+        address: address of its host's worker.
     """
 
     gpus: Sequence[str]
@@ -61,14 +61,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Other hosts, on which processes can be started.
+    """Other hosts to start processes on.
 
     Attributes:
-        mesh: Monarch's.
-        hosts: how many.
-        name: theirs.
-        settings: by the worker of each host.
-        lost: of each host, done when it is.
+        mesh: Monarch's mesh of the hosts.
+        hosts: number of hosts.
+        name: names of the hosts.
+        settings: settings of each host's processes, by the Monarch address of its worker.
+        lost: one future per host, done when the host is lost.
     """
 
     mesh: HostMesh
@@ -79,12 +79,12 @@ class Ground:
 
     @property
     def address(self) -> str:
-        """Of the first host."""
+        """Address of the first host."""
         return next(iter(self.settings.values())).address.plain_host
 
 
 def _prepare(variables: Mapping[str, str], settings: Mapping[str, Setting], on_one_host: bool) -> None:
-    """The first thing that a new process does."""
+    """Prepare a new process; runs first in it."""
     if (setting := settings.get(os.environ.get(WORKER, ""))) is not None:
         _settle(setting)
     os.environ.update(variables)
@@ -93,7 +93,7 @@ def _prepare(variables: Mapping[str, str], settings: Mapping[str, Setting], on_o
     if on_one_host:
         os.environ.setdefault(GLOO_NETWORK, LOOPBACK)
     offer_stack()
-    gc.set_threshold(*SELDOM)  # an eighth of the time of all imports went there
+    gc.set_threshold(*SELDOM)  # with the default, an eighth of all import time was garbage collection
 
 
 def _settle(setting: Setting) -> None:
@@ -110,23 +110,23 @@ def _settle(setting: Setting) -> None:
 
 
 def name_processes(pids: Sequence[int], ground: Ground | None) -> str:
-    """Processes, for people."""
-    where = "" if ground is None else f" on host {ground.name}"
-    return f"process {', '.join(map(str, pids))}{where}"
+    """Describe processes and their host for log messages."""
+    suffix = "" if ground is None else f" on host {ground.name}"
+    return f"process {', '.join(map(str, pids))}{suffix}"
 
 
 def own_log(otherwise: Path) -> Path:
-    """Where this process logs: with what it prints, on another host than the controller's; else as said."""
+    """Log file of this process: on other hosts than the controller's the file that it prints to, here `otherwise`."""
     return Path(os.environ.get(LOG, otherwise))
 
 
 def own_host() -> str:
-    """Number and name of the host that this process is on; empty where the run has one."""
+    """Number and name of this process's host; empty if the run has only one host."""
     return Path(os.environ.get(LOG, "")).stem
 
 
 def host_address() -> Address | None:
-    """By which the other hosts of the run reach this one's worker; None where all its processes are on one host."""
+    """Address at which other hosts reach this host's worker; None if all processes of the run are on one host."""
     text = os.environ.get(ADDRESS)
     return None if text is None else Address.of(text)
 
@@ -134,16 +134,16 @@ def host_address() -> Address | None:
 async def start_processes(
     count: int, name: str, environment: Mapping[str, str] | None = None, ground: Ground | None = None
 ) -> ProcMesh:
-    """`count` processes that end with this one; end them with `stop_processes`.
+    """Start processes, which end with this one at the latest; end them with `stop_processes`.
 
     Args:
-        count: on all hosts together.
-        name: of all.
-        environment: variables that they have besides those of this process, or of the worker on another host.
+        count: number of processes on all hosts together.
+        name: name of the processes.
+        environment: variables in addition to those of this process, or of the worker on another host.
         ground: the other hosts; None: this one.
 
     Raises:
-        ForgeError: they did not begin in Monarch's time.
+        ForgeError: they did not start within Monarch's time limit.
     """
     host, hosts, settings = (this_host(), 1, {}) if ground is None else (ground.mesh, ground.hosts, ground.settings)
     prepare = partial(_prepare, dict(environment or {}), settings, on_one_host=ground is None or count == 1)
@@ -159,16 +159,16 @@ async def start_processes(
             fix="if the machine is busy with other programs, end some of them, or let Monarch wait for longer: "
             "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE=10m",
         ) from error
-    except BaseException:  # cancelled too: no process may be left
+    except BaseException:  # cancellation too: no process may be left
         await stop_processes(mesh)
         raise
     return mesh
 
 
 def survive_deaths() -> None:
-    """Log deaths of processes, and no more: whoever started a process watches it (`ForgeActor.watch`).
+    """Only log deaths of processes: the code that started a process watches it (`ForgeActor.watch`).
 
-    Monarch's own answer is to interrupt this process's main thread, which looks like somebody's Ctrl-C.
+    By default Monarch interrupts this process's main thread, which looks like Ctrl-C.
     """
     monarch.actor.unhandled_fault_hook = _log_fault
 
@@ -178,7 +178,7 @@ def _log_fault(failure: Any) -> None:
 
 
 async def end_of(pid: int) -> None:
-    """Wait until a process of this machine has ended; the kernel tells at once."""
+    """Wait until a process on this machine has ended; the kernel reports that immediately."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -193,12 +193,12 @@ async def end_of(pid: int) -> None:
 
 
 async def stop_processes(mesh: ProcMesh, pids: Sequence[int] = (), *, dead: bool = False) -> None:
-    """End processes; what does not end by itself is killed.
+    """End processes; those that do not end within `STOP_S` are killed.
 
     Args:
         mesh: the processes.
-        pids: those of them that are on this machine.
-        dead: they have failed, so that none of them is asked to end first.
+        pids: ids of those on this machine.
+        dead: the processes have failed: kill those on this machine at once.
     """
     if dead:
         _kill(pids)
@@ -208,7 +208,7 @@ async def stop_processes(mesh: ProcMesh, pids: Sequence[int] = (), *, dead: bool
     try:
         async with asyncio.timeout(STOP_S):
             await mesh.stop()
-    except Exception as error:  # noqa: BLE001 - boundary of Monarch: whatever it says of processes that are gone, or hang
+    except Exception as error:  # noqa: BLE001 - boundary of Monarch: dead or hanging processes can cause any error
         logger.debug("while ending processes %s: %s", pids, error)
         _kill(pids)
 
@@ -220,19 +220,19 @@ def _kill(pids: Sequence[int]) -> None:
 
 
 def settle_imports() -> None:
-    """Let the garbage collector pass over what is imported by now.
+    """Exclude everything imported so far from garbage collection.
 
-    Libraries collect garbage while they start, vLLM's engine five times. Each time is half a second of walking over a
-    million objects that live as long as the process.
+    Libraries collect garbage while they start, vLLM's engine five times. Each collection takes half a second, to
+    traverse a million objects that live as long as the process.
     """
     gc.freeze()
-    atexit.register(gc.unfreeze)  # at the end of the process some libraries complain of what is still there
+    atexit.register(gc.unfreeze)  # some libraries complain about remaining objects at exit
 
 
 def settle_heap() -> None:
-    """Let the garbage collector pass over all that is loaded by now, and look less often.
+    """Exclude everything loaded so far from garbage collection, and collect less often.
 
-    Walking over it took a fifth of the generator's time.
+    Traversing these objects took a fifth of the generator's time.
     """
     gc.collect()
     settle_imports()
@@ -240,27 +240,27 @@ def settle_heap() -> None:
 
 
 def leave_as_it_stands() -> None:
-    """Let this process end, with code 0, when all is done that `atexit` is told from here on.
+    """Make this process exit, with code 0, right after the `atexit` handlers that are registered from now on.
 
-    Python would free its objects one by one first, which is three seconds of a generator's end and two of a trainer's.
-    What is in the buffers of open files is written. Where environments run, Python has to do it: they may leave more
-    open than files.
+    This skips freeing Python's objects one by one, which takes three seconds in a generator and two in a trainer.
+    Buffers of open files are still flushed. Don't use it in processes that run environments: these may leave open more
+    than files, which only Python's normal exit closes.
     """
     atexit.register(_leave, os.getpid())
 
 
 def _leave(pid: int) -> None:
-    if pid == os.getpid():  # not a fork, which would lose its own code
+    if pid == os.getpid():  # not in a forked process, which would lose its exit code
         logging.shutdown()
         _write_open_files()
         os._exit(0)
 
 
 def _write_open_files() -> None:
-    gc.unfreeze()  # what is frozen isn't listed
+    gc.unfreeze()  # get_objects() omits frozen objects
     objects = gc.get_objects()
-    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):  # in this order: text goes through a buffer
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):  # text goes through a binary buffer
         for each in objects:
-            if type(each) is kind:  # `isinstance` would run code of objects that stand for others
+            if type(each) is kind:  # `isinstance` would run code of proxy objects
                 with suppress(OSError, ValueError):  # closed, or its disk is full
                     each.flush()

@@ -1,4 +1,4 @@
-"""Actors that are several processes acting as one: torch's process group between them, set up before `setup`."""
+"""Actors of several processes that form one torch process group, which is initialized before `setup`."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from trainers.actors.remote import ActorDiedError, result
 from trainers.actors.sockets import private_folder
 
 T = TypeVar("T")
-# Longest wait for another rank; a rank that died ends the others through Monarch, long before.
+# Maximum wait for another rank. If a rank dies, Monarch ends the others long before that.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 class RankedActor(ForgeActor):
-    """A `ForgeActor` whose processes are the ranks of one process group. Alone, it needs none."""
+    """A `ForgeActor` whose processes are the ranks of one process group; a single process has no group."""
 
     meeting_point: Any = None
     rank: int = 0
-    """Of this process among all; endpoints may be called on some of them only."""
+    """Rank of this process among all of the actor's, even in endpoints that are called on some of them only."""
 
     @classmethod
     async def launch(cls, *args: Any, **kwargs: Any) -> Any:
-        """Start the processes and let them find each other."""
+        """Start the processes and initialize their process group."""
         actor = await super().launch(*args, **kwargs)
         if cls.procs > 1:
             try:
                 host = None if cls.ground is None else cls.ground.address
                 address = await result(actor.slice(procs=0).open_meeting_point.call_one(cls.procs, host))
                 await result(actor.join.call(address, cls.procs, cls.with_gpus))
-            except BaseException:  # cancelled too: no process may be left
+            except BaseException:  # cancellation too: no process may be left
                 await cls.shutdown(actor)
                 raise
         return actor
 
     @endpoint
     async def open_meeting_point(self, size: int, host: str | None) -> Path | tuple[str, int]:
-        """Choose, in the first process, where `size` processes find each other.
+        """Choose, in the first process, the store through which the processes connect; returns its file or address.
 
         Args:
-            size: of them.
-            host: address of this host, at which a store is served; None: all are on this machine, and share a file.
+            size: number of processes.
+            host: address of this host to serve the store at; None: all processes are on this machine and share a file.
         """
         if host is None:
             return Path(tempfile.mkdtemp(prefix="ranks-", dir=private_folder()), "store")
@@ -59,7 +59,7 @@ class RankedActor(ForgeActor):
 
     @endpoint
     async def join(self, address: Path | tuple[str, int], size: int, with_gpus: bool) -> None:
-        """Become one rank of `size`."""
+        """Join the process group as one of `size` ranks."""
         self.rank = own_rank()
         if isinstance(address, Path):
             store = file_store(address, size)
@@ -70,11 +70,11 @@ class RankedActor(ForgeActor):
 
 
 class Followers:
-    """The other processes of an actor, as its first one sees them.
+    """Handle in an actor's first process to its other processes.
 
     Args:
-        actor: sliced to them.
-        died: raised when one of them has died, and with it the whole actor.
+        actor: the actor, sliced to the other processes.
+        died: error to raise when one of them has died, since the whole actor is lost then.
     """
 
     def __init__(self, actor: Any, died: type[InfrastructureError]) -> None:
@@ -82,10 +82,10 @@ class Followers:
         self._died = died
 
     async def call(self, endpoint: str, *args: Any) -> None:
-        """One endpoint on all of them.
+        """Call an endpoint on all followers.
 
         Raises:
-            InfrastructureError: `died`.
+            InfrastructureError: of the class `died`: a follower has died.
         """
         try:
             await result(getattr(self._actor, endpoint).call(*args))
@@ -93,32 +93,32 @@ class Followers:
             raise self._died(f"another process of this actor died: {error}") from error
 
     async def beside(self, own: Awaitable[Any], endpoint: str, *args: Any) -> Any:
-        """Do `own` here while `endpoint` runs there; returns what `own` does."""
-        # theirs first: `own` may block this thread until they have joined it
-        there = asyncio.ensure_future(self.call(endpoint, *args))
+        """Await `own` here while `endpoint` runs on the followers; returns the result of `own`."""
+        # the followers first: `own` may block this thread until they take part in a collective
+        remote = asyncio.ensure_future(self.call(endpoint, *args))
         try:
-            # a failure there is raised at once: here the collective would wait for the other side
-            _, value = await asyncio.gather(there, own)
+            # raises a follower's failure at once; the collective here would wait for it until its timeout
+            _, value = await asyncio.gather(remote, own)
         finally:
-            there.cancel()
+            remote.cancel()
         return value
 
 
 class LedActor(RankedActor):
-    """A `RankedActor` whose first process speaks for all: `launch` gives back that one alone.
+    """A `RankedActor` that is called only at its first process: `launch` returns a handle to that one.
 
-    It passes on to the others what they have to do, so that they do it in one order whoever called. What an endpoint
-    does there and here at once goes through `with_followers`.
+    The first process calls the others, so that they get all calls in one order, even from several callers. An endpoint
+    uses `with_followers` for work that all processes do together.
     """
 
     followers: Followers | None = None
-    """Of the first of several processes."""
+    """Set in the first of several processes."""
     died: ClassVar[type[InfrastructureError]] = InfrastructureError
-    """Raised by the first process when another has died."""
+    """Error raised by the first process when another has died."""
 
     @classmethod
     async def launch(cls, *args: Any, **kwargs: Any) -> Any:
-        """Start the processes, the first of which is told of the others."""
+        """Start the processes and give the first one a handle to the others; returns a handle to the first."""
         actor = await super().launch(*args, **kwargs)
         if cls.procs == 1:
             return actor
@@ -131,24 +131,24 @@ class LedActor(RankedActor):
 
     @concurrent_endpoint
     async def lead(self, followers: Any) -> None:
-        """Learn, as the first process, of the others."""
+        """Set the handle to the other processes, in the first process."""
         self.followers = Followers(followers, self.died)
 
     async def with_followers(self, own: Awaitable[T], endpoint: str, *args: Any) -> T:
-        """Do `own` here and `endpoint` in the other processes, if there are any; returns what `own` does."""
-        done: T = await (own if self.followers is None else self.followers.beside(own, endpoint, *args))
-        return done
+        """Await `own` here while `endpoint` runs in the other processes, if any; returns the result of `own`."""
+        value: T = await (own if self.followers is None else self.followers.beside(own, endpoint, *args))
+        return value
 
 
 def file_store(path: Path, size: int) -> Any:
-    """The store through which `size` processes of one machine find each other: a file, which the last one removes."""
+    """Rendezvous store for `size` processes of one machine: a file, which the last process removes."""
     import torch.distributed as dist
 
     return dist.FileStore(str(path), size)  # type: ignore[attr-defined]
 
 
 def serve_store(host: str, size: int) -> Any:
-    """The store through which `size` processes find each other, served at an address of this machine only."""
+    """Rendezvous store for `size` processes, served by this process at one address of this machine."""
     import torch.distributed as dist
 
     listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -158,14 +158,14 @@ def serve_store(host: str, size: int) -> Any:
 
 
 def find_store(host: str, port: int, size: int) -> Any:
-    """The same, from another process."""
+    """Connect to a store that another process serves with `serve_store`."""
     import torch.distributed as dist
 
     return dist.TCPStore(host, port, size, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def join(store: Any, rank: int, size: int, *, with_gpus: bool) -> None:
-    """Make this process rank `rank` of `size`."""
+    """Initialize torch's process group, with this process as rank `rank` of `size`."""
     import torch
     import torch.distributed as dist
 
@@ -177,23 +177,23 @@ def join(store: Any, rank: int, size: int, *, with_gpus: bool) -> None:
 
 
 def _use_network(host: str) -> None:
-    """Let ranks talk over the network through which this machine reaches `host`, and listen on no other."""
+    """Make gloo and NCCL use the network interface through which this machine reaches `host`, and no other."""
     import psutil
 
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((host, 9))  # sends nothing
-        own = ipaddress.ip_address(way.getsockname()[0])
-    if own.is_loopback:
-        os.environ.setdefault(GLOO_NETWORK, LOOPBACK)  # NCCL has better than that
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
+        local = ipaddress.ip_address(probe.getsockname()[0])
+    if local.is_loopback:
+        os.environ.setdefault(GLOO_NETWORK, LOOPBACK)  # NCCL has faster transports within a machine
         return
     for name, addresses in psutil.net_if_addrs().items():
-        if str(own) in [each.address for each in addresses]:
+        if str(local) in [each.address for each in addresses]:
             os.environ.setdefault(GLOO_NETWORK, name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def leave() -> None:
-    """Undo `join`."""
+    """Destroy the process group that `join` initialized."""
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Which replica a call goes to: by conversation, by what its prompt begins with, and by load."""
+"""Choice of the replica for a call, by session, prompt prefix and load."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 PREFIXES_REMEMBERED = 4096
-"""Of new conversations. The members of a group come together, and no cache holds as many prompts."""
+"""Number of recent prefixes remembered. A group's requests arrive together, and no cache holds this many prompts."""
 
 
 class Router:
     """Chooses replicas by session, prefix and load.
 
-    A call of a conversation goes where the call before went, and a new conversation where the same prefix went last:
-    there, its keys and values are in the cache. Where that replica has more than `slack` calls more in flight than the
-    least busy one, the cache is worth less than the waiting, and the least busy one is chosen.
+    A call goes to the replica of its session's previous call; the first call of a session goes to the replica that last
+    got the same prefix. That replica has the prompt's keys and values in its cache. If it has more than `slack` calls
+    more in flight than the least busy one, waiting would cost more than the cache saves: the least busy one is chosen.
     """
 
     def __init__(self, replicas: int, slack: int = 16) -> None:
@@ -26,12 +26,12 @@ class Router:
         self._prefixes: OrderedDict[Hashable, int] = OrderedDict()
 
     def choose(self, serving: Sequence[int], session: object = None, prefix: Hashable = None) -> int:
-        """The replica for a call; counted as in flight until `done`.
+        """Choose the replica for a call, and count the call as in flight until `done`.
 
         Args:
             serving: replicas to choose from, at least one.
-            session: the conversation: an object that lives as long as it, so that it is remembered as long.
-            prefix: of what is asked; equal ones belong together. None: there is nothing to be cached.
+            session: weakly referenced key of the session, which is forgotten when the object is deleted.
+            prefix: beginning of the prompt; calls with equal ones go to the same replica. None: nothing to be cached.
         """
         replica = self.least_busy(serving)
         home = None if session is None else self._sessions.get(session)
@@ -48,7 +48,7 @@ class Router:
         return replica
 
     def least_busy(self, serving: Sequence[int]) -> int:
-        """The one of these with the fewest calls in flight."""
+        """Return the replica of these with the fewest calls in flight."""
         return min(serving, key=self.in_flight.__getitem__)
 
     def _at_home(self, home: int | None, least_busy: int, serving: Sequence[int]) -> int:
@@ -57,14 +57,14 @@ class Router:
         return least_busy
 
     def done(self, replica: int) -> None:
-        """A call of this replica has ended."""
+        """Count a call of this replica as ended."""
         self.in_flight[replica] -= 1
 
     def forget(self, session: object) -> None:
-        """A conversation is over."""
+        """Forget a session that has ended."""
         self._sessions.pop(session, None)
 
     @property
     def sessions(self) -> dict[object, int]:
-        """Conversations that live, each with its replica."""
+        """Open sessions, each with its replica."""
         return dict(self._sessions)

@@ -1,29 +1,29 @@
-"""`Service`: replicas of one actor behind one handle, which heals.
+"""`Service`: replicas of one actor behind one handle, restarted when they die.
 
     counters = await Counter.options(num_replicas=2).as_service(0)
     await counters.add.route(1)                      # one replica, the least busy
-    async with counters.session():                   # a conversation stays on one replica while that lives
+    async with counters.session():                   # a session stays on one replica while that lives
         await counters.add.route(1)
     await counters.value.fanout()                    # every replica that is up: a list
     await counters.stop()
 
-A replica goes through these states, and nothing polls them:
+A replica goes through these states, without polling:
 
     starting -> healthy -> recovering -> healthy ... -> failed (after too many deaths in a row)
                                                      -> stopped (`stop`)
 
-The health of a replica is one call that never returns (`ForgeActor.watch`): Monarch ends it when any process of the
-replica dies, hangs, or loses its host. A service is a plain object in the process that made it, no actor: one hop
-less, and nothing more that can die.
+The health of a replica is watched by one call that never returns (`ForgeActor.watch`): Monarch ends it when any process
+of the replica dies, hangs, or loses its host. A service is a plain object in the process that created it, not an actor:
+that saves one hop, and one process that could die.
 
-**Calls.** What an endpoint raises is raised to its caller, with the traceback of the other process, and costs that
-call alone. A call that waits for a free replica goes to whichever is healthy. A call under way on a replica that dies
-is made again elsewhere if its endpoint is `ForgeActor.repeatable`; otherwise it fails with `ActorDiedError`, since
-nobody knows whether it was carried out.
+**Calls.** An exception in an endpoint is raised in its caller, with the traceback of the other process; other calls are
+not affected. A call that waits for a free replica goes to any healthy one. A call in progress on a replica that dies is
+repeated on another one if its endpoint is `ForgeActor.repeatable`; otherwise it fails with `ActorDiedError`, since it
+may or may not have been carried out.
 
-**State.** A replica is healthy again only with the state that the others have: `fanout` calls made with
-`using(keep=True)`, such as the newest weights, are made on a replica that starts before it serves. Only those are kept
-that a replica has carried out and none has refused.
+**State.** A restarted replica becomes healthy only once it has the others' state: `fanout` calls made with
+`using(keep=True)`, such as the newest weights, are replayed on it first. A call is kept only if at least one replica
+has carried it out and none has raised.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ from trainers.actors.router import Router
 
 MOST_BACKOFF_S = 30.0
 TOLD_S = 30.0
-"""How much later than whoever called it in vain the service may hear of a replica's death."""
+"""Seconds to wait for the service's own watch to notice a replica's death after a call has failed because of it."""
 SESSIONS: contextvars.ContextVar[Mapping[Service, Session]] = contextvars.ContextVar("sessions", default={})  # noqa: B039 - never changed
-"""Conversations that this code is inside of, one of each service."""
+"""Sessions that the current code runs in, at most one per service."""
 logger = logging.getLogger(__name__)
 
 
 class ServiceDownError(InfrastructureError):
-    """No replica is left, and none will come back."""
+    """No replica is left, and none will be restarted."""
 
 
 class ServiceOverloadedError(InfrastructureError):
-    """More calls wait than a service may have waiting."""
+    """The service's queue of waiting calls is full."""
 
 
 class ReplicaState(StrEnum):
-    """What a replica is at."""
+    """Lifecycle state of a replica."""
 
     STARTING = "starting"
     HEALTHY = "healthy"
@@ -76,25 +76,25 @@ class ReplicaState(StrEnum):
 
 
 class Session(str):
-    """The name of a conversation. Whoever holds it keeps it alive; `terminate_session` ends it earlier."""
+    """Id of a session. The session lasts as long as this object; `terminate_session` ends it earlier."""
 
     def __new__(cls) -> Session:
-        """A new one."""
+        """Create a session with a random id."""
         return super().__new__(cls, uuid.uuid4().hex)
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """How a service treats its replicas.
+    """Limits of a service: concurrency, queue, repeats and restarts.
 
     Attributes:
-        max_in_flight: calls that one replica has at once; others wait here, in order of arrival.
-        max_queue: calls that may wait; the next one fails with `ServiceOverloadedError`.
-        repeats: how often a repeatable call is made again because its replica died.
-        max_deaths: of one replica in a row, each within `healthy_s` of its start, until it is given up.
-        healthy_s: after so many seconds of health earlier deaths are forgotten.
-        backoff_s: before the first restart; twice as long before each further one, half a minute at most.
-        slack: calls that a replica may have in flight beyond the least busy one and still be chosen for its cache.
+        max_in_flight: maximum concurrent calls per replica; other calls wait in order of arrival.
+        max_queue: maximum number of waiting calls; the next one fails with `ServiceOverloadedError`.
+        repeats: how often a repeatable call is repeated because its replica died.
+        max_deaths: deaths of one replica in a row, each within `healthy_s` of its start, until it is given up.
+        healthy_s: seconds of health after which earlier deaths are forgotten.
+        backoff_s: seconds before the first restart; doubled for each following one, at most 30 s.
+        slack: how many more calls than the least busy replica one may have in flight and still be chosen for its cache.
     """
 
     max_in_flight: int = 64
@@ -108,17 +108,17 @@ class ServiceOptions:
 
 @dataclass(slots=True)
 class ReplicaMetrics:
-    """Of one replica, since the service was started.
+    """Metrics of one replica since the service was started.
 
     Attributes:
-        state: what it is at.
-        total_requests: calls that it was given.
-        failed_requests: of them, those that raised.
-        in_flight: those under way.
-        deaths: how often it ended without being asked to.
-        seconds: that calls took, summed.
-        start_s: how long its last start took, until it was healthy.
-        down_s: how long it was not healthy between starts, summed.
+        state: the replica's state.
+        total_requests: number of calls made.
+        failed_requests: number of calls that raised.
+        in_flight: number of calls in progress.
+        deaths: number of times it ended without being stopped.
+        seconds: total duration of its calls.
+        start_s: duration of its last start, until it was healthy.
+        down_s: total time between a death and the next healthy state.
     """
 
     state: ReplicaState = ReplicaState.STARTING
@@ -133,16 +133,16 @@ class ReplicaMetrics:
 
 @dataclass(slots=True)
 class ServiceMetrics:
-    """Of a service.
+    """Metrics of a service.
 
     Attributes:
-        replicas: by number.
-        total_sessions: conversations that live.
-        healthy_replicas: how many can be called.
-        total_replicas: how many there are.
-        queued: calls that wait for a replica.
-        repeated: calls made again because their replica died.
-        refused: calls that found the queue full.
+        replicas: metrics of each replica, by its number.
+        total_sessions: number of open sessions.
+        healthy_replicas: number of replicas that can be called.
+        total_replicas: number of all replicas.
+        queued: number of calls that wait for a replica.
+        repeated: number of calls repeated because their replica died.
+        refused: number of calls rejected because the queue was full.
     """
 
     replicas: dict[int, ReplicaMetrics]
@@ -156,34 +156,34 @@ class ServiceMetrics:
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """One actor that is started again when it ends.
+    """One actor of a service, restarted when it ends; each start begins a new life.
 
     Attributes:
-        number: among the replicas of its service.
-        actor: of its present life.
-        life: how often it was started.
+        number: index among the service's replicas.
+        actor: actor of the current life, or None while it is restarted.
+        life: number of starts so far.
     """
 
     number: int
     actor: Any = None
     life: int = 0
     death: asyncio.Future[None] | None = None
-    """Done when this life is over."""
+    """Done when the current life has ended."""
     deaths_in_a_row: int = 0
     metrics: ReplicaMetrics = field(default_factory=ReplicaMetrics)
 
     @property
     def healthy(self) -> bool:
-        """Whether it can be called."""
+        """Whether the replica can be called."""
         alive = self.death is None or not self.death.done()
         return alive and self.metrics.state is ReplicaState.HEALTHY
 
     async def call(self, endpoint: str, *args: Any, **kwargs: Any) -> Any:
-        """What the endpoint of the present life returns or raises.
+        """Call an endpoint of the current life; returns or raises what it does.
 
         Raises:
-            ActorDiedError: the replica ended first. By then it isn't `healthy` any more: whoever calls again because of
-                one death is not called dead again by the same.
+            ActorDiedError: the replica ended first. It is no longer `healthy` then, so a caller that retries doesn't
+                get the same dead replica.
         """
         death = self.death
         if self.actor is None or death is None:
@@ -203,7 +203,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class ServiceEndpoint:
-    """An endpoint of all replicas: `route` calls one of them, `fanout` all."""
+    """An endpoint of a service: `route` calls it on one replica, `fanout` on all."""
 
     service: Service
     name: str
@@ -212,16 +212,17 @@ class ServiceEndpoint:
     keep: bool = False
 
     def using(self, *, session: object = None, prefix: Hashable = None, keep: bool = False) -> ServiceEndpoint:
-        """The same endpoint, called with a purpose.
+        """Return this endpoint with call options.
 
         Args:
-            session: the conversation that `route` belongs to; by default that of `async with service.session()`.
-            prefix: what the call begins with; `route` takes equal ones to the same replica, where they are cached.
-            keep: what `fanout` tells is part of the state: a replica that starts later is told the last of it too.
-                Where a replica raises, the call before remains the last. Where none is up, it waits for one.
+            session: session that `route` belongs to; default: that of the enclosing `async with service.session()`.
+            prefix: beginning of the call's input; `route` sends equal ones to the same replica, which has them cached.
+            keep: the `fanout` call is part of the service's state: a replica that starts later gets the last such call
+                of this endpoint too. If a replica raises, the previous call stays the last one. If no replica is up,
+                `fanout` waits for one.
 
         Raises:
-            UsageError: a session that can't be remembered, or a prefix that can't be compared.
+            UsageError: the session can't be weakly referenced or hashed, or the prefix can't be hashed.
         """
         try:
             hash(prefix)
@@ -240,21 +241,21 @@ class ServiceEndpoint:
         return ServiceEndpoint(self.service, self.name, session, prefix, keep)
 
     async def route(self, *args: Any, **kwargs: Any) -> Any:
-        """Call one healthy replica; wait for one where there is none, or all are busy.
+        """Call one healthy replica; waits while there is none or all are busy.
 
         Raises:
-            ActorDiedError: the replica died, and the endpoint is not `repeatable`, or too many died in a row.
+            ActorDiedError: the replica died, and the endpoint is not `repeatable` or was repeated too often.
             ServiceDownError: no replica is left.
-            ServiceOverloadedError: too many calls wait already.
+            ServiceOverloadedError: the queue of waiting calls is full.
         """
         return await self.service._route(self, args, kwargs)
 
     async def fanout(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call every healthy replica; their results, in order. One that dies meanwhile is left out.
+        """Call every healthy replica and return their results in order; replicas that die during the call are left out.
 
         Raises:
-            Exception: what the endpoint raised on the first of them that failed.
-            ServiceDownError: no replica is left to keep the call.
+            Exception: the error of the first replica, in order, whose endpoint raised.
+            ServiceDownError: with `keep`, no replica is left.
         """
         results = await self.service._fanout(self, args, kwargs)
         for value in results:
@@ -270,11 +271,11 @@ class ServiceEndpoint:
 
 
 class Service:
-    """Replicas of `actor_class`, made of `args` and `kwargs`; see the module.
+    """Replicas of `actor_class`, each constructed with `args` and `kwargs`; see the module's docstring.
 
     Attributes:
-        replicas: all of them.
-        failure: ends with the error that ended a replica for good; a service without replicas is of no use.
+        replicas: all replicas.
+        failure: future that fails with the error of the first replica that is given up.
     """
 
     def __init__(self, actor_class: Any, *args: Any, **kwargs: Any) -> None:
@@ -286,9 +287,9 @@ class Service:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._kept: dict[str, tuple[int, tuple[Any, ...], dict[str, Any]]] = {}
-        """By endpoint, the last call that is part of the state: the how manieth it was, and its arguments."""
+        """The last kept call of each endpoint: its sequence number and arguments."""
         self._keeping: set[asyncio.Task[Any]] = set()
-        """Calls under way that may become such."""
+        """Calls in progress that may become kept calls."""
         self._numbers = itertools.count(1)
         self._lives: list[asyncio.Task[None]] = []
         self._repeated = self._refused = 0
@@ -302,10 +303,10 @@ class Service:
             raise AttributeError(f"{type(self).__name__} has no attribute and its actor no endpoint {name!r}")
         return ServiceEndpoint(self, name)
 
-    # --- life
+    # --- start, restart and stop
 
     async def start(self) -> None:
-        """Start every replica; one that can't be started stops all, and its error is raised."""
+        """Start every replica; if one can't be started, all are stopped and its error is raised."""
         started = [asyncio.get_running_loop().create_future() for _ in self.replicas]
         self._lives = [
             asyncio.create_task(self._live(replica, first))
@@ -313,12 +314,12 @@ class Service:
         ]
         try:
             await asyncio.gather(*started)
-        except BaseException:  # cancelled too: no process may be left
+        except BaseException:  # cancellation too: no process may be left
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """End every replica; calls that wait or are under way fail with `ServiceDownError`."""
+        """Stop every replica; waiting calls and those in progress fail with `ServiceDownError`."""
         for life in self._lives:
             life.cancel()
         await asyncio.gather(*self._lives, return_exceptions=True)
@@ -326,34 +327,34 @@ class Service:
             await self._class.spare.close()
         self._wake()
         if not self.failure.cancel() and not self.failure.cancelled():
-            self.failure.exception()  # seen
+            self.failure.exception()  # retrieved, so that asyncio doesn't log it
 
     async def launch(self, replica: Replica) -> Any:
-        """Start the processes and the actor of one life of a replica; override it to tell them apart."""
+        """Start the processes and the actor of a replica's next life; override it to start replicas differently."""
         return await self._class.launch(*self._args, **self._kwargs)
 
     async def set_up(self, replica: Replica) -> None:
-        """Make a life that was launched ready to serve, at the state that the others have; override it for more.
+        """Set up a launched replica and replay the kept calls on it; override it to add steps.
 
-        A call that is kept while this goes on is made too: a replica that joined before it would miss it.
+        Calls that become kept during this are replayed too: otherwise this replica would miss them.
         """
         await replica.call("setup")
-        told: dict[str, int] = {}
+        replayed: dict[str, int] = {}
         while True:
-            while self._keeping:  # those that are up say whether it is a good one
+            while self._keeping:  # the other replicas decide whether these calls are kept
                 await asyncio.wait(self._keeping)
-            untold = {name: kept for name, kept in self._kept.items() if kept[0] != told.get(name)}
-            if not untold:
+            missing = {name: call for name, call in self._kept.items() if call[0] != replayed.get(name)}
+            if not missing:
                 return
-            for name, (number, args, kwargs) in untold.items():
+            for name, (number, args, kwargs) in missing.items():
                 await replica.call(name, *args, **kwargs)
-                told[name] = number
+                replayed[name] = number
 
     def changed(self, replica: Replica) -> None:
-        """A replica has another state; override it to follow them."""
+        """Called after a replica's state has changed; override it to observe states."""
 
     async def _live(self, replica: Replica, first: asyncio.Future[None]) -> None:
-        """All lives of one replica, one after the other."""
+        """Run one replica: start it, and restart it after each death until it is given up or stopped."""
         try:
             while True:
                 why = await self._one_life(replica, first)
@@ -366,12 +367,12 @@ class Service:
                 if replica.deaths_in_a_row >= self.options.max_deaths:
                     raise why
                 self._enter(replica, ReplicaState.RECOVERING)
-                place = None if isinstance(why, ForgeError) else why
-                logger.warning("%s %d ended and is started again: %s", self.name, replica.number, why, exc_info=place)
+                cause = None if isinstance(why, ForgeError) else why
+                logger.warning("%s %d ended and is started again: %s", self.name, replica.number, why, exc_info=cause)
                 await self._bury(replica)
                 await asyncio.sleep(self._backoff(replica.deaths_in_a_row))
                 replica.metrics.down_s += time.perf_counter() - died
-        except Exception as error:  # noqa: BLE001 - whatever ended its last life
+        except Exception as error:  # noqa: BLE001 - any error that ended its last life
             logger.error("%s %d is given up: %s", self.name, replica.number, error)
             self._enter(replica, ReplicaState.FAILED)
             if not self.failure.done():
@@ -380,12 +381,12 @@ class Service:
             if replica.metrics.state is not ReplicaState.FAILED:
                 self._enter(replica, ReplicaState.STOPPED)
             burial = self._bury(replica, dead=replica.metrics.state is ReplicaState.FAILED)
-            await to_its_end(asyncio.ensure_future(burial))  # cancelled or not: no process may be left
+            await to_its_end(asyncio.ensure_future(burial))  # also if cancelled: no process may be left
             if not first.done():
                 first.cancel()
 
     async def _one_life(self, replica: Replica, first: asyncio.Future[None]) -> Exception:
-        """Start a replica and wait for its end; why it ended."""
+        """Start a replica and wait for its end; returns the reason."""
         began = time.perf_counter()
         try:
             replica.actor = await self.launch(replica)
@@ -406,7 +407,7 @@ class Service:
             finally:
                 if time.perf_counter() - healthy > self.options.healthy_s:
                     replica.deaths_in_a_row = 0
-        except Exception as error:  # noqa: BLE001 - told by `_live`: this life is of no use, whatever it was
+        except Exception as error:  # noqa: BLE001 - `_live` reports it: any error ends this life
             return error
         return ActorDiedError("it has ended")
 
@@ -422,7 +423,7 @@ class Service:
             await self._class.shutdown(actor, dead=dead)
 
     def _named(self, replica: Replica, why: Exception) -> Exception:
-        """A death with the name of the replica; what its `setup` raised stays as it is."""
+        """Add the replica's name to an `ActorDiedError`; other errors, raised by `setup`, are returned unchanged."""
         if not isinstance(why, ActorDiedError):
             return why
         return ActorDiedError(f"{self.name} {replica.number} died while it was started: {why}", fix=why.fix)
@@ -471,12 +472,15 @@ class Service:
             await self._one_healthy()
             keeping = asyncio.create_task(self._keep(next(self._numbers), endpoint.name, args, kwargs))
             self._keeping.add(keeping)
-            results = await asyncio.shield(keeping)  # cancelled here, it is still part of the state there
+            results = await asyncio.shield(keeping)  # if cancelled here, replicas still carry it out
             if not all(isinstance(value, ActorDiedError) for value in results):
                 return results
 
     async def _keep(self, number: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Call every healthy replica; what is carried out and not refused is kept, unless a later call is already."""
+        """Call every healthy replica, and keep the call if at least one carried it out and none raised.
+
+        A call is not kept if a later one of the same endpoint already is.
+        """
         try:
             results = await self._call_healthy(name, args, kwargs)
             answers = [value for value in results if not isinstance(value, ActorDiedError)]
@@ -488,12 +492,12 @@ class Service:
             self._keeping.remove(asyncio.current_task())  # type: ignore[arg-type]
 
     async def _call_healthy(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """What the endpoint of every healthy replica returned or raised."""
+        """Call the endpoint of every healthy replica; returns its results, with errors as values."""
         calls = [self._call(replica, name, args, kwargs) for replica in self.replicas if replica.healthy]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _one_healthy(self) -> None:
-        """Wait until a replica is up."""
+        """Wait until a replica is healthy."""
         waited = False
         while not any(replica.healthy for replica in self.replicas):
             self._check_alive()
@@ -506,7 +510,7 @@ class Service:
         metrics.in_flight += 1
         try:
             return await replica.call(name, *args, **kwargs)
-        except Exception:  # counted, and the caller's
+        except Exception:  # counted, then raised in the caller
             metrics.failed_requests += 1
             raise
         finally:
@@ -514,15 +518,15 @@ class Service:
             metrics.seconds += time.perf_counter() - began
 
     async def call_all(self, function: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call an endpoint of every replica, by its name; None for those that are not up or failed."""
+        """Call an endpoint of every replica by name; the result is None for replicas that are not healthy or failed."""
         replicas = [replica for replica in self.replicas if replica.healthy]
         results = await self._fanout(ServiceEndpoint(self, function), args, kwargs)
-        found = {each.number: value for each, value in zip(replicas, results, strict=True)}
-        values = [found.get(replica.number) for replica in self.replicas]
+        by_number = {each.number: value for each, value in zip(replicas, results, strict=True)}
+        values = [by_number.get(replica.number) for replica in self.replicas]
         return [None if isinstance(value, BaseException) else value for value in values]
 
     async def _acquire(self, endpoint: ServiceEndpoint) -> Replica:
-        """A replica with room for one more call; first come, first served."""
+        """Wait for a replica with room for one more call; waiting calls are served in order of arrival."""
         session = SESSIONS.get().get(self) if endpoint.session is None else endpoint.session
         waited = False
         while True:
@@ -531,7 +535,7 @@ class Service:
             if free and (waited or not self._waiting):
                 try:
                     return self.replicas[self.router.choose(free, session, endpoint.prefix)]
-                except BaseException:  # of a session or prefix; it was this one's turn
+                except BaseException:  # from hashing a session or prefix; give the turn to the next call
                     self._wake(1)
                     raise
             self._check_alive()
@@ -556,12 +560,12 @@ class Service:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was this one's turn
+            if turn.done() and not turn.cancelled():  # it had been woken: wake the next one instead
                 self._wake(1)
             raise
 
     def _wake(self, count: int | None = None) -> None:
-        """So many of those that wait, in order, look again; all of them where a replica has another state."""
+        """Wake the first `count` waiting calls, in order, so that they try again; None: all of them."""
         count = len(self._waiting) if count is None else count
         turns: list[asyncio.Future[None]] = []
         while self._waiting and len(turns) < count:
@@ -571,19 +575,19 @@ class Service:
         for turn in turns:
             turn.set_result(None)
 
-    # --- sessions and figures
+    # --- sessions and metrics
 
     async def start_session(self) -> Session:
-        """Begin a conversation: calls made `using(session=...)` go to one replica while that lives."""
+        """Start a session: calls made with `using(session=...)` go to one replica while that lives."""
         return Session()
 
     async def terminate_session(self, session: Session) -> None:
-        """End a conversation."""
+        """End a session."""
         self.router.forget(session)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """A conversation: calls made inside go to one replica, and to another only when that dies."""
+        """A session: calls made inside go to one replica, and to another only if that dies."""
         session = await self.start_session()
         token = SESSIONS.set({**SESSIONS.get(), self: session})
         try:
@@ -593,7 +597,7 @@ class Service:
             await self.terminate_session(session)
 
     async def get_metrics(self) -> ServiceMetrics:
-        """What was called and what died since the start."""
+        """Return the metrics of the service and of each replica."""
         return ServiceMetrics(
             replicas={replica.number: replica.metrics for replica in self.replicas},
             total_sessions=len(self.router.sessions),
@@ -605,7 +609,7 @@ class Service:
         )
 
     async def get_metrics_summary(self) -> dict[str, Any]:
-        """The same as plain values: `service` and, by number, `replicas`."""
+        """Return the metrics as plain values: `service`, and `replicas` by number."""
         values = asdict(await self.get_metrics())
         replicas = {number: {**each, "state": each["state"].value} for number, each in values.pop("replicas").items()}
         return {"service": values, "replicas": replicas}

@@ -1,12 +1,13 @@
-"""Keep what Monarch opens on this machine to the user who runs it.
+"""Restrict Monarch's sockets on this machine to the user who runs it.
 
 Monarch's processes listen at abstract Unix sockets. These have no permissions, every user of the machine can read their
-names in /proc/net/unix, and whoever connects can run code. No setting reaches the host's own ones
-(docs/decisions/private-sockets.md), so two calls of Monarch's library into libc are redirected:
+names in /proc/net/unix, and anyone who connects can run code. No setting covers the host's internal sockets
+(docs/decisions/private-sockets.md), so two libc calls of Monarch's library are redirected:
 
-- `bind` puts a socket that was to be abstract into a folder that only this user can enter. Monarch reads a socket's
-  address back from the kernel before it sends it to other processes, so those connect to the path.
-- `mkdir` leaves group and others no rights, whatever the umask: sockets of actor processes are in such folders.
+- `bind` replaces an abstract socket by one in a folder that only this user can enter. Monarch reads a socket's address
+  back from the kernel before it sends it to other processes, so those connect to the path.
+- `mkdir` removes all permissions of group and others, whatever the umask, since actor processes put their sockets in
+  such folders.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from typing import Any
 from forge_env.errors import ForgeError
 
 LOGS = Path("/tmp")
-"""Monarch logs in a folder of the user's name in it."""
+"""Monarch writes its log to a folder here that is named after the user."""
 LONGEST = 82
-"""Bytes of a folder's path: with a name of Monarch's, 24, it must fit into the kernel's 107."""
+"""Maximum bytes of a folder's path: with Monarch's name of 24 bytes it must fit into the kernel's 107."""
 ABSTRACT = struct.Struct("=Hx")
-"""Start of an abstract address: its family and a zero byte."""
+"""Prefix of an abstract address: the address family and a zero byte."""
 
 RTLD_DI_LINKMAP = 2
 DYNAMIC = struct.Struct("=qQ")
 RELOCATION = struct.Struct("=QQq")
 SYMBOL_SIZE = 24
-"""Of the table of symbols, in bytes; this and the two before are those of 64-bit ELF files (elf.h)."""
+"""Bytes of a symbol table entry. `DYNAMIC`, `RELOCATION` and this are the layouts of 64-bit ELF files (elf.h)."""
 PROT_WRITE = 2
 PROTECTIONS = {"r": 1, "w": PROT_WRITE, "x": 4}
 
@@ -65,17 +66,17 @@ class Tag(IntEnum):
 
 
 class _LinkMap(ctypes.Structure):
-    """`struct link_map` of link.h, as far as it is needed."""
+    """The first fields of `struct link_map` in link.h."""
 
     _fields_ = [("address", ctypes.c_size_t), ("name", ctypes.c_char_p), ("dynamic", ctypes.c_size_t)]
 
 
 @cache
 def keep_private() -> None:
-    """Redirect Monarch's calls in this process; call it before anything starts Monarch.
+    """Redirect Monarch's `bind` and `mkdir` in this process; call this before Monarch is started.
 
     Raises:
-        ForgeError: this build of Monarch does not make these calls through libc.
+        ForgeError: this build of Monarch doesn't import these functions from libc.
     """
     import monarch._rust_bindings
 
@@ -98,13 +99,13 @@ def _private_mkdir(path: bytes, mode: int) -> int:
 
 @cache
 def private_folder() -> Path:
-    """The folder of this process's sockets: the run's temporary one, or one that ends with this process."""
+    """Folder of this process's sockets: the run's temporary folder, or a new one that is removed at exit."""
     shared = Path(tempfile.gettempdir())
     status = shared.stat()
     private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
     if private and len(os.fsencode(shared)) <= LONGEST:
         return shared
-    from forge_env.run.scratch import parent_of_sockets  # half a second
+    from forge_env.run.scratch import parent_of_sockets  # takes half a second
 
     folder = Path(tempfile.mkdtemp(prefix="forge-env-sockets-", dir=parent_of_sockets()))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -112,18 +113,18 @@ def private_folder() -> Path:
 
 
 def own_log_folder() -> None:
-    """Make the folder in which Monarch opens its log when it is imported; its path is fixed.
+    """Create the folder, at a fixed path, in which Monarch opens its log at import.
 
-    In a folder of another user, the log could be a link to any file of this one.
+    If another user owned the folder, the log could be a link to any file of this user.
 
     Raises:
-        ForgeError: another user has made it.
+        ForgeError: the folder belongs to another user.
     """
     try:
         folder = LOGS / pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a user whom this machine does not know, as in containers, has no such folder
+    except KeyError:  # user ids without a name, as in containers, have no such folder
         return
-    with suppress(OSError):  # it is there, or Monarch can't make it either
+    with suppress(OSError):  # it exists, or Monarch can't create it either
         folder.mkdir(mode=stat.S_IRWXU)
     if os.path.lexists(folder) and folder.lstat().st_uid != os.geteuid():
         raise ForgeError(
@@ -133,7 +134,7 @@ def own_log_folder() -> None:
 
 
 def _redirect(library: str, functions: dict[str, Any]) -> None:
-    """Let a loaded library call other functions in place of those that it imports."""
+    """Replace functions that a loaded library imports."""
     for name, slots in _imports(library, functions).items():
         if not slots:
             raise ForgeError(
@@ -146,7 +147,7 @@ def _redirect(library: str, functions: dict[str, Any]) -> None:
 
 
 def _imports(library: str, names: dict[str, Any]) -> dict[str, list[int]]:
-    """The addresses at which a loaded library keeps pointers to functions that it imports."""
+    """Return the addresses of a loaded library's pointers to the functions that it imports, by name."""
     link_map = ctypes.POINTER(_LinkMap)()
     handle = ctypes.c_void_p(ctypes.CDLL(library)._handle)
     if _libc.dlinfo(handle, RTLD_DI_LINKMAP, ctypes.byref(link_map)):
@@ -154,7 +155,7 @@ def _imports(library: str, names: dict[str, Any]) -> dict[str, list[int]]:
     base = link_map.contents.address
     dynamic = dict(_dynamic(link_map.contents.dynamic))
     symbols, texts = dynamic[Tag.SYMTAB], dynamic[Tag.STRTAB]
-    relative = dynamic.get(Tag.RELACOUNT, 0) * RELOCATION.size  # they come first and name no symbol
+    relative = dynamic.get(Tag.RELACOUNT, 0) * RELOCATION.size  # these come first and have no symbol
     tables = [(dynamic[Tag.RELA] + relative, dynamic[Tag.RELASZ] - relative)]
     if Tag.JMPREL in dynamic:
         tables.append((dynamic[Tag.JMPREL], dynamic[Tag.PLTRELSZ]))
@@ -170,14 +171,14 @@ def _imports(library: str, names: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def _dynamic(address: int) -> Iterator[tuple[int, int]]:
-    """Tags and values of a loaded library's dynamic section; glibc has made addresses of the values."""
+    """Yield tags and values of a loaded library's dynamic section; glibc has already relocated offsets to addresses."""
     while (entry := DYNAMIC.unpack(ctypes.string_at(address, DYNAMIC.size)))[0] != Tag.NULL:
         yield entry
         address += DYNAMIC.size
 
 
 def _write_pointer(slot: int, pointer: int) -> None:
-    """Write to memory that the loader may have made read-only."""
+    """Write a pointer to memory that the loader may have made read-only."""
     size = os.sysconf("SC_PAGESIZE")
     page, before = ctypes.c_void_p(slot - slot % size), _protection(slot)
     _protect(page, size, before | PROT_WRITE)
@@ -191,7 +192,7 @@ def _protect(page: ctypes.c_void_p, size: int, protection: int) -> None:
 
 
 def _protection(address: int) -> int:
-    """How the memory at an address may be used, in the terms of mprotect."""
+    """Protection of the memory at an address, as mprotect flags."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         first, last, flags = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
         if int(first, 16) <= address < int(last, 16):

@@ -1,7 +1,7 @@
-"""A process that waits to be somebody: what takes long to import is imported already.
+"""Pre-warmed spare processes: slow imports are already done when an actor takes one.
 
-An actor that dies is then back in the time that its `setup` takes. What gets the process ready runs in a thread of the
-low priority, so that it takes little from those that work.
+A dead actor is then restarted in the time that its `setup` takes. Processes are warmed up in a low-priority thread, so
+that this takes little time from working ones.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trainers.actors.processes import start_processes, stop_processes
 from trainers.actors.remote import result
 
 FIRST_AFTER_S = 120.0
-"""What ends before that has no use for one."""
+"""Seconds before the first spare is prepared; shorter runs don't need one."""
 LOW_PRIORITY = 5
-"""As `nice` counts: about a third of the time that a busy thread beside it gets; on a full machine 19 never ends."""
+"""Niceness: about a third of a competing busy thread's CPU time. With 19, preparation never ends on a full machine."""
 ANSWER_S = 2.0
-"""How long one that is alive may take to answer."""
+"""Seconds that a spare process has to answer before it is considered dead."""
 logger = logging.getLogger(__name__)
 
 
@@ -34,26 +34,26 @@ class Waiting(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def process_id(self) -> int:
-        """Of the process that runs it."""
+        """Return the id of the actor's process."""
         return os.getpid()
 
     @concurrent_endpoint
     async def get_ready(self, work: Callable[[], object]) -> None:
-        """Do `work`, in no hurry."""
-        # a thread of its own, which nobody uses afterwards: only the kernel's administrator may raise a priority again
+        """Run `work` at low priority."""
+        # in a thread that isn't used afterwards: without privileges its priority can't be raised again
         with ThreadPoolExecutor(1, initializer=self._yield) as thread:
             await asyncio.get_running_loop().run_in_executor(thread, work)
 
     @staticmethod
     def _yield() -> None:
-        os.setpriority(os.PRIO_PROCESS, 0, LOW_PRIORITY)  # on Linux: of this thread
+        os.setpriority(os.PRIO_PROCESS, 0, LOW_PRIORITY)  # on Linux: affects only this thread
 
     @concurrent_endpoint
     async def become(self, environment: Mapping[str, str]) -> None:
-        """Take the environment of whoever this is to be.
+        """Set the environment variables of the actor that takes this process.
 
         Raises:
-            RuntimeError: it is too late for that, since CUDA has looked at it.
+            RuntimeError: CUDA is already initialized, so variables such as CUDA_VISIBLE_DEVICES have no effect.
         """
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
@@ -62,15 +62,19 @@ class Waiting(Actor):  # type: ignore[misc]
 
 
 class Spare:
-    """Processes that wait for an actor, with `work` done already; when they are taken, the next can be prepared.
+    """Spare processes for an actor, in which `work` has already run; after they are taken, new ones can be prepared.
 
         counters = await Counter.options(num_replicas=2, spare=Spare(import_numpy)).as_service()
 
-    They only save time: where they are not ready, or have died, new processes do as well.
+    They only save time: if they are not ready, or have died, new processes are started instead.
 
     Args:
-        work: a function of a module, mostly imports. It must not initialize CUDA.
-        first_after_s: how long to wait before the first are prepared.
+        work: a module-level function, mostly imports; must not initialize CUDA.
+        first_after_s: seconds to wait before the first ones are prepared.
+
+    Attributes:
+        pids: ids of the newest processes.
+        ready: event that is set while processes can be taken.
     """
 
     def __init__(self, work: Callable[[], object], first_after_s: float = FIRST_AFTER_S) -> None:
@@ -80,12 +84,10 @@ class Spare:
         self._mesh: ProcMesh | None = None
         self._actor: Any = None
         self.pids: list[int] = []
-        """Of the newest processes."""
         self.ready = asyncio.Event()
-        """Set while they can be taken."""
 
     def prepare(self, count: int, name: str, environment: Mapping[str, str]) -> None:
-        """See to it that there will be `count` processes with at least this environment, unless there are."""
+        """Start preparing `count` processes with at least this environment, unless some exist or are being prepared."""
         if self._mesh is None and (self._work is None or self._work.done()):
             self._work = asyncio.create_task(self._prepare(count, f"{name}-spare", environment))
 
@@ -98,21 +100,22 @@ class Spare:
             self.pids = [pid for _, pid in (await result(self._actor.process_id.call())).items()]
             await result(self._actor.get_ready.call(self._do))
             self.ready.set()
-        except Exception as error:  # whatever it was, the run can do without
+        except Exception as error:  # any failure: the run continues without spares
             logger.info("%s: %s", name, error, exc_info=None if isinstance(error, ForgeError) else error)
             await self._drop()
 
     async def take(self, environment: Mapping[str, str]) -> ProcMesh | None:
-        """The processes, with `environment`, now the caller's to end; None: there are none that are ready."""
+        """Hand over the processes with `environment` set; the caller must end them. None if none are ready."""
         if not self.ready.is_set():
             return None
         self.ready.clear()
-        mesh, self._mesh = self._mesh, None  # at once: whoever asks next must not get the same
+        mesh, self._mesh = self._mesh, None  # before the first await, so that they are handed over only once
         actor, pids = self._actor, self.pids
         try:
             async with asyncio.timeout(ANSWER_S):
                 await result(actor.become.call(dict(environment)))
-        except BaseException as error:  # dead, stopped or too late: the run can do without; cancelled: nothing is left
+        except BaseException as error:
+            # The processes may be dead, stopped, or have initialized CUDA; after a cancellation none may be left.
             await stop_processes(mesh, pids, dead=True)
             if not isinstance(error, Exception):
                 raise
@@ -127,7 +130,7 @@ class Spare:
             await stop_processes(mesh, self.pids, dead=True)
 
     async def close(self) -> None:
-        """End them."""
+        """Stop preparing, and end the spare processes."""
         if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)

@@ -1,9 +1,9 @@
-"""What the run's processes are at, for whoever asks why nothing moves: the stack of each, or why there is none.
+"""Stack dumps of a run's processes, to explain why a run makes no progress.
 
-In every process a thread waits to be asked, and then writes the stacks of all threads into memory that this process
-reads. That needs no privilege, no debugger and no event loop that turns. A process that was stopped, or that never lets
-Python run, can't write; the kernel says so. (A signal handler, as `faulthandler` has it, would get by without Python,
-but it ends processes whose threads run meanwhile.)
+In every process a thread waits for a request, and then writes the stacks of all threads into memory that this process
+reads. That needs no privileges, no debugger and no responsive event loop. A process that is stopped, or that never
+releases the GIL, can't answer; then the kernel's state of the process is reported. (A signal handler such as
+`faulthandler`'s would work without the GIL, but it crashes processes whose threads run meanwhile.)
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import NamedTuple
 import psutil
 
 MEMORY = "forge-env-stacks-"
-"""Name of the memory, less the number of the descriptor through which the process is asked."""
+"""Name prefix of the shared memory; the number of the descriptor that takes requests follows."""
 NAME = "HYPERACTOR_PROCESS_NAME"
-"""By this variable Monarch tells a process what it is called."""
+"""Variable in which Monarch passes a process its name."""
 WRITE_S = 5.0
-"""How long a process may take to write its stacks; a starved one takes a while."""
+"""Seconds that a process has to write its stacks; one that gets little CPU time is slow."""
 LOOK_S = 0.05
 SHOWN_FRAMES = 4
 _STDLIB = sysconfig.get_path("stdlib")
@@ -38,16 +38,16 @@ END = "(all threads)\n"
 
 
 def offer_stack() -> None:
-    """Let others ask this process for its stacks; it is called once, at its start."""
+    """Start the thread that answers requests for this process's stacks; call it once, at the process's start."""
     ask = os.pipe2(os.O_CLOEXEC)
     memory = os.memfd_create(f"{MEMORY}{ask[0]}", os.MFD_CLOEXEC)
     threading.Thread(target=_answer, args=(*ask, memory), name="forge-env-stacks", daemon=True).start()
 
 
 def _answer(asked: int, ask: int, memory: int) -> None:
-    while os.read(asked, 1):  # `ask` is open too, so it never ends
-        own = threading.get_ident()
-        text = "".join(_written(number, frame) for number, frame in sys._current_frames().items() if number != own)
+    while os.read(asked, 1):  # never at end of file, since `ask` stays open here
+        this_one = threading.get_ident()
+        text = "".join(_written(number, frame) for number, frame in sys._current_frames().items() if number != this_one)
         os.ftruncate(memory, 0)
         os.pwrite(memory, f"{text}{END}".encode(errors="replace"), 0)
 
@@ -60,13 +60,13 @@ def _written(thread: int, frame: FrameType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What a process is at.
+    """State of a process.
 
     Attributes:
-        name: "generator0-1": what it is called, and its rank.
-        pid: its id.
-        doing: in words.
-        stacks: of all its threads, or nothing.
+        name: its name and rank, such as "generator0-1".
+        pid: its process id.
+        doing: its activity in words.
+        stacks: stacks of all its threads; empty if it didn't answer.
     """
 
     name: str
@@ -76,7 +76,7 @@ class ProcessState:
 
     @property
     def stands(self) -> bool:
-        """Whether it does, or waits for, something: it does not merely wait to be called."""
+        """Whether the process does something other than wait for calls."""
         return self.doing != WAITS
 
     def __str__(self) -> str:
@@ -87,13 +87,13 @@ WAITS = "waits for calls"
 
 
 async def look_at_processes() -> list[ProcessState]:
-    """What each process that this one has started for actors is at."""
-    found = []
+    """Return the state of each process that this one has started for actors."""
+    actors = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if name := child.environ().get(NAME):
-                found.append((name.partition(" @ ")[0], child))
-    return list(await asyncio.gather(*(_look_at(name, process) for name, process in sorted(found, key=_by_name))))
+                actors.append((name.partition(" @ ")[0], child))
+    return list(await asyncio.gather(*(_look_at(name, process) for name, process in sorted(actors, key=_by_name))))
 
 
 def _by_name(item: tuple[str, psutil.Process]) -> tuple[str, int]:
@@ -112,20 +112,20 @@ async def _look_at(name: str, process: psutil.Process) -> ProcessState:
         if not text:
             return ProcessState(name, pid, f"does not say what it is at: the kernel has it as '{status}'{_in(pid)}")
         return ProcessState(name, pid, in_words(text), text)
-    except (psutil.Error, OSError):  # ended meanwhile
+    except (psutil.Error, OSError):  # it has ended meanwhile
         return ProcessState(name, pid, "has ended")
 
 
 def _in(pid: int) -> str:
-    """In which wait of the kernel, where it tells."""
+    """The kernel function that a process waits in, after ' in '; empty if unknown."""
     with suppress(OSError):
-        where = Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
-        return f" in {where}" if where else ""
+        function = Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
+        return f" in {function}" if function else ""
     return ""
 
 
 async def _stacks(pid: int) -> str:
-    """What a process writes of itself; nothing where it can't."""
+    """Request a process's stacks; empty if it doesn't answer within `WRITE_S`."""
     if (memory := _memory(pid)) is None:
         return ""
     os.truncate(memory, 0)
@@ -135,22 +135,25 @@ async def _stacks(pid: int) -> str:
     finally:
         os.close(ask)
     for _ in range(round(WRITE_S / LOOK_S)):
-        await asyncio.sleep(LOOK_S)  # nothing tells when it has written all
+        await asyncio.sleep(LOOK_S)  # there is no event for the end of its writing
         if (text := memory.read_text(errors="replace")).endswith(END):
             return text.removesuffix(END)
     return ""
 
 
 def _memory(pid: int) -> Path | None:
-    """Where a process writes its stacks; None: it does not."""
+    """Path of the memory that a process writes its stacks to; None if it has none."""
     return next((path for path in Path(f"/proc/{pid}/fd").iterdir() if MEMORY in os.readlink(path)), None)
 
 
 def in_words(stacks: str) -> str:
-    """The stack that says most of what a process is at, innermost call first."""
+    """Describe a process by its most informative stack: calls of user code, innermost first.
+
+    Threads that run user code are preferred to those that wait in it, then deeper stacks to shallower ones.
+    """
     threads = [_frames(part) for part in re.split(r"^(?:Current t|T)hread .*$", stacks, flags=re.MULTILINE)]
     known = [[frame for frame in frames if not _machinery(frame.file)] for frames in threads]
-    rank = [(bool(own) and own[0] == frames[0], len(own)) for frames, own in zip(threads, known, strict=True)]
+    rank = [(bool(user) and user[0] == frames[0], len(user)) for frames, user in zip(threads, known, strict=True)]
     busy, length = max(rank, default=(False, 0))
     if not length:
         return WAITS
@@ -170,5 +173,5 @@ def _frames(part: str) -> list[_Frame]:
 
 
 def _machinery(file: str) -> bool:
-    """Whether it is code that every process waits in."""
+    """Whether a file belongs to Monarch or the standard library, in which every process waits."""
     return file.startswith(("<frozen ", _MONARCH)) or (file.startswith(_STDLIB) and "-packages" not in file)

@@ -1,4 +1,4 @@
-"""Calls that are ended in the process that answers them when whoever made them no longer waits."""
+"""Withdrawal of remote calls: if the caller is cancelled, the call is cancelled in the actor's process too."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 
 class Withdrawable:
-    """On the side that answers: calls under way, by the names that their callers gave them."""
+    """Calls in progress on the actor's side, by the ids that their callers gave them."""
 
     def __init__(self) -> None:
         self._calls: dict[str, asyncio.Task[Any]] = {}
 
     def withdraw(self, call: str) -> None:
-        """Whoever made that call no longer waits for it."""
+        """Cancel a call whose caller no longer waits for it."""
         if (task := self._calls.get(call)) is not None:
             task.cancel()
 
     async def until_withdrawn(self, call: str, work: Coroutine[Any, Any, T]) -> T | None:
-        """Do `work`, which has come to its end when this returns; None when it was withdrawn."""
+        """Run `work` until it ends or is withdrawn; returns its result, or None if it was withdrawn."""
         if not call:
             return await work
         task = self._calls[call] = asyncio.ensure_future(work)
@@ -44,13 +44,14 @@ async def withdrawn_when_cancelled(
     *,
     patience_s: float | None = None,
 ) -> T:
-    """On the side that asks: make a call under a name; cancelled here, it is withdrawn there, and has ended.
+    """Make a call from the caller's side; if this is cancelled, withdraw the call and wait for its end.
 
     Args:
-        make: makes the call under this name.
-        withdraw: withdraws the call of this name.
-        undo: takes back what was granted to it just then.
-        patience_s: how long it may take to end there; an event loop that is held up never hears of it.
+        make: makes the call with the given id.
+        withdraw: withdraws the call with the given id.
+        undo: called with the result if the call returned one although it was withdrawn, to release it.
+        patience_s: maximum seconds to wait for a withdrawn call to end, since a blocked event loop can't cancel it;
+            None: no limit.
     """
     name = uuid.uuid4().hex
     pending: asyncio.Future[T] = asyncio.ensure_future(make(name))
@@ -59,18 +60,18 @@ async def withdrawn_when_cancelled(
         return await asyncio.shield(pending)
     except asyncio.CancelledError:
         try:
-            with suppress(ActorDiedError, TimeoutError):  # where it died it has ended too
+            with suppress(ActorDiedError, TimeoutError):  # if the actor died, the call has ended too
                 async with asyncio.timeout(patience_s):
                     await withdraw(name)
                     granted = await pending
                     if granted is not None and undo is not None:
                         await undo(granted)
-        finally:  # cancelled once more, too
+        finally:  # also if cancelled again
             pending.cancel()
         raise
 
 
 def _seen(call: asyncio.Future[Any]) -> None:
-    """How a call ended that nobody waits for any more."""
+    """Retrieve a call's exception, so that asyncio doesn't log it if the call is no longer awaited."""
     if not call.cancelled():
         call.exception()

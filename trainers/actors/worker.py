@@ -1,4 +1,4 @@
-"""What `forge-env worker` starts: Monarch, waiting for controllers."""
+"""The Monarch worker that `forge-env worker` runs: it waits for controllers to attach."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from forge_env.job.addresses import Address
 
 
 def start_worker(address: Address) -> str:
-    """Let Monarch listen at an address of this machine, a number; what it starts listens on no network.
+    """Start Monarch's worker loop, listening at a numeric address of this machine.
+
+    The processes that it starts don't listen on any network.
 
     Returns:
-        By what others attach to it. No two lives of a worker have the same id or port: Monarch would take the second
-        for the first, and other hosts would go on to talk to the first, for ever.
+        The address that controllers attach to. Each start uses a new id and port: otherwise Monarch would mistake a
+        restarted worker for the earlier one, and other hosts would keep sending to that forever.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.create_server((address.plain_host, 0), family=family) as free:

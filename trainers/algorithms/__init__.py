@@ -1,1 +1,1 @@
-"""What is trained how: each algorithm is a file that reads from top to bottom. `trainers.loop` goes on around it."""
+"""Training algorithms, one per file, each readable from top to bottom. `trainers.loop` runs them."""

@@ -3,17 +3,17 @@
     tasks --> rollouts --> ReplayBuffer --> TitanTrainer --> WeightStore --> Generators
                  ^              ^                |                              |
                  |              +-- slots freed when the weights have arrived --+
-                 +------------------ generation goes on meanwhile --------------+
+                 +------------------ generation continues meanwhile ------------+
 
-Two loops run side by side: `generate` rolls out groups wherever the buffer has room, `learn` trains on batch after
-batch. Back-pressure: rollouts wait for a slot, the trainer waits for a batch, and a slot is free again only when the
+Two loops run concurrently: `generate` rolls out groups while the buffer has room, `learn` trains on one batch after
+another. Back-pressure: rollouts wait for a slot, the trainer waits for a batch, and a slot is free again only when the
 weights trained on it are in the generators. `grpo.max_off_policy_steps` bounds the age of every trained token
 (`trainers.buffer.window`); with 0 the same code is synchronous and on-policy.
 
-What is often changed is a plug-in each (`trainers.algorithms.parts`, docs/algorithms.md): the advantage estimator,
-which groups are kept, what of an episode is learned, the order of tasks, the loss. Accounts, status, checkpoints and
-evaluations are the `System`'s (`trainers.loop.system`). Source: DeepSeekMath (arXiv 2402.03300) for the algorithm,
-Dr. GRPO (arXiv 2503.20783) for the defaults.
+The parts that researchers change most are plug-ins (`trainers.algorithms.parts`, docs/algorithms.md): the advantage
+estimator, the group filter, the mask of learned tokens, the order of tasks, the loss. Time accounts, status,
+checkpoints and evaluations belong to the `System` (`trainers.loop.system`). Sources: DeepSeekMath (arXiv 2402.03300)
+for the algorithm, Dr. GRPO (arXiv 2503.20783) for the defaults.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trainers.rollout.types import Group, Preparation, ScoreFunction
 
 
 class Weighing(Preparation):
-    """In the rollout workers: an episode is as good as its reward is above that of its group."""
+    """Preparation of groups in the rollout workers: advantages from the rewards relative to the group."""
 
     def __init__(self, config: RunConfig, score: ScoreFunction) -> None:
         super().__init__(config, score)
@@ -41,20 +41,20 @@ class Weighing(Preparation):
         self.mask = make_mask(config.grpo.mask)
 
     async def __call__(self, group: Group) -> PackedGroup | None:
-        """Weigh what was sampled; None where `grpo.filter` doesn't want it."""
-        wanted = [own for own in group.by_seat() if self.keeps(own)]
+        """Compute advantages and masks and pack the group; None if `grpo.filter` drops it."""
+        wanted = [seat for seat in group.by_seat() if self.keeps(seat)]
         if not wanted:
             return None
-        advantages = [weights for own in wanted for weights in token_advantages(self.advantage, own)]
-        episodes = [episode for own in wanted for episode in own.valid]
+        advantages = [weights for seat in wanted for weights in token_advantages(self.advantage, seat)]
+        episodes = [episode for seat in wanted for episode in seat.valid]
         return pack(episodes, advantages, [learned(self.mask(episode), episode) for episode in episodes])
 
     def state_dict(self) -> dict[str, Any]:
-        """What the estimator remembers."""
+        """State of the advantage estimator."""
         return self.advantage.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the state of the advantage estimator."""
         self.advantage.load_state_dict(state)
 
 
@@ -69,7 +69,7 @@ class GRPO(Algorithm):
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """Refuse a recipe whose parts can't be made."""
+        """Check a recipe; refuse one whose parts can't be created."""
         make_filter(config.grpo.filter)
         make_advantage(config.grpo.advantage)
         make_mask(config.grpo.mask)
@@ -77,23 +77,23 @@ class GRPO(Algorithm):
             raise UsageError("grpo.group_size=1: a single episode has nothing to be compared with", fix="use 2 or more")
 
     async def generate(self) -> None:
-        """Roll out a group wherever the buffer has room for one, until cancelled; their rollouts are then too."""
+        """Roll out groups while the buffer has room, until cancelled. Cancellation also cancels the rollouts."""
         async with asyncio.TaskGroup() as rollouts:
             while True:
                 ticket = await self.system.admit()  # waits for a slot
                 rollouts.create_task(self.roll_out(ticket))
 
     async def roll_out(self, ticket: Ticket) -> None:
-        """One group: a worker plays the episodes of a task, scores and weighs them, hands them to the buffer."""
+        """Roll out one group: a worker runs a task's episodes, scores and prepares them, and adds the group."""
         report = await self.rollouts.group(ticket)
-        await self.system.settle(ticket, report)  # lost or not wanted: another task takes its place
+        await self.system.settle(ticket, report)  # if the group was lost or filtered out, another task replaces it
 
     async def learn(self) -> None:
-        """Train on batch after batch; the new weights travel while the next batch is trained on."""
-        async for batch in self.system.batches():  # waits until one can be given within the staleness bound
+        """Train on one batch after another. New weights are transferred while the next batch is trained on."""
+        async for batch in self.system.batches():  # waits for a batch within the staleness bound
             metrics = await self.system.train(batch)  # reference, loss, gradients, update
-            await self.system.publish(batch.step + 1)  # pushed, pulled, swapped; then the batch's slots are free
-            await self.system.finish_step(batch, metrics)  # logs, held-out score, checkpoint
+            await self.system.publish(batch.step + 1)  # push, pull, swap; then the batch's slots are free
+            await self.system.finish_step(batch, metrics)  # log, held-out evaluation, checkpoint
 
 
 train = Method(GRPO)

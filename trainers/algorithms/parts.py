@@ -1,10 +1,10 @@
-"""What researchers change without touching an algorithm: how episodes are weighed, what is learned, which groups.
+"""Exchangeable parts of an algorithm: advantage estimators, group filters and masks of learned tokens.
 
-Each is a class whose constructor takes its options, chosen in the recipe by name or as `module:Class`:
+Each part is a class whose constructor takes its options. The recipe names it, or has `module:Class`:
 
     grpo.advantage   entry points `forge_env.advantages`      group -> advantages
-    grpo.filter      entry points `forge_env.group_filters`   group -> is it trained on?
-    grpo.mask        entry points `forge_env.masks`           episode -> what of it is learned?
+    grpo.filter      entry points `forge_env.group_filters`   group -> whether it is trained on
+    grpo.mask        entry points `forge_env.masks`           episode -> which sampled tokens are learned
 
 docs/algorithms.md has an example of each. The order of tasks is `tasks.order` (`forge_env.tasks.order`), the loss is
 `grpo.loss` (`trainers.losses`).
@@ -25,32 +25,32 @@ from forge_env.trajectory import Trajectory
 from trainers.rollout.types import Group
 
 Weight = float | Sequence[float] | NDArray[np.float32]
-"""Of one episode: one number, one for each turn, or one for each sampled token in the order of the turns."""
+"""Weight of one episode: a number, one number per turn, or one per sampled token in the order of the turns."""
 
 
 # --- advantages
 
 
 class AdvantageEstimator:
-    """From the rewards of a group to the weights of what was sampled in it."""
+    """Base class of advantage estimators, which compute advantages from the rewards of a group."""
 
     def __call__(self, group: Group) -> Sequence[Weight]:
-        """The advantage of each of `group.valid`, in order: of the episode, of each turn, or of each token."""
+        """Advantages of each episode in `group.valid`, in order: for the episode, for each turn, or for each token."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered from group to group, as JSON; nothing by default."""
+        """State carried from group to group, as JSON; empty by default."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the state."""
 
 
 class GroupMean(AdvantageEstimator):
-    """A_i = r_i - mean(r): Dr. GRPO (arXiv 2503.20783), without the bias towards tasks whose rewards are alike."""
+    """A_i = r_i - mean(r): Dr. GRPO (arXiv 2503.20783), without the bias towards tasks whose rewards vary little."""
 
     def __call__(self, group: Group) -> Sequence[Weight]:
-        """One number an episode."""
+        """One advantage per episode."""
         return list(group.rewards - group.rewards.mean())
 
 
@@ -63,16 +63,16 @@ class GroupNormalized(AdvantageEstimator):
         self.epsilon = epsilon
 
     def __call__(self, group: Group) -> Sequence[Weight]:
-        """One number an episode."""
+        """One advantage per episode."""
         rewards = group.rewards
         return list((rewards - rewards.mean()) / (rewards.std() + self.epsilon))
 
 
 class LeaveOneOut(AdvantageEstimator):
-    """A_i = r_i - mean of the others: RLOO (arXiv 2402.14740), unbiased. A group of one has no others: 0."""
+    """A_i = r_i - mean of the other rewards: RLOO (arXiv 2402.14740), unbiased. 0 in a group of one episode."""
 
     def __call__(self, group: Group) -> Sequence[Weight]:
-        """One number an episode."""
+        """One advantage per episode."""
         rewards = group.rewards
         return list((rewards - rewards.mean()) * (len(rewards) / max(len(rewards) - 1, 1)))
 
@@ -80,8 +80,8 @@ class LeaveOneOut(AdvantageEstimator):
 class ReinforcePlusPlus(AdvantageEstimator):
     """A_i = (r_i - mean(r)) / std over many groups: REINFORCE++ with a group baseline (arXiv 2501.03262).
 
-    The paper normalises over the batch. Groups come one by one here, so the variance is that of recent groups: a mean
-    in which a group `half_life` groups ago counts half.
+    The paper normalises over the batch. Here groups arrive one by one, so the variance is a weighted mean over previous
+    groups, in which the weight halves every `half_life` groups.
     """
 
     def __init__(self, half_life: float = 100.0, epsilon: float = 1e-4) -> None:
@@ -92,18 +92,18 @@ class ReinforcePlusPlus(AdvantageEstimator):
         self._sum = self._weight = 0.0
 
     def __call__(self, group: Group) -> Sequence[Weight]:
-        """One number an episode."""
+        """One advantage per episode."""
         centred = group.rewards - group.rewards.mean()
         self._sum = self._sum * self._decay + float((centred**2).mean())
         self._weight = self._weight * self._decay + 1.0
         return list(centred / ((self._sum / self._weight) ** 0.5 + self.epsilon))
 
     def state_dict(self) -> dict[str, Any]:
-        """The variance so far."""
+        """The running variance."""
         return {"sum": self._sum, "weight": self._weight}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with that variance."""
+        """Restore the running variance."""
         self._sum, self._weight = float(state.get("sum", 0.0)), float(state.get("weight", 0.0))
 
 
@@ -125,13 +125,13 @@ class TurnReturns(AdvantageEstimator):
         self.gamma = gamma
 
     def __call__(self, group: Group) -> Sequence[Weight]:
-        """One number a turn."""
+        """One advantage per turn."""
         returns = [self._returns(episode) for episode in group.valid]
         if len(returns) == 1:
             return [[0.0] * len(group.valid[0].turns)]
         return [
-            [own[turn] - self._baseline(returns[:i] + returns[i + 1 :], turn) for turn in range(len(episode.turns))]
-            for i, (own, episode) in enumerate(zip(returns, group.valid, strict=True))
+            [each[turn] - self._baseline(returns[:i] + returns[i + 1 :], turn) for turn in range(len(episode.turns))]
+            for i, (each, episode) in enumerate(zip(returns, group.valid, strict=True))
         ]
 
     def _baseline(self, others: Sequence[Sequence[float]], turn: int) -> float:
@@ -140,7 +140,7 @@ class TurnReturns(AdvantageEstimator):
         return float(np.mean(at_turn or [episode[0] for episode in others]))
 
     def _returns(self, episode: Trajectory) -> list[float]:
-        rewards = [turn.reward for turn in episode.turns] or [0.0]  # late in the first turn: reward 0
+        rewards = [turn.reward for turn in episode.turns] or [0.0]  # no turns if the episode was late in its first turn
         rewards[-1] += episode.reward - sum(rewards)
         total, result = 0.0, []
         for reward in reversed(rewards):
@@ -152,16 +152,18 @@ class TurnReturns(AdvantageEstimator):
 class ByConversation(AdvantageEstimator):
     """A_{i,c} = r_{i,c} - mean over the group of mean over c of r_{i,c}: credit by conversation of an episode.
 
-    r_{i,c} is what the environment says that conversation c earned (`Environment.credits`), else the episode's reward;
-    where it says nothing of any, it is `GroupMean`. An episode counts once in the mean, however many it has.
+    r_{i,c} is the reward that the environment assigns to conversation c (`Environment.credits`), or else the episode's
+    reward. Without any such rewards this is `GroupMean`. Each episode has the same weight in the mean, however many
+    conversations it has.
     """
 
     def __call__(self, group: Group) -> Sequence[Weight]:
-        """One number a turn."""
+        """One advantage per turn."""
         earned = [self._earned(episode) for episode in group.valid]
-        mean = float(np.mean([np.mean(list(own.values()) or [0.0]) for own in earned]))  # without turns: 0
+        mean = float(np.mean([np.mean(list(each.values()) or [0.0]) for each in earned]))  # without turns: 0
         return [
-            [own[turn.seat] - mean for turn in episode.turns] for own, episode in zip(earned, group.valid, strict=True)
+            [each[turn.seat] - mean for turn in episode.turns]
+            for each, episode in zip(earned, group.valid, strict=True)
         ]
 
     def _earned(self, episode: Trajectory) -> dict[str, float]:
@@ -170,10 +172,10 @@ class ByConversation(AdvantageEstimator):
 
 
 def token_advantages(estimator: AdvantageEstimator, group: Group) -> list[NDArray[np.float32]]:
-    """The estimator's weights spread over the sampled tokens of each valid episode, each float32 [sampled].
+    """Expand the estimator's weights to the sampled tokens of each valid episode, float32 [sampled] each.
 
     Raises:
-        PluginError: it gave another number of weights than there are episodes, turns or tokens, or one not finite.
+        PluginError: the number of weights is not that of the episodes, turns or tokens, or a weight is not finite.
     """
     name, episodes = type(estimator).__name__, group.valid
     weights = list(estimator(group))
@@ -189,7 +191,7 @@ def token_advantages(estimator: AdvantageEstimator, group: Group) -> list[NDArra
 
 
 def over_tokens(values: NDArray[Any], episode: Trajectory, whose: str) -> NDArray[Any]:
-    """One value for each sampled token of an episode, from one value, one a turn, or one a token."""
+    """Expand values to one per sampled token of an episode, given one value, one per turn, or one per token."""
     counts = [len(turn.reply.token_ids) for turn in episode.turns]
     total = sum(counts)
     if values.ndim == 0:
@@ -204,26 +206,26 @@ def over_tokens(values: NDArray[Any], episode: Trajectory, whose: str) -> NDArra
     )
 
 
-# --- what is learned of an episode
+# --- masks of learned tokens
 
 
 class Mask(Protocol):
-    """What of an episode is learned. The rest stays context, and its reward stays in the group's baseline."""
+    """Selection of the sampled tokens to learn. Others stay context, and the reward stays in the group's baseline."""
 
     def __call__(self, episode: Trajectory) -> bool | Sequence[bool]:
-        """Of the episode, of each turn, or of each sampled token: is it learned?"""
+        """Whether the episode, each turn, or each sampled token is learned."""
 
 
 class LearnAll:
-    """Everything that was sampled."""
+    """Learns all sampled tokens."""
 
     def __call__(self, episode: Trajectory) -> bool:
-        """Always."""
+        """True."""
         return True
 
 
 class MaskTruncated:
-    """Episodes that a limit ended teach nothing: what they lacked was room, and their reward says little.
+    """Doesn't learn from truncated episodes: a limit ended them, so their reward says little about their tokens.
 
     Args:
         limits: which limits ("tokens", "context", "turns", "time", ...); empty: any. `["tokens", "context"]` is the
@@ -234,35 +236,38 @@ class MaskTruncated:
         self.limits = frozenset(limits)
 
     def __call__(self, episode: Trajectory) -> bool:
-        """Unless it was truncated by one of these limits."""
+        """True unless the episode was truncated by one of these limits."""
         return not episode.truncated or bool(self.limits and episode.truncation not in self.limits)
 
 
 def learned(mask: bool | Sequence[bool], episode: Trajectory) -> NDArray[np.bool_]:
-    """A mask's answer spread over the sampled tokens of an episode, bool [sampled]."""
+    """Expand the result of a mask to the sampled tokens of an episode, bool [sampled]."""
     return over_tokens(np.asarray(mask, np.bool_), episode, "grpo.mask")
 
 
-# --- which groups are trained on
+# --- group filters
 
 
 class GroupFilter(Protocol):
-    """Which groups are trained on; another is rolled out in the place of one that isn't."""
+    """Selection of the groups to train on. For each dropped group another one is rolled out."""
 
     def __call__(self, group: Group) -> bool:
-        """Whether it is."""
+        """Whether the group is trained on."""
 
 
 class KeepAll:
-    """Every group; those without signal are computed only if the loss has a gradient there (KL, entropy)."""
+    """Keeps every group; those without signal are computed only if the loss has a gradient there (KL, entropy)."""
 
     def __call__(self, group: Group) -> bool:
-        """Always."""
+        """True."""
         return True
 
 
 class WithSignal:
-    """Groups whose rewards differ: every step has `groups_per_step` of them (dynamic sampling, DAPO, 2503.14476)."""
+    """Keeps groups whose rewards differ: DAPO's dynamic sampling (arXiv 2503.14476).
+
+    Every step trains on `groups_per_step` such groups.
+    """
 
     def __call__(self, group: Group) -> bool:
         """Whether two rewards differ."""
@@ -270,7 +275,7 @@ class WithSignal:
 
 
 class RewardRange:
-    """Groups whose mean reward is within [low, high]: not too hard, not too easy."""
+    """Keeps groups whose mean reward is within [low, high]: neither too hard nor too easy."""
 
     def __init__(self, low: float = 0.0, high: float = 1.0) -> None:
         if not low <= high:
@@ -278,7 +283,7 @@ class RewardRange:
         self.low, self.high = low, high
 
     def __call__(self, group: Group) -> bool:
-        """Whether the mean is within."""
+        """Whether the group's mean reward is within the range."""
         return self.low <= group.mean_reward <= self.high
 
 
@@ -286,12 +291,12 @@ class RewardRange:
 
 
 def make_advantage(section: PartSection) -> AdvantageEstimator:
-    """The estimator that a recipe names.
+    """Create the advantage estimator named in a recipe.
 
     Raises:
-        NotRegisteredError: there is none of that name.
-        PluginError: it can't be imported, or is not an estimator.
-        UsageError: it doesn't take these options.
+        NotRegisteredError: no estimator has that name.
+        PluginError: the class can't be imported, or is not an estimator.
+        UsageError: the class doesn't take these options.
     """
     made = _make("advantage", "forge_env.advantages", section)
     if not isinstance(made, AdvantageEstimator):
@@ -303,13 +308,13 @@ def make_advantage(section: PartSection) -> AdvantageEstimator:
 
 
 def make_filter(section: PartSection) -> GroupFilter:
-    """The filter of groups that a recipe names; raises as `make_advantage` does."""
+    """Create the group filter named in a recipe; raises as `make_advantage` does."""
     made: GroupFilter = _make("filter", "forge_env.group_filters", section)
     return made
 
 
 def make_mask(section: PartSection) -> Mask:
-    """The mask that a recipe names; raises as `make_advantage` does."""
+    """Create the mask named in a recipe; raises as `make_advantage` does."""
     made: Mask = _make("mask", "forge_env.masks", section)
     return made
 

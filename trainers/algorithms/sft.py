@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: a model learns to say what an environment's demonstrations say.
+"""Supervised fine-tuning of a model on an environment's demonstrations.
 
     tasks in their order --> demonstrations --> chat format with a mask --> batches --> TitanTrainer --> runs/NAME/model
                              (read and rendered in a thread, one batch ahead)
@@ -6,12 +6,12 @@
     method: sft
     environment: {name: conversations, options: {dataset: {path: chats.jsonl, streaming: true}}}
 
-Only the trainer is started. The assistant's tokens are learned, and nothing else of a conversation. The trainer packs a
-batch into passes of `trainer.microbatch_tokens`. What is read at a position of the data depends on the recipe alone, so
-that a run that is resumed reads on where it was.
+Only the trainer is started. Only the assistant's tokens of a conversation are learned. The trainer packs a batch into
+passes of `trainer.microbatch_tokens`. The conversation at a position of the data depends only on the recipe, so a
+resumed run continues with the same data.
 
-The held-out score is exp(-loss) on demonstrations of `evaluation.split`: how likely the model is to say the next token
-of one, as a geometric mean (1 is perfect); the loss itself is the metric `eval/SPLIT/loss`.
+The held-out score is exp(-loss) on demonstrations of `evaluation.split`: the geometric mean of the probability of their
+tokens (1 is perfect). The loss itself is the metric `eval/SPLIT/loss`.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from trainers.model.chat import Chat
 from trainers.plan.report import plan
 
 HELD_OUT_WINDOW = 1024
-"""Held-out conversations in memory at once."""
+"""Maximum number of held-out conversations in memory."""
 MOST_LEFT_OUT = 1000
-"""Conversations in a row that are too long, after which there is nothing to learn from."""
+"""Number of consecutive conversations left out after which the run fails."""
 IDLE = ("grpo", "generator", "rollouts", "sandbox", "warmup")
-"""Sections of a recipe that mean nothing here."""
+"""Sections of a recipe without effect on supervised fine-tuning."""
 IDLE_KEYS = {"evaluation": ("temperature", "sampling", "pinned", "metric"), "logging": ("trajectories",)}
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a step learns.
+    """Data of a training step.
 
     Attributes:
-        segments: token sequences whose mask is what the assistant says.
-        end: position of the data after them.
-        left_out: conversations on the way that are too long.
+        segments: token sequences whose masks select the assistant's tokens.
+        end: position in the data after the batch.
+        left_out: number of conversations left out, as too long or without a token to learn.
     """
 
     segments: list[Segment]
@@ -75,15 +75,15 @@ class Batch:
 
 
 class Conversations:
-    """The demonstrations of a split as token sequences, by position: always the same at the same position.
+    """Demonstrations of a split as token sequences by position. Each position always has the same sequence.
 
     Args:
-        environment: whose demonstrations.
-        chat: the model's chat format.
-        split: of the environment.
-        order: of its tasks.
-        max_length: tokens of the longest conversation that is learned.
-        seed: of what demonstrations leave to chance.
+        environment: environment with the demonstrations.
+        chat: chat format of the model.
+        split: split of the environment.
+        order: order of the split's tasks.
+        max_length: length limit of a conversation in tokens; longer ones are left out.
+        seed: seed of random choices in demonstrations.
     """
 
     def __init__(
@@ -97,17 +97,17 @@ class Conversations:
         self._seed = seed
 
     def __getitem__(self, position: int) -> Segment | None:
-        """The conversation at a position; None where it is too long, or there is nothing in it to learn."""
+        """The conversation at a position; None if it is too long or has no token to learn."""
         task = self._environment.resolve_task(None, {"split": self._split, "index": self.order[position]})
         messages = demonstration(self._environment, task, random.Random(f"{self._seed}/{self._split}/{position}"))
         ids, mask = self._chat.render_training(messages, self._environment.tools)
         return Segment(np.array(ids), np.array(mask)) if len(ids) <= self._max_length and any(mask[1:]) else None
 
     def batch(self, position: int, count: int) -> Batch:
-        """The next `count` conversations from a position on.
+        """Read the next `count` conversations from a position on.
 
         Raises:
-            UsageError: hardly any is short enough.
+            UsageError: too many conversations in a row are left out (`MOST_LEFT_OUT`).
         """
         segments: list[Segment] = []
         start, last = position, position
@@ -126,10 +126,10 @@ class Conversations:
 
 
 class SFT(Trainer):
-    """Supervised fine-tuning as what `method` in a recipe names."""
+    """Training method `sft`: supervised fine-tuning."""
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a recipe that can't work, before anything is started."""
+        """Check a recipe before anything is started; refuse one that can't work."""
         prepare_controller()
         check_idle(config)
         checks.check_devices(config)
@@ -145,49 +145,49 @@ class SFT(Trainer):
             demonstration(environment, task, random.Random(0))
 
     def plan(self, config: RunConfig, question: Question) -> Iterator[str]:
-        """What a recipe will take."""
+        """Estimate the resources, time and cost of a recipe, as lines of text."""
         return plan(config, question)
 
     async def __call__(self, run: Run) -> None:
-        """Train on the recipe `run.config` to its end, or until `run.stop`."""
+        """Run the recipe `run.config` until its last step or until `run.stop` is set."""
         with scratch_folder():
             prepare_controller()
             await play(run)
 
 
 def check_idle(config: RunConfig) -> None:
-    """Refuse keys that mean something to reinforcement learning only."""
-    usual = type(config).model_fields
-    turned = [name for name in IDLE if getattr(config, name) != usual[name].default]
+    """Refuse keys that only affect reinforcement learning."""
+    fields = type(config).model_fields
+    changed = [name for name in IDLE if getattr(config, name) != fields[name].default]
     for section, names in IDLE_KEYS.items():
-        default = usual[section].default
-        turned += [
+        default = fields[section].default
+        changed += [
             f"{section}.{name}" for name in names if getattr(getattr(config, section), name) != getattr(default, name)
         ]
     if config.tasks.order == "curriculum":
-        turned.append("tasks.order=curriculum")
-    if turned:
-        raise UsageError(f"{turned[0]} means nothing to method=sft: no episode is played", fix="leave it out")
+        changed.append("tasks.order=curriculum")
+    if changed:
+        raise UsageError(f"{changed[0]} means nothing to method=sft: no episode is played", fix="leave it out")
 
 
 def evaluated(config: RunConfig) -> list[str]:
-    """The splits that are scored."""
+    """The splits to evaluate."""
     return [config.evaluation.split, *config.evaluation.extra_splits]
 
 
 async def play(run: Run) -> None:
-    """Start the trainer, and let it learn."""
+    """Start the trainer and run a session."""
     config, checkpoints = run.config, Checkpoints(run)
     checkpoints.tidy()
     if run.resume and checkpoints.step >= config.sft.steps and exported(run).is_dir():
         run.note(f"All {config.sft.steps} steps are done: nothing to resume. More: --sft.steps N")
         return
     run.stage("model", config.model.path)
-    found = await find_model(run)
+    model = await find_model(run)
     if run.resume:
-        await asyncio.to_thread(checkpoints.verify, found)
+        await asyncio.to_thread(checkpoints.verify, model)
     environment: Environment = fe.make(config.environment.name, **config.environment.options)
-    start = resumed_model(run) or found
+    start = resumed_model(run) or model
     if start is None:
         start = await asyncio.to_thread(build_tiny, run, environment)
     async with Stack(config, await find_hosts(run)) as stack:
@@ -205,7 +205,7 @@ async def play(run: Run) -> None:
 
 
 def exported(run: Run) -> Path:
-    """Where the trained model is put, a Hugging Face folder."""
+    """Folder of the trained model, in Hugging Face format."""
     return run.folder.root / "model"
 
 
@@ -227,7 +227,7 @@ class Session:
         self._account = run.account("trainer", "start")
         self._position = self._left_out = 0
         self._held_out: dict[str, list[Segment]] = {}
-        """The first conversations of each held-out split."""
+        """First `HELD_OUT_WINDOW` conversations of each held-out split."""
         split, config = environment.splits[0], run.config
         order = make_order(config.tasks, environment, split, seed=config.seed)
         self._conversations = Conversations(
@@ -237,13 +237,13 @@ class Session:
 
     @property
     def doing(self) -> tuple[str, float]:
-        """What the trainer is at, and since when."""
+        """Current activity of the trainer, and its start time."""
         return self._account.doing, self._account.since
 
     async def run_to_end(self) -> None:
-        """Learn until the recipe's last step, or until the run is asked to stop; export.
+        """Train until the recipe's last step, or until the run is asked to stop; export the model after the last step.
 
-        A trainer that dies is started again, and goes on from the newest checkpoint, or from where the run began.
+        A trainer that dies is restarted from the newest checkpoint, or from the start of the run if there is none.
         """
         deaths, steps, again = 0, self.run.config.sft.steps, self.run.resume
         while True:
@@ -263,7 +263,7 @@ class Session:
             self.run.note(f"model: {exported(self.run)}")
 
     async def _learn(self, *, again: bool) -> None:
-        from trainers.losses.sft import SFTLoss  # takes seconds: torch
+        from trainers.losses.sft import SFTLoss  # imports torch, which takes seconds
 
         config, trainer = self.run.config, self.run.config.trainer
         await self._trainer.configure(
@@ -313,14 +313,14 @@ class Session:
                     await self._evaluate([config.evaluation.split])
                 if self._checkpoints.due(self.step) and not self._checkpoints.busy:
                     with self._account.during("save"):
-                        await asyncio.wait([reading])  # it moves the order of tasks on
+                        await asyncio.wait([reading])  # it advances the order of tasks, which is saved
                         await self._checkpoints.begin(self._trainer, self._state())
                     save_progress(self.run)
         finally:
             await asyncio.gather(reading, return_exceptions=True)  # a thread can't be cancelled
 
     def _read(self, position: int) -> asyncio.Task[Batch]:
-        """Read and render a step's conversations, beside training."""
+        """Read and render a step's conversations in a thread, concurrently with training."""
         work = asyncio.to_thread(self._conversations.batch, position, self.run.config.sft.batch_size)
         return asyncio.create_task(work)
 
@@ -330,8 +330,8 @@ class Session:
         return Saved(self.step, state, {})
 
     def _log(self, metrics: dict[str, float]) -> None:
-        own = {"loss": "sft/loss", "entropy": "sft/entropy"}
-        row = {own.get(name, f"trainer/{name}"): value for name, value in metrics.items()}
+        renamed = {"loss": "sft/loss", "entropy": "sft/entropy"}
+        row = {renamed.get(name, f"trainer/{name}"): value for name, value in metrics.items()}
         row |= {"sft/conversations": float(self._position - self._left_out), "sft/left_out": float(self._left_out)}
         row |= {f"time/trainer/{doing}": seconds for doing, seconds in self._account.take().items()}
         self.run.log(self.step, row)
@@ -351,13 +351,13 @@ class Session:
             with self._account.during("evaluate"):
                 loss, stderr, number = await self._held_out_loss(split)
             if self.run.stop.is_set():
-                return  # part of a score is none
+                return  # the score would be incomplete
             score = math.exp(-loss)
             self.run.evaluation(self.step, split, score, number, stderr * score)
             self.run.log(self.step, {f"eval/{split}/loss": loss})
 
     async def _held_out_loss(self, split: str) -> tuple[float, float, int]:
-        """Loss a token, its standard error and the number of conversations; ends early when the run is stopped."""
+        """Loss per token, its standard error and the number of conversations. Ends early if the run is stopped."""
         section = self.run.config.evaluation
         wanted = section.num_tasks if split == section.split else section.extra_tasks
         count = self._environment.num_tasks(split)
@@ -382,11 +382,11 @@ class Session:
         loss = float(losses.sum() / max(lengths.sum(), 1))
         error = math.sqrt(float(np.square(losses - loss * lengths).sum())) / max(
             float(lengths.sum()), 1.0
-        )  # of a ratio
+        )  # standard error of a ratio
         return loss, error, len(counts)
 
     def _read_held_out(self, split: str, positions: range) -> list[Segment]:
-        """Conversations of a split, without those that are too long; the first ones are read once."""
+        """Conversations of a split, except those left out. The first `HELD_OUT_WINDOW` are cached."""
         if positions.start == 0 and split in self._held_out:
             return self._held_out[split]
         config = self.run.config

@@ -1,6 +1,6 @@
-"""Supervised warm-up alone: it makes the checkpoint that other recipes begin with.
+"""Training method `warmup`: only the supervised warm-up, to create a checkpoint that other recipes start from.
 
-`forge-env train FILE method=warmup` leaves a Hugging Face folder in the run's `model/`, which `model.path` may name.
+`forge-env train FILE method=warmup` writes a Hugging Face folder `model/` in the run's folder; use it as `model.path`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from trainers.loop.watchdog import Watchdog
 
 
 class WarmUp(Trainer):
-    """A model learns the environment's demonstrations; nothing is sampled."""
+    """Training of a model on the environment's demonstrations, without sampling."""
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a recipe that has no warm-up, or that can't work."""
+        """Check a recipe; refuse one without warm-up or with settings that can't work."""
         prepare_controller()
         if not checks.warms_up(config):
             raise UsageError("method=warmup: the recipe has no warm-up", fix="set warmup.steps")
@@ -34,7 +34,7 @@ class WarmUp(Trainer):
         checks.check(config)
 
     async def __call__(self, run: Run) -> None:
-        """Warm up; the model is in the run's folder when all steps are done."""
+        """Run the warm-up, and save the model in the run's folder after the last step."""
         run.summary["engine"] = "none"
         run.saved(0)
         with scratch_folder():

@@ -1,1 +1,1 @@
-"""Between rollouts and trainer: who may start, what is trained next, and how old it can be."""
+"""The replay buffer between rollouts and trainer: admission, the order of training, and the staleness bound."""

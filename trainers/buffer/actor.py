@@ -1,4 +1,4 @@
-"""The replay buffer as an actor: a process of its own, which rollouts add to and trainers fetch from."""
+"""The replay buffer as an actor in a separate process, and its client for rollout workers and trainers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Buffer = LocalReplayBuffer[Any]
 GRANTS = ("admit", "sample", "reserve")
-"""Methods that hand something out, which is taken back when nobody waits for it any more."""
+"""Methods whose result is taken back if their caller was cancelled."""
 
 
 def _served(method: Callable[..., Coroutine[Any, Any, T]]) -> Any:
-    """An endpoint that does what a method of the buffer does; None when it was withdrawn."""
+    """Create an endpoint that calls a method of the buffer; it returns None if the call was withdrawn."""
 
     async def serve(self: ReplayBuffer, *args: Any, call: str = "", **options: Any) -> T | None:
         return await self._calls.until_withdrawn(call, method(self._buffer, *args, **options))
@@ -29,12 +29,12 @@ def _served(method: Callable[..., Coroutine[Any, Any, T]]) -> Any:
 
 
 class ReplayBuffer(ForgeActor):
-    """A `LocalReplayBuffer` behind endpoints; `RemoteReplayBuffer` gives it the buffer's own methods.
+    """A `LocalReplayBuffer` behind endpoints; `RemoteReplayBuffer` is its client with the buffer's methods.
 
-    Calls overlap, and those that wait hold up no other. `call` names a call for `withdraw`.
+    Calls run concurrently; a waiting call blocks no other. The argument `call` is an identifier for `withdraw`.
 
     Args:
-        settings: of the buffer.
+        settings: settings of the buffer.
     """
 
     def __init__(self, settings: BufferSettings) -> None:
@@ -43,7 +43,7 @@ class ReplayBuffer(ForgeActor):
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Make the buffer; its rules may be somebody's own and fail."""
+        """Create the buffer. Not done in the constructor because a custom rule may raise an error."""
         self._buffer: Buffer = LocalReplayBuffer(self._settings)
 
     admit = _served(Buffer.admit)
@@ -67,16 +67,16 @@ class ReplayBuffer(ForgeActor):
 
     @concurrent_endpoint
     async def withdraw(self, call: str) -> None:
-        """Whoever made that call no longer waits for it."""
+        """Cancel the call with this identifier, whose caller no longer waits for it."""
         self._calls.withdraw(call)
 
 
 def _remote(
     method: Callable[Concatenate[Buffer, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[RemoteReplayBuffer[Any], P], Coroutine[Any, Any, T]]:
-    """The same method of a buffer that is elsewhere; raises what it raises there.
+    """Create a method that calls the same method of the actor's buffer, and raises the same errors.
 
-    Cancelled here, the call is withdrawn there, and undone if it had just been granted.
+    If the caller is cancelled, the remote call is withdrawn; a result that was already granted is taken back.
     """
 
     async def call(self: RemoteReplayBuffer[Any], /, *args: P.args, **options: P.kwargs) -> T:
@@ -92,7 +92,10 @@ def _remote(
 
 
 class RemoteReplayBuffer(Generic[G]):
-    """A `GroupBuffer` over the actor. It can be sent to other actors, whose calls then go to the buffer directly."""
+    """Client of a `ReplayBuffer` actor, with the `GroupBuffer` interface.
+
+    It can be sent to other actors, which then call the buffer directly.
+    """
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor

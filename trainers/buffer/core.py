@@ -1,19 +1,19 @@
-"""The replay buffer without its waiting: one state, changed by one call after the other.
+"""Synchronous core of the replay buffer: the state and its transitions, without waiting.
 
-A group is admitted (it gets a ticket), completed, handed out to a training step, and done with when the weights that
-it helped to train have reached the generators; until then its step can be given it again.
+A group is admitted (it gets a ticket), completed, handed out to a training step, and finished once the weights that it
+helped to train have reached the generators. Until then it can be fetched again for its step.
 
     admit -> rolling --add--> ready --take--> in training --release--> done, or kept for another use
                |                |
             discard          stale
 
-`trainers.buffer.window` has the bound on staleness and its proof. What holds at any time, t being the next step:
+`trainers.buffer.window` has the bound on staleness and its proof. Invariant, with t the next step:
 
-    the pending groups (rolling and ready) can all be trained in time by the steps t, t + 1, ...
+    the steps t, t + 1, ... can train all pending groups (rolling and ready) in time
 
-`admit` and `take` keep it so. Where it fails for another reason (the trainer skipped versions, a checkpoint of another
-recipe was loaded, tokens older than their ticket arrived) what is too much is dropped and counted, so that nothing is
-ever trained beyond the bound and nothing waits for ever.
+`admit` and `take` preserve it. If it is broken by other causes (the trainer skipped versions, a checkpoint of another
+recipe was loaded, a group has tokens older than its ticket), the excess groups are dropped and counted, so no group is
+ever trained beyond the bound and no step waits forever.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from trainers.buffer.types import (
 from trainers.buffer.window import Window
 
 FORMAT = 1
-"""Of `BufferCore.state_dict`."""
+"""Format version of `BufferCore.state_dict`."""
 
 
 class BufferCore(Generic[G]):
-    """Admits groups, keeps the complete ones, and hands out batches within the staleness bound."""
+    """State of a replay buffer: admits groups, stores complete ones, hands out batches within the staleness bound."""
 
     def __init__(self, settings: BufferSettings) -> None:
         self.settings = settings
         self.window = Window(settings.per_step, settings.max_off_policy_steps, settings.steps, settings.version)
-        """What is pending: rolling and ready."""
+        """Counts of pending groups, rolling and ready."""
         self.rolling: dict[int, Ticket] = {}
         self.again: list[int] = []
-        """Indices of groups whose rollout was lost in a restart: they are admitted first."""
+        """Indices whose rollout was lost in a restart or whose ticket was taken back; they are admitted first."""
         self.late: dict[int, Ticket] = {}
-        """Rolling, and too late already."""
+        """Groups in progress that can no longer be trained within the bound; not counted as pending."""
         self.ready: Pool[G] = Pool()
         self.in_training: dict[int, list[Held[G]]] = {}
         self.next_index = settings.first_index
@@ -65,14 +65,14 @@ class BufferCore(Generic[G]):
         self._new_per_step = -(-settings.per_step // settings.replay.max_uses)
         self._sampling, self._eviction = make_rules(settings.replay)
         self.used: Pool[G] = Pool()
-        """Trained on, with a use left and young enough for it."""
+        """Groups trained on that have a use left and are young enough for it."""
 
     # --- admission
 
     def has_room(self) -> bool:
-        """Whether a group may be admitted: it can be trained in time, and is wanted.
+        """Whether a group may be admitted: it can be trained in time and is needed.
 
-        Where groups are used k times, a step wants ceil(P / k) new ones, unless there are too few to use again.
+        If groups are used k times, a step needs ceil(P / k) new groups, or more if there are too few used ones.
         """
         window, version = self.window, self.window.generator_version
         pending = window.total
@@ -82,7 +82,7 @@ class BufferCore(Generic[G]):
         return window.fits(version)
 
     def admit(self) -> Ticket | None:
-        """A place for a new group, or None while there is no room."""
+        """Admit a new group; returns its ticket, or None if there is no room."""
         if not self.has_room():
             return None
         ticket = Ticket(self._take_index(), self.window.generator_version)
@@ -100,10 +100,10 @@ class BufferCore(Generic[G]):
     # --- completion
 
     def add(self, group: G, ticket: Ticket) -> Outcome:
-        """The group of `ticket` is complete.
+        """Add the complete group of `ticket`.
 
         Raises:
-            TicketDoneError: it is not in progress.
+            TicketDoneError: the group is not in progress.
         """
         if self.late.pop(ticket.index, None) is not None:
             self.counters.completed += 1
@@ -117,7 +117,7 @@ class BufferCore(Generic[G]):
         return Outcome.KEPT
 
     def add_unasked(self, group: G) -> Outcome | None:
-        """Admit and add a group that had no ticket; None while there is no room, or its weights aren't released."""
+        """Admit and add a group without a ticket; None if there is no room or its policy version isn't released yet."""
         if group.oldest_version > self.window.generator_version:
             return None
         held = self._held(group, Ticket(self.next_index, self.window.generator_version))
@@ -132,13 +132,13 @@ class BufferCore(Generic[G]):
         return Outcome.KEPT
 
     def discard(self, ticket: Ticket) -> None:
-        """The rollout of `ticket` failed; its slot is free again."""
+        """Free the slot of `ticket`, whose rollout failed."""
         if self.late.pop(ticket.index, None) is None:
             self._end_rollout(ticket, "discarded")
         self.counters.discarded += 1
 
     def in_progress(self, ticket: Ticket) -> bool:
-        """Whether the group of `ticket` is still to be added or discarded."""
+        """Whether the group of `ticket` has been neither added nor discarded."""
         return ticket in (self.rolling.get(ticket.index), self.late.get(ticket.index))
 
     def _end_rollout(self, ticket: Ticket, what: str) -> None:
@@ -151,12 +151,12 @@ class BufferCore(Generic[G]):
 
     def _held(self, group: G, ticket: Ticket) -> Held[G]:
         version = ticket.version
-        if group.oldest_version >= 0:  # weights that `release` hasn't told of yet count as those before
+        if group.oldest_version >= 0:  # versions not released yet count as the last released one
             version = min(group.oldest_version, self.window.generator_version)
         return Held(ticket.index, version, group.num_tokens, group.priority, group)
 
     def put_ready(self, held: Held[G]) -> None:
-        """A complete group waits for its step."""
+        """Make a complete group available to the next steps."""
         self.window.add(held.version)
         self.ready.put(self._sampling(held, self.random), held)
 
@@ -168,10 +168,10 @@ class BufferCore(Generic[G]):
     # --- training
 
     def check_step(self, step: int) -> None:
-        """Refuse a step that has been given its groups, or that the run doesn't have.
+        """Check that `step` can be given groups.
 
         Raises:
-            UsageError: with what was expected.
+            UsageError: the step already has its groups, or is after the end of the run.
         """
         if step < self.window.next_step:
             raise UsageError(
@@ -182,10 +182,10 @@ class BufferCore(Generic[G]):
             raise UsageError(f"there is no step {step}: the run has {self.settings.steps}, from 0 on")
 
     def take(self, step: int) -> Reservation | None:
-        """The groups of `step`, in order of admission; None while they can't be given.
+        """Hand out the groups of `step`, in order of admission; None if they are not available yet.
 
         Raises:
-            UsageError: as `check_step`.
+            UsageError: as for `check_step`.
         """
         self.check_step(step)
         self.evict(step)
@@ -204,35 +204,35 @@ class BufferCore(Generic[G]):
         self.window.next_step = step + 1
         self._drop_old_used()
         if self.window.overdue():
-            self.drop_old()  # by the quotas there are none
+            self.drop_old()  # defensive: the quotas leave no overdue group
         reserved = Reservation.of(step, picked)
         self.counters.max_staleness = max(self.counters.max_staleness, *reserved.staleness)
         return reserved
 
     def enough(self) -> bool:
-        """Whether the next step's places can be filled."""
+        """Whether there are enough groups for the next step: new ones, and used ones for the rest."""
         return len(self.ready) >= self._new_per_step and len(self.ready) + len(self.used) >= self.settings.per_step
 
     def late_version(self, quotas: list[tuple[int, int]]) -> int | None:
-        """The first version with too few complete groups for its quota."""
+        """The first version with fewer complete groups than its quota, or None."""
         if not self.rolling:
             return None
-        have, versions = 0, deque(sorted(self.window.pending))
+        complete, versions = 0, deque(sorted(self.window.pending))
         for version, count in quotas:
             while versions and versions[0] <= version:
-                have += self.ready.count(versions.popleft())
-            if have < count:
+                complete += self.ready.count(versions.popleft())
+            if complete < count:
                 return version
         return None
 
     def batch(self, step: int) -> Batch[G]:
-        """What `step` was given.
+        """The groups handed out for `step`.
 
         Raises:
-            UsageError: it was given nothing, or its groups are done with.
+            UsageError: the step has not been given groups, or its groups are finished.
         """
         held = self._given(step)
-        return Batch(Reservation.of(step, held), [own.group for own in held])
+        return Batch(Reservation.of(step, held), [each.group for each in held])
 
     def _given(self, step: int) -> list[Held[G]]:
         if step not in self.in_training:
@@ -241,12 +241,12 @@ class BufferCore(Generic[G]):
         return self.in_training[step]
 
     def undo_admit(self, ticket: Ticket) -> None:
-        """Whoever asked for the ticket is gone: the next to ask gets its index."""
+        """Take back a ticket whose caller was cancelled; the next admission reuses its index."""
         self._end_rollout(ticket, "taken back")
         heapq.heappush(self.again, ticket.index)
 
     def undo_take(self, step: int) -> None:
-        """Whoever asked for the groups of `step`, the last one handed out, is gone: they are ready again."""
+        """Make the groups of `step`, the last one handed out, ready again after its caller was cancelled."""
         groups = self._given(step)
         self.window.next_step = step
         del self.in_training[step]
@@ -254,7 +254,7 @@ class BufferCore(Generic[G]):
             self.hand_back(held)
 
     def hand_back(self, held: Held[G]) -> None:
-        """A group that was handed out was not trained on."""
+        """Return a group that was handed out but not trained on to the groups that are available."""
         held.uses -= 1
         if held.uses:
             self._keep(held)
@@ -262,10 +262,10 @@ class BufferCore(Generic[G]):
             self.put_ready(held)
 
     def release(self, version: int) -> None:
-        """The generators hold `version`: groups of earlier steps are done with.
+        """Set the generators' policy version to `version` and finish the groups of earlier steps.
 
         Raises:
-            UsageError: the version goes backwards, or is of weights that nothing was handed out for.
+            UsageError: the version is lower than the current one, or higher than the steps handed out can produce.
         """
         window = self.window
         if not window.generator_version <= version <= window.next_step:
@@ -278,7 +278,7 @@ class BufferCore(Generic[G]):
         self.finish(version)
 
     def finish(self, version: int) -> None:
-        """Done with the groups in training for steps before `version`; those that may be used again are kept."""
+        """Finish the groups in training for steps before `version`; those that may be used again are kept."""
         for step in sorted(step for step in self.in_training if step < version):
             for held in self.in_training.pop(step):
                 self.counters.trained += held.uses == 1
@@ -286,14 +286,14 @@ class BufferCore(Generic[G]):
                 self._keep(held)
         self._trim()
 
-    # --- further uses
+    # --- re-use
 
     def _usable(self, held: Held[G]) -> bool:
-        """Whether the next step could use it again."""
+        """Whether the next step could use the group again."""
         return held.uses < self.settings.replay.max_uses and self.window.steps_left(held.version) > 0
 
     def _expected_again(self) -> int:
-        """How many used groups there are for the next step, once those in training have been released."""
+        """Number of used groups available to the next step once the groups in training are released."""
         count = len(self.used) + sum(map(self._usable, self._handed_out()))
         capacity = self.settings.replay.capacity
         return count if capacity is None else min(count, capacity)
@@ -303,7 +303,7 @@ class BufferCore(Generic[G]):
             self.used.put(self._sampling(held, self.random), held)
 
     def _trim(self) -> None:
-        """Drop used groups beyond the capacity."""
+        """Drop used groups in excess of the capacity."""
         capacity = self.settings.replay.capacity
         excess = 0 if capacity is None else max(0, len(self.used) - capacity)
         if excess:
@@ -321,22 +321,26 @@ class BufferCore(Generic[G]):
     # --- eviction
 
     def evict(self, step: int) -> int:
-        """The trainer is at `step`: drop what can't be trained within the bound. 0 where every step is sampled."""
+        """Advance to `step` and drop groups that can't be trained within the bound; returns how many were pending.
+
+        Returns 0 unless the trainer skipped a step.
+        """
         if step <= self.window.next_step:
             return 0
         self.window.next_step = step
         return self.drop_old()
 
     def drop_old(self) -> int:
-        """Drop used groups that are too old, and pending ones that can't be trained in time; returns how many of these.
+        """Drop used groups that are too old, and pending ones that can't be trained in time.
 
-        Without versions skipped by the trainer there are none of these: see `Window`.
+        Returns:
+            The number of pending groups dropped; 0 if the trainer skips no version (see `Window`).
         """
         self._drop_old_used()
         excess = self.window.excess()
         for version, count in excess:
             rolling = [ticket for ticket in self.rolling.values() if ticket.version == version][-count:]
-            for ticket in rolling:  # the last ones: the least has been spent on them
+            for ticket in rolling:  # the last admitted: least work is lost
                 self.late[ticket.index] = self.rolling.pop(ticket.index)
             for held in self.ready.drop_last(version, count - len(rolling)):
                 self._stale(held.tokens)
@@ -351,10 +355,10 @@ class BufferCore(Generic[G]):
         self.ready.clear()
         self.used.clear()
 
-    # --- what there is, saved and restored
+    # --- statistics, saving and restoring
 
     def stats(self) -> BufferStats:
-        """Counters and contents."""
+        """Counters and current contents."""
         handed_out = list(self._handed_out())
         unfinished = [held.index for held in [*self.ready, *handed_out]]
         return BufferStats(
@@ -369,7 +373,7 @@ class BufferCore(Generic[G]):
         )
 
     def missing(self) -> str | None:
-        """What the next step waits for, in words; None: nothing, or there is no next step."""
+        """Description of what blocks the next step; None if nothing does or there is no next step."""
         if self.settings.steps is not None and self.window.next_step >= self.settings.steps:
             return None
         if not self.enough():
@@ -383,10 +387,10 @@ class BufferCore(Generic[G]):
         return f"group {index}: it is due, or the bound would be broken"
 
     def restart(self, version: int) -> None:
-        """Trainer and generators restart at `version`, with no rollout in progress.
+        """Restart at policy version `version`, with no rollout in progress.
 
-        Rollouts that were under way are admitted again under their index; groups handed out for steps that are not part
-        of these weights are ready again.
+        The next admissions repeat the lost rollouts with the same indices. Groups handed out for steps from `version`
+        on, which these weights don't contain, become available again.
         """
         self.window.next_step = self.window.generator_version = version
         for step in sorted(step for step in self.in_training if step >= version):
@@ -401,13 +405,13 @@ class BufferCore(Generic[G]):
         self.drop_old()
 
     def state_dict(self, trained: int = 0) -> dict[str, Any]:
-        """Everything that decides what the buffer does from here on, its random state included.
+        """Complete state, including the random state.
 
-        Numbers, strings, lists and dictionaries, except the groups, which are as they were added.
+        It consists of numbers, strings, lists and dictionaries, except for the groups, which are the added objects.
 
         Args:
-            trained: steps before this one are part of the weights that go with this state, so their groups count as
-                done with, and are left out where no group is used again.
+            trained: steps before this one are part of the weights saved with this state. Their groups count as
+                finished, and are left out if groups are used only once.
         """
         counters, in_training = self.counters.counts(), self.in_training
         if self.settings.replay.max_uses == 1:
@@ -429,12 +433,12 @@ class BufferCore(Generic[G]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what `state_dict` described. With the same settings the future is the same, to the last bit.
+        """Restore a state written by `state_dict`. With the same settings the buffer continues identically.
 
-        With others (more steps, another bound), what does not fit into them is dropped and counted.
+        With other settings (more steps, another bound), groups that violate them are dropped and counted.
 
         Raises:
-            UsageError: another version of this program wrote it.
+            UsageError: the state has the format of another version of this program.
         """
         if state.get("format") != FORMAT:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The replay buffer in this process: a core, and callers that wait for it to change."""
+"""The replay buffer for callers in the same process: the core, with asynchronous waiting."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trainers.buffer.types import Batch, BufferSettings, BufferStats, G, Outcome
 
 
 class LocalReplayBuffer(Generic[G]):
-    """A `GroupBuffer` for one event loop. What waits is woken by what it waits for; nothing polls.
+    """A `GroupBuffer` for one event loop. Waiting calls are woken by changes of the buffer; nothing polls.
 
     buffer = LocalReplayBuffer(BufferSettings(per_step=24, max_off_policy_steps=2))
-    ticket = await buffer.admit()                    # a rollout worker, for every group
+    ticket = await buffer.admit()                    # rollout worker, once per group
     await buffer.add(group, ticket)
-    batch = await buffer.sample(version)             # the trainer, for every step
-    await buffer.release(version + 1)                # when the weights trained on it are in the generators
+    batch = await buffer.sample(version)             # trainer, once per step
+    await buffer.release(version + 1)                # once the weights trained on it are in the generators
     """
 
     def __init__(self, settings: BufferSettings) -> None:
@@ -32,10 +32,10 @@ class LocalReplayBuffer(Generic[G]):
         self._account = Account("buffer", "wait for calls")
         self._waiting: dict[asyncio.Future[None], None] = {}  # in order of arrival
         self._opened: dict[int, list[Segment]] = {}
-        """Token sequences of steps in training."""
+        """Token sequences of steps in training, by step."""
 
     async def _change(self) -> None:
-        """Wait until something has changed."""
+        """Wait for the next change of the buffer."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting[waiting] = None
         try:
@@ -44,7 +44,7 @@ class LocalReplayBuffer(Generic[G]):
             del self._waiting[waiting]
 
     def _changed(self) -> None:
-        self._opened = {step: found for step, found in self._opened.items() if step in self._core.in_training}
+        self._opened = {step: segments for step, segments in self._opened.items() if step in self._core.in_training}
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
@@ -83,7 +83,7 @@ class LocalReplayBuffer(Generic[G]):
         """See `GroupBuffer`.
 
         Raises:
-            UsageError: that step has been given its groups, or the run doesn't have it.
+            UsageError: the step already has its groups, or is after the end of the run.
         """
         return await self.fetch((await self.reserve(curr_policy_version)).step)
 
@@ -91,7 +91,7 @@ class LocalReplayBuffer(Generic[G]):
         """See `GroupBuffer`; raises as `sample` does."""
         self._core.check_step(curr_policy_version)
         if self._core.evict(curr_policy_version):
-            self._changed()  # there may be room now
+            self._changed()  # dropped groups may have made room
         while True:
             with self._account.during("sample"):
                 reserved = self._core.take(curr_policy_version)
@@ -104,7 +104,7 @@ class LocalReplayBuffer(Generic[G]):
         """See `GroupBuffer`.
 
         Raises:
-            UsageError: nothing is in training for that step.
+            UsageError: no groups are in training for that step.
         """
         with self._account.during("sample"):
             return self._core.batch(step)
@@ -134,7 +134,7 @@ class LocalReplayBuffer(Generic[G]):
         """See `GroupBuffer`.
 
         Raises:
-            UsageError: the version goes backwards, or no step was given groups for it.
+            UsageError: the version is lower than the current one, or higher than the steps handed out can produce.
         """
         with self._account.during("release"):
             self._core.release(version)
@@ -157,7 +157,7 @@ class LocalReplayBuffer(Generic[G]):
         self._changed()
 
     async def undo(self, granted: Ticket | Reservation | Batch[G]) -> None:
-        """Take back what was granted to a caller that is gone, as if it had never asked."""
+        """Take back a result granted to a cancelled caller, as if the call had never been made."""
         if isinstance(granted, Ticket):
             self._core.undo_admit(granted)
         else:
@@ -177,7 +177,7 @@ class LocalReplayBuffer(Generic[G]):
         """See `GroupBuffer`.
 
         Raises:
-            UsageError: another version of this program wrote it.
+            UsageError: the state has the format of another version of this program.
         """
         self._core.load_state_dict(saved)
         self._changed()

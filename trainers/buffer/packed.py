@@ -1,7 +1,7 @@
-"""A group as the buffer holds it: the tensors of its episodes in one block of bytes, read without a copy.
+"""Storage format of a group in the buffer: the tensors of its episodes in one block of bytes, read without a copy.
 
-Between processes a group travels as that block, and in memory it costs a few hundred bytes over its tensors, where
-lists of Python numbers cost seven times the tensors.
+Processes send each other this block. In memory a group takes a few hundred bytes more than its tensors; lists of
+Python numbers would take seven times as much as the tensors.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from forge_env.errors import UsageError
 from forge_env.trajectory import Segment, Trajectory, runs
 
 FIXED = ("reward", "advantage", "turns", "tokens", "truncated")
-"""Columns of every group's table; the environment's metrics come after them."""
+"""First columns of every group's table; the environment's metrics follow them."""
 NO_ADVANTAGE = 1e-8
-"""Advantages no larger than this are none."""
+"""Absolute advantages up to this value count as 0."""
 _NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
 _FORMAT = 0x32_70_65_66
-"""First in every block: what an older version wrote is told from this."""
+"""First value of every block; blocks written by older versions have another one."""
 _HEADER = struct.Struct("<11qd")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A group without its tokens: what the figures of a training step are made of.
+    """A group without its tokens: the data for a training step's metrics.
 
     Attributes:
-        task_id: of the task.
+        task_id: identifier of the task.
         columns: names of the table's columns, `FIXED` first.
-        table: one row for each episode, one column for each of `columns`, [E, C].
-        has_signal: whether any token to be learned has an advantage that differs from 0.
-        members: which episodes of the group the rows are: "0", "3", or with the seat that was played "3/white", [E].
-            Empty in what an older version packed.
+        table: one row per episode, one column for each of `columns`, [E, C].
+        has_signal: whether any token to be learned has an advantage other than 0.
+        members: number of each row's episode in the group, with its seat if it has one: "0", "3" or "3/white", [E].
+            Empty in groups packed by an older version.
     """
 
     task_id: str
@@ -48,13 +48,13 @@ class GroupRecord:
     members: tuple[str, ...] = ()
 
     def column(self, name: str) -> NDArray[np.float64]:
-        """One of `FIXED`, a value for each episode, [E]."""
+        """Values of a column of `FIXED`, one per episode, [E]."""
         return self.table[:, FIXED.index(name)]
 
     @property
     def metrics(self) -> dict[str, NDArray[np.float64]]:
-        """The environment's metrics, a value for each episode, [E]; 0 where an episode had none."""
-        return {name: self.table[:, place] for place, name in enumerate(self.columns) if place >= len(FIXED)}
+        """The environment's metrics, one value per episode, [E]; 0 for episodes that lack the metric."""
+        return {name: self.table[:, index] for index, name in enumerate(self.columns) if index >= len(FIXED)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class PackedGroup:
     """The valid episodes of one task, ready to train on.
 
     Attributes:
-        task_id: of the task.
+        task_id: identifier of the task.
         columns: names of the table's columns, `FIXED` first.
-        data: header, table, segments, tokens; `pack` writes it.
+        data: header, table, segment lengths and token data, written by `pack`.
         members: as in `GroupRecord`.
         receipts: `Segment.receipt` of each segment; empty in groups packed by an older version.
         episodes: `Segment.episode` of each segment; empty in groups packed by an older version.
@@ -77,7 +77,7 @@ class PackedGroup:
     receipts: tuple[int | None, ...] = ()
     episodes: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:  # one copy of the names for all groups
+    def __post_init__(self) -> None:  # groups with equal names share one tuple
         object.__setattr__(self, "columns", _NAMES.setdefault(self.columns, self.columns))
         object.__setattr__(self, "members", _NAMES.setdefault(self.members, self.members))
         if self._header[0] != _FORMAT:
@@ -96,64 +96,64 @@ class PackedGroup:
 
     @property
     def record(self) -> GroupRecord:
-        """All but the tokens."""
+        """Summary of the group without its tokens."""
         table = self._array("table").reshape(-1, len(self.columns))
         return GroupRecord(self.task_id, self.columns, table, self.has_signal, self.members)
 
     @property
     def num_tokens(self) -> int:
-        """Sampled tokens."""
+        """Number of sampled tokens."""
         return int(self._header[5])
 
     @property
     def oldest_version(self) -> int:
-        """Policy version of the oldest sampled token; -1: no token was sampled."""
+        """Policy version of the oldest sampled token; -1 if no token was sampled."""
         return int(self._header[9])
 
     @property
     def has_signal(self) -> bool:
-        """Whether any token to be learned has an advantage that differs from 0."""
+        """Whether any token to be learned has an advantage other than 0."""
         return bool(self._header[10])
 
     @property
     def priority(self) -> float:
-        """Mean over the episodes of the mean size of their tokens' advantages."""
+        """Mean over episodes of the mean absolute advantage of their tokens."""
         return float(self._header[11])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors: what any form of it needs."""
+        """Bytes of its tensors: the minimum in any storage format."""
         return len(self.data) - _HEADER.size
 
     def segments(self) -> list[Segment]:
         """The token sequences of all episodes, in order."""
         tokens, sampled = self._header[4:6]
-        place = np.unpackbits(self._array("sampled"), count=tokens).astype(np.bool_)
-        mask = place
-        if self._header[6]:  # not all that was sampled is to be learned
+        is_sampled = np.unpackbits(self._array("sampled"), count=tokens).astype(np.bool_)
+        mask = is_sampled
+        if self._header[6]:  # some sampled tokens are not to be learned
             mask = np.unpackbits(self._array("learned"), count=tokens).astype(np.bool_)
         logprobs, advantages = np.zeros(tokens, np.float32), np.zeros(tokens, np.float32)
         versions = np.full(tokens, -1, np.int32)
-        logprobs[place] = self._array("logprobs")
-        versions[place] = _unpack_runs(self._array("versions"), sampled)
-        advantages[place] = _unpack_runs(self._array("advantages"), sampled, np.float32)
+        logprobs[is_sampled] = self._array("logprobs")
+        versions[is_sampled] = _unpack_runs(self._array("versions"), sampled)
+        advantages[is_sampled] = _unpack_runs(self._array("advantages"), sampled, np.float32)
         token_ids = self._array("token_ids")
-        found, start = [], 0
+        segments, start = [], 0
         for length in self._array("segments").tolist():
             part = slice(start, start + length)
             start += length
-            found.append(Segment(token_ids[part], mask[part], logprobs[part], versions[part], advantages[part]))
-        for segment, receipt in zip(found, self.receipts, strict=False):
+            segments.append(Segment(token_ids[part], mask[part], logprobs[part], versions[part], advantages[part]))
+        for segment, receipt in zip(segments, self.receipts, strict=False):
             segment.receipt = receipt
-        for segment, episode in zip(found, self.episodes, strict=False):
+        for segment, episode in zip(segments, self.episodes, strict=False):
             segment.episode = episode
-        return found
+        return segments
 
 
 def _layout(
     episodes: int, columns: int, segments: int, tokens: int, sampled: int, learned: int, versions: int, advantages: int
 ) -> dict[str, tuple[str, int, int]]:
-    """Where every array lies: name -> `(type, count, offset)`."""
+    """Layout of the arrays in the block: name -> `(type, count, offset in bytes)`."""
     parts = (
         ("table", "<f8", episodes * columns),
         ("segments", "<i4", segments),
@@ -164,18 +164,18 @@ def _layout(
         ("sampled", "u1", -(-tokens // 8)),
         ("learned", "u1", learned),
     )
-    places, offset = {}, _HEADER.size
+    layout, offset = {}, _HEADER.size
     for name, kind, count in parts:
-        places[name] = (kind, count, offset)
+        layout[name] = (kind, count, offset)
         offset += count * np.dtype(kind).itemsize
-    return places
+    return layout
 
 
 def _pack_runs(values: NDArray[Any]) -> NDArray[np.int32]:
-    """Values of 4 bytes as their runs, lengths and then values, or as they are where that is shorter."""
+    """Run-length encode 4-byte values as run lengths followed by run values; unchanged if that isn't shorter."""
     plain: NDArray[np.int32] = values.view("<i4")
-    found, lengths = runs(plain)
-    return np.concatenate([lengths, found], dtype="<i4", casting="same_kind") if 2 * len(found) < len(plain) else plain
+    heads, lengths = runs(plain)
+    return np.concatenate([lengths, heads], dtype="<i4", casting="same_kind") if 2 * len(heads) < len(plain) else plain
 
 
 def _unpack_runs(packed: NDArray[np.int32], count: int, kind: Any = np.int32) -> NDArray[Any]:
@@ -190,12 +190,13 @@ def pack(
     advantages: Sequence[NDArray[np.float32]],
     masks: Sequence[NDArray[np.bool_]] | None = None,
 ) -> PackedGroup:
-    """Pack the valid episodes of one task; their messages stay behind.
+    """Pack the valid episodes of one task, without their messages.
 
     Args:
         episodes: the episodes, [E].
-        advantages: for each of them, one for every token it sampled, in the order of its turns, float32 [N].
-        masks: likewise whether the token is to be learned, bool [N]; others are context. None: all are.
+        advantages: for each episode the advantages of its N sampled tokens, in the order of its turns, float32 [N].
+        masks: for each episode, which of its N sampled tokens are to be learned, bool [N]; the others are context.
+            None: all.
 
     Raises:
         UsageError: an episode has more or fewer advantages than sampled tokens, or the turns of its seats are mixed.
@@ -218,7 +219,7 @@ def pack(
         for episode, values in zip(episodes, advantages, strict=True)
     ]
     by_episode = [episode.segments() for episode in episodes]
-    segments = [segment for found in by_episode for segment in found]
+    segments = [segment for parts in by_episode for segment in parts]
     sampled = _joined([segment.mask for segment in segments], np.bool_)
     learned = sampled.copy()
     learned[sampled] = _joined(masks, np.bool_)
@@ -253,13 +254,13 @@ def pack(
     task_id = episodes[0].task_id if episodes else ""
     members = tuple(map(_member, episodes))
     receipts = tuple(segment.receipt for segment in segments)
-    numbers = tuple(number for number, found in enumerate(by_episode) for _ in found)
+    numbers = tuple(number for number, parts in enumerate(by_episode) for _ in parts)
     data = header + b"".join(array.tobytes() for array in arrays)
     return PackedGroup(task_id, columns, data, members, receipts, numbers)
 
 
 def _member(episode: Trajectory) -> str:
-    _, slash, seat = episode.id.partition("/")  # `Trajectory.by_seat`
+    _, slash, seat = episode.id.partition("/")  # `Trajectory.by_seat` appends the seat
     return "" if episode.member is None else f"{episode.member}{slash}{seat}"
 
 

@@ -1,4 +1,4 @@
-"""Groups by the policy version of their oldest token, each version in the order of a sampling rule."""
+"""Priority queues of groups, one per policy version of their oldest token, in the order of a sampling rule."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Generic
 
 from trainers.buffer.types import G, Held
 
-# key of the sampling rule, order of admission, group
+# sort key of the sampling rule, sequence number of the admission, group
 Entry = tuple[float, int, Held[G]]
 
 
 class Pool(Generic[G]):
-    """A heap for every version, so that what is old is found without looking at the rest.
+    """One heap per version, so that old groups are reached without looking at the others.
 
-    With V versions and P groups picked, a pick takes O(V + P log n) whatever the number n of groups; V is at most the
-    staleness bound plus one.
+    With V versions, n groups in the pool and P groups picked, `pick` takes O(V + P log n). V is at most the staleness
+    bound plus one.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class Pool(Generic[G]):
         return (held for heap in self._heaps.values() for _, _, held in heap)
 
     def entries(self) -> Iterator[tuple[float, Held[G]]]:
-        """Key and group, by version, then key, then order of admission: the same for equal contents."""
+        """Sort keys and groups by version, key and order of admission: equal for pools with equal contents."""
         for version in sorted(self._heaps):
             yield from ((key, held) for key, _, held in sorted(self._heaps[version], key=_place))
 
     def count(self, version: int) -> int:
-        """Groups of that version."""
+        """Number of groups of that version."""
         return len(self._heaps.get(version, ()))
 
     def put(self, key: float, held: Held[G]) -> None:
@@ -44,12 +44,12 @@ class Pool(Generic[G]):
         self._size += 1
 
     def pick(self, size: int, quotas: Sequence[tuple[int, int]] = ()) -> list[Held[G]]:
-        """Remove and return the `size` groups that come first in the order, of those that satisfy the quotas.
+        """Remove and return the first `size` groups in the order of the rule, subject to the quotas.
 
         Args:
-            size: how many; the pool has at least as many.
-            quotas: `(version, count)` in ascending order of versions: at least `count` of the groups are of that
-                version or older. They can be satisfied.
+            size: number of groups; the pool must have at least as many.
+            quotas: `(version, count)` by ascending version: at least `count` of the groups must have that version or
+                an older one. The pool must be able to satisfy them.
         """
         heads: list[tuple[float, int, int]] = []
         picked: list[Held[G]] = []
@@ -86,16 +86,16 @@ class Pool(Generic[G]):
     def drop_last(self, version: int, count: int) -> list[Held[G]]:
         """Remove and return the `count` groups of `version` that would be picked last."""
         ordered = sorted(self._heaps.pop(version, ()), key=_place)
-        kept = ordered[: max(0, len(ordered) - count)]
-        if kept:
-            self._heaps[version] = kept  # sorted, hence a heap
-        self._size -= len(ordered) - len(kept)
-        return [held for _, _, held in ordered[len(kept) :]]
+        rest = ordered[: max(0, len(ordered) - count)]
+        if rest:
+            self._heaps[version] = rest  # sorted, hence a heap
+        self._size -= len(ordered) - len(rest)
+        return [held for _, _, held in ordered[len(rest) :]]
 
     def drop_before(self, version: int) -> int:
-        """Remove all groups older than `version`; returns how many."""
-        old = [own for own in self._heaps if own < version]
-        dropped = sum(len(self._heaps.pop(own)) for own in old)
+        """Remove all groups older than `version`; returns their number."""
+        old = [each for each in self._heaps if each < version]
+        dropped = sum(len(self._heaps.pop(each)) for each in old)
         self._size -= dropped
         return dropped
 

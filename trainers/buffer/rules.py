@@ -1,11 +1,11 @@
-"""Which groups are trained on first, and which of the used ones leave first: small classes, chosen in the recipe.
+"""Sampling rules order the groups to train on; eviction rules order the used groups to drop. The recipe names them.
 
-A rule orders groups within the staleness bound and never decides whether the bound holds: a group on its due date is
-taken whatever its place in the order (`trainers.buffer.window`). So without re-use every group is trained on exactly
-once, and a rule decides when; with re-use it also decides which groups are trained on again.
+Rules order groups within the staleness bound and can't break it: a group on its due date is taken whatever its
+position in the order (`trainers.buffer.window`). Without re-use every group is trained on exactly once and the rule
+decides when; with re-use it also decides which groups are trained on again.
 
-One's own: a class whose constructor takes its options, named as `module:Class` or installed in the entry-point groups
-`forge_env.sampling_rules` and `forge_env.eviction_rules`.
+A custom rule is a class whose constructor takes the rule's options. Name it as `module:Class`, or install it in the
+entry-point group `forge_env.sampling_rules` or `forge_env.eviction_rules`.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from trainers.buffer.types import Held
 
 
 class SamplingRule(Protocol):
-    """Gives every group its place when it is complete, and again when it may be used once more."""
+    """Order in which groups are trained on. Called when a group becomes available, again for each re-use."""
 
     def __call__(self, held: Held[Any], rng: random.Random) -> float:
-        """The smallest value is trained on first; ties go by order of admission. Draw from `rng` only."""
+        """Return the sort key: the smallest is trained on first, ties in order of admission. Draw from `rng` only."""
 
 
 class EvictionRule(Protocol):
-    """Says what a used group is still worth."""
+    """Order in which used groups are dropped."""
 
     def __call__(self, held: Held[Any]) -> float:
-        """The smallest value leaves first."""
+        """Return the sort key: the smallest is dropped first."""
 
 
 class Fifo:
-    """In order of admission: the least waiting, and task order is kept."""
+    """Groups in order of admission: waits are shortest, and the task order is preserved."""
 
     def __call__(self, held: Held[Any], rng: random.Random) -> float:
-        """Order of admission."""
+        """Sequence number of the admission."""
         return held.index
 
 
 class Freshest:
-    """Youngest tokens first: the least staleness on average, while older groups wait for their due date."""
+    """Groups with the youngest tokens first: lowest average staleness, but older groups wait for their due date."""
 
     def __call__(self, held: Held[Any], rng: random.Random) -> float:
-        """Policy version, newest first."""
+        """Negative policy version."""
         return -held.version
 
 
 class Random:
-    """In random order."""
+    """Groups in random order."""
 
     def __call__(self, held: Held[Any], rng: random.Random) -> float:
         """A uniform draw."""
@@ -57,14 +57,14 @@ class Random:
 
 
 class Prioritized:
-    """Drawn without replacement with weights p^alpha, p the mean of |advantage| over the group's episodes.
+    """Groups drawn without replacement with weights p^alpha, p the mean of |advantage| over the group's episodes.
 
-    The places are -log(u) / p^alpha with u uniform (Efraimidis and Spirakis, "Weighted random sampling with a
-    reservoir", 2006); priorities to the power of alpha are those of prioritized experience replay (Schaul et al.,
-    arXiv 1511.05952), whose importance weights are left out: every group is trained on anyway.
+    The sort keys are -log(u) / p^alpha with u uniform (Efraimidis and Spirakis, "Weighted random sampling with a
+    reservoir", 2006). Weights p^alpha are those of prioritized experience replay (Schaul et al., arXiv 1511.05952),
+    without its importance weights, since every group is trained on anyway.
 
     Args:
-        alpha: 0 is a uniform draw, larger values make the order strict.
+        alpha: 0 draws uniformly; the larger, the closer the order is to descending priority.
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
@@ -73,14 +73,14 @@ class Prioritized:
         self.alpha = alpha
 
     def __call__(self, held: Held[Any], rng: random.Random) -> float:
-        """An exponential draw over the weight; groups without advantage come last."""
+        """An exponential draw divided by the weight; groups without advantage come last."""
         weight = held.priority**self.alpha
         draw = rng.expovariate(1.0)
         return draw / weight if weight > 0.0 else float("inf")
 
 
 class Oldest:
-    """The oldest tokens leave first: they have the fewest steps left."""
+    """Groups with the oldest tokens are dropped first: they have the fewest steps left."""
 
     def __call__(self, held: Held[Any]) -> float:
         """Policy version."""
@@ -88,18 +88,18 @@ class Oldest:
 
 
 class LeastAdvantage:
-    """The groups with the smallest advantages leave first."""
+    """Groups with the smallest advantages are dropped first."""
 
     def __call__(self, held: Held[Any]) -> float:
-        """Mean size of the advantages."""
+        """Mean absolute advantage."""
         return held.priority
 
 
 class MostUsed:
-    """The groups that were trained on most often leave first."""
+    """Groups that were trained on most often are dropped first."""
 
     def __call__(self, held: Held[Any]) -> float:
-        """Uses, most first."""
+        """Negative number of uses."""
         return -held.uses
 
 
@@ -108,12 +108,12 @@ EVICTION: dict[str, Any] = {"oldest": Oldest, "least_advantage": LeastAdvantage,
 
 
 def make_rules(section: ReplaySection) -> tuple[SamplingRule, EvictionRule]:
-    """The rules that a recipe names.
+    """Create the sampling and eviction rules named in a recipe.
 
     Raises:
-        NotRegisteredError: there is none of that name.
-        PluginError: it can't be imported, or is not a rule.
-        UsageError: it doesn't take these options.
+        NotRegisteredError: no rule has that name.
+        PluginError: the rule can't be imported, or is not a rule.
+        UsageError: the rule doesn't take these options.
     """
     sampling = _make("sampling", section.sampling, SAMPLING, section.options)
     return sampling, _make("eviction", section.eviction, EVICTION, {})

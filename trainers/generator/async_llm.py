@@ -1,12 +1,12 @@
-"""vLLM's `AsyncLLM` as a generator's engine: it steps in a process of its own, and plans each step beside the last.
+"""vLLM's `AsyncLLM` as a generator's engine: a separate process steps it, and plans each step during the previous one.
 
-What costs a GPU time, the processor's work between two steps, is then done beside the step. Weights are swapped while
-vLLM's scheduler pauses, which keeps the requests in flight. They don't go through vLLM's messages: its workers map the
-memory that this process has pulled them into.
+The CPU work between two steps, which would leave the GPU idle, then overlaps with a step. Weights are swapped while
+vLLM's scheduler is paused; requests in flight are kept. Weights are not sent through vLLM's messages: vLLM's workers
+map the memory into which this process has pulled them.
 
-Requests that arrive during an update wait for its end, so that none computes keys and values under the salt of other
-weights. Those that vLLM has queued by then keep theirs. Unless `recompute_on_update` is on, they may reuse keys and
-values of the weights before, as requests in flight do.
+Requests that arrive during an update wait for its end, so that none computes keys and values under the cache salt of
+other weights. Requests that vLLM has already queued keep their salt. Unless `recompute_on_update` is on, they may reuse
+keys and values of the previous weights, as requests in flight do.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from trainers.generator.lockstep import sampling_params
 from trainers.generator.types import Completion, SamplingOptions
 
 WORKER = "trainers.generator.async_llm_worker.WeightLoader"
-"""What vLLM's workers have besides."""
+"""Class whose methods vLLM adds to its workers (`worker_extension_cls`)."""
 
 
 class AsyncLLMEngine(Engine):
-    """An `AsyncLLM`; made by `start`.
+    """An engine around an `AsyncLLM`; create it with `start`.
 
     Args:
-        llm: vLLM's.
+        llm: vLLM's `AsyncLLM`.
         recompute_on_update: as for `InProcessEngine`.
     """
 
@@ -48,14 +48,14 @@ class AsyncLLMEngine(Engine):
 
     @classmethod
     async def start(cls, engine_args: dict[str, Any], *, recompute_on_update: bool = False) -> AsyncLLMEngine:
-        """Start vLLM's processes, and wait until the model is loaded.
+        """Start vLLM's processes and wait until the model is loaded.
 
         Args:
             engine_args: vLLM's `AsyncEngineArgs` as a dictionary.
             recompute_on_update: as for `InProcessEngine`.
 
         Raises:
-            UsageError: vLLM refuses `engine_args`.
+            UsageError: vLLM rejects `engine_args`.
         """
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -68,14 +68,14 @@ class AsyncLLMEngine(Engine):
         try:
             await llm.update_weight_version(str(engine.version))
             pids = await llm.collective_rpc("own_pid")
-        except BaseException:  # cancelled too: no process may be left
+        except BaseException:  # also on cancellation: leave no process behind
             await asyncio.to_thread(llm.shutdown)
             raise
         engine._watch = asyncio.create_task(engine._watch_workers(pids), name="engine")
         return engine
 
     async def _watch_workers(self, pids: Iterable[int]) -> None:
-        """Wait for the end of any worker: nothing else would say so while no request is under way."""
+        """Fail the engine when any worker process ends; without requests in flight, nothing else would detect it."""
         from trainers.actors.processes import end_of
 
         ends = [asyncio.create_task(end_of(pid)) for pid in pids]
@@ -108,7 +108,7 @@ class AsyncLLMEngine(Engine):
         return completion
 
     async def _answer(self, completion: Completion, options: SamplingOptions, request_id: str) -> Any:
-        """vLLM's last output of a request."""
+        """Run a request and return vLLM's last output of it."""
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         self.check()
@@ -118,7 +118,7 @@ class AsyncLLMEngine(Engine):
         try:
             async for output in outputs:
                 last = output
-        except EngineGenerateError as error:  # of this request alone
+        except EngineGenerateError as error:  # affects only this request
             raise GeneratorError(f"vLLM failed at a request: {error.__cause__ or error}") from error
         except EngineDeadError as error:
             raise (self._failure or self._failed(error)) from error
@@ -136,8 +136,8 @@ class AsyncLLMEngine(Engine):
         from trainers.weights.flat import Flat
 
         self.check()
-        given = weights()
-        flat = given if isinstance(given, Flat) else Flat.of(dict(given))
+        tensors = weights()
+        flat = tensors if isinstance(tensors, Flat) else Flat.of(dict(tensors))
         message = pickle.dumps((flat.layouts, flat.handles, reorders(self.engine)))
         started = time.perf_counter()
         self._open.clear()
@@ -155,10 +155,10 @@ class AsyncLLMEngine(Engine):
 
     @asynccontextmanager
     async def _or_end(self) -> AsyncIterator[None]:
-        """What fails inside ends the engine."""
+        """Context in which an error ends the engine."""
         try:
             yield
-        except Exception as error:  # boundary of vLLM's engine: passed on when every caller is told
+        except Exception as error:  # boundary of vLLM's engine: raised again after every request has failed
             self._failed(error)
             self._open.set()
             await self._abort_all()
@@ -183,8 +183,8 @@ class AsyncLLMEngine(Engine):
     async def checksum(self) -> tuple[int, bool]:
         """See `Engine`."""
         self.check()
-        found = await self.engine.collective_rpc("checksum")
-        return found[0], len(found) == 1 and not reorders(self.engine)
+        checksums = await self.engine.collective_rpc("checksum")
+        return checksums[0], len(checksums) == 1 and not reorders(self.engine)
 
     async def close(self) -> None:
         """See `Engine`."""
@@ -197,5 +197,5 @@ class AsyncLLMEngine(Engine):
         await asyncio.to_thread(self.engine.shutdown)
 
     async def _abort_all(self) -> None:
-        if not self.engine.errored:  # else all have been told
+        if not self.engine.errored:  # otherwise vLLM has already failed every request
             await self.engine.abort(list(self._requests))

@@ -1,4 +1,4 @@
-"""What vLLM imports in the processes of an `AsyncLLM`, before it loads the model there."""
+"""Module that vLLM imports in the worker processes of an `AsyncLLM`, before it loads the model there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _prepare(owner: int, **settings: Any) -> None:
 
 
 def _end_with(owner: int) -> None:
-    """End this process when its owner has ended, however that went."""
+    """Exit this process as soon as its owner has ended, for any reason."""
     ended = select.poll()
     ended.register(owner, select.POLLIN)
     ended.poll()
@@ -32,25 +32,25 @@ _prepare(**json.loads(os.environ[PREPARED]))
 
 
 class WeightLoader:
-    """Becomes a part of vLLM's worker."""
+    """Methods that vLLM adds to its worker class."""
 
     model_runner: Any
 
     def own_pid(self) -> int:
-        """Of this process."""
+        """Return the id of this process."""
         return os.getpid()
 
     def checksum(self) -> int:
-        """Of the weights of this process (`trainers.weights.checksum`)."""
+        """Compute the checksum of this process's weights (`trainers.weights.checksum`)."""
         from trainers.weights.checksum import held_by
 
         return held_by(self.model_runner.model)
 
     def load_flat(self, message: bytes) -> None:
-        """Load weights, or adapters, from memory of another process.
+        """Load weights or adapters from the memory of another process.
 
         Args:
-            message: pickled: their layouts, handles of the buffers, and whether vLLM has to reorder them.
+            message: pickled tuple of layouts, buffer handles, and whether vLLM has to reorder the weights.
         """
         from trainers.weights.adapter import whole_weights
         from trainers.weights.flat import Flat

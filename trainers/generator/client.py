@@ -1,8 +1,8 @@
-"""Requests to generators, from whichever process: which replica serves one, and what when that dies.
+"""Client for requests to generators, usable from any process: chooses a replica and retries when it dies.
 
-The pool (`trainers.generator.pool`) knows how the replicas are; a client is told (`update`) whenever that changes. A
-request whose replica dies is made again on another one: the tokens that it had sampled of this turn are lost, those of
-turns before are the caller's. Where no replica serves just now, requests wait for one.
+The pool (`trainers.generator.pool`) tracks the replicas and calls `update` on every change. A request whose replica
+dies is repeated on another one: the tokens sampled so far in this turn are lost; those of earlier turns are in the
+prompt. While no replica serves, requests wait for one.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from trainers.generator.types import (
 )
 
 HELD_FIRST = 1 << 20
-"""Priority of requests for held weights before all others: the pool waits for the holder."""
+"""Priority advantage of requests to held weights over all others, because weight updates wait for the holder."""
 REPEATS = 3
-"""How often a request is made again because its replica died; it may be what killed them."""
+"""Maximum number of retries after a replica's death; the request itself may be the cause of the deaths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A replica that lives.
+    """A live replica.
 
     Attributes:
-        number: among all replicas.
-        life: how often it was started.
+        number: index of the replica.
+        life: number of the replica's current life; a restart begins a new one.
         actor: its `Generator`.
-        serving: whether it takes ordinary requests: it has the newest weights, and nobody holds them.
+        serving: whether it takes ordinary requests: its weights are up to date and, if there are several replicas, not
+            held.
     """
 
     number: int
@@ -53,17 +54,18 @@ class Member:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Of this life of this replica."""
+        """Key of this life of this replica."""
         return self.number, self.life
 
 
 class GeneratorClient:
-    """Asks the generators of a run.
+    """Client of all generators of a run.
 
     Args:
-        replicas: how many there are.
-        max_num_seqs: sequences that one engine decodes together. A conversation leaves the replica that has it in
-            its cache when that one is an eighth of them busier than another.
+        replicas: number of replicas.
+        max_num_seqs: maximum number of sequences that one engine decodes together. A conversation moves away from the
+            replica that has it in its cache when that replica has more requests in flight than the least busy one, by
+            more than an eighth of this number.
     """
 
     def __init__(self, replicas: int, max_num_seqs: int = 128) -> None:
@@ -71,17 +73,17 @@ class GeneratorClient:
         self._members: dict[int, Member] = {}
         self._dead: set[tuple[int, int]] = set()
         self._waiting: dict[tuple[int, int], set[asyncio.Timeout]] = {}
-        """What ends the calls under way, by the life that is asked."""
+        """Timeouts that end the calls in flight, by the key of the replica's life."""
         self._view = 0
         self._changed = asyncio.Event()
         self._name, self._count = uuid.uuid4().hex[:8], itertools.count()
 
     def update(self, members: Sequence[Member]) -> None:
-        """These replicas live, and no others."""
+        """Replace the list of live replicas; calls to replicas that are not in it end with an error."""
         self._members = {member.number: member for member in members}
         alive = {member.key for member in members}
         for key in [key for key in self._waiting if key not in alive]:
-            for death in self._waiting.pop(key):  # Monarch may take seconds to tell
+            for death in self._waiting.pop(key):  # Monarch may take seconds to report a death
                 death.reschedule(asyncio.get_running_loop().time())
         for key in alive:
             self._waiting.setdefault(key, set())
@@ -89,13 +91,13 @@ class GeneratorClient:
         self._changed.set()
 
     def lives(self, key: tuple[int, int]) -> bool:
-        """Whether this life of a replica (`Member.key`) is not known to be over."""
+        """Whether this life of a replica (`Member.key`) is, as far as this client knows, not over."""
         member = self._members.get(key[0])
         return member is not None and member.key == key and key not in self._dead
 
     @property
     def in_flight(self) -> list[int]:
-        """Requests of this client under way, by replica."""
+        """Number of this client's requests in flight, by replica."""
         return self._router.in_flight
 
     async def generate(
@@ -106,19 +108,19 @@ class GeneratorClient:
         held: tuple[int, int] | None = None,
         at_least: int = 0,
     ) -> Completion:
-        """One completion; a cancelled call ends the request in its replica too.
+        """Sample one completion; cancelling the call also aborts the request in its replica.
 
         Args:
             prompt_ids: tokens to condition on, int32 [P].
             options: how to sample.
-            session: the conversation it belongs to, which stays on one replica where it can: an object that lives
-                as long as the conversation.
-            held: the `Member.key` whose held weights it is for; no other will do.
-            at_least: the oldest version of the weights that may sample it.
+            session: an object that lives as long as the conversation of this request; a conversation stays on one
+                replica if possible.
+            held: the `Member.key` of the replica whose held weights must sample it; None for an ordinary request.
+            at_least: oldest policy version that may sample it.
 
         Raises:
             WeightsLostError: the replica whose weights were held is gone.
-            GeneratorError: replica after replica died of it.
+            GeneratorError: too many replicas died during this request, or the replica raised an error.
         """
         prompt = np.asarray(prompt_ids, np.int32)
         prefix, deaths, refused = hash(prompt.tobytes()), 0, set[tuple[int, int, int]]()
@@ -144,7 +146,7 @@ class GeneratorClient:
     async def _choose(
         self, session: object, prefix: int, held: tuple[int, int] | None, refused: set[tuple[int, int, int]]
     ) -> Member:
-        """The replica for a request; counted as in flight."""
+        """Wait for and choose the replica of a request, and count the request as in flight there."""
         if held is not None:
             if not self.lives(held):
                 raise WeightsLostError("the weights that were held are gone: their generator died")
@@ -155,7 +157,7 @@ class GeneratorClient:
         return self._members[self._router.choose(serving, session, prefix)]
 
     def _serving(self, refused: set[tuple[int, int, int]]) -> list[int]:
-        """Replicas for ordinary requests, but for those that have just refused: the news of why are on their way."""
+        """List replicas for ordinary requests; replicas that refused are left out until the next `update`."""
         return [
             member.number
             for member in self._members.values()
@@ -168,7 +170,7 @@ class GeneratorClient:
         request_id = f"{self._name}-{next(self._count)}"
         if held:
             options = replace(options, priority=options.priority - HELD_FIRST)
-        waiting, death = self._waiting[member.key], asyncio.timeout(None)  # a task for each call would cost more
+        waiting, death = self._waiting[member.key], asyncio.timeout(None)  # cheaper than a task for each call
         waiting.add(death)
         try:
             async with death:
@@ -180,13 +182,13 @@ class GeneratorClient:
             raise
         except (GeneratorError, ActorDiedError):
             raise
-        except Exception as error:  # task boundary: whatever a remote process raised
+        except Exception as error:  # task boundary: a remote process can raise any exception
             if death.expired():
                 raise ActorDiedError(f"generator {member.number} died") from None
             raise GeneratorError(f"generator {member.number} failed: {type(error).__name__}: {error}") from error
         finally:
             waiting.discard(death)
-        completion.prompt_ids = prompt  # the replica leaves it out
+        completion.prompt_ids = prompt  # the replica does not send it back
         return completion
 
 

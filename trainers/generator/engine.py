@@ -1,13 +1,14 @@
 """vLLM's engine as an asyncio object: continuous batching over all callers, weights swapped between two steps.
 
-`InProcessEngine` steps it in a thread, for as long as there is work: to wake it for every step would cost a tenth of a
-small model's time. Requests are admitted and aborted and weights loaded only between two steps, in that thread, so a
-request in flight simply goes on with the new weights; every sampled token carries the version that sampled it. Callers
-leave orders for the next step, and are answered beside it. New requests salt the prefix cache with the version, so keys
-and values of old weights are never reused. `trainers.generator.async_llm` has the other kind of engine.
+`InProcessEngine` steps vLLM in a thread for as long as there is work: waking the thread for every step would cost a
+tenth of the time with a small model. Requests are admitted and aborted, and weights loaded, only between two steps and
+in that thread, so a request in flight continues with the new weights; each sampled token carries the policy version
+that sampled it. Callers queue orders for the next step, and get their answers while the thread steps. New requests salt
+the prefix cache with the version, so keys and values of old weights are never reused. `trainers.generator.async_llm`
+has the other kind of engine.
 
-vLLM is asked for the output of a request once, at its end: an object for every token of every request costs a tenth of
-all time with a small model. It keeps the tokens meanwhile, and which weights sampled them.
+vLLM returns the output of a request once, at its end: creating an object for every token of every request costs a tenth
+of all time with a small model. Until then vLLM keeps the tokens, and `_Request.starts` the versions that sampled them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 Weights = Callable[[], Iterable[tuple[str, Any]]]
 ALWAYS = {"skip_tokenizer_init": True, "disable_log_stats": True}
-"""Arguments of vLLM."""
+"""vLLM arguments that every engine uses."""
 
 
 @dataclass(slots=True)
@@ -47,33 +48,33 @@ class _Request:
     completion: Completion
     done: asyncio.Future[Completion]
     starts: list[tuple[int, int]] = field(default_factory=list)
-    """`(version, tokens before)` of each version that samples it."""
+    """`(version, number of tokens sampled before it)` for each policy version that samples this request."""
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the start."""
+    """Counters since the engine's start."""
 
     steps: int = 0
     tokens: int = 0
-    """Of requests that have ended."""
+    """Tokens sampled for requests that have ended."""
     requests: int = 0
 
 
 class Engine(ABC):
-    """What a generator asks: one vLLM engine, for the event loop in which it is made.
+    """Interface between a generator and one vLLM engine; bound to the event loop in which it is created.
 
     Attributes:
-        version: of the weights.
+        version: policy version of the weights.
         stats: counters.
-        account: where the time goes.
-        broken: set when the engine has failed by itself: it answers no request any more.
-        engine: vLLM's.
+        account: accounting of the engine's time.
+        broken: set when the engine has failed by itself and answers no further requests.
+        engine: vLLM's engine object.
     """
 
     engine: Any
     _requests: Collection[str]
-    """Names of those under way."""
+    """Ids of the requests in flight."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -94,36 +95,36 @@ class Engine(ABC):
         Args:
             prompt_ids: tokens to condition on, int32 [P].
             options: how to sample.
-            request_id: a name of the caller's, unique among those in flight, for `abort`.
+            request_id: the caller's id for the request, unique among those in flight, for `abort`.
 
         Raises:
             GeneratorError: the engine has failed (`EngineFailedError`), or was closed.
-            UsageError: a request of that name is under way.
+            UsageError: a request with this id is already in flight.
         """
 
     @abstractmethod
     async def abort(self, request_id: str) -> None:
-        """End a request; what it has sampled so far is its completion, with the stop reason "abort"."""
+        """End a request; its completion is the tokens sampled so far, with the stop reason "abort"."""
 
     @abstractmethod
     async def load_weights(self, weights: Weights, version: int) -> float:
-        """Swap the weights between two steps; returns the seconds that generation stood still.
+        """Swap the weights between two steps; return the seconds for which generation paused.
 
         Args:
-            weights: whole ones, or adapters to those that the engine was made with (`trainers.weights.adapter`).
-            version: theirs.
+            weights: full weights, or adapters to the weights the engine started with (`trainers.weights.adapter`).
+            version: policy version of these weights.
 
         Raises:
             GeneratorError: the engine has failed, or was closed.
-            Exception: loading failed, and with it the engine: nobody knows which weights it holds.
+            Exception: loading failed; the engine fails with it, because its weights are unknown.
         """
 
     @abstractmethod
     async def sleep(self) -> None:
-        """Stand still until `wake`, and give back what memory of a GPU there is; on a CPU that is none.
+        """Pause until `wake` and free GPU memory; a CPU engine frees none.
 
-        Requests wait. Those under way go on afterwards: their keys and values are computed anew, under the weights that
-        are there by then.
+        Requests wait. Those in flight continue after `wake`: their keys and values are recomputed with the weights
+        loaded by then.
 
         Raises:
             GeneratorError: the engine has failed, or was closed.
@@ -131,13 +132,14 @@ class Engine(ABC):
 
     @abstractmethod
     async def wake(self) -> None:
-        """Go on. Errors as in `sleep`."""
+        """Resume after `sleep`; raises the same errors."""
 
     @abstractmethod
     async def checksum(self) -> tuple[int, bool]:
-        """Checksum of all weights, as far as the first process has them, and whether they are whole and in order there.
+        """Compute the checksum of the first process's weights; generation pauses for about one read of them.
 
-        Generation stands still meanwhile, for about as long as it takes to read them once.
+        Returns:
+            The checksum, and whether that process holds all published weights, unmodified and in their order.
 
         Raises:
             GeneratorError: the engine has failed, or was closed.
@@ -145,35 +147,35 @@ class Engine(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Abort what is in flight and stop stepping."""
+        """Abort all requests in flight and stop stepping."""
 
     @property
     def _states(self) -> Iterable[Any]:
-        """vLLM's of the requests that it works on."""
-        # a copy, since a step in another thread ends requests
+        """vLLM's state objects of the requests in progress."""
+        # a copy, since a step in another thread removes finished requests
         return list(self.engine.output_processor.request_states.values())
 
     @property
     def in_flight(self) -> int:
-        """Requests under way."""
+        """Number of requests in flight."""
         return len(self._requests)
 
     @property
     def tokens(self) -> int:
-        """Tokens sampled since the start, those of requests under way included."""
-        wanted = self._requests
-        unfinished = (each.detokenizer.num_output_tokens() for each in self._states if each.external_req_id in wanted)
-        # a request that has just ended is in neither count until it is delivered
+        """Number of tokens sampled since the start, including requests in flight; never decreases."""
+        ids = self._requests
+        unfinished = (state.detokenizer.num_output_tokens() for state in self._states if state.external_req_id in ids)
+        # a request that has just ended is in neither count until its output is delivered
         self._most_tokens = max(self._most_tokens, self.stats.tokens + sum(unfinished))
         return self._most_tokens
 
     def check(self) -> None:
-        """Raise what has ended the engine."""
+        """Raise the error that ended the engine, if there is one."""
         if self._failure is not None:
             raise self._failure
 
     def _failed(self, error: Exception) -> GeneratorError:
-        """Remember, log and give back what ends the engine."""
+        """Store, log and return the error that ends the engine."""
         if not isinstance(error, GeneratorError):
             logger.error("the vLLM engine failed", exc_info=error)
             error = EngineFailedError(f"the vLLM engine failed: {type(error).__name__}: {error}")
@@ -183,7 +185,11 @@ class Engine(ABC):
         return error
 
     def _begin(self, request_id: str | None) -> str:
-        """The name of a new request."""
+        """Count a new request and return its id.
+
+        Raises:
+            UsageError: a request with this id is already in flight.
+        """
         self._count += 1
         request_id = request_id or str(self._count)
         if request_id in self._requests:
@@ -197,7 +203,7 @@ class Engine(ABC):
         return Completion(np.asarray(prompt_ids, np.int32), NO_TOKENS, NO_TOKENS, NO_TOKENS, "stop", self.version)
 
     def _complete(self, completion: Completion, output: Any, starts: Sequence[tuple[int, int]]) -> None:
-        """Fill in vLLM's last output of a request; `starts` as in `_take`."""
+        """Fill in a completion from vLLM's last output of its request; `starts` as in `_take`."""
         sampled = output.outputs[0]
         _take(completion, sampled.token_ids, sampled.logprobs, starts)
         self.stats.tokens += len(completion.token_ids)
@@ -206,7 +212,7 @@ class Engine(ABC):
 
     @property
     def _salt(self) -> str:
-        """Of the prefix cache: a run that was set back reaches a version twice, with different weights."""
+        """Salt of the prefix cache. It counts loads too: a run that is set back repeats versions with other weights."""
         return f"v{self.version}.{self._loads}"
 
     def _set_version(self, version: int) -> None:
@@ -219,12 +225,12 @@ class InProcessEngine(Engine):
 
     Args:
         engine_args: vLLM's `EngineArgs` as a dictionary.
-        recompute_on_update: after new weights, compute the keys and values of requests in flight anew, so that
-            every further token is sampled from exactly the new policy. Off, they are kept, which costs nothing.
-        followers: the other processes of a tensor-parallel replica; one of those is itself only asked to `follow`.
+        recompute_on_update: after a weight update, recompute the keys and values of requests in flight, so that every
+            further token is sampled from exactly the new policy. If off, they are kept, which costs nothing.
+        followers: the other processes of a tensor-parallel replica; in those processes, only `follow...` is called.
 
     Raises:
-        UsageError: vLLM refuses `engine_args`.
+        UsageError: vLLM rejects `engine_args`.
     """
 
     def __init__(
@@ -246,11 +252,11 @@ class InProcessEngine(Engine):
         self._awake = asyncio.Event()
         self._awake.set()
         self._wanted = 0
-        """Callers that want to come between two steps."""
+        """Number of callers that wait for a pause between two steps."""
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        # always the same one: memory and caches of a thread are its own
+        # one thread for all steps, since each thread has its own memory and caches
         self._thread = ThreadPoolExecutor(1, "engine")
 
     async def generate(
@@ -280,8 +286,8 @@ class InProcessEngine(Engine):
                 return
             for state in self._states:
                 if state.external_req_id == request_id:
-                    found = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
-                    _take(request.completion, *found, request.starts)
+                    sampled = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
+                    _take(request.completion, *sampled, request.starts)
             self.stats.tokens += len(request.completion.token_ids)
             self._orders.append(Abortion(request_id))
         request.completion.stop_reason = "abort"
@@ -290,7 +296,7 @@ class InProcessEngine(Engine):
             request.done.set_result(request.completion)
 
     async def _run(self) -> None:
-        """Step the engine while there is work; sleep on an event while there is none."""
+        """Step the engine while there is work; otherwise wait for a request."""
         try:
             while True:
                 if not self._orders and not self.engine.has_unfinished_requests():
@@ -299,21 +305,21 @@ class InProcessEngine(Engine):
                     await self._work.wait()
                 await self._awake.wait()
                 async with self._between_steps:
-                    if not self._awake.is_set():  # it fell asleep meanwhile
+                    if not self._awake.is_set():  # `sleep` was called in the meantime
                         continue
                     self.account.enter("generate")
                     if self._followers is None:
                         await self._in_thread(self._step_on)
                     else:
                         orders, salt = self._take_orders(), self._salt
-                        own = self._in_thread(self._step, orders, salt)
-                        await self._followers.beside(own, "follow", orders, salt)
-        except Exception as error:  # noqa: BLE001 - task boundary: whatever ends the engine must reach every caller
+                        local = self._in_thread(self._step, orders, salt)
+                        await self._followers.beside(local, "follow", orders, salt)
+        except Exception as error:  # noqa: BLE001 - task boundary: an error that ends the engine must reach every caller
             self._fail(error)
 
     @asynccontextmanager
     async def _pause(self) -> AsyncIterator[None]:
-        """Inside, no step is under way."""
+        """Context in which no step runs."""
         self._wanted += 1
         try:
             async with self._between_steps:
@@ -322,7 +328,7 @@ class InProcessEngine(Engine):
             self._wanted -= 1
 
     def _step_on(self) -> None:
-        """In the thread: step until nothing is left to do, or somebody wants to come between two steps."""
+        """In the thread: step until no work is left or a caller waits for a pause."""
         self._step(self._take_orders(), self._salt)
         while not self._wanted and (self._orders or self.engine.has_unfinished_requests()):
             self._step(self._take_orders(), self._salt)
@@ -350,14 +356,14 @@ class InProcessEngine(Engine):
             request.done.set_exception(error)
 
     async def follow(self, orders: Sequence[Order], salt: str) -> None:
-        """As a follower: carry out the leader's orders and take the step that it takes."""
+        """As a follower: carry out the leader's orders and take the same step."""
         await self._in_thread(self._step, orders, salt)
 
     def _deliver(self, outputs: list[Any]) -> None:
         try:
             for output in outputs:
                 self._end(output)
-        except Exception as error:  # noqa: BLE001 - boundary of vLLM's data: what can't be read, every caller is told
+        except Exception as error:  # noqa: BLE001 - boundary of vLLM's data: unreadable output fails every request
             self._fail(error)
 
     def _end(self, output: Any) -> None:
@@ -384,10 +390,10 @@ class InProcessEngine(Engine):
             return time.perf_counter() - started
 
     async def _in_all(self, own: asyncio.Future[None], endpoint: str, *args: Any) -> None:
-        """Do `own` here, and `endpoint` in the other processes; what fails ends the engine."""
+        """Await `own` here while `endpoint` runs in the other processes; an error ends the engine."""
         try:
             await (own if self._followers is None else self._followers.beside(own, endpoint, *args))
-        except Exception as error:  # boundary of vLLM's engine: passed on when every caller is told
+        except Exception as error:  # boundary of vLLM's engine: raised again after every request has failed
             self._fail(error)
             raise
 
@@ -422,11 +428,11 @@ class InProcessEngine(Engine):
 
         async with self._pause():
             self.check()
-            found = await self._in_thread(self.engine.apply_model, held_by)
-            return found[0], self._followers is None and not self._reorders
+            checksums = await self._in_thread(self.engine.apply_model, held_by)
+            return checksums[0], self._followers is None and not self._reorders
 
     async def follow_load(self, weights: Weights, version: int) -> None:
-        """As a follower: swap the weights as the leader does."""
+        """As a follower: load the same weights as the leader."""
         await self._in_thread(self._load, weights, version)
 
     def _load(self, weights: Weights, version: int) -> None:
@@ -453,7 +459,7 @@ class InProcessEngine(Engine):
 
     async def close(self) -> None:
         """See `Engine`."""
-        self._wanted += 1  # and does not go back: the thread ends after the step under way
+        self._wanted += 1  # never decremented: the thread ends after its current step
         self._fail(GeneratorError("the generator was stopped"))
         if self._loop_task is not None:
             self._loop_task.cancel()
@@ -464,7 +470,7 @@ class InProcessEngine(Engine):
 
 
 def register_adapters(engine_args: Mapping[str, Any]) -> bool:
-    """Register layers with adapters with vLLM if an engine's arguments request them. Returns whether they do."""
+    """Register vLLM layers with adapters if the engine's arguments request them; return whether they do."""
     if "hf_overrides" not in engine_args:
         return False
     from trainers.generator import adapters  # noqa: F401 - registers itself with vLLM
@@ -473,13 +479,13 @@ def register_adapters(engine_args: Mapping[str, Any]) -> bool:
 
 
 def reorders(engine: Any) -> bool:
-    """Whether new weights have to be loaded as the first ones were: experts lie in an order of their kernel's own."""
+    """Whether updates need vLLM's full loading path: experts are stored in an order specific to their kernel."""
     return bool(engine.model_config.get_num_experts() > 0)
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Make vLLM's refusal of its arguments a `UsageError`."""
+    """Convert errors that vLLM raises for its arguments into a `UsageError`."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -493,7 +499,14 @@ def _load(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
 
 
 def _take(completion: Completion, token_ids: Sequence[int], logprobs: Any, starts: Sequence[tuple[int, int]]) -> None:
-    """Fill in what vLLM sampled; `starts` are `(version, tokens before)` of each version that took part."""
+    """Fill in a completion from the tokens that vLLM sampled.
+
+    Args:
+        completion: the completion to fill in.
+        token_ids: sampled tokens.
+        logprobs: vLLM's flat log-probabilities of them.
+        starts: `(version, number of tokens sampled before it)` for each policy version that sampled tokens.
+    """
     completion.token_ids = np.array(token_ids, np.int32)
     completion.logprobs = np.array(logprobs.logprobs, np.float32)
     versions, before = np.array(starts, np.int32).reshape(-1, 2).T

@@ -1,4 +1,4 @@
-"""The generator actor: one vLLM engine, in one process or, tensor parallel, in several."""
+"""The generator actor: one vLLM engine in one process, or in several with tensor parallelism."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def import_engine(**process: Any) -> None:
-    """Import vLLM and what else an engine needs, which takes most of its start.
+    """Import vLLM and the other modules that an engine needs; this takes most of an engine's start.
 
     Args:
         process: arguments of `trainers.generator.arguments.prepare_process`.
@@ -43,14 +43,14 @@ def import_engine(**process: Any) -> None:
 
 
 class Generator(LedActor):
-    """vLLM behind endpoints. Calls overlap; each is one request in the engine's running batch.
+    """Actor that serves a vLLM engine. Calls overlap; each `generate` is one request in the engine's running batch.
 
     Args:
         engine_args: vLLM's `EngineArgs` as a dictionary (`model`, `dtype`, `max_model_len`, ...).
         sampling_params: defaults of `SamplingOptions`.
         process: arguments of `trainers.generator.arguments.prepare_process`.
-        recompute_on_update: compute keys and values of requests in flight anew after each weight update.
-        apart: vLLM has processes of its own (`trainers.generator.async_llm`).
+        recompute_on_update: recompute keys and values of requests in flight after each weight update.
+        apart: run vLLM in separate processes (`trainers.generator.async_llm`).
     """
 
     died = EngineFailedError
@@ -68,11 +68,11 @@ class Generator(LedActor):
         self._defaults = sampling_params or {}
         self._process = {"with_gpus": False, "threads": 1, "kv_cache_gb": 1, **(process or {})}
         self._recompute_on_update = recompute_on_update
-        self._engine: Any = None  # `Engine`; of several processes `InProcessEngine`
+        self._engine: Any = None  # an `Engine`; with several processes an `InProcessEngine`
         self._store: Any = None
         self._pulled: Any = None
         self._updating = asyncio.Lock()
-        """Held while it sleeps too: weights that arrive meanwhile are loaded afterwards."""
+        """Held during weight updates and during sleep: weights that arrive during sleep are loaded afterwards."""
         self._resting = asyncio.Lock()
         self._asleep = self._tired = False
         self._hold = Hold()
@@ -80,12 +80,12 @@ class Generator(LedActor):
 
     @concurrent_endpoint
     async def preload(self) -> None:
-        """Import vLLM ahead of time, while the checkpoint is still being made."""
+        """Import vLLM in advance, while the checkpoint is still being written."""
         await self.with_followers(asyncio.to_thread(import_engine, **self._process), "preload")
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Load the model and compile what there is to compile."""
+        """Start the engine: load the model and compile it if that is enabled."""
         await self.with_followers(self._setup(), "setup")
 
     async def _setup(self) -> None:
@@ -118,7 +118,7 @@ class Generator(LedActor):
 
     @concurrent_endpoint
     async def ended(self) -> None:
-        """Raises what has ended the engine: it would answer every request at once, with that."""
+        """Wait until the engine fails, then raise its error, which every further request would raise at once."""
         await self._loaded.wait()
         await self._engine.broken.wait()
         self._engine.check()
@@ -132,18 +132,18 @@ class Generator(LedActor):
         held: bool = False,
         at_least: int = 0,
     ) -> Completion:
-        """Sample one completion of `prompt_ids`, [P], which are not sent back with it.
+        """Sample one completion; its `prompt_ids` are empty, since the caller has them.
 
         Args:
-            prompt_ids: tokens to condition on.
-            options: of `SamplingOptions`, over the defaults.
-            request_id: the caller's name for it, for `abort`.
-            held: it is for the weights that are held.
-            at_least: the oldest version that may sample it.
+            prompt_ids: tokens to condition on, [P].
+            options: fields of `SamplingOptions`; they override the actor's defaults.
+            request_id: the caller's id for the request, for `abort`.
+            held: whether the request is for held weights.
+            at_least: oldest policy version that may sample it.
 
         Raises:
-            WeightsHeldError: the weights are held for others.
-            WeightsOldError: they are older.
+            WeightsHeldError: the weights are held for other callers.
+            WeightsOldError: the weights are older than `at_least`.
         """
         self._hold.check(self._engine.version, held=held, at_least=at_least)
         completion: Completion = await self._engine.generate(
@@ -154,30 +154,34 @@ class Generator(LedActor):
 
     @concurrent_endpoint
     async def hold(self) -> None:
-        """From here on, take requests for held weights only."""
+        """Refuse requests that are not for held weights, from now on."""
         self._hold.begin()
 
     @concurrent_endpoint
     async def release(self) -> None:
-        """Take every request again."""
+        """Accept all requests again."""
         self._hold.end()
 
     @concurrent_endpoint
     async def abort(self, request_id: str) -> None:
-        """End a request: a caller that was cancelled there has nobody waiting here."""
+        """Abort a request, for example because its caller was cancelled in another process."""
         await self._engine.abort(request_id)
 
     @concurrent_endpoint
     async def update_weights(self, version: int, published: Published | None = None) -> dict[str, float]:
-        """Pull `version` and swap it in between two engine steps; requests in flight go on with it.
+        """Pull `version` and swap it in between two engine steps; requests in flight continue with it.
 
         Args:
-            version: of the policy.
-            published: where it lies; by default the store is asked.
+            version: policy version.
+            published: location of the weights; by default the store is asked.
+
+        Returns:
+            Seconds of the pull (`pull_s`) and of the pause in generation (`stall_s`).
 
         Raises:
-            WeightsDroppedError: it is gone, and so is its trainer, or there are newer ones; the engine goes on with
-                those it has.
+            WeightsDroppedError: the weights are gone, because newer ones replaced them or their trainer died; the
+                engine keeps its current weights.
+            GeneratorError: the weights can't be fetched, or the engine has failed.
         """
         async with self._updating:
             started = time.perf_counter()
@@ -188,7 +192,7 @@ class Generator(LedActor):
 
     @concurrent_endpoint
     async def take(self, published: Published) -> None:
-        """As a follower: take the weights that the first process has pulled, for `follow_load`."""
+        """As a follower: get the weights that the first process has pulled, for `follow_load`."""
         self._pulled = await self._store.take(published)
 
     async def _pull(self, version: int, published: Published | None) -> None:
@@ -204,7 +208,7 @@ class Generator(LedActor):
                 f"the weights of version {version} can't be fetched from the trainer: {error}",
                 fix="see that this host reaches the trainer's at the addresses of job.workers",
             ) from error
-        except Exception as error:  # boundary of torchstore: what it raises depends on when they were dropped
+        except Exception as error:  # boundary of torchstore: the error type depends on when the weights were dropped
             if version in await self._store.versions():
                 raise
             raise WeightsDroppedError(f"the weights of version {version} are not in the store any more") from error
@@ -213,17 +217,17 @@ class Generator(LedActor):
 
     @concurrent_endpoint
     async def sleep(self) -> None:
-        """Stand still and give back memory of the GPU, until `wake`; see `Engine.sleep`."""
+        """Pause and free GPU memory until `wake`; see `Engine.sleep`."""
         await self._rest(True)
 
     @concurrent_endpoint
     async def wake(self) -> None:
-        """Go on, if it sleeps."""
+        """Resume, if asleep."""
         await self._rest(False)
 
     async def _rest(self, tired: bool) -> None:
         self._tired = tired
-        async with self._resting:  # of those that wait here, the last word counts
+        async with self._resting:  # of several waiting calls, the latest one decides
             if self._tired and not self._asleep:
                 await self._updating.acquire()
                 self._asleep = True
@@ -235,19 +239,19 @@ class Generator(LedActor):
 
     @concurrent_endpoint
     async def checksums(self, published: Published | None = None) -> Served:
-        """Of the weights that the engine has, and of those it took.
+        """Compute checksums of the engine's weights and of the published weights.
 
         Args:
-            published: where those lie; None: there are none.
+            published: location of the published weights; None: only the engine's weights are summed.
 
         Raises:
-            GeneratorError: they are gone, or the engine has failed.
+            GeneratorError: the published weights are gone, or the engine has failed.
         """
         from trainers.model.adapter import PREFIX
         from trainers.weights.checksum import Served, checksums
 
         async with self._updating:
-            taken = None
+            taken = None  # checksums of the published weights, by tensor
             if published is not None:
                 try:
                     taken = await asyncio.to_thread(checksums, await self._store.take(published))
@@ -263,12 +267,12 @@ class Generator(LedActor):
 
     @concurrent_endpoint
     async def follow(self, orders: Sequence[Order], salt: str) -> None:
-        """As a follower: one step, as the first process takes it (see `lockstep`)."""
+        """As a follower: take the same step as the first process (see `lockstep`)."""
         await self._engine.follow(orders, salt)
 
     @concurrent_endpoint
     async def follow_load(self, version: int) -> None:
-        """As a follower: swap in what `take` took."""
+        """As a follower: swap in the weights that `take` has fetched."""
         await self._engine.follow_load(self._take_pulled, version)
 
     @concurrent_endpoint
@@ -278,15 +282,15 @@ class Generator(LedActor):
 
     @concurrent_endpoint
     async def get_stats(self) -> dict[str, float]:
-        """Counters since the start (see `EngineStats`), requests in flight, and `time/WHAT`: where the seconds went."""
+        """Return counters since the start (see `EngineStats`), `in_flight`, and seconds by activity (`time/NAME`)."""
         stats = self._engine.stats
         values = {name: float(getattr(stats, name)) for name in stats.__slots__}
-        account = {f"time/{doing}": seconds for doing, seconds in self._engine.account.seconds().items()}
+        account = {f"time/{activity}": seconds for activity, seconds in self._engine.account.seconds().items()}
         values["tokens"] = float(self._engine.tokens)
         return {**values, "in_flight": float(self._engine.in_flight), **account}
 
     @concurrent_endpoint
     async def halt(self) -> None:
-        """Abort what is in flight and stop stepping (Monarch reserves the name `stop` for ending an actor)."""
+        """Abort all requests in flight and stop stepping (Monarch reserves the name `stop` for ending an actor)."""
         if self._engine is not None:
             await self._engine.close()

@@ -1,6 +1,6 @@
-"""Which requests a replica takes: not while its weights are held for others, nor where they are older than asked for.
+"""Admission of requests by a replica: refuses them while its weights are held for others or older than requested.
 
-The replica itself decides: whoever sends requests, from whichever process, may not know yet how its weights are.
+The replica itself decides, because clients in other processes may not know the state of its weights yet.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from trainers.generator.types import WeightsHeldError, WeightsOldError
 
 
 class Hold:
-    """Whether the weights of a replica are held."""
+    """Whether the weights of a replica are held, and the check of requests against that."""
 
     def __init__(self) -> None:
         self._held = False
 
     def begin(self) -> None:
-        """Refuse ordinary requests from here on."""
+        """Refuse ordinary requests from now on."""
         self._held = True
 
     def end(self) -> None:
-        """Take all requests again."""
+        """Accept all requests again."""
         self._held = False
 
     def check(self, version: int, *, held: bool, at_least: int) -> None:
-        """A request arrives.
+        """Accept an arriving request, or raise.
 
         Args:
-            version: of the weights.
-            held: it is for held weights.
-            at_least: the oldest version that will do.
+            version: policy version of the replica's weights.
+            held: whether the request is for held weights.
+            at_least: oldest version that may serve it.
 
         Raises:
-            WeightsHeldError: it is an ordinary one, and the weights are held.
-            WeightsOldError: they are older.
+            WeightsHeldError: the weights are held, and the request is an ordinary one.
+            WeightsOldError: the weights are older than `at_least`.
         """
         if self._held and not held:
             raise WeightsHeldError("the weights of this replica are held")

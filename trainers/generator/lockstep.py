@@ -1,8 +1,8 @@
-"""One engine over several processes (tensor parallel): the first decides, the others do the same, step by step.
+"""Tensor parallelism over several processes: the first process decides, and the others repeat each of its steps.
 
-vLLM's external launcher gives every process an engine of its own. Fed the same requests in the same order between
-the same steps, they schedule and sample alike, and meet only in the collectives of the model. So before each step
-the first process sends the others its orders, what it admitted and aborted since the last one, and all step at once.
+vLLM's external launcher gives every process a separate engine. Engines that receive the same requests in the same order
+between the same steps schedule and sample alike, and communicate only in the model's collectives. So before each step
+the first process sends the others its orders (requests admitted and aborted since the last step); then all step.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Admission:
     prompt_ids: NDArray[np.int32]
     options: SamplingOptions
     arrived: float
-    """Seconds of the monotonic clock; of requests of one priority, vLLM serves the oldest first."""
+    """Time of arrival in seconds of the monotonic clock; vLLM serves the oldest request of a priority first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abortion:
-    """A request that leaves it."""
+    """A request that leaves the batch before its end."""
 
     request_id: str
 
@@ -40,15 +40,16 @@ Order = Admission | Abortion
 
 
 def carry_out(engine: Any, orders: Sequence[Order], salt: str) -> dict[str, Exception]:
-    """Do to vLLM's `engine` what was decided, between two of its steps.
+    """Apply orders to vLLM's engine between two steps.
 
     Args:
-        engine: vLLM's.
-        orders: what to do, in this order.
-        salt: of the prefix cache, for the requests that are admitted.
+        engine: vLLM's engine.
+        orders: admissions and abortions, in the order to apply.
+        salt: salt of the prefix cache for admitted requests.
 
     Returns:
-        The requests that it refused, by id, and why: a prompt longer than the context, an option out of range.
+        Errors of the requests that vLLM refused, by id, such as a prompt longer than the context or an option out of
+        range.
     """
     from vllm.exceptions import VLLMClientError
 
@@ -73,10 +74,10 @@ def _admit(engine: Any, order: Admission, salt: str) -> None:
 
 
 def sampling_params(options: SamplingOptions) -> Any:
-    """vLLM's parameters of a request.
+    """Convert options to vLLM's `SamplingParams`.
 
     Raises:
-        ValueError: one is out of range; also vLLM's own `VLLMClientError`.
+        ValueError: a value is out of range. vLLM may raise `VLLMClientError` instead.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -95,9 +96,9 @@ def sampling_params(options: SamplingOptions) -> Any:
 
 
 def name_rank(rank: int, local_rank: int) -> None:
-    """Tell vLLM's external launcher who this process is, in the process group that exists already, and on its host."""
+    """Set this process's ranks, in the existing process group and on its host, for vLLM's external launcher."""
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
     os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank), str(local_rank)
-    place = (f"tcp://rank-{rank}:{rank}", rank, local_rank)
-    ExecutorWithExternalLauncher._distributed_args = lambda self: place
+    arguments = (f"tcp://rank-{rank}:{rank}", rank, local_rank)
+    ExecutorWithExternalLauncher._distributed_args = lambda self: arguments

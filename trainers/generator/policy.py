@@ -1,4 +1,4 @@
-"""Generators as a `forge_env.Policy`: exact tokens in, exact tokens out, the chat format between."""
+"""Generators as a `forge_env.Policy`: converts between messages and exact tokens with the model's chat format."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from trainers.generator.types import Completion, SamplingOptions
 from trainers.model.chat import Chat
 
 GenerateFunction = Callable[[NDArray[np.int32], SamplingOptions, object], Awaitable[Completion]]
-"""Prompt token ids, int32 [P], how to sample, and the conversation it belongs to, to a completion."""
+"""Maps prompt token ids (int32 [P]), sampling options and a conversation object to a completion."""
 LONG = 200_000
-"""Characters that take long to spell, half a second and more: other episodes go on meanwhile."""
+"""Observations with more characters are tokenized in a thread, so that other episodes continue: tokenizing takes half a
+second or more."""
 
 
 @dataclass(slots=True)
@@ -30,13 +31,13 @@ class GeneratorPolicy(Policy):
 
     Attributes:
         chat: the model family's chat format.
-        generate: one request to a generator.
-        max_length: tokens of a whole conversation.
-        max_tokens: sampled tokens of one reply.
-        temperature: of sampling.
-        sampling: what else decides how a token is chosen.
-        stop_token_ids: what ends a reply.
-        shaping: of `sampling`, what is not the default, besides those.
+        generate: sends one request to a generator.
+        max_length: maximum number of tokens in a conversation.
+        max_tokens: maximum number of sampled tokens in a reply.
+        temperature: sampling temperature.
+        sampling: further sampling settings.
+        stop_token_ids: tokens that end a reply.
+        shaping: settings of `sampling` that differ from the defaults, without `stop_token_ids`.
     """
 
     chat: Chat
@@ -53,12 +54,12 @@ class GeneratorPolicy(Policy):
         self.shaping = self.sampling.model_dump(exclude={"stop_token_ids"}, exclude_defaults=True)
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """A conversation with these tools."""
+        """Begin a conversation with these tools."""
         return _Session(self, tools, seed)
 
 
 class _Session(PolicySession):
-    """Keeps the conversation twice: as messages, and as the very tokens the model saw and sampled."""
+    """A conversation, stored both as messages and as the exact tokens that the model saw and sampled."""
 
     __slots__ = (
         "__weakref__",
@@ -79,12 +80,12 @@ class _Session(PolicySession):
         self._tools = tools
         self._seed = seed
         self._messages: list[Message] = []
-        self._prompt = np.empty(0, np.int32)  # of the turn before
-        self._sampled: NDArray[np.int32] | None = None  # in the turn before; None: there was none
-        self._replies: list[Reply] = []  # since the conversation last began anew: their tokens are one sequence
-        self._ends: list[tuple[int, list[Reply], int]] = []  # of turns: messages, and replies of that sequence
+        self._prompt = np.empty(0, np.int32)  # prompt of the previous turn
+        self._sampled: NDArray[np.int32] | None = None  # tokens sampled in the previous turn; None before the first
+        self._replies: list[Reply] = []  # replies since the last new rendering: their tokens form one sequence
+        self._ends: list[tuple[int, list[Reply], int]] = []  # by turn: message count, `_replies`, and its length then
         self._turns = 0
-        self._home: _Session | None = None  # whose replica has the tokens that this one begins with
+        self._home: _Session | None = None  # session whose replica has this conversation's first tokens in its cache
 
     async def reply(self, observation: Observation) -> Reply:
         """Sample the next assistant message.
@@ -104,14 +105,14 @@ class _Session(PolicySession):
             raise ContextLengthExceeded(f"the conversation has {len(prompt_ids)} of {policy.max_length} tokens")
         forked = self._sampled is not None and not continues
         if not self._ends:
-            continues = 0  # what it goes on from is another's
+            continues = 0  # a forked session: the tokens before are another session's
         self._begin_with(prompt_ids, continues)
         options = SamplingOptions(
             max_tokens=min(policy.max_tokens, room),
             temperature=policy.temperature,
             stop_token_ids=policy.stop_token_ids,
             seed=None if self._seed is None else turn_seed(self._seed, self._turns),
-            priority=-self._turns,  # what is nearly done first: groups become complete sooner
+            priority=-self._turns,  # long conversations first, so that groups are complete sooner
             shaping=policy.shaping,
         )
         completion = await policy.generate(prompt_ids, options, self._home or self)
@@ -135,7 +136,7 @@ class _Session(PolicySession):
         return reply
 
     def fork(self, turns: int, *, seed: int | None = None) -> PolicySession:
-        """A conversation that goes on from this one's very tokens, to the end of its `turns`-th reply."""
+        """Begin a conversation that continues this one's exact tokens after reply number `turns`, counted from 1."""
         messages, replies, count = self._ends[turns - 1]
         forked = _Session(self._policy, self._tools, seed)
         forked._messages = self._messages[:messages]
@@ -145,9 +146,10 @@ class _Session(PolicySession):
         return forked
 
     def _next_prompt(self, observation: Observation) -> tuple[NDArray[np.int32], int]:
-        """The next prompt, and how many tokens of it are the conversation so far: all, or none (a fork).
+        """Build the next prompt and count its leading tokens that continue the conversation so far.
 
-        It continues those tokens wherever the format can; else the conversation is rendered anew.
+        The count is all tokens so far if the chat format can extend them, or 0 if the conversation had to be rendered
+        again (a fork).
         """
         chat, sampled = self._policy.chat, self._sampled
         if sampled is None:
@@ -158,11 +160,11 @@ class _Session(PolicySession):
         before += ids
         if prompt[: len(before)] != before:
             return np.array(prompt, np.int32), 0
-        news = np.array(prompt[len(before) :], np.int32)
-        return np.concatenate([self._prompt, sampled, news]), len(before)
+        added = np.array(prompt[len(before) :], np.int32)
+        return np.concatenate([self._prompt, sampled, added]), len(before)
 
     def _begin_with(self, prompt_ids: NDArray[np.int32], continues: int) -> None:
-        """From now on this is the prompt. The tokens that it continues are held in it, and nowhere else."""
+        """Set the current prompt; the earlier replies' token arrays become views of it, to store each token once."""
         self._prompt = prompt_ids
         if not continues:
             self._replies = []

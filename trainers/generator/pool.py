@@ -1,19 +1,19 @@
-"""All generators of a run: a service that heals, and knows which weights each replica has.
+"""A self-healing service of all generators of a run; tracks the policy version of each replica's weights.
 
-Requests are a client's (`trainers.generator.client`), which is told of every change. New weights go to all replicas,
-but for those whose weights are held (`GeneratorPool.held`), which get them when they are released:
+Requests go through a client (`trainers.generator.client`), which receives every membership change. New weights go to
+all replicas except those whose weights are held (`GeneratorPool.held`); these load them after the release:
 
-    one replica        update_weights waits until nobody holds
-    several replicas   the least busy one is held and serves nobody else; the others are updated meanwhile
+    one replica        update_weights waits until no holder is left
+    several replicas   the least busy one is held and takes no ordinary requests; the others are updated meanwhile
 
-A replica that takes much longer than the first is not waited for: it goes on with what it has under way, is asked for
-nothing else, and loads version after version until it has the newest.
+An update does not wait for a replica that takes much longer than the first. Such a replica finishes its requests in
+flight, receives no new ones, and keeps loading versions until it has the newest.
 
-Invariant: an ordinary request samples from no weights older than it asks for. What bounds the age of a trained token is
-that a group's requests ask for the version that had arrived when it was admitted (`trainers.buffer.window`). A replica
-refuses a request that asks for newer weights than it has, and the weights under a request only get newer. So nobody
-has to be waited for before a version counts as arrived, as long as some replica has it. One that starts loads the
-target before it serves, which is set before anybody is told: it can't miss it.
+Invariant: an ordinary request never samples from weights older than the version it asks for. The staleness of trained
+tokens is bounded because a group's requests ask for the version that had arrived when the group was admitted
+(`trainers.buffer.window`). A replica refuses a request that asks for newer weights than it has, and the weights used by
+a request only get newer. So a version may count as arrived once one replica has it. A starting replica loads the
+target version before it serves, and the target is set before any replica is asked to update, so it misses no update.
 """
 
 from __future__ import annotations
@@ -43,32 +43,33 @@ if TYPE_CHECKING:
     from trainers.weights.store import Published
 
 Version = tuple[int, int]
-"""How often the run was set back to earlier weights, and the policy version."""
+"""Number of times the run was set back to earlier weights, and the policy version."""
 PATIENCE_S = 1.0
-"""How much longer than twice the time of the first replica the others may take for new weights, and be waited for."""
+"""An update waits for slower replicas up to twice the first replica's time plus these seconds."""
 
 
 @dataclass(slots=True)
 class _Weights:
-    """Of one life of a replica."""
+    """State of the weights during one life of a replica."""
 
     life: int = 0
     version: Version = (0, 0)
     holders: int = 0
     exclusive: bool = False
-    """It was told to refuse ordinary requests."""
+    """Whether the replica refuses ordinary requests."""
     bringing: asyncio.Task[dict[str, float]] | None = None
-    """It is brought to the target."""
+    """Task that loads the target version."""
     stats: dict[str, float] = field(default_factory=dict)
-    """As it last told them."""
+    """Counters from the replica's last report."""
 
 
 class HeldWeights:
     """Weights that do not change until they are released.
 
     Attributes:
-        version: their policy version.
-        key: of the replica, as `GeneratorClient.generate` wants it.
+        version: policy version of the weights.
+        key: key of the replica, for the `held` argument of `GeneratorClient.generate`.
+        released: whether the hold has ended.
     """
 
     def __init__(self, client: GeneratorClient, key: tuple[int, int], version: int) -> None:
@@ -78,11 +79,11 @@ class HeldWeights:
         self.released = False
 
     async def generate(self, prompt_ids: ArrayLike, options: SamplingOptions, session: object = None) -> Completion:
-        """One completion from these weights; see `GeneratorClient.generate`.
+        """Sample one completion from these weights; see `GeneratorClient.generate`.
 
         Raises:
-            WeightsLostError: their replica died.
-            GeneratorError: they were released.
+            WeightsLostError: the replica with these weights died.
+            GeneratorError: the weights were released.
         """
         if self.released:
             raise GeneratorError(f"the weights of version {self.version} were released: they are not held any more")
@@ -93,14 +94,14 @@ class GeneratorPool(Service):
     """All generators of a run.
 
     Args:
-        launches: one for each replica: starts its actor, given the number of its life.
+        launches: one function for each replica; it starts the replica's actor, given the number of its life.
         actor_class: `Generator`.
         max_num_seqs: see `GeneratorClient`.
 
     Attributes:
-        client: asks them from this process.
-        model_ready: set when their model folder is there; until then they import vLLM.
-        tell: is told, in words, of a replica that dies and of one that is back.
+        client: client for requests from this process.
+        model_ready: set when the model folder exists; replicas only import vLLM until then.
+        tell: callback that receives a text message when a replica dies or is back.
     """
 
     def __init__(self, launches: Sequence[Callable[[int], Any]], actor_class: Any, max_num_seqs: int = 128) -> None:
@@ -112,36 +113,36 @@ class GeneratorPool(Service):
         self.tell: Callable[[str], None] = lambda text: None
         self._weights = [_Weights() for _ in launches]
         self._target: Version = (0, 0)
-        """What a replica needs to serve once it is up."""
+        """Version that every replica has to load."""
         self._published: Published | None = None
-        """Where that lies; None: the store knows."""
+        """Location of the target's weights; None: replicas ask the store."""
         self._arrived: Version = (0, 0)
-        """The newest that counts as arrived: who has an older one serves no ordinary request."""
+        """Newest version that counts as arrived; replicas with an older one serve no ordinary requests."""
         self._updates = 0
-        """Calls of `update_weights` that have not yet swapped."""
+        """Number of `update_weights` calls that have not finished their swap."""
         self._updating = asyncio.Lock()
         self._looked = asyncio.Event()
         self._followers: list[Callable[[list[Member]], None]] = [self.client.update]
         self._past: dict[str, float] = {}
-        """Counters of lives that are over."""
+        """Counters summed over lives that have ended."""
         self._awake = asyncio.Event()
         self._awake.set()
         self._loading: set[int] = set()
-        """Replicas that load their model."""
+        """Numbers of the replicas that are loading their model."""
 
     async def generate(self, prompt_ids: ArrayLike, options: SamplingOptions, session: object = None) -> Completion:
-        """One completion; see `GeneratorClient.generate`."""
+        """Sample one completion; see `GeneratorClient.generate`."""
         return await self.client.generate(prompt_ids, options, session)
 
-    # --- who is there
+    # --- membership
 
     def follow(self, told: Callable[[list[Member]], None]) -> None:
-        """Tell of the replicas that live, now and whenever that changes."""
+        """Call `told` with the live replicas, now and after every change."""
         self._followers.append(told)
         told(self.members())
 
     def members(self) -> list[Member]:
-        """The replicas that live."""
+        """List the live replicas."""
         return [
             Member(replica.number, replica.life, replica.actor, self._serves(replica))
             for replica in self.replicas
@@ -149,7 +150,7 @@ class GeneratorPool(Service):
         ]
 
     def _serves(self, replica: Replica) -> bool:
-        """Whether it takes ordinary requests: those that are up to date; of several, those that nobody holds."""
+        """Whether a replica takes ordinary requests: it is up to date and, unless it is the only one, not held."""
         weights = self._weights[replica.number]
         if not replica.healthy or weights.version < self._arrived:
             return False
@@ -160,14 +161,14 @@ class GeneratorPool(Service):
         return sum(replica.metrics.state is not ReplicaState.FAILED for replica in self.replicas) == 1
 
     def _told(self) -> None:
-        """Something has changed: whoever waits looks again, and every client is told."""
+        """Wake all waiters of `_until` and notify every follower of a change."""
         self._looked.set()
         members = self.members()
         for follower in self._followers:
             follower(members)
 
     def changed(self, replica: Replica) -> None:
-        """A replica died, or is back."""
+        """Handle the death or the return of a replica."""
         number = replica.number
         self._loading.discard(number)
         if replica.metrics.state is ReplicaState.RECOVERING:
@@ -185,7 +186,7 @@ class GeneratorPool(Service):
             await self._looked.wait()
 
     def check(self) -> None:
-        """Raise what has ended a replica for good."""
+        """Raise the error that ended a replica permanently, if there is one."""
         if self.failure.done() and not self.failure.cancelled() and (error := self.failure.exception()) is not None:
             raise error
 
@@ -196,7 +197,7 @@ class GeneratorPool(Service):
         return await self._launches[replica.number](replica.life)
 
     async def set_up(self, replica: Replica) -> None:
-        """Load the model, and the weights that the others have."""
+        """Load the model, then the target weights."""
         weights = self._weights[replica.number] = _Weights(replica.life)
         await replica.call("preload")
         await self.model_ready.wait()
@@ -206,19 +207,19 @@ class GeneratorPool(Service):
         await self._load(replica, weights)
 
     async def stop(self) -> None:
-        """End every replica."""
+        """Stop every replica."""
         for weights in self._weights:
             if weights.bringing is not None:
                 weights.bringing.cancel()
         await super().stop()
 
-    # --- rest
+    # --- sleep
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
-        """Inside, all stand still and have given back memory of their GPUs (`Generator.sleep`).
+        """Context in which all replicas are paused and have freed GPU memory (`Generator.sleep`).
 
-        A replica that dies comes back afterwards: it would need memory to load its model.
+        A replica that dies inside is restarted afterwards, because loading its model needs memory.
         """
         self._awake.clear()
         try:
@@ -231,35 +232,39 @@ class GeneratorPool(Service):
 
     async def _tell_healthy(self, endpoint: str) -> None:
         calls = (replica.call(endpoint) for replica in self.replicas if replica.healthy)
-        for told in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(told, BaseException) and not isinstance(told, ActorDiedError | EngineFailedError):
-                raise told
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, ActorDiedError | EngineFailedError):
+                raise result
 
     # --- weights
 
     async def update_weights(self, version: int, published: Published | None = None) -> dict[str, float]:
-        """Swap the weights everywhere but where they are held; the slowest replica's times, and the pull of each.
+        """Swap the weights of all replicas that are not held.
 
-        Returns when they have arrived: in all replicas but those that take much longer than the first (`behind`, their
-        number), which have them later. With one replica, it waits until nobody holds.
+        Does not wait for replicas that take much longer than the first (see `PATIENCE_S`); these load the weights
+        later. Waits while every replica is held.
 
         Args:
-            version: of the policy.
-            published: where it lies; by default every replica asks the store.
+            version: policy version.
+            published: location of the weights; by default every replica asks the store.
+
+        Returns:
+            The slowest replica's times in seconds; with several replicas also `behind`, the number of replicas
+            that were not waited for, and each replica's pull time.
         """
         return await self._bring_all(version, published, patient=False)
 
     async def set_back(self, version: int, published: Published | None = None) -> None:
-        """As `update_weights`, to weights that may be older than those there are: the run goes on from there.
+        """Swap in weights that may be older than the current ones; the run continues from them.
 
-        Waits for all replicas: versions don't say any more which weights are older.
+        Unlike `update_weights`, this waits for all replicas, because version numbers no longer order the weights.
         """
         self._aim_at((self._target[0] + 1, version), published)
         self._arrived = self._target
         await self._bring_all(version, published, patient=True)
 
     def _aim_at(self, target: Version, published: Published | None) -> None:
-        """Have another target; a replica whose weights were dropped on its way to the last one waits for it."""
+        """Set the target; wakes replicas that wait for a new one because the last one's weights were dropped."""
         self._target, self._published = target, published
         self._looked.set()
 
@@ -286,10 +291,10 @@ class GeneratorPool(Service):
         return slowest | each_s if len(times) > 1 else slowest
 
     async def _arrive(self, bringing: Iterable[asyncio.Task[dict[str, float]]], *, patient: bool) -> None:
-        """Wait until the target is where it has to be.
+        """Wait until the replicas have the target; if `patient`, until all tasks are done.
 
         Raises:
-            GeneratorError: what kept a replica from loading it.
+            GeneratorError: a replica failed to load the target.
         """
         clock = asyncio.get_running_loop().time
         waiting, began, until = set(bringing), clock(), None
@@ -297,8 +302,8 @@ class GeneratorPool(Service):
             timeout = None if until is None else until - clock()
             _, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             self.check()
-            there = any(replica.healthy and self._has_target(replica) for replica in self.replicas)
-            if until is None and there and not patient:
+            arrived = any(replica.healthy and self._has_target(replica) for replica in self.replicas)
+            if until is None and arrived and not patient:
                 until = clock() + (clock() - began) + PATIENCE_S
 
     def _has_target(self, replica: Replica) -> bool:
@@ -312,16 +317,17 @@ class GeneratorPool(Service):
         return not healthy or not all(map(self._holders, healthy))
 
     def _bring(self, replica: Replica) -> asyncio.Task[dict[str, float]]:
-        """Have a replica brought to the target, whatever that becomes meanwhile."""
+        """Start a task that loads the target into a replica, or return the running one; follows target changes."""
         weights = self._weights[replica.number]
         if weights.bringing is None or weights.bringing.done():
             weights.bringing = asyncio.create_task(self._catch_up(replica, weights))
         return weights.bringing
 
     async def _catch_up(self, replica: Replica, weights: _Weights) -> dict[str, float]:
-        """See `_bring`; the times of the last version. Nothing if it dies: it comes back with the target.
+        """Load the target, and return the times of the last version loaded.
 
-        What else keeps it from that is the pool's `failure`: nobody may be left who waits for it.
+        The times are empty if the replica dies; it is restarted with the target. Any other error becomes the pool's
+        `failure`, since no caller may be left to await this task.
         """
         times: dict[str, float] = {}
         try:
@@ -333,8 +339,8 @@ class GeneratorPool(Service):
         except (ActorDiedError, EngineFailedError):
             return {}
         except Exception as error:  # noqa: BLE001 - task boundary
-            why, fix = getattr(error, "message", error), getattr(error, "fix", None)
-            failure = GeneratorError(f"{self.name} {replica.number}: {why}", fix=fix)
+            message, fix = getattr(error, "message", error), getattr(error, "fix", None)
+            failure = GeneratorError(f"{self.name} {replica.number}: {message}", fix=fix)
             failure.__cause__ = error
             if not self.failure.done():
                 self.failure.set_exception(failure)
@@ -343,7 +349,7 @@ class GeneratorPool(Service):
         return times
 
     async def _load(self, replica: Replica, weights: _Weights) -> dict[str, float]:
-        """Load the target, and what it becomes meanwhile; the times of the last version.
+        """Load the target until it no longer changes, and return the times of the last version loaded.
 
         Raises:
             ActorDiedError: the replica died.
@@ -353,7 +359,7 @@ class GeneratorPool(Service):
             wanted = self._target
             try:
                 times = await replica.call("update_weights", wanted[1], self._published)
-            except WeightsDroppedError:  # there are newer ones, or will be, and they will be the target
+            except WeightsDroppedError:  # newer weights exist or will exist, and become the target
                 await self._until(lambda wanted=wanted: self._target != wanted or self._over(weights))  # type: ignore[misc]
             except GeneratorError:
                 if self._target == wanted or self._over(weights):
@@ -366,19 +372,19 @@ class GeneratorPool(Service):
         return times
 
     def _over(self, weights: _Weights) -> bool:
-        """Whether the life of a replica is over."""
+        """Whether the replica life with these weights has ended."""
         return all(weights is not each for each in self._weights)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[HeldWeights]:
-        """The newest weights, which inside do not change, whatever is trained meanwhile.
+        """Context that holds the newest weights: they do not change inside, even if training publishes newer ones.
 
-        Its requests go ahead of all others. Several may hold at once; while new weights wait for the end of that,
-        nobody else begins to hold the old ones. Left with `WeightsLostError`, it waits until the death of their replica
-        is known, so that whoever holds again then holds others.
+        Requests to held weights have priority over all others. Holds may overlap, but while an update waits, no new
+        hold begins. On leaving with `WeightsLostError`, this waits until the pool has noticed the replica's death, so
+        that the next hold uses another replica.
 
         Raises:
-            WeightsLostError: the replica that was to be held died.
+            WeightsLostError: the replica died before it could be held.
         """
         await self._until(lambda: self._to_hold() is not None)
         replica = self._to_hold()
@@ -404,11 +410,14 @@ class GeneratorPool(Service):
             held.released = True
             weights.holders -= 1
             self._looked.set()
-            if not weights.holders and weights is self._weights[replica.number]:  # the replica still lives
+            if not weights.holders and weights is self._weights[replica.number]:  # the replica is still alive
                 self._bring(replica)
 
     def _to_hold(self) -> Replica | None:
-        """A replica with the newest weights, a held one first; one is left for all others where there are several."""
+        """Choose a replica with the newest weights to hold, or None if that is not possible now.
+
+        Replicas that are already held come first. With several replicas, one is always left for ordinary requests.
+        """
         if self._updates:
             return None
         for replica in self.replicas:
@@ -420,43 +429,43 @@ class GeneratorPool(Service):
         return min(serving, key=lambda replica: self._busy(replica.number))
 
     def _busy(self, number: int) -> float:
-        """Requests in flight, as far as is known here."""
+        """Requests in flight from this process's client plus those in the replica's last report."""
         return self.client.in_flight[number] + self._weights[number].stats.get("in_flight", 0.0)
 
-    # --- figures
+    # --- statistics
 
     async def checksums(self, published: Published | None = None) -> dict[int, Served]:
-        """Of the weights that each replica has that is up, by its number; see `Generator.checksums`."""
+        """Compute weight checksums of all healthy replicas, by replica number; see `Generator.checksums`."""
         healthy = [replica for replica in self.replicas if replica.healthy]
         calls = (replica.call("checksums", published) for replica in healthy)
-        found = {}
-        for replica, told in zip(healthy, await asyncio.gather(*calls, return_exceptions=True), strict=True):
-            if isinstance(told, ActorDiedError | EngineFailedError | WeightsDroppedError):
-                continue  # it will have others
-            if isinstance(told, BaseException):
-                raise told
-            found[replica.number] = told
-        return found
+        served = {}
+        for replica, result in zip(healthy, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(result, ActorDiedError | EngineFailedError | WeightsDroppedError):
+                continue  # the replica will load other weights
+            if isinstance(result, BaseException):
+                raise result
+            served[replica.number] = result
+        return served
 
     async def stats(self) -> dict[str, float]:
-        """Counters summed over replicas and their lives; `replicas`, how many of them are up."""
+        """Sum the counters over replicas and their lives; `replicas` is the number of healthy replicas."""
         healthy = [replica for replica in self.replicas if replica.healthy]
-        for weights, told in zip(
+        for weights, result in zip(
             [self._weights[replica.number] for replica in healthy],
             await asyncio.gather(*(replica.call("get_stats") for replica in healthy), return_exceptions=True),
             strict=True,
         ):
-            if isinstance(told, dict):
-                weights.stats = told
-            elif not isinstance(told, ActorDiedError):
-                raise told
-        every = [self._past | {"in_flight": 0.0}, *(weights.stats for weights in self._weights)]
-        names = dict.fromkeys(name for each in every for name in each)
-        totals = {name: sum(each.get(name, 0.0) for each in every) for name in names}
+            if isinstance(result, dict):
+                weights.stats = result
+            elif not isinstance(result, ActorDiedError):
+                raise result
+        counters = [self._past | {"in_flight": 0.0}, *(weights.stats for weights in self._weights)]
+        names = dict.fromkeys(name for each in counters for name in each)
+        totals = {name: sum(each.get(name, 0.0) for each in counters) for name in names}
         return totals | {"replicas": float(len(healthy))}
 
     async def halt(self) -> None:
-        """Abort everything in flight."""
+        """Abort all requests in flight."""
         await asyncio.gather(*(self._halt(replica) for replica in self.replicas if replica.healthy))
 
     async def _halt(self, replica: Replica) -> None:

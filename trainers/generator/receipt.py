@@ -1,10 +1,10 @@
-"""What a generator signs for: a hash of the tokens it sampled, checked again where they are trained on.
+"""Receipts: hashes of sampled tokens, with which the trainer verifies that batch tokens equal sampled tokens.
 
-The engine makes it of what it sampled, before anything else sees that. It travels beside the tokens, through reply,
-episode and buffer, and the trainer makes it once more of what it is about to train on. A token's share depends on the
-token, the one before it and its log-probability, so text that was tokenized again, shifted, or mixed with other
-tokens has another sum. The shares of the tokens are added modulo 2**64: the receipt of a sequence is the sum of those
-of its replies, wherever one ends.
+The engine computes a receipt from the tokens it sampled, before other code sees them. It accompanies the tokens through
+reply, episode and buffer, and the trainer computes it again from the tokens it is about to train on. Each token
+contributes a hash of itself, the token before it and its log-probability, so text that was tokenized again, shifted, or
+mixed with other tokens gives another sum. Contributions are added modulo 2**64, so the receipt of a sequence is the sum
+of its replies' receipts.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 from forge_env.trajectory import Segment
 
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
-"""Of splitmix64 (Steele, Lea, Flood 2014)."""
+"""Constants of splitmix64 (Steele, Lea, Flood 2014)."""
 
 
 def receipt(prompt_ids: NDArray[Any], token_ids: NDArray[Any], logprobs: NDArray[Any]) -> int:
-    """Of a completion: `token_ids` [N] sampled after `prompt_ids` [P], with log-probabilities float32 [N]."""
+    """Receipt of a completion: `token_ids` [N] sampled after `prompt_ids` [P], with `logprobs` float32 [N]."""
     whole = np.concatenate([prompt_ids[-1:], token_ids])
     before = whole[:-1] if len(whole) > len(token_ids) else np.concatenate([whole[:1], whole[:-1]])
     return int(_shares(before, token_ids, logprobs).sum(dtype=np.uint64))
 
 
 def _shares(before: NDArray[Any], tokens: NDArray[Any], logprobs: NDArray[Any]) -> NDArray[np.uint64]:
-    """Of each token, [N]."""
+    """Each token's contribution to a receipt, [N]."""
     pairs = before.astype(np.uint32).astype(np.uint64)
     pairs <<= np.uint64(32)
     pairs |= tokens.astype(np.uint32)
@@ -44,13 +44,14 @@ def _shares(before: NDArray[Any], tokens: NDArray[Any], logprobs: NDArray[Any]) 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was found of token sequences that are about to be trained on.
+    """Result of comparing sequences of a training batch with their receipts.
 
     Attributes:
-        sequences: looked at.
-        tokens: to be learned in them.
-        altered: sequences whose tokens are not those that were sampled, or that would learn others.
-        unsigned: sequences that no generator has signed for.
+        sequences: number of sequences checked.
+        tokens: number of tokens in them that contribute to the loss.
+        altered: number of sequences whose tokens differ from the sampled ones, or in which tokens that were not sampled
+            contribute to the loss.
+        unsigned: number of sequences without a receipt.
     """
 
     sequences: int
@@ -60,7 +61,7 @@ class Audit:
 
 
 def receipts_of(segments: Sequence[Segment]) -> list[int]:
-    """Of all tokens of each sequence that have a policy version: those that were sampled."""
+    """Compute the receipt of each sequence from its sampled tokens, which are those with a policy version."""
     lengths = [len(segment) for segment in segments]
     tokens, logprobs, versions = (
         np.concatenate([getattr(segment, name) for segment in segments])
@@ -68,22 +69,22 @@ def receipts_of(segments: Sequence[Segment]) -> list[int]:
     )
     starts = np.cumsum([0, *lengths[:-1]])
     before = np.roll(tokens, 1)
-    before[starts] = tokens[starts]  # a first token has none before it
+    before[starts] = tokens[starts]  # no token precedes the first one
     shares = _shares(before, tokens, logprobs)
     shares[versions < 0] = 0
     totals = np.cumsum(np.concatenate([np.zeros(1, np.uint64), shares]), dtype=np.uint64)
-    return [int(own) for own in totals[starts + lengths] - totals[starts]]
+    return [int(total) for total in totals[starts + lengths] - totals[starts]]
 
 
 def audit(segments: Iterable[Segment]) -> Audit:
     """Compare sequences with their receipts."""
-    found = list(segments)
-    if not found:
+    batch = list(segments)
+    if not batch:
         return Audit(0, 0, 0, 0)
-    made = receipts_of(found)
+    receipts = receipts_of(batch)
     altered = sum(
-        segment.receipt is not None and (own != segment.receipt or bool((segment.mask & (segment.versions < 0)).any()))
-        for segment, own in zip(found, made, strict=True)
+        segment.receipt is not None and (now != segment.receipt or bool((segment.mask & (segment.versions < 0)).any()))
+        for segment, now in zip(batch, receipts, strict=True)
     )
-    learned = sum(int(segment.mask.sum()) for segment in found)
-    return Audit(len(found), learned, altered, sum(segment.receipt is None for segment in found))
+    learned = sum(int(segment.mask.sum()) for segment in batch)
+    return Audit(len(batch), learned, altered, sum(segment.receipt is None for segment in batch))

@@ -1,4 +1,4 @@
-"""What a generator is asked and what it answers."""
+"""Requests to generators, their results and their errors."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from forge_env.types import ToolCall
 
 
 class EngineFailedError(GeneratorError):
-    """vLLM's engine has failed, or a process of it died: this replica answers no request any more."""
+    """vLLM's engine has failed, or one of its processes died; this replica answers no further requests."""
 
 
 class WeightsHeldError(GeneratorError):
-    """This replica's weights are held for others: ask another replica."""
+    """This replica's weights are held for other callers; another replica has to serve the request."""
 
 
 class WeightsOldError(GeneratorError):
-    """This replica doesn't have the weights yet that a request asks for: ask another replica."""
+    """This replica's weights are older than the request asks for; another replica has to serve it."""
 
 
 class WeightsLostError(GeneratorError):
-    """The replica whose weights were held is gone, and they with it."""
+    """The replica whose weights were held died, so the held weights are lost."""
 
 
 class WeightsDroppedError(GeneratorError):
-    """The version that was to be pulled is not in the store any more: a newer one is."""
+    """The requested version is no longer in the weight store, usually because a newer one replaced it."""
 
 
 @dataclass(slots=True)
@@ -44,28 +44,28 @@ class SamplingOptions:
     stop_token_ids: list[int] = field(default_factory=list)
     seed: int | None = None
     priority: int = 0
-    """Lower goes first where more wait than fit into the batch."""
+    """Requests with lower values run first when not all fit into the batch."""
     shaping: dict[str, Any] = field(default_factory=dict)
-    """Further parameters of vLLM's sampling (`top_p`, ...). The log-probabilities are of the distribution they make."""
+    """Further vLLM sampling parameters (`top_p`, ...); log-probabilities are of the distribution after they apply."""
 
 
 @dataclass(slots=True)
 class Completion:
-    """One sampled completion with exact tokens; lists become arrays.
+    """One sampled completion with exact tokens; lists are converted to arrays.
 
     Attributes:
-        prompt: the prompt's text, where the caller gave text.
-        text: what the sampled tokens spell, where a tokenizer was at hand.
-        prompt_ids: tokens conditioned on, int32 [P]; none in a replica's answer, since whoever asked has them.
-        token_ids: tokens sampled, the stop token included, int32 [N].
-        logprobs: log-probability of each under the weights that sampled it, float32 [N].
+        prompt: the prompt's text, if the caller gave text.
+        text: decoded text of the sampled tokens, if a tokenizer was available.
+        prompt_ids: tokens conditioned on, int32 [P]; empty in a replica's reply, since the client has them.
+        token_ids: sampled tokens including the stop token, int32 [N].
+        logprobs: log-probability of each token under the weights that sampled it, float32 [N].
         versions: policy version of those weights, int32 [N].
         stop_reason: "stop", "length" or "abort".
         generator_version: policy version when the request ended.
-        metadata: whatever the caller wants to keep with it.
-        tool_calls: parsed tool calls, where the caller parsed.
-        content: text besides tool calls, where the caller parsed.
-        receipt: hash of the sampled tokens, made where they were sampled (`trainers.generator.receipt`).
+        metadata: arbitrary data of the caller.
+        tool_calls: parsed tool calls, if the caller parsed the reply.
+        content: text besides the tool calls, if the caller parsed the reply.
+        receipt: hash of the sampled tokens, computed by the engine (`trainers.generator.receipt`).
     """
 
     prompt_ids: NDArray[np.int32]
@@ -88,7 +88,7 @@ class Completion:
         self.logprobs = np.asarray(self.logprobs, np.float32)
         self.stop_reason = sys.intern(self.stop_reason)
 
-    def __reduce__(self) -> tuple[object, ...]:  # numpy's own way takes longer, and has two headers for each array
+    def __reduce__(self) -> tuple[object, ...]:  # numpy's pickling is slower and adds two headers for each array
         arrays = [values.tobytes() for values in (self.prompt_ids, self.token_ids, self.logprobs)]
         versions = [values.tolist() for values in runs(self.versions)]
         return _received, (arrays, versions, [getattr(self, name) for name in self.__slots__[4:]])
@@ -100,7 +100,7 @@ def _received(arrays: list[bytes], versions: list[list[int]], rest: list[Any]) -
 
 
 def _spread(versions: list[int], counts: list[int]) -> NDArray[np.int32]:
-    """Each version as often as counted, int32 [N]."""
+    """Repeat each version by its count, int32 [N]."""
     if len(versions) == 1:
         return _alone(versions[0], counts[0])
     return np.repeat(np.array(versions, np.int32), counts)
@@ -108,5 +108,5 @@ def _spread(versions: list[int], counts: list[int]) -> NDArray[np.int32]:
 
 @lru_cache(maxsize=4096)
 def _alone(version: int, count: int) -> NDArray[np.int32]:
-    """The versions of nearly all completions, which share one array where they have one length; it can't be written."""
+    """Read-only array with one version, int32 [N]; completions of equal length share it, and nearly all have one."""
     return np.broadcast_to(np.array(version, np.int32), count)

@@ -1,1 +1,1 @@
-"""What goes on around an algorithm: actors, checks, checkpoints, held-out scores, status, the supervised warm-up."""
+"""The training system around an algorithm: actors, checks, checkpoints, held-out evaluation, status, warm-up."""

@@ -1,19 +1,20 @@
-"""Checkpoints of a run: what is saved, when it counts, what is kept, what is read back.
+"""Checkpoints of a run: their files, atomic saving, pruning, verification and restoring.
 
     step-000040/
-        model/                 weights, a Hugging Face folder; where adapters are trained, adapter/ instead (PEFT)
+        model/                 weights, a Hugging Face folder; when training adapters, adapter/ instead (PEFT)
         optimizer/, state.pt   the rest of the trainer's state (`trainers.titan.checkpoint`)
         buffer.safetensors     the replay buffer with its groups
         progress.json          order of tasks, results not yet learned from, tasks set aside, the algorithm's state
-        checkpoint.json        of which run and version, and size and checksum of every other file
-    best -> step-000020        the one with the best held-out score
+        checkpoint.json        recipe and forge-env version, and size and checksum of every other file
+    best -> step-000020        the checkpoint with the best held-out score
     resumed/                   the model that this session started from
 
-A checkpoint is made under another name (`.partial`), its files are on the disk before it is renamed, and nothing is
-removed before that: whatever ends the process in between, every `step-N` is whole. Reading one runs no code.
+A checkpoint is written under a temporary name (`.partial`), synced to disk, and then renamed; older checkpoints are
+removed only after that. So every `step-N` is complete, even if the process is killed at any moment. Reading a
+checkpoint runs no code.
 
-The trainer copies its state and goes on; files are written beside the next steps, one checkpoint at a time. Where that
-fails, a warning says so and the next one is tried; only the last checkpoint of a session can fail a run.
+The trainer copies its state and continues; files are written during the next steps, one checkpoint at a time. A failure
+to save is logged as a warning and the next checkpoint is tried; only the last checkpoint of a session can fail a run.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from trainers.model.adapter import FOLDER as ADAPTER
 from trainers.model.adapter import check_base
 
 ROOM_S = 5.0
-"""How often the last checkpoint is tried again on a full disk; no event tells when there is room."""
+"""Seconds between attempts to save the last checkpoint on a full disk; no event signals free space."""
 BUFFER = "buffer.safetensors"
 PROGRESS = "progress.json"
 MANIFEST = "checkpoint.json"
@@ -54,18 +55,18 @@ SHAPE = (
     *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "tie_word_embeddings"),
 )
-"""What makes a model another model, in its config.json."""
+"""Keys of config.json that must agree for two models to have the same shape."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a checkpoint holds besides the trainer's state.
+    """State in a checkpoint besides the trainer's.
 
     Attributes:
-        step: training steps done.
-        state: of everything around the trainer but the buffer; JSON.
-        buffer: of the replay buffer: which groups are done with, and those that wait to be trained on.
+        step: number of completed training steps.
+        state: state of everything else except the buffer, as JSON.
+        buffer: state of the replay buffer: which groups are finished, and the groups that wait to be trained on.
     """
 
     step: int
@@ -74,11 +75,11 @@ class Saved:
 
 
 class _NoRoomError(Exception):
-    """The disk was full when writing failed."""
+    """Writing a checkpoint failed because the disk is full."""
 
 
 class Checkpoints:
-    """The run's checkpoints: saved, pruned, verified, restored."""
+    """Saves, prunes, verifies and restores the checkpoints of a run."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -90,33 +91,33 @@ class Checkpoints:
     def _root(self) -> Path:
         return self._run.folder.checkpoints
 
-    # --- which there are
+    # --- existing checkpoints
 
     @property
     def step(self) -> int:
-        """Training steps of the newest checkpoint, 0 without any."""
+        """Training step of the newest checkpoint; 0 without one."""
         folder = self.newest()
         return 0 if folder is None else _step(folder)
 
     def all(self) -> list[Path]:
-        """Whole checkpoints, oldest first."""
+        """Complete checkpoints, oldest first."""
         return sorted(
             (path.parent for path in self._root.glob(f"step-*/{MANIFEST}") if _is_step(path.parent)), key=_step
         )
 
     def newest(self) -> Path | None:
-        """The most recent one."""
+        """The newest checkpoint; None without one."""
         return next(reversed(self.all()), None)
 
     def best(self) -> list[Path]:
-        """Those with the best held-out scores, best first; of equal ones the later."""
+        """Scored checkpoints by held-out score, best first; of equal scores, the later one first."""
         split = self._run.config.evaluation.split
         scores = {item.step: item.score for item in self._run.state.evaluations if item.split == split}
         scored = [folder for folder in self.all() if _step(folder) in scores]
         return sorted(scored, key=lambda folder: (scores[_step(folder)], _step(folder)), reverse=True)
 
     def model(self) -> Path | None:
-        """The newest checkpoint's Hugging Face folder, at a place where it stays while checkpoints come and go."""
+        """Link or copy the newest checkpoint's Hugging Face folder to `resumed/`, which pruning leaves alone."""
         newest = self.newest()
         if newest is None:
             return None
@@ -126,29 +127,29 @@ class Checkpoints:
                 _link(Path(file.path), staging / file.name)
         return self._root / "resumed"
 
-    # --- a session begins
+    # --- start of a session
 
     def tidy(self) -> None:
-        """Remove what was left half-written; the run's folder is held, so nobody is writing it any more."""
-        for left in sorted(self._root.glob("*.partial")):
-            if left.is_symlink():
-                left.unlink()
+        """Remove incomplete checkpoints. The run's folder is locked, so no other process is writing them."""
+        for partial in sorted(self._root.glob("*.partial")):
+            if partial.is_symlink():
+                partial.unlink()
                 continue
-            self._run.note(f"{left.name.split('.')[0]} was not written to its end, so it is left out")
-            shutil.rmtree(left, ignore_errors=True)
+            self._run.note(f"{partial.name.split('.')[0]} was not written to its end, so it is left out")
+            shutil.rmtree(partial, ignore_errors=True)
 
     def start_clock(self) -> None:
-        """From now on time counts for `checkpoint.minutes`."""
+        """Start, or restart, the interval of `checkpoint.minutes`."""
         self._began_at = asyncio.get_running_loop().time()
 
     def verify(self, initial_model: Path | None = None) -> Path | None:
-        """The newest checkpoint, once every byte of it is known to be what was written; None where there is none.
+        """Return the newest checkpoint after comparing all its files with their checksums; None without a checkpoint.
 
         Args:
-            initial_model: the folder that the recipe's `model.path` names; None where the model is built here.
+            initial_model: the folder of the recipe's `model.path`; None if the model is built by the run.
 
         Raises:
-            UsageError: it is damaged, or of another version, recipe or model; names it, and the one before.
+            UsageError: it is damaged, or has another version, recipe or model; the message names it and the one before.
         """
         self._refuse_older_versions()
         newest = self.newest()
@@ -195,7 +196,7 @@ class Checkpoints:
         return manifest
 
     def _instead(self, folder: Path) -> str:
-        """What there is besides a checkpoint that can't be used."""
+        """Suggest an alternative to a checkpoint that can't be used."""
         before = [other for other in self.all() if _step(other) < _step(folder)]
         if before:
             return f"delete {folder} to continue with --resume from {before[-1].name}, the one before"
@@ -204,7 +205,7 @@ class Checkpoints:
         return "there is none before it: start a new run"
 
     async def restore(self, trainer: TrainerHandle) -> Saved | None:
-        """Load the newest checkpoint into the trainer; None where there is none."""
+        """Load the newest checkpoint into the trainer and return the other state; None without a checkpoint."""
         folder = self.newest()
         if folder is None:
             return None
@@ -215,28 +216,28 @@ class Checkpoints:
     # --- saving
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is to be saved after this step, for its number or for the time."""
+        """Whether a checkpoint is due after this step, by step number or elapsed time."""
         section = self._section
         if section.every and step % section.every == 0:
             return True
         if section.keep_best and self._run.config.evaluation.every and step % self._run.config.evaluation.every == 0:
-            return True  # which of those that are scored is the best is known when they are gone
+            return True  # the best step is known only after its score, too late to save it
         return bool(section.minutes) and asyncio.get_running_loop().time() - self._began_at >= section.minutes * 60
 
     @property
     def busy(self) -> bool:
-        """Whether one is being written."""
+        """Whether a checkpoint is being written."""
         return self._writing is not None and not self._writing.done()
 
     async def settled(self) -> None:
-        """Wait until what is being written is on the disk, or has failed."""
+        """Wait until the checkpoint that is being written is complete or has failed."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
     async def begin(self, trainer: TrainerHandle, saved: Saved) -> None:
-        """Save beside training: returns when the trainer has copied its state. What fails is a warning.
+        """Save concurrently with training: return when the trainer has copied its state. Failures become warnings.
 
-        One at a time: the caller asks for none while another is being written.
+        The caller must not begin a checkpoint while another one is being written (`busy`).
         """
         self.start_clock()
         self._run.check_folder()
@@ -261,10 +262,12 @@ class Checkpoints:
             copied.set()
 
     async def save(self, trainer: TrainerHandle, saved: Saved, *, patient: bool = True) -> Path | None:
-        """Save, and wait until it is done: the last one of a session. On a full disk a patient caller waits for room.
+        """Save the last checkpoint of a session and wait until it is complete.
+
+        On a full disk, wait for free space if `patient`, else return None.
 
         Raises:
-            Exception: whatever went wrong, for another reason than room.
+            Exception: any error other than a full disk.
         """
         await self.settled()
         while True:
@@ -276,7 +279,7 @@ class Checkpoints:
                     return await self._write(trainer, saved, asyncio.Event())
                 except _NoRoomError:
                     pass
-                except Exception:  # of any library: the folder was removed meanwhile, or it can't be saved
+                except Exception:  # from any library; retry if the folder was removed meanwhile
                     if self._run.check_folder():
                         raise
                     continue
@@ -289,17 +292,17 @@ class Checkpoints:
         return self._root / f"step-{step:06d}"
 
     def _is_there(self, step: int) -> bool:
-        """The same step of the same run: saved before, or resumed from."""
+        """Whether this run already has a checkpoint of `step`, saved earlier or resumed from."""
         return (self._folder(step) / MANIFEST).is_file()
 
     def _has_room(self) -> bool:
-        """Whether one as large as the newest would fit: better not begun than given up."""
+        """Whether a checkpoint as large as the newest would fit on the disk; checked before writing."""
         newest = self.newest()
         size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) if newest else 0
         return machine.free_disk_gb(self._root) * machine.GIB >= size and not machine.is_out_of_inodes(self._root)
 
     async def _write(self, trainer: TrainerHandle, saved: Saved, copied: asyncio.Event) -> Path:
-        """Write a checkpoint; `copied` is set when training may go on."""
+        """Write a checkpoint; set `copied` when training may continue."""
         folder, started = self._folder(saved.step), time.perf_counter()
         with written_whole(folder) as staging:
             try:
@@ -308,8 +311,8 @@ class Checkpoints:
                 copied.set()
                 times = await writing
                 size = await asyncio.to_thread(self._complete, staging, saved)
-            except Exception as error:  # every library words a full disk differently
-                if machine.disk_is_full(self._root):  # asked now: what was written makes room when it is removed
+            except Exception as error:  # libraries raise different errors for a full disk
+                if machine.disk_is_full(self._root):  # checked before the partial files are removed and free space
                     raise _NoRoomError from error
                 raise
         await asyncio.to_thread(_sync, self._root)
@@ -320,7 +323,7 @@ class Checkpoints:
         return folder
 
     def _complete(self, staging: Path, saved: Saved) -> int:
-        """Add what isn't the trainer's, and get it all on the disk; bytes."""
+        """Add the files that the trainer doesn't write, sync all files to disk, and return their size in bytes."""
         save_buffer(saved.buffer, staging / BUFFER)
         (staging / PROGRESS).write_text(json.dumps({"step": saved.step, **saved.state}), encoding="utf-8")
         files = {str(path.relative_to(staging)): path for path in sorted(staging.rglob("*")) if path.is_file()}
@@ -338,13 +341,13 @@ class Checkpoints:
         return sum(size for size, _ in sums.values())
 
     def prune(self) -> None:
-        """Keep the newest and the best; call it when there is a new checkpoint or a new score."""
+        """Remove all but the newest and best checkpoints; call it after each new checkpoint or score."""
         best = self.best()[: self._section.keep_best]
         newest = self.all()[-self._section.keep :]
         unscored = self._under_evaluation()
         for folder in self.all():
             if folder not in newest and folder not in best and _step(folder) != unscored:
-                # renamed first: half of a checkpoint must not look like one
+                # renamed first, so that a partly removed checkpoint is not taken for a complete one
                 leaving = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
                 with suppress(OSError):
                     folder.rename(leaving)
@@ -353,7 +356,7 @@ class Checkpoints:
             self._point_at(best[0] if best else None)
 
     def _under_evaluation(self) -> int | None:
-        """The step whose score is still to come: the last one that is evaluated."""
+        """The latest evaluated step if its score is still missing, else None."""
         every, split = self._run.config.evaluation.every, self._run.config.evaluation.split
         if not self._section.keep_best or not every:
             return None
@@ -389,7 +392,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _sealed(path: Path) -> tuple[int, str]:
-    """Size and checksum of a file, which is on the disk from here on."""
+    """Sync a file to disk and return its size in bytes and its SHA-256."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
@@ -397,7 +400,7 @@ def _sealed(path: Path) -> tuple[int, str]:
 
 
 def _sync(folder: Path) -> None:
-    """Get the names in a folder on the disk."""
+    """Sync a folder's directory entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -406,7 +409,7 @@ def _sync(folder: Path) -> None:
 
 
 def _damage(folder: Path, files: dict[str, Any]) -> str | None:
-    """What is wrong with a checkpoint's files, if anything is."""
+    """Describe the first damaged or missing file of a checkpoint; None if all are intact."""
     for name, written in files.items():
         try:
             with open_file(folder / name, root=folder) as file:
@@ -424,7 +427,7 @@ def _damage(folder: Path, files: dict[str, Any]) -> str | None:
 
 
 def _identity(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What a run can't change on the way: the state that is saved would mean something else."""
+    """Settings that a resumed run can't change, because they determine the meaning of the saved state."""
     model, optimizer = recipe.get("model", {}), recipe.get("trainer", {}).get("optimizer", {})
     built = model.get("path") == "tiny"
     return {
@@ -441,7 +444,7 @@ def _identity(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(saved: dict[str, Any], config: RunConfig) -> list[str]:
-    """Why a checkpoint of one recipe can't be continued by another, as `key: old -> new`."""
+    """Differences that prevent `config` from continuing a checkpoint of recipe `saved`, as `key: old -> new`."""
     before, after = _identity(saved), _identity(config.model_dump(mode="json"))
     return [
         f"{key}: {json.dumps(before[key])} -> {json.dumps(after[key])}" for key in after if before[key] != after[key]
@@ -449,7 +452,7 @@ def differences(saved: dict[str, Any], config: RunConfig) -> list[str]:
 
 
 def _other_shape(saved: Path, other: Path) -> str:
-    """How two models' shapes differ, in words; empty where they don't."""
+    """Describe how two models' shapes differ; empty if they don't."""
     one, two = (json.loads(read_text(folder / "config.json", root=ANYWHERE)) for folder in (saved, other))
     return "; ".join(f"{key}: {one.get(key)} -> {two.get(key)}" for key in SHAPE if one.get(key) != two.get(key))
 

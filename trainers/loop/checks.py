@@ -1,4 +1,4 @@
-"""What is wrong with a recipe as far as the GRPO loop can know, said before anything is started."""
+"""Checks that the training loop applies to a recipe before anything is started."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from trainers.model.folder import (
 from trainers.model.tiny import hf_config
 
 GSPO_CLIP = 0.01
-"""Narrowest clip of GSPO's ratio that exceeds rounding errors in bfloat16 (measured in docs/losses.md)."""
+"""Smallest clip of GSPO's ratio that exceeds rounding errors in bfloat16 (measured in docs/losses.md)."""
 
 
 def check(config: RunConfig) -> None:
-    """Refuse a recipe that this loop can't run, cheapest checks first.
+    """Reject a recipe that this loop can't run, cheapest checks first.
 
     Raises:
-        ForgeError: with the fix.
+        ForgeError: the recipe can't run; its `fix` suggests a change.
     """
     check_devices(config)
     check_engine_args(config)
@@ -56,7 +56,7 @@ def check(config: RunConfig) -> None:
 
 
 def check_workers(config: RunConfig) -> None:
-    """There are groups and sandboxes for every rollout worker."""
+    """Check that there are enough groups and sandboxes for every rollout worker."""
     workers, grpo = config.rollouts.workers, config.grpo
     groups = grpo.groups_per_step * (grpo.max_off_policy_steps + 1)
     if workers > groups:
@@ -73,7 +73,7 @@ def check_workers(config: RunConfig) -> None:
 
 
 def check_loss(config: RunConfig) -> None:
-    """The loss takes its options, has the reference model it needs, and does not clip rounding errors."""
+    """Check that the loss accepts its options, has any reference model it needs, and doesn't clip rounding errors."""
     from trainers.losses.grpo import GSPOLoss  # takes seconds: torch
     from trainers.losses.load import make_loss
     from trainers.losses.types import needs
@@ -100,7 +100,7 @@ def check_loss(config: RunConfig) -> None:
 
 
 def check_devices(config: RunConfig) -> None:
-    """No option is turned that means nothing on the device it is for."""
+    """Reject changed options that have no effect on the device they apply to."""
     generator, trainer, warmup = config.generator, config.trainer, config.warmup
     if len(gpus_by_role(config)) < 2:
         _refuse_turned("job", config.job, ("share_gpus",), "recipes with several roles on GPUs")
@@ -109,21 +109,22 @@ def check_devices(config: RunConfig) -> None:
     if not generator.with_gpus:
         _refuse_turned("generator", generator, ("gpu_memory_utilization", "enforce_eager"), "generators on GPUs")
     elif config.job.share_gpus:
-        own = "generators with GPUs of their own: those that share take kv_cache_gb"
-        _refuse_turned("generator", generator, ("gpu_memory_utilization",), own)
+        dedicated = "generators with GPUs of their own: those that share take kv_cache_gb"
+        _refuse_turned("generator", generator, ("gpu_memory_utilization",), dedicated)
         _refuse_turned("generator", generator, ("threads",), "generators on a CPU")
     else:
         _refuse_turned("generator", generator, ("kv_cache_gb", "threads"), "generators on a CPU")
     if trainer.with_gpus or trainer.procs > 1:
         alone = "a trainer of one process on a CPU"
-        if config.grpo.reference.source == "none" or config.grpo.reference.procs > 1:  # of one process, it has as many
+        # a reference model of one process uses trainer.threads too
+        if config.grpo.reference.source == "none" or config.grpo.reference.procs > 1:
             _refuse_turned("trainer", trainer, ("threads",), alone)
         if warmup is not None:
             _refuse_turned("warmup", warmup, ("threads",), alone)
 
 
 def check_idle_options(config: RunConfig) -> None:
-    """No option is turned that shapes a decay where there is none, or counts tasks of splits where there are none."""
+    """Reject changed options of a decay, of method=sft or of extra splits if the recipe doesn't use these."""
     for name, phase in (("trainer", config.trainer), ("warmup", config.warmup if warms_up(config) else None)):
         if phase is not None and phase.optimizer.schedule == "constant":
             usual: Section = type(phase).model_fields["optimizer"].default
@@ -148,7 +149,7 @@ def _refuse_turned(
 
 
 def check_parallelism(config: RunConfig) -> None:
-    """The trainer's processes can share the work as the recipe says."""
+    """Check that trainer and generators can be parallelized as the recipe says."""
     section = config.trainer
     dims = section.parallelism
     if section.compile and not section.with_gpus:
@@ -175,20 +176,20 @@ def warms_up(config: RunConfig) -> bool:
 
 
 def check_model(config: RunConfig) -> None:
-    """The model is `tiny`, a sound folder, or may be a hub name."""
+    """Check the model: `tiny`, a valid checkpoint folder, or possibly a hub name, which isn't checked here."""
     if config.model.path == TINY:
         return
     folder = local_folder(config.model.path)
     if folder is not None and user_path(config.model.path).is_dir():
         check_checkpoint(folder, config.model)
-    elif folder is not None:  # comes with forge-env: a second look would cost seconds of every start
+    elif folder is not None:  # comes with forge-env: a full check would delay every start by seconds
         check_folder(folder, config.model.max_length)
 
 
 def check_lora(config: RunConfig) -> None:
-    """The model has the layers that get adapters, and nothing is turned that means nothing beside them.
+    """Check that the model has the layers that get adapters, and reject options that have no effect with adapters.
 
-    A model from the hub is looked at when it is here (`check_adapters`).
+    A model from the hub is checked after its download (`find_model`).
     """
     if config.lora is None:
         return
@@ -213,7 +214,7 @@ def check_lora(config: RunConfig) -> None:
 
 
 def check_checkpoint(folder: Path, model: ModelSection) -> None:
-    """A checkpoint folder holds what its family's model needs, and a tokenizer that writes the chat format."""
+    """Check that a checkpoint folder has its family's weights and a tokenizer for the chat format."""
     from trainers.model.chat import Chat
 
     check_files(folder, model.max_length)
@@ -221,7 +222,7 @@ def check_checkpoint(folder: Path, model: ModelSection) -> None:
 
 
 def check_files(folder: Path, max_length: int) -> None:
-    """The files of a checkpoint folder are whole and hold what its family's model needs."""
+    """Check that a checkpoint folder's files are complete and contain the weights of its family's model."""
     check_folder(folder, max_length)
     from trainers.titan.model import check_weights  # takes seconds: torch
 
@@ -229,7 +230,7 @@ def check_files(folder: Path, max_length: int) -> None:
 
 
 def check_reference(config: RunConfig) -> None:
-    """The other checkpoint that a reference model is made of is a folder, or may be a hub name."""
+    """Check a reference model's separate checkpoint: a valid folder, or possibly a hub name, which isn't checked."""
     path = config.grpo.reference.path
     try:
         folder = None if path is None else local_folder(path)
@@ -242,16 +243,16 @@ def check_reference(config: RunConfig) -> None:
     if folder is None:
         return
     check_files(folder, config.model.max_length)
-    own = None if config.model.path == TINY else local_folder(config.model.path)
-    if own is not None:
-        check_vocabulary(own, folder)
+    policy_folder = None if config.model.path == TINY else local_folder(config.model.path)
+    if policy_folder is not None:
+        check_vocabulary(policy_folder, folder)
 
 
 def check_vocabulary(own: Path, reference: Path) -> None:
-    """The reference model knows the same tokens as the model that is trained.
+    """Check that the reference model has the same vocabulary as the trained model.
 
     Raises:
-        UsageError: it doesn't.
+        UsageError: the vocabularies differ.
     """
     if vocabulary(own) != vocabulary(reference):
         raise UsageError(
@@ -261,7 +262,7 @@ def check_vocabulary(own: Path, reference: Path) -> None:
 
 
 def check_environment(config: RunConfig) -> None:
-    """The splits exist, the held-out one is held out, and there are demonstrations where they are needed."""
+    """Check that splits exist, the evaluated one is held out, and demonstrations are available if needed."""
     section = config.environment
     environment: Environment = fe.make(section.name, **section.options)
     evaluation = config.evaluation
@@ -292,7 +293,7 @@ def check_environment(config: RunConfig) -> None:
 
 
 def _undivided(environment: Environment) -> str | None:
-    """The path of a dataset in an environment's options that is the same for all splits."""
+    """Return the path of a dataset in an environment's options that is the same for all splits; None without one."""
     options = (value for _, value in environment.config)
     return next((value.path for value in options if isinstance(value, DatasetConfig) and not value.is_divided), None)
 
@@ -303,7 +304,7 @@ def _has_no_demonstrations(environment: Environment) -> bool:
 
 
 def check_renderer(config: RunConfig) -> None:
-    """The chat format is one that the `renderers` library has."""
+    """Check that the `renderers` library has the chat format."""
     from trainers.model.chat import chat_format
     from trainers.model.tokenizer import FORMATS
 

@@ -1,16 +1,18 @@
-"""What a run makes sure of at its start, and again after a resume, so that no run trains nothing in silence.
+"""Self-checks of a training run at its start and after a resume, so that broken training does not go unnoticed.
 
-    prompt      the model's first prompts have the words of their tasks                 stops the run
-    log-probs   trainer and generator give the sampled tokens the same log-probability   stops it
-    weights     generators serve what the trainer has, and it changes with training      stops it
-    tokens      what is trained on is what was sampled, by count and hash, every step     stops it
-    rewards     they differ                                                              a warning
+    clause      checks that                                                              if broken
+    prompt      the model's first prompts contain the words of their tasks               the run stops
+    log-probs   trainer and generator agree on log-probabilities of sampled tokens       the run stops
+    weights     generators serve the trainer's weights, which change with training       the run stops
+    tokens      batch tokens equal sampled tokens, by count and hash, at every step      the run stops
+    rewards     rewards differ                                                           a warning
     answers     the model answers different tasks differently                            a warning
-    scores      no score rests on tests that the judged code could have changed           a warning
+    scores      no score relies on tests that the judged code could have changed         a warning
 
-Where going on would train something else than the recipe says, the run ends with what to look at; what may be the
-task's own nature is a warning. There is nothing to set. Each is decided once a session and then costs nothing, but for
-the hash of the tokens, which is compared at every step. docs/trust.md has the tolerances and what they rest on.
+If continuing would train something other than the recipe describes, the run stops with advice where to look; a result
+that may be due to the task itself is a warning. The checks have no settings. Each is decided once per session and costs
+nothing afterwards, except for the hash of the tokens, which is compared at every step. docs/trust.md explains the
+tolerances.
 """
 
 from __future__ import annotations
@@ -45,30 +47,30 @@ ONE_SIDED = 5e-3
 STANDARD_ERRORS = 4
 """Standard errors by which the mean signed difference must exceed 0 to count as one-sided."""
 TOLERANCE_TF32 = 1e-2
-"""The same in float32 on GPUs, whose kernels may multiply with 10 bits of mantissa."""
+"""As `TOLERANCE`, in nats, for float32 on GPUs, whose kernels may multiply with 10 bits of mantissa."""
 SEQUENCES = 16
-"""Of the first batch that are compared."""
+"""Maximum number of sequences of the first batch whose log-probabilities are compared."""
 PROBES, PROBE_TOKENS = 4, 32
-"""Where that batch was sampled by older weights: prompts that are asked once more, and tokens of each answer."""
+"""If older weights sampled that batch: number of its prompts to sample again, and maximum tokens of each answer."""
 TASKS = 4
-"""Whose prompts and answers are compared with each other."""
+"""Number of tasks whose prompts and answers are compared with each other."""
 STEPS = 3
-"""In which rewards may all be the same, and weights may stay as they are."""
+"""Number of steps with equal rewards, or of versions with unchanged weights, after which a warning is shown."""
 OF_TASKS = ("prompt", "answers")
-"""Clauses of how groups begin, which rollout workers look at once."""
+"""Clauses about the beginnings of groups, which rollout workers examine only once, at their start."""
 FEWEST_WORDS = 0.5
-"""Of a task's words in its prompt: with fewer the model is not shown its task."""
+"""Fraction of a task's words that its prompt must contain; with less, the model is not shown its task."""
 logger = logging.getLogger(__name__)
 
 
 class Serving(Protocol):
-    """The generators, as far as they are looked at."""
+    """The methods of the generators that the checks use."""
 
     async def checksums(self, published: Published | None = None) -> dict[int, Served]:
-        """Of each replica that is up, by its number."""
+        """Checksums of the weights of each replica that is up, by its number."""
 
     async def generate(self, prompt_ids: Any, options: SamplingOptions, session: object = None) -> Completion:
-        """One completion."""
+        """Sample one completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Difference:
 
     @classmethod
     def between(cls, trainer: Sequence[Any], generator: Sequence[Any]) -> Difference:
-        """Of the same tokens in sequences, [N] each; those that are not finite are left out."""
+        """Compare log-probabilities of the same tokens, [N] for each sequence; non-finite differences are left out."""
         values = np.concatenate(generator) - np.concatenate(trainer) if len(trainer) else np.empty(0)
         values = values[np.isfinite(values)].astype(np.float64)
         if not len(values):
@@ -107,13 +109,13 @@ class Difference:
 
 
 class Contract:
-    """The clauses of one session of a run.
+    """Judges the clauses in one session of a run.
 
     Args:
-        run: is told.
-        trainer: trains.
-        generators: serve.
-        buffer: holds what is trained on.
+        run: records the verdicts.
+        trainer: the trainer to check.
+        generators: the generators to check.
+        buffer: holds the groups that are trained on.
     """
 
     def __init__(self, run: Run, trainer: TrainerHandle, generators: Serving, buffer: GroupBuffer[Any]) -> None:
@@ -126,19 +128,19 @@ class Contract:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """The run was set back: everything is looked at anew, but for what tasks and tokenizer alone decide."""
+        """Reset after the run returned to a checkpoint: check all clauses again that weights or training affect."""
         self._step = 0
         self._verdicts = {clause: self._verdicts[clause] for clause in OF_TASKS if clause in self._verdicts}
         self._rewards: list[Any] = []
         self._signal = False
         self._scores_doubtful = False
         self._served: dict[int, int] = {}
-        """What replicas held before, by number."""
+        """Checksums of the weights that replicas held last, by number."""
         self._sums: Sums | None = None
-        """The trainer's, before."""
+        """The trainer's last checksums."""
         self._unchanged = 0
 
-    # --- what is said
+    # --- verdicts
 
     def _is_open(self, clause: str) -> bool:
         return clause not in self._verdicts
@@ -152,7 +154,7 @@ class Contract:
         return ContractError(f"the run's contract is broken ({CLAUSES[clause]}): {text}", fix=f"{fix} (docs/trust.md)")
 
     def close(self) -> None:
-        """The session is over: what could not be told is said to be open."""
+        """End the session and report undecided clauses as open."""
         waits = {
             "prompt": f"fewer than {TASKS} tasks were played",
             "log-probs": "no token was sampled by the weights that trained on it",
@@ -168,7 +170,7 @@ class Contract:
     # --- prompt and answers
 
     def opened(self, opening: Opening | None) -> None:
-        """A group was played.
+        """Add the opening of a group, and judge `prompt` and `answers` when there are enough tasks.
 
         Raises:
             ContractError: the model is not shown its tasks.
@@ -181,7 +183,7 @@ class Contract:
 
     def _judge_openings(self, found: Sequence[Opening]) -> None:
         if self._is_open("prompt"):
-            if all(len(own.missing) > (1 - FEWEST_WORDS) * own.words for own in found):
+            if all(len(opening.missing) > (1 - FEWEST_WORDS) * opening.words for opening in found):
                 some = ", ".join(found[0].missing[:5])
                 raise self._break(
                     "prompt",
@@ -190,19 +192,19 @@ class Contract:
                     "look at model.renderer and at the tokenizer of model.path: does `forge-env trajectory` show the "
                     "task?",
                 )
-            if lacking := [own for own in found if own.missing]:
+            if lacking := [opening for opening in found if opening.missing]:
                 words = ", ".join(lacking[0].missing[:5])
                 self._say(
                     "prompt", "doubtful", f"{len(lacking)} of {len(found)} prompts lack words of their task: {words}"
                 )
-            elif len({own.prompt for own in found}) == 1:
+            elif len({opening.prompt for opening in found}) == 1:
                 text = f"the prompts of {len(found)} different tasks are the same: the model can't tell them apart"
                 self._say("prompt", "doubtful", text)
             else:
-                words_seen = sum(own.words for own in found)
+                words_seen = sum(opening.words for opening in found)
                 self._say("prompt", "holds", f"all {words_seen:,} words of {len(found)} tasks are in their prompts")
         if self._is_open("answers"):
-            answers = [answer for own in found for answer in own.answers]
+            answers = [answer for opening in found for answer in opening.answers]
             different = len(set(answers))
             if different == 1 and len(answers) > 1:
                 text = f"all {len(answers)} first answers to {len(found)} different tasks are the same"
@@ -213,10 +215,10 @@ class Contract:
     # --- log-probabilities
 
     async def before_training(self, batch: Reservation) -> None:
-        """A batch is about to be trained on: do trainer and generator agree on what was sampled?
+        """Compare log-probabilities of trainer and generator on a batch that is about to be trained on.
 
         Raises:
-            ContractError: they don't.
+            ContractError: they differ by more than the tolerance.
         """
         self._step = batch.step
         if not self._is_open("log-probs"):
@@ -225,30 +227,30 @@ class Contract:
         count = sizes.total_segments
         chosen = np.unique(np.linspace(0, count - 1, min(count, SEQUENCES)).astype(int)).tolist() if count else []
         segments = await self._buffer.sequences(batch.step, chosen)
-        own = [segment for segment in segments if _sampled_by(segment, batch.step)]
+        sampled = [segment for segment in segments if _sampled_by(segment, batch.step)]
         what = "of the first batch"
-        if not own:
-            own, what = await self._probe(segments, batch.step), "of answers to prompts of the first batch"
-        if not own:
-            return  # the next batch may have some
-        theirs = await self._trainer.logprobs(own)
-        ours = [segment.logprobs[targets(segment)] for segment in own]
-        self._judge_logprobs(Difference.between(theirs, ours), what)
+        if not sampled:
+            sampled, what = await self._probe(segments, batch.step), "of answers to prompts of the first batch"
+        if not sampled:
+            return  # try again with the next batch
+        trainer_logprobs = await self._trainer.logprobs(sampled)
+        generator_logprobs = [segment.logprobs[targets(segment)] for segment in sampled]
+        self._judge_logprobs(Difference.between(trainer_logprobs, generator_logprobs), what)
 
     async def _probe(self, segments: Sequence[Segment], version: int) -> list[Segment]:
-        """Answers of the weights that the trainer has, to a few prompts of these sequences."""
+        """Sample answers to a few prompts of these sequences, and return those sampled by the trainer's weights."""
         config = self._run.config
-        asked = []
+        requests = []
         for number, segment in enumerate(segments[:PROBES]):
             (sampled,) = np.nonzero(segment.versions >= 0)
             prompt = segment.token_ids[: sampled[0]] if len(sampled) else segment.token_ids
             room = min(PROBE_TOKENS, config.model.max_length - len(prompt))
             options = SamplingOptions(max_tokens=room, temperature=config.grpo.temperature, seed=number)
             if room > 0 and len(prompt):
-                asked.append(self._generators.generate(prompt, options))
-        found = []
-        for completion in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(completion, InfrastructureError):  # a generator is being replaced: the next batch will do
+                requests.append(self._generators.generate(prompt, options))
+        answers = []
+        for completion in await asyncio.gather(*requests, return_exceptions=True):
+            if isinstance(completion, InfrastructureError):  # a generator is being restarted; the next batch is tried
                 continue
             if isinstance(completion, BaseException):
                 raise completion
@@ -257,8 +259,8 @@ class Contract:
             logprobs, versions = np.zeros(len(ids), np.float32), np.full(len(ids), -1, np.int32)
             logprobs[new], versions[new] = completion.logprobs, completion.versions
             segment = Segment(ids, new, logprobs, versions)
-            found += [segment] if _sampled_by(segment, version) else []
-        return found
+            answers += [segment] if _sampled_by(segment, version) else []
+        return answers
 
     def _judge_logprobs(self, found: Difference, what: str) -> None:
         config = self._run.config
@@ -285,57 +287,57 @@ class Contract:
     # --- weights
 
     async def before_weights(self) -> None:
-        """Nothing is trained yet in this session: what do the generators serve?"""
+        """Record the checksums of trainer and generators before this session's first training step."""
         if self._is_open("weights"):
             self._sums = await self._trainer.checksums()
-            self._served = {number: own.held for number, own in (await self._generators.checksums()).items()}
+            self._served = {number: served.held for number, served in (await self._generators.checksums()).items()}
 
     async def weights_sent(self) -> Sums | None:
-        """New weights were just published: the trainer's checksums of them; None: nobody wants to know any more."""
+        """Return the trainer's checksums of weights it just published; None if the clause is already decided."""
         return await self._trainer.checksums() if self._is_open("weights") else None
 
     async def weights_arrived(self, version: int, published: Published, trained: Sums | None) -> None:
-        """They are where they belong, and no others are on their way.
+        """Compare the generators' weights with the trainer's, after `version` arrived and before another is published.
 
         Raises:
-            ContractError: they are others than the trainer's, or none have come.
+            ContractError: a generator has different weights.
         """
         if trained is None or not self._is_open("weights"):
             return
-        found = await self._generators.checksums(published)
-        there = {number: own for number, own in found.items() if own.version == version}
-        for number, own in there.items():
-            if fault := _fault(own, trained):
+        by_replica = await self._generators.checksums(published)
+        current = {number: served for number, served in by_replica.items() if served.version == version}
+        for number, served in current.items():
+            if fault := _fault(served, trained):
                 raise self._break(
                     "weights",
                     f"generator {number} {fault} (version {version})",
                     "what it samples is not from the policy that is trained: look at run.log for its process, at "
                     "generator.engine_args, and at what else loads weights",
                 )
-        changed = [number for number, own in there.items() if self._served.get(number, own.held) != own.held]
-        self._served |= {number: own.held for number, own in there.items()}
+        changed = [number for number, served in current.items() if self._served.get(number, served.held) != served.held]
+        self._served |= {number: served.held for number, served in current.items()}
         moved, self._sums = self._sums is not None and trained != self._sums, trained
         if changed:
-            own = there[changed[0]]
-            every = "all of them" if own.whole else "what they took of them"
+            served = current[changed[0]]
+            extent = "all of them" if served.whole else "what they took of them"
             text = f"{_counted(changed)} version {version}, which differs from the one before and equals"
-            self._say("weights", "holds", f"{text} the trainer's by checksum ({len(trained):,} tensors, {every})")
-        elif there:
+            self._say("weights", "holds", f"{text} the trainer's by checksum ({len(trained):,} tensors, {extent})")
+        elif current:
             self._unchanged += 1
             if self._unchanged >= STEPS:
                 text = f"the weights are the same after {self._unchanged} versions: training changes nothing"
-                if moved:  # by too little for the generators' precision, or they don't use what they take
+                if moved:  # changes below the generators' precision, or generators don't use the weights they receive
                     text = f"what generators compute with is the same after {self._unchanged} versions"
                 self._say("weights", "doubtful", f"{text}; look at trainer.optimizer.lr and groups/with_signal")
 
     # --- tokens and rewards
 
     def trained(self, groups: Sequence[GroupRecord], figures: Mapping[str, float]) -> None:
-        """A step was trained.
+        """Judge tokens, rewards and scores after a training step.
 
         Args:
-            groups: on which.
-            figures: of the trainer's audit of its tokens (`trainers.generator.receipt.Audit`).
+            groups: the groups of the step's batch.
+            figures: counts from the trainer's audit of its tokens (`trainers.generator.receipt.Audit`).
         """
         self._step += 1
         self._judge_tokens(figures)
@@ -343,7 +345,7 @@ class Contract:
         self._judge_scores(groups)
 
     def tokens_differ(self, error: ContractError) -> ContractError:
-        """The trainer has refused a step."""
+        """Break the `tokens` clause because the trainer refused a step; return the error to raise."""
         assert error.fix is not None
         return self._break("tokens", error.message, error.fix.removesuffix(" (docs/trust.md)"))
 
@@ -397,13 +399,13 @@ class Contract:
 
 
 def _sampled_by(segment: Segment, version: int) -> bool:
-    """Whether these weights sampled all that was sampled of it, and there is something to learn."""
+    """Whether all sampled tokens of `segment` are from policy `version`, and it has target tokens."""
     versions = segment.versions[segment.versions >= 0]
     return bool(len(targets(segment)) and len(versions) and (versions == version).all())
 
 
 def _fault(served: Served, trained: Sums) -> str | None:
-    """What is wrong with what a generator has, where something is."""
+    """Describe how a generator's weights differ from the trainer's; None if they don't."""
     if served.taken is not None and served.taken != trained:
         wrong = [name for name in {**trained, **served.taken} if trained.get(name) != served.taken.get(name)]
         return f"was sent other weights than the trainer has: {len(wrong)} tensors differ, {wrong[0]} among them"

@@ -1,4 +1,4 @@
-"""Held-out scores during the run: episodes beside the training rollouts."""
+"""Held-out evaluation during a run, concurrent with training rollouts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from trainers.rollout.rollouts import Rollouts
 from trainers.rollout.types import VERSIONS, is_bug
 
 TRIES = 3
-"""How often an evaluation is begun whose generator dies, until its score is left out."""
+"""Maximum attempts at an evaluation whose generator dies; after that, its score is left out."""
 
 
 class Episodes:
-    """What a score is made of, added up as episodes end: an evaluation may have millions.
+    """Running totals of an evaluation's episodes, since there may be millions of them.
 
     Args:
-        metric: what is scored; an episode without it counts with its reward.
+        metric: name of the metric that is scored; an episode without it counts with its reward.
     """
 
     def __init__(self, metric: str) -> None:
         self.scores = TaskScores()
-        """Of valid episodes."""
+        """Scores of valid episodes by task."""
         self.lost = self.bugs = 0
         self.first_error: str | None = None
         self.has_metric = False
@@ -37,7 +37,7 @@ class Episodes:
         self._metric = metric
 
     def add(self, episode: Trajectory) -> None:
-        """Count an episode."""
+        """Add an episode to the totals."""
         self.first_error = self.first_error or episode.error
         self.has_metric = self.has_metric or self._metric in episode.metrics
         if episode.valid:
@@ -50,15 +50,15 @@ class Episodes:
 
 
 class Evaluator:
-    """Scores held-out splits and reports them to the run.
+    """Scores held-out splits and reports the scores to the run.
 
-    A score is that of one policy version (`evaluation.pinned`): the weights that serve it are held meanwhile. Where
-    their generator dies, all episodes are played again with the weights that are the newest then.
+    With `evaluation.pinned`, all episodes of a score use one policy version, whose weights are held meanwhile. If the
+    generator that holds them dies, all episodes are repeated with the weights that are then the newest.
 
     Args:
-        run: the run.
-        rollouts: plays the episodes, and records them.
-        generators: what serves them.
+        run: receives scores and warnings.
+        rollouts: rolls out and records the episodes.
+        generators: serve the episodes' requests.
     """
 
     def __init__(self, run: Run, rollouts: Rollouts, generators: GeneratorPool) -> None:
@@ -67,10 +67,10 @@ class Evaluator:
         self._generators = generators
 
     async def evaluate(self, step: int, split: str, count: int) -> Estimate | None:
-        """Score `count` tasks of `split` after training step `step`; pinned, after the step that is held.
+        """Score `count` tasks of `split` after training step `step`; if pinned, after the step of the held weights.
 
         Returns:
-            The score; None where generator after generator died of it.
+            The score; None if generators died in all `TRIES` attempts.
         """
         section = self._run.config.evaluation
         if not section.pinned:
@@ -94,7 +94,7 @@ class Evaluator:
     def _report(self, step: int, split: str, episodes: Episodes) -> Estimate:
         metric = self._run.config.evaluation.metric
         result, valid, bugs = episodes.scores.estimate(), episodes.scores.samples, episodes.bugs
-        if result is None:  # a score of nothing would be a made-up zero
+        if result is None:  # a score of 0 without episodes would be made up
             reason = episodes.first_error or "there are no tasks"
             raise ForgeError(f"no episode of the evaluation on {split} could be played, the first because: {reason}")
         if metric != EvaluationSection.model_fields["metric"].default and not episodes.has_metric:

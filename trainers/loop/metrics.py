@@ -1,4 +1,4 @@
-"""Figures of a training step, under the names that displays and the report know."""
+"""Metrics of a training step, under the names that displays and the report use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainers.buffer.packed import FIXED, GroupRecord
 from trainers.buffer.types import BufferStats, Reservation
 
 AUDIT = "contract/"
-"""How the trainer's figures begin that `trainers.loop.contract` wants, and nobody logs."""
+"""Prefix of the trainer's audit metrics, which are passed to `trainers.loop.contract` and not logged."""
 _METRIC_NAMES = {
     "loss": "grpo_loss/total_loss",
     "entropy": "grpo_loss/entropy",
@@ -20,9 +20,10 @@ _METRIC_NAMES = {
 
 
 def named(trained: Mapping[str, float]) -> dict[str, float]:
-    """The trainer's metrics under the run's names: the loss's own under `grpo_loss/`.
+    """Rename the trainer's metrics to the run's names; those of the loss begin with `grpo_loss/`.
 
-    `grpo_loss/kl_divergence_mean` is to the reference model; without one, to the policy that sampled (`kl_k3`).
+    `grpo_loss/kl_divergence_mean` is the divergence from the reference model, or without one, from the policy that
+    sampled (`kl_k3`).
     """
     result = {_METRIC_NAMES.get(name, _default(name)): value for name, value in trained.items()}
     if "loss/kl_k3" in trained:
@@ -31,7 +32,7 @@ def named(trained: Mapping[str, float]) -> dict[str, float]:
 
 
 def split_audit(trained: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """What the trainer says of a step: the figures of its audit of the tokens, and its metrics as `named`."""
+    """Split a step's metrics from the trainer into those of its token audit and the rest, renamed by `named`."""
     audit = {name: value for name, value in trained.items() if name.startswith(AUDIT)}
     metrics = named({name: value for name, value in trained.items() if name not in audit})
     return {name.removeprefix(AUDIT): value for name, value in audit.items()}, metrics
@@ -59,9 +60,9 @@ def batch_metrics(groups: Sequence[GroupRecord]) -> dict[str, float]:
 
 
 def trained_row(batch: Reservation) -> list[dict[str, Any]]:
-    """What a step was trained on, as `Run.trained` keeps it: one entry for each group.
+    """Return a training step's record for `Run.trained`: one entry for each group of the batch.
 
-    `episodes` are lists: member, reward, mean advantage of its tokens, sampled tokens, turns, whether it was truncated.
+    Each episode is a list: member, reward, mean advantage of its tokens, sampled tokens, turns, 1 if truncated.
     """
     return [
         {
@@ -84,7 +85,7 @@ def trained_row(batch: Reservation) -> list[dict[str, Any]]:
 
 
 def buffer_metrics(stats: BufferStats) -> dict[str, float]:
-    """What the buffer has let go of, since the start of the run."""
+    """Number of repeated uses of groups, and of groups discarded as stale, since the start of the run."""
     counts = {"reused": stats.reused, "discarded_stale": stats.discarded_stale}
     return {f"groups/{name}": float(count) for name, count in counts.items()}
 

@@ -1,4 +1,4 @@
-"""From a recipe's model to running actors: find or build it, warm it up or take that from the cache, start."""
+"""Find or build a recipe's model, warm it up unless that is cached, and start all actors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainers.rollout.types import Links, Preparation
 
 
 class Actors(NamedTuple):
-    """The processes of a run."""
+    """The actors of a run, as the loop calls them."""
 
     trainer: TrainerHandle
     generators: GeneratorPool
@@ -36,7 +36,7 @@ class Actors(NamedTuple):
 
 
 async def find_model(run: Run) -> Path | None:
-    """The checkpoint folder that `model.path` names, fetched from the hub if need be; None where it is built here."""
+    """Return the checkpoint folder of `model.path`, downloading it if necessary; None if the run builds the model."""
     path = run.config.model.path
     if path == TINY:
         return None
@@ -52,16 +52,16 @@ async def find_model(run: Run) -> Path | None:
 async def start_actors(
     run: Run, stack: Stack, environment: Environment, found: Path | None, preparation: type[Preparation]
 ) -> Actors:
-    """Start every actor, on the recipe's checkpoint, which is built and warmed up first if need be.
+    """Start all actors on the recipe's model, which is first built and warmed up if necessary.
 
-    What needs nothing of the other starts beside it: store, buffer, workers, the generators' imports, the trainer.
+    Actors that don't depend on each other start concurrently: store, buffer, workers, the generators' imports, trainer.
 
     Args:
         run: the run.
-        stack: starts them.
-        environment: the recipe's.
-        found: the checkpoint folder, unless it is built here.
-        preparation: the algorithm's part in the workers.
+        stack: starts the actors.
+        environment: the recipe's environment.
+        found: the checkpoint folder; None if the run builds the model.
+        preparation: the algorithm's class that prepares groups in the rollout workers.
     """
     resumed = resumed_model(run)
     warm = None if resumed else _warm_folder(run, environment, found)
@@ -77,30 +77,30 @@ async def start_actors(
         group.create_task(stack.open_store())
         buffer = group.create_task(stack.start_buffer())
         rollouts = group.create_task(_start_rollouts(run, stack, environment, start, preparation))
-        # vLLM takes seconds to import: let it, while the trainer warms up the model it is to serve.
+        # vLLM takes seconds to import: do it while the trainer warms up the model.
         group.create_task(generators.start())
         if serving == start:
             generators.model_ready.set()
         trainer = await stack.start_trainer(start, adapters=serving == start)
         if fresh:
-            await trainer.save_model(str(serving))  # the trainer has drawn its weights: the others need the same
+            await trainer.save_model(str(serving))  # the other actors need the weights that it initialized
         elif serving != start:
             run.stage("warm-up", "supervised fine-tuning on demonstrations")
-            with written_whole(serving, weight_files) as staging:  # another run's is as good, and that reads it
+            with written_whole(serving, weight_files) as staging:  # keep a model that another run saved first and reads
                 await warm_up(run, environment, trainer, staging)
             run.stage("generator", "loading the warmed-up model")
         trainer.folder = serving
-        if serving != start and run.config.lora is not None:  # adapters are for what the warm-up made
+        if serving != start and run.config.lora is not None:  # adapters are added to the warmed-up model
             await stack.restart("trainer")
         generators.model_ready.set()
     other = await _other_reference(run.config, start)
     reference = trainer.reference = await stack.start_reference(
         await stack.staged(other) if other else serving, trainer
     )
-    players = rollouts.result()
-    await players.connect(Links(generators.members(), buffer.result(), reference and reference.actor))
-    generators.follow(players.follow)
-    return Actors(trainer, generators, buffer.result(), players)
+    started_rollouts = rollouts.result()
+    await started_rollouts.connect(Links(generators.members(), buffer.result(), reference and reference.actor))
+    generators.follow(started_rollouts.follow)
+    return Actors(trainer, generators, buffer.result(), started_rollouts)
 
 
 async def _start_rollouts(
@@ -116,7 +116,7 @@ async def _start_rollouts(
 
 
 async def _other_reference(config: RunConfig, own: Path) -> Path | None:
-    """The folder of `grpo.reference.path`, which must know the same tokens as the model in `own`."""
+    """Return the folder of `grpo.reference.path` after checking that its vocabulary equals that of `own`."""
     name = config.grpo.reference.path
     if name is None:
         return None
@@ -129,14 +129,14 @@ async def _other_reference(config: RunConfig, own: Path) -> Path | None:
 
 
 def resumed_model(run: Run) -> Path | None:
-    """The model of the checkpoint that the run continues from, unless that from before RL is needed too."""
+    """Return the model of the checkpoint to resume from; None if the model from before RL is needed too."""
     if not run.resume or run.config.grpo.reference.source == "initial" or run.config.lora is not None:
         return None
     return Checkpoints(run).model()
 
 
 def _cached(run: Run, warm: Path | None) -> Path | None:
-    """The warmed-up model, if it was made before and is whole."""
+    """Return the cached warmed-up model if it exists and is valid, else None."""
     if warm is None or not weight_files(warm):
         return None
     try:
@@ -150,7 +150,7 @@ def _cached(run: Run, warm: Path | None) -> Path | None:
 
 
 def build_tiny(run: Run, environment: Environment) -> Path:
-    """The folder of the small model that the recipe describes, yet without weights; built unless it is there."""
+    """Return the folder of the recipe's small model, without weights; it is created if missing."""
     config = run.config
     folder = cache_dir(config.model.cache_dir) / "models" / f"tiny-{cache_key(config, environment, warm=False)}"
     if not (folder / "config.json").is_file():
@@ -162,7 +162,7 @@ def build_tiny(run: Run, environment: Environment) -> Path:
 
 
 def _warm_folder(run: Run, environment: Environment, found: Path | None) -> Path | None:
-    """Where the warmed-up model is or will be; None where the recipe has no warm-up."""
+    """Return the path of the warmed-up model, which may not exist yet; None if the recipe has no warm-up."""
     config = run.config
     if not warms_up(config):
         return None

@@ -1,12 +1,13 @@
-"""New weights on their way from the trainer to the generators, while the trainer goes on with the next step.
+"""Publish new weights from the trainer to the generators while the trainer computes the next step.
 
     trainer: train c | snapshot | train c + 1 ........... | snapshot | ...
                          \\ pull -> swap -> release   \\ ...
 
-The generators are told where the snapshot lies; the store's index learns of it meanwhile. One version at a time: the
-next snapshot waits until the version before has arrived, which a generator that is much slower than the others doesn't
-delay (`trainers.generator.pool`). The buffer's window allows for it: between the trainer's version and the one that has
-arrived lies at most one step, whose groups still hold their slots (`trainers.buffer.window`).
+The update message to the generators carries the snapshot's location, while the store's index is updated concurrently.
+Only one version is in transit: the next snapshot waits until the previous version has arrived, which a generator that
+is much slower than the others doesn't delay (`trainers.generator.pool`). The buffer's window allows for this: the
+trainer's version is at most one step ahead of the version that has arrived, and that step's groups still hold their
+slots (`trainers.buffer.window`).
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Publisher:
     """Publishes policy versions in order.
 
     Args:
-        trainer: where they come from.
-        generators: where they go.
-        buffer: told when they have arrived.
-        tasks: children of the run; a failure on the way ends the run.
-        contract: sees to it that what arrives is what was trained.
+        trainer: provides the weights.
+        generators: receive the weights.
+        buffer: releases groups when a version has arrived.
+        tasks: task group of the run; a failure to publish ends the run.
+        contract: checks that the weights that arrive are those of the trainer.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Publisher:
         self._metrics: dict[str, float] = {}
 
     async def publish(self, version: int) -> None:
-        """Take a snapshot of the weights and send it off as `version`."""
+        """Take a snapshot of the weights and start sending it as `version`, after the previous version has arrived."""
         await self.settled()
         logger.info(f"Pushing weights for policy version {version}")
         published, indexed = await self._trainer.begin_push(version)
@@ -66,12 +67,12 @@ class Publisher:
         self._under_way = self._tasks.create_task(self._carry(version, published, sums, arriving))
 
     async def settled(self) -> None:
-        """Wait until the version under way, if any, has arrived."""
+        """Wait until the version in transit, if any, has arrived."""
         if self._under_way is not None:
             await asyncio.shield(self._under_way)
 
     def close(self) -> None:
-        """What is still under way need not arrive."""
+        """Cancel the version in transit, if any."""
         if self._under_way is not None:
             self._under_way.cancel()
 
@@ -88,6 +89,6 @@ class Publisher:
         self._metrics = {f"weights/{name}": value for name, value in (pushed | swapped).items()}
 
     def take_metrics(self) -> dict[str, float]:
-        """Seconds and bytes of the last version that has arrived since the last call."""
+        """Return times in seconds and sizes in bytes of the newest version that arrived since the last call."""
         metrics, self._metrics = self._metrics, {}
         return metrics

@@ -1,4 +1,4 @@
-"""The reference model as the loop sees it: log-probabilities for a batch, and when a lagging copy catches up."""
+"""Client of the reference model: log-probabilities for a batch, and updates of a lagging copy of the policy."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trainers.buffer.types import GroupBuffer
 
 
 class Reference:
-    """The `ReferenceModel` actor. A lagging copy becomes the policy when it is `section.every` versions behind.
+    """Client of the `ReferenceModel` actor. A lagging copy loads the policy when it is `section.every` versions behind.
 
-    After a resume a lagging copy starts from the policy of the checkpoint: the copy it had, where checkpoints are
-    saved at multiples of `every`.
+    After a resume, a lagging copy starts from the policy of the checkpoint. This equals its earlier weights if
+    checkpoints are saved at multiples of `every`.
 
     Args:
-        actor: `ReferenceModel`, which does one thing at a time.
-        section: of the recipe.
+        actor: `ReferenceModel` actor, which processes one call at a time.
+        section: reference section of the recipe.
     """
 
     def __init__(self, actor: Any, section: ReferenceSection) -> None:
@@ -34,26 +34,26 @@ class Reference:
         self._clock = RemoteClock()
 
     async def score(self, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> dict[str, float]:
-        """Give the segments of `step` that are `computed` their `ref_logprobs`; returns the seconds it took."""
+        """Set `ref_logprobs` of the segments of `step` that `computed` selects; return the seconds it took."""
         started = time.perf_counter()
         await result(self.actor.score.call(buffer, step, computed))
         return {"reference_s": time.perf_counter() - started}
 
     async def follow(self, version: int) -> None:
-        """Policy `version` is published, and held by the store until the next one is."""
+        """Load policy `version` if it is due. The store holds a published version until the next one is published."""
         if self._every is not None and version - self.version >= self._every:
             await result(self.actor.load_version.call(version))
             self.version = version
 
     async def look(self, timeline: Timeline | None) -> None:
-        """Ask what it has done with its time, which goes on the timeline."""
+        """Fetch the actor's time account and add its spans to the timeline, if any."""
         asked = read_clock()
-        self._seconds, spans, told = await result(self.actor.get_account.call_one())
-        self._clock.heard(asked, told, read_clock())
+        self._seconds, spans, remote = await result(self.actor.get_account.call_one())
+        self._clock.heard(asked, remote, read_clock())
         if timeline is not None:
             for doing, start, end in spans:
                 timeline.span("reference", doing, self._clock.here(start), self._clock.here(end))
 
     def take_times(self) -> dict[str, float]:
-        """Seconds by what was done, since the last call, as far as `look` has seen."""
+        """Return seconds by activity since the last call, as of the last `look`."""
         return self._since_taken(self._seconds)

@@ -1,4 +1,4 @@
-"""The actors of a run, as plain objects: the loop calls methods and knows nothing of meshes and endpoints."""
+"""Start, watch, restart and stop the actors of a run, so that the training loop needs no Monarch meshes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ T = TypeVar("T")
 Placed = Callable[[], Awaitable[Any]]
 RDMA = "TORCHSTORE_USE_RDMA"
 NAMED_S = 2.0
-"""How long after a failed call the news may take of whose death it was."""
+"""Seconds to wait, after a failed call, for the notice of the actor's death that may have caused it."""
 
-# Settings that libraries read once, when they start, in this process and in its children; Monarch's: `trainers.actors`.
+# Read by libraries once at import, in this process and its children. Monarch's variables are in `trainers.actors`.
 PROCESS_ENVIRONMENT = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",
@@ -51,10 +51,10 @@ PROCESS_ENVIRONMENT = {
 
 
 def prepare_controller() -> None:
-    """Set what libraries read at import, and look for garbage as seldom as actors do; call it before their import."""
+    """Set environment variables of libraries and the actors' garbage collection thresholds; call it before imports."""
     for name, value in PROCESS_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if RDMA in os.environ:  # the documents' name for what TorchStore reads
+    if RDMA in os.environ:  # documented name; TorchStore reads the other one
         os.environ["TORCHSTORE_RDMA_ENABLED"] = str(int(_asks_for_rdma()))
     gc.set_threshold(*SELDOM)
 
@@ -64,7 +64,7 @@ def _asks_for_rdma() -> bool:
 
 
 def tell_of_rdma(run: Run) -> None:
-    """Say what becomes of it, where somebody asks for RDMA by the documents' variable."""
+    """Warn about the limited effect of RDMA if the documented variable requests it."""
     if _asks_for_rdma():
         run.warn(
             f"{RDMA} acts on TorchStore's index of the weights alone: the weights themselves go through memory on one "
@@ -73,10 +73,10 @@ def tell_of_rdma(run: Run) -> None:
 
 
 class RoleDiedError(ForgeError):
-    """An actor of the run has died that has no twin to take its place.
+    """An actor without replicas has died.
 
     Attributes:
-        role: which: "trainer", "reference", "buffer" or "weights".
+        role: "trainer", "reference", "buffer" or "weights".
     """
 
     def __init__(self, role: str, why: str) -> None:
@@ -88,14 +88,16 @@ ROLES = {"trainer": "trainer", "reference": "reference model", "buffer": "replay
 
 
 class Stack:
-    """Weight store, trainer, buffer, reference and generators of a run; `async with` guarantees their end.
+    """The actors of a run, which are guaranteed to be stopped when `async with` ends.
 
-    Generators heal by themselves (`GeneratorPool`). The death of another actor ends what `unless_one_dies` does, and
-    whoever called that may `restart` it.
+    They are the weight store, trainer, buffer, reference model, rollout workers and generators.
+
+    Generators are restarted by `GeneratorPool`. When another actor dies, `unless_one_dies` cancels its work and raises;
+    the caller may then `restart` the actor.
 
     Args:
         config: the recipe.
-        hosts: where everything is started; None: on this machine.
+        hosts: hosts to start actors on; None: this machine.
     """
 
     def __init__(self, config: RunConfig, hosts: Hosts | None = None) -> None:
@@ -104,7 +106,7 @@ class Stack:
         self._actors: dict[str, Any] = {}
         self._watches: dict[str, asyncio.Future[None]] = {}
         self._again: dict[str, Callable[[], Awaitable[None]]] = {}
-        """How to start an actor of whom there was one before."""
+        """Functions that restart an actor, by role."""
         self._death: asyncio.Future[None] | None = None
         self._pool: GeneratorPool | None = None
         self._crew: Crew | None = None
@@ -122,18 +124,19 @@ class Stack:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             await self.close()
-        except Exception:  # whatever fails here is a consequence: it must not hide what ended the run
+        except Exception:  # errors here are consequences: they must not mask the error that ended the run
             if error is None:
                 raise
             logger.exception("while ending the actors")
 
-    # --- deaths
+    # --- actor deaths
 
     async def unless_one_dies(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work`, and cancel it when an actor dies.
+        """Await `work`, and cancel it when an actor dies.
 
         Raises:
-            RoleDiedError: which one did, whatever `work` made of it; another that died too is told the next time.
+            RoleDiedError: an actor died, even if `work` raised another error because of it. Names one actor; if a
+                second one died too, the next call raises for it.
         """
         death = self._death = asyncio.get_running_loop().create_future()
         for role, watch in list(self._watches.items()):
@@ -151,11 +154,11 @@ class Stack:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             if death.done():
-                death.exception()  # seen
+                death.exception()  # mark as retrieved
             death.cancel()
 
     def _watch(self, role: str, watch: asyncio.Future[None]) -> None:
-        """Tell of the end of an actor when `watch` does."""
+        """Report the death of the actor of `role` when `watch` ends."""
         self._watches[role] = watch
         watch.add_done_callback(partial(self._ended, role))
 
@@ -163,12 +166,12 @@ class Stack:
         if watch.cancelled() or self._watches.get(role) is not watch:
             return
         why = watch.exception()
-        if self._death is not None and not self._death.done():  # else it is told to whoever works next
-            del self._watches[role]  # and once: `restart` is up to whoever is told
+        if self._death is not None and not self._death.done():  # otherwise the next `unless_one_dies` reports it
+            del self._watches[role]  # report once; the caller restarts it
             self._death.set_exception(RoleDiedError(role, str(why)))
 
     async def restart(self, role: str) -> None:
-        """End what is left of an actor and start it again, as it was started."""
+        """Stop the remaining processes of a dead actor and start it again with the same arguments."""
         await self._end(role, dead=True)
         await self._again[role]()
 
@@ -182,10 +185,10 @@ class Stack:
             await ForgeActor.shutdown(actor, dead=dead)
 
     async def _start(self, role: str, placed: Placed, *args: Any, **kwargs: Any) -> Any:
-        """Place an actor, watch it, set it up.
+        """Place and launch an actor, watch it, and run its setup.
 
         Raises:
-            RoleDiedError: it died before it could be watched.
+            RoleDiedError: the actor died before it could be watched.
         """
         try:
             actor_class = await placed()
@@ -200,11 +203,11 @@ class Stack:
     # --- actors
 
     def host_metrics(self) -> dict[str, float]:
-        """How busy each host was since the last call (`Hosts.metrics`); nothing where all is on this machine."""
+        """Load of each host since the last call (`Hosts.metrics`); empty if everything runs on this machine."""
         return {} if self._hosts is None else self._hosts.metrics()
 
     async def staged(self, model: Path) -> Path:
-        """A model's folder as every process sees it."""
+        """Path of a model's folder that all hosts can read: the folder itself or a copy in the cache."""
         return model if self._hosts is None else await self._hosts.staged(model)
 
     async def open_store(self) -> None:
@@ -221,15 +224,15 @@ class Stack:
         await start()
 
     async def forget_weights_but(self, version: int) -> None:
-        """Drop versions that a trainer has left behind which is gone."""
+        """Drop all other policy versions from the store: those left by a dead trainer."""
         await self._store.drop_all_but(version)
 
     async def start_trainer(self, folder: Path, *, adapters: bool = True) -> TrainerHandle:
-        """Start the trainer on a checkpoint folder.
+        """Start the trainer on a Hugging Face checkpoint folder.
 
         Args:
-            folder: of the checkpoint.
-            adapters: train adapters where the recipe says so; off: until it is started again, all weights.
+            folder: the checkpoint folder.
+            adapters: train adapters if the recipe says so; False: train all weights until the trainer is restarted.
         """
         from trainers.titan.trainer import TitanTrainer
 
@@ -262,7 +265,7 @@ class Stack:
         return trainer
 
     async def start_reference(self, folder: Path, trainer: TrainerHandle) -> Reference | BaseReference | None:
-        """Start the reference model on a checkpoint folder, unless the trainer has it; None: the recipe has none."""
+        """Start the reference model on a checkpoint folder, or use the trainer's; None if the recipe has none."""
         config = self._config
         section = config.grpo.reference
         if not config.has_reference:
@@ -317,7 +320,7 @@ class Stack:
         return buffer
 
     async def start_workers(self, run_folder: Path, model: Path, preparation: type[Preparation]) -> Crew:
-        """Start the rollout workers, with the tokenizer of a checkpoint folder."""
+        """Start the rollout workers with the tokenizer of the checkpoint folder `model`."""
         from trainers.rollout.crew import Crew
         from trainers.rollout.worker import RolloutWorker
 
@@ -330,7 +333,7 @@ class Stack:
         return crew
 
     def generators(self, folder: Path) -> GeneratorPool:
-        """The generators, to be started; set `model_ready` when there is a model in `folder`."""
+        """Create the generators without starting them; set `model_ready` once `folder` contains the model."""
         from trainers.actors.spare import Spare
         from trainers.generator.generator import Generator, import_engine
 
@@ -353,7 +356,7 @@ class Stack:
             placed = self._placed(kind, name, procs, with_gpus=section.with_gpus, gpus=gpus, **environment)
 
             async def launch(life: int, placed: Placed = placed, number: int = number) -> Any:
-                seed = (config.seed + life) * section.num_replicas + number  # another life draws other samples
+                seed = (config.seed + life) * section.num_replicas + number  # restarts draw different samples
                 return await (await placed()).launch(
                     {**engine_args, "seed": seed}, {}, process, section.recompute_on_update, section.apart
                 )
@@ -379,9 +382,10 @@ class Stack:
         gpus: int | None = None,
         **environment: str,
     ) -> Placed:
-        """Finds the place of an actor at each of its starts, and gives its class with its processes there.
+        """Return a function that, at each start of an actor, chooses its host and returns its configured class.
 
-        They have GPUs of their own, by default one each, which on this machine are the same at each start.
+        Processes with GPUs get them exclusively (shared between roles if `job.share_gpus`), by default one each. On
+        this machine, an actor has the same GPUs at each start.
         """
         if self._hosts is None:
             environment |= self._placement.take(procs * with_gpus if gpus is None else gpus, name.rstrip(string.digits))
@@ -397,7 +401,7 @@ class Stack:
         return placed
 
     async def close(self) -> None:
-        """End every process, those first that ask others: nothing may be left that waits for another."""
+        """Stop every process, callers before the actors they call, so that none is left waiting for another."""
         if self._crew is not None:
             crew, self._crew = self._crew, None
             await crew.stop()
@@ -414,7 +418,7 @@ class Stack:
 
 
 def _caused_by_a_death(error: BaseException | None) -> bool:
-    """Whether an error may be the consequence of an actor's death, of which the news are on their way."""
+    """Whether an error may be the consequence of an actor's death that has not been reported yet."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_caused_by_a_death, error.exceptions))
     return isinstance(error, InfrastructureError) or (error is not None and _caused_by_a_death(error.__cause__))

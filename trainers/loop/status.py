@@ -1,4 +1,4 @@
-"""Once a second: live figures, where everybody's time goes, and whether anything still moves."""
+"""Live metrics, time accounts and progress monitoring, once a second."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trainers.loop.watchdog import INTERVAL_S, Watchdog
 from trainers.rollout.rollouts import Rollouts
 
 ANSWER_S = 5.0
-"""After this long an actor that is asked for its figures counts as one that does not answer."""
+"""Seconds after which an actor that doesn't return its metrics counts as unresponsive."""
 
 T = TypeVar("T")
 
 
 class Status:
-    """Watches the actors of a training session."""
+    """Monitors the actors of a training session."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class Status:
         self._asked_at = time.perf_counter()
         """When the generators last answered."""
         self._counted = (0.0, self._asked_at)
-        """Tokens sampled, and when, as far as `metrics` has told."""
+        """Number of sampled tokens and its time, as of the last call of `metrics`."""
         self._watchdog = Watchdog(run, run.config.watchdog, self.diagnose)
 
     async def report(self, buffer: GroupBuffer[Any]) -> None:
-        """Show live figures until cancelled.
+        """Show live metrics until cancelled.
 
         Raises:
             ForgeError: no progress for longer than the recipe allows, or a generator's engine has failed.
@@ -61,43 +61,43 @@ class Status:
             self._generators.check()
             self._silent.clear()
             stats = await self._answer(self._generators.stats(), "a generator", self._stats)
-            held = await self._answer(buffer.stats(), "the replay buffer", None)
+            buffer_stats = await self._answer(buffer.stats(), "the replay buffer", None)
             await self._answer(self._rollouts.look(), "a rollout worker", None)
             if self._reference is not None:
                 await self._answer(self._reference.look(self._run.timeline), "the reference model", None)
             now = time.perf_counter()
             before, self._stats, seconds, self._asked_at = self._stats, stats, now - self._asked_at, now
-            if held is not None:
-                self._held = held
-                self._show(now, seconds, before, held)
+            if buffer_stats is not None:
+                self._held = buffer_stats
+                self._show(now, seconds, before, buffer_stats)
             trained, tokens = self._run.state.step, self._stats.get("tokens")
             await self._watchdog.look((tokens, self._rollouts.episodes_ended, trained, self._trainer.since))
 
     async def _answer(self, call: Awaitable[T], who: str, otherwise: T) -> T:
-        """What an actor answers; one that does not is what the watchdog looks for, and must not keep it waiting."""
+        """Return an actor's answer, or `otherwise` after `ANSWER_S`, so that a stuck actor can't block the watchdog."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await call
-        except (TimeoutError, ActorDiedError):  # of a death the run is told elsewhere, and goes on
+        except (TimeoutError, ActorDiedError):  # the stack and the generator pool handle deaths
             self._silent.append(f"{who} does not answer")
             return otherwise
 
     def _show(self, now: float, seconds: float, before: dict[str, float], held: BufferStats) -> None:
-        moved = {name: value - before.get(name, 0.0) for name, value in self._stats.items()} if before else {}
-        rate = moved.get("tokens", 0.0) / seconds
+        deltas = {name: value - before.get(name, 0.0) for name, value in self._stats.items()} if before else {}
+        rate = deltas.get("tokens", 0.0) / seconds
         running, ready = self._rollouts.episodes_running, held.ready
         self._run.status(tokens_per_s=rate, in_flight=running, buffer=ready)
         if (timeline := self._run.timeline) is not None:
             timeline.counter("tokens/s", now, sampled=rate)
             timeline.counter("in flight", now, episodes=running, groups_ready=ready)
             timeline.counter("generators up", now, replicas=self._stats.get("replicas", 0.0))
-            doing = {name.removeprefix("time/"): value for name, value in moved.items() if name.startswith("time/")}
+            doing = {name.removeprefix("time/"): value for name, value in deltas.items() if name.startswith("time/")}
             timeline.counter("generators", now, **{name: value / seconds for name, value in doing.items()})
 
     def diagnose(self) -> str:
-        """What every actor is at, in one line."""
-        if short := self._rollouts.gate.diagnose():
-            return short
+        """Describe in one line what the actors are doing."""
+        if shortage := self._rollouts.gate.diagnose():
+            return shortage
         if self._silent:
             return "; ".join([*self._silent, self._rollouts.longest_waiting()])
         trainer = f"the trainer has been in '{self._trainer.doing}' for {self._ago(self._trainer.since)}"
@@ -109,9 +109,10 @@ class Status:
         return duration(time.perf_counter() - since)
 
     def metrics(self) -> dict[str, float]:
-        """Since the last call: `time/ACTOR/WHAT`, seconds (those of an actor sum to its time), and tokens a second.
+        """Return time accounts and tokens per second since the last call.
 
-        `generator/replicas`, where there are several: how many of them are up.
+        `time/ACTOR/WHAT` are seconds; those of an actor sum to its time. With several generators, `generator/replicas`
+        is the number that is up.
         """
         generator = {
             name.removeprefix("time/"): value for name, value in self._stats.items() if name.startswith("time/")
@@ -127,6 +128,6 @@ class Status:
         if self._run.config.generator.num_replicas > 1:
             times["generator/replicas"] = self._stats.get("replicas", 0.0)
         (tokens, at), self._counted = self._counted, (self._stats.get("tokens", 0.0), self._asked_at)
-        if self._asked_at <= at:  # they have not been asked since
+        if self._asked_at <= at:  # the generators have not answered since
             return times
         return times | {"generator/tokens_per_s": (self._counted[0] - tokens) / (self._asked_at - at)}

@@ -1,8 +1,8 @@
-"""What goes on around an algorithm: actors, accounts, held-out scores, checkpoints, the run's record, its end.
+"""The training system around an algorithm: actors, time accounts, held-out evaluation, checkpoints, metrics, shutdown.
 
-An algorithm (`trainers.algorithms.grpo`) is two loops, `generate` and `learn`, and calls what is here by plain verbs.
-Both are children of one task group with evaluations and status: the first failure cancels the others and ends the run
-with its cause.
+An algorithm (for example `trainers.algorithms.grpo`) consists of two loops, `generate` and `learn`, which call the
+methods of `System`. Both loops run in one task group together with evaluations and status reports: the first failure
+cancels the rest and ends the run with its cause.
 """
 
 from __future__ import annotations
@@ -47,58 +47,61 @@ if TYPE_CHECKING:
 
 MAX_DISCARDED_IN_A_ROW = 20
 MAX_DEATHS_IN_A_ROW = 3
-"""Deaths of actors that are survived without a step trained in between."""
+"""Actor deaths that a run survives without completing a training step in between."""
 PATIENCE = 20
-"""Batches of groups that the filter drops, in a row, after which there is nothing to learn from."""
+"""Consecutive batches' worth of groups dropped by the filter after which the run fails."""
 HEAR_S = 1.0
-"""How long a checkpoint waits for what a worker has to say of a group that the buffer has already."""
+"""Seconds that a checkpoint waits for the reports of groups that the buffer already holds."""
 HALT_S = 10.0
-"""How long the generators may take to give up what they have under way."""
+"""Seconds that the generators may take to abort their requests."""
 LAST_SAVE_S = 60.0
-"""How long saving may take when a failure ends the run."""
+"""Seconds that saving a checkpoint may take when a failure ends the run."""
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
 class Algorithm(ABC):
-    """What is sampled and what is learned; created again for every session of a run."""
+    """Base class of training algorithms: how to sample groups and how to learn from them.
+
+    Every session of a run, including a resumed one, creates a new instance.
+    """
 
     @abstractmethod
     def __init__(self, system: System) -> None: ...
 
     preparation: ClassVar[type[Preparation] | None] = None
-    """What it does in the rollout workers with each group."""
+    """Class that rollout workers apply to each group."""
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """Refuse a recipe that the algorithm can't run, before anything is started."""
+        """Reject a recipe that the algorithm can't run, before anything is started."""
         return
 
     @abstractmethod
     async def generate(self) -> None:
-        """Fill the buffer until cancelled."""
+        """Add groups to the buffer until cancelled."""
 
     @abstractmethod
     async def learn(self) -> None:
         """Train until `System.batches` ends."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, as JSON."""
+        """Return the algorithm's state for a checkpoint, as JSON."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the state that `state_dict` returned."""
         return
 
 
 class Method(Trainer):
-    """An algorithm as what `method` in a recipe names (entry points `forge_env.trainers`)."""
+    """Adapter that makes an algorithm usable as a recipe's `method` (entry points `forge_env.trainers`)."""
 
     def __init__(self, algorithm: type[Algorithm]) -> None:
         self.algorithm = algorithm
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a recipe that can't work, before anything is started."""
+        """Reject a recipe that can't work, before anything is started."""
         prepare_controller()
         if self.algorithm.preparation is None:
             raise PluginError(
@@ -109,17 +112,17 @@ class Method(Trainer):
         self.algorithm.check(config)
 
     def plan(self, config: RunConfig, question: Question) -> Iterator[str]:
-        """What a recipe will take."""
+        """Forecast the resources that a recipe needs, as lines of text."""
         return plan(config, question)
 
     async def __call__(self, run: Run) -> None:
-        """Run the recipe `run.config` to its end, or until `run.stop`."""
+        """Run the recipe `run.config` until it is complete or `run.stop` is set."""
         with scratch_folder():
             prepare_controller()
             await self.play(run)
 
     async def play(self, run: Run) -> None:
-        """Start everything that the recipe names, and let the algorithm run on it."""
+        """Start all actors of the recipe and run the algorithm on them."""
         config, checkpoints = run.config, Checkpoints(run)
         checkpoints.tidy()
         if run.resume and _complete(run, checkpoints.step):
@@ -127,17 +130,17 @@ class Method(Trainer):
             return
         tell_of_rdma(run)
         run.stage("model", config.model.path)
-        found = await find_model(run)
+        model = await find_model(run)
         if run.resume:
-            await asyncio.to_thread(checkpoints.verify, found)
+            await asyncio.to_thread(checkpoints.verify, model)
         environment: Environment = fe.make(config.environment.name, **config.environment.options)
         run.facts["reward"] = reward_definition(environment)
         preparation = self.algorithm.preparation
-        assert preparation is not None  # `check` has seen to it
+        assert preparation is not None  # guaranteed by `check`
         async with Stack(config, await find_hosts(run)) as stack:
-            watch = Watchdog(run, config.watchdog, lambda: stage_of(run))
-            starting = watch.while_doing(
-                start_actors(run, stack, environment, found, preparation), lambda: stage_of(run)
+            watchdog = Watchdog(run, config.watchdog, lambda: stage_of(run))
+            starting = watchdog.while_doing(
+                start_actors(run, stack, environment, model, preparation), lambda: stage_of(run)
             )
             actors = await stack.unless_one_dies(unless_stopped(run, starting))
             if actors is None:
@@ -149,21 +152,21 @@ class Method(Trainer):
                 run.stage("shutdown")
             finally:
                 await actors.rollouts.close()
-            with suppress(TimeoutError):  # one that is held up is killed below
+            with suppress(TimeoutError):  # a generator that hangs is killed when the stack closes
                 async with asyncio.timeout(HALT_S):
                     await actors.generators.halt()
         checkpoints.tidy()
 
 
 class System:
-    """What an algorithm works with, from its first rollout to its last step.
+    """Interface between an algorithm and the actors of a run, from the first rollout to the last training step.
 
     Attributes:
         config: the recipe.
-        rollouts: has groups and held-out tasks played.
-        buffer: holds what waits to be trained on.
-        trainer: trains.
-        step: training steps done, which is the trainer's policy version.
+        rollouts: rolls out groups and held-out tasks in the rollout workers.
+        buffer: groups that wait to be trained on.
+        trainer: the trainer's endpoints.
+        step: number of completed training steps, which equals the trainer's policy version.
     """
 
     def __init__(self, run: Run, stack: Stack, actors: Actors) -> None:
@@ -181,41 +184,41 @@ class System:
         self._counters = BufferStats()
         self._trained_at: list[float] = []
         self._at_rest: Saved | None = None
-        """The last moment at which nothing was under way; in synchronous mode only, where there is one every step."""
+        """State collected when no group was in progress. Only synchronous mode has such a moment, once every step."""
         self._unsettled = False
-        """The trainer or the buffer isn't at `step`: the one trains, or both are being set back."""
+        """Whether trainer or buffer may not be at `step`: during a training step, and while both are being restored."""
         self._discarded_in_a_row = self._dropped_in_a_row = 0
         self._warned_late = False
         """Whether a warning about dropped late episodes was logged."""
         self._said_lost: dict[str, str] = {}
-        """What was said of lost groups by the kind of reason: a run says it once of each, and counts."""
+        """Warnings about lost groups by kind of reason: an identical text is shown once per run and counted."""
         self._results: dict[int, float] = {}
-        """Of groups by position, how they went: what the order of tasks has not learned from yet."""
+        """Success of groups by position, not yet passed to the task order."""
         self._under_way: set[int] = set()
-        """Positions of groups that were admitted and not settled."""
+        """Positions of groups that were admitted and are not settled yet."""
         self._changed = asyncio.Event()
         self._unlogged: tuple[Reservation, dict[str, float]] | None = None
-        """A step that is trained, and what it gave, until that is logged."""
+        """Batch and metrics of a step that is trained but not logged yet."""
         self._deaths_in_a_row = 0
-        """Deaths of actors since the last step that was trained."""
+        """Actor deaths since the last training step."""
         self._dead: set[str] = set()
-        """Roles whose actors have to be started again."""
+        """Roles whose actors must be restarted."""
         self._evaluation: asyncio.Task[Estimate | None] | None = None
 
-    # --- what an algorithm calls
+    # --- methods for algorithms
 
     async def admit(self) -> Ticket:
-        """Wait for a slot of the buffer, and for memory; the ticket of a group to roll out."""
+        """Wait for a buffer slot and for free memory, then return the ticket of a group to roll out."""
         ticket = await self.buffer.admit()
         self._under_way.add(ticket.index)
         await self.rollouts.gate.room()
         return ticket
 
     async def settle(self, ticket: Ticket, report: GroupReport) -> None:
-        """A group was played: it is in the buffer, or another is rolled out in its place.
+        """Process the report of a group: if it was lost or dropped, free its slot for a replacement.
 
         Raises:
-            ForgeError: group after group can't be trained on, or isn't wanted.
+            ForgeError: too many groups in a row were lost or dropped by the filter.
             ContractError: the model was not shown the task.
         """
         self.contract.opened(report.opening)
@@ -226,7 +229,7 @@ class System:
                 f"{self.config.grpo.group_timeout_s:g} and are left out, so its baseline is that of faster episodes "
                 "(episode/late counts them); raise it, or set grpo.on_timeout to zero or wait"
             )
-        if report.fate == Fate.LOST:  # infrastructure or the environment failed: never a zero
+        if report.fate == Fate.LOST:  # infrastructure or the environment failed, so no reward of 0 is recorded
             await self._replace(ticket, report)
         elif report.fate == Fate.DROPPED:
             await self._drop(ticket)
@@ -236,7 +239,7 @@ class System:
             self.run.not_trained(ticket.index, report.fate, report.why_lost[0])
         if report.fate == Fate.STALE:
             self.run.warn("a group was dropped as stale: this should not happen, please report it")
-        if report.success is not None:  # from here on it counts, and only once: the buffer knows what became of it
+        if report.success is not None:  # recorded last and once, after the buffer knows the outcome
             self._results[ticket.index] = report.success
         self._under_way.discard(ticket.index)
         self._changed.set()
@@ -245,8 +248,8 @@ class System:
         reason, fix = report.why_lost
         logger.info("group %d is replaced: %s", ticket.index, reason)
         self._discarded_in_a_row += 1
-        said = f"no episode of a group can be trained on, so the group is replaced: {one_line(reason)}; {fix}"
-        self.run.warn(self._said_lost.setdefault(reason.partition(":")[0], said))
+        message = f"no episode of a group can be trained on, so the group is replaced: {one_line(reason)}; {fix}"
+        self.run.warn(self._said_lost.setdefault(reason.partition(":")[0], message))
         if self._discarded_in_a_row >= MAX_DISCARDED_IN_A_ROW:
             text = f"{MAX_DISCARDED_IN_A_ROW} groups in a row could not be trained on; the last because: {reason}"
             raise ForgeError(text, fix=fix)
@@ -264,7 +267,7 @@ class System:
         await self.buffer.discard(ticket)
 
     async def batches(self) -> AsyncIterator[Reservation]:
-        """What to train on, step by step, until the recipe's last step or until the run is asked to stop."""
+        """Yield the batch of each step until the recipe's last step or until the run is asked to stop."""
         steps = self.config.grpo.steps
         while self.step < steps and not self.run.stop.is_set():
             self._account.enter("wait for episodes")
@@ -278,7 +281,7 @@ class System:
             self.run.note(f"Reached training limit ({steps} steps)")
 
     async def train(self, batch: Reservation) -> dict[str, float]:
-        """Update the weights from a batch, which goes from the buffer to the processes that compute it; metrics."""
+        """Update the weights from a batch and return metrics; the data goes directly from the buffer to the trainer."""
         self._account.enter("book-keeping")
         await self.contract.before_training(batch)
         self._unsettled = True
@@ -286,7 +289,7 @@ class System:
         try:
             async with self._alone():
                 trained = await self.trainer.train_on(self.buffer, batch, self._account)
-        except ForgeError as error:  # it gave up by itself, between two updates
+        except ForgeError as error:  # raised by the trainer itself, between two updates: its state is consistent
             self._unsettled = False
             if isinstance(error, ContractError):
                 raise self.contract.tokens_differ(error) from error
@@ -296,7 +299,7 @@ class System:
         self._unlogged = batch, metrics
         self.contract.trained(batch.groups, audit)
         self._account.enter("book-keeping")
-        if self.synchronous:  # all groups were in the batch, or are gone: nothing is left but to hear of the last ones
+        if self.synchronous:  # every group is in the batch or gone; wait for the last reports
             await self._all_settled()
         self._learn_from_results()
         if self.synchronous:
@@ -308,7 +311,7 @@ class System:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Inside, the trainer has the GPU, or the processors, to itself, if the recipe wants that."""
+        """Let the generators sleep inside the block, so that the trainer has the GPU or CPUs, if the recipe says so."""
         if not self.config.generator.sleep:
             yield
             return
@@ -320,9 +323,10 @@ class System:
                 await self.trainer.release_memory()
 
     async def publish(self, version: int) -> None:
-        """Send the weights off to the generators as `version`, where they are due; the version before has to arrive.
+        """Push the weights to the generators as `version` if a push is due, after the previous version has arrived.
 
-        None are due any more in a run that was asked to stop: nobody will play with them.
+        A push is due every `grpo.sync_interval` versions, and for a version that is evaluated. After a stop request
+        none is, because the weights would not be used.
         """
         every = self.config.evaluation.every
         evaluated = version >= self.config.grpo.steps or (every and version % every == 0)
@@ -336,7 +340,7 @@ class System:
         self._account.enter("book-keeping")
 
     async def finish_step(self, batch: Reservation, metrics: dict[str, float]) -> None:
-        """A step is done: log it; score the held-out split and save where that is due."""
+        """Log a completed step, and start a held-out evaluation and a checkpoint if they are due."""
         await self._log(batch, metrics)
         every, last = self.config.evaluation.every, self.step >= self.config.grpo.steps
         if every and self.step % every == 0 and not last:
@@ -348,13 +352,13 @@ class System:
             save_progress(self.run)
 
     async def _all_settled(self, of: Callable[[int], bool] = lambda position: True) -> None:
-        """Wait until no group is under way, of those at some positions."""
+        """Wait until no group is in progress whose position satisfies `of`."""
         while any(map(of, self._under_way)):
             self._changed.clear()
             await self._changed.wait()
 
     def _learn_from_results(self) -> None:
-        """Tell the order of tasks how groups went: between two steps and by position, not as they happen to end."""
+        """Pass results to the task order, between steps and sorted by position, so that timing has no influence."""
         for position in sorted(self._results):
             self.rollouts.order.record(position, self._results[position])
         self._results.clear()
@@ -362,7 +366,7 @@ class System:
     # --- a session
 
     async def run_to_end(self, algorithm: Algorithm) -> None:
-        """Run an algorithm until the recipe's last step or until the run is asked to stop; save; report."""
+        """Run an algorithm until the recipe's last step or a stop request, report status meanwhile, and save."""
         self._algorithm = algorithm
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._status.report(self.buffer))
@@ -379,7 +383,7 @@ class System:
         try:
             await self._loops()
             self.run.check_folder()
-            if self.run.gone is not None:  # what was saved before went with the folder
+            if self.run.gone is not None:  # earlier checkpoints were removed with the folder
                 await self._save_at_the_end()
         finally:
             self._summarise()
@@ -407,10 +411,10 @@ class System:
         )
 
     async def _loops(self) -> None:
-        """Rollouts and evaluations run beside the training loop; a failure ends all of them, but for a death.
+        """Run rollouts, training and evaluations concurrently. Any failure but an actor's death ends them all.
 
-        An actor that dies is started again, and the run goes on from the newest checkpoint, or from where it began; but
-        not once the run was asked to stop, which then ends with what is saved.
+        A dead actor is restarted, and the run continues from the newest checkpoint, or from its beginning without one.
+        After a stop request nothing is restarted: the run ends with its last checkpoint.
         """
         self._beginning = await self._stack.unless_one_dies(self._collect())
         work = self._train_and_score
@@ -421,7 +425,7 @@ class System:
                     return
                 work = self._train_and_score
             except RoleDiedError as death:
-                if not self._dead or death.role in self._dead:  # else it went with another: a host was lost
+                if not self._dead or death.role in self._dead:  # otherwise one cause killed several: a lost host
                     self._deaths_in_a_row += 1
                 if self._deaths_in_a_row > MAX_DEATHS_IN_A_ROW:
                     raise
@@ -429,7 +433,7 @@ class System:
                 then = "The run ends without it" if self.run.stop.is_set() else "It is started again"
                 self.run.warn(f"{death.message}. {then}")
                 work = self._recover
-            except BaseException:  # whatever ended it: what is trained is kept, where the trainer is between two steps
+            except BaseException:  # save for any cause, if the trainer is between two steps
                 await self._save_at_the_end()
                 raise
 
@@ -439,25 +443,25 @@ class System:
         try:
             async with asyncio.timeout(LAST_SAVE_S):
                 await self._save(patient=False)
-        except Exception:  # boundary: it must not hide what ended the run
+        except Exception:  # boundary: it must not mask the error that ended the run
             logger.exception("step %d could not be saved", self.step)
 
     async def _recover(self) -> None:
-        """Save what can be, and start what died again; a run that is asked to stop starts nobody."""
+        """Save a checkpoint if possible, then restart dead actors unless the run was asked to stop."""
         await self._checkpoints.settled()
-        if self._unsettled:  # nobody knows how far it is, or whether it still waits for whoever died
+        if self._unsettled:  # its progress is unknown, and it may still wait for the dead actor
             self._dead.add("trainer")
         if not self._dead & {"trainer", "buffer"}:
             if self._unlogged is not None:
                 await self._log(*self._unlogged)
-            await self._save(patient=False)  # so that nothing is lost
+            await self._save(patient=False)  # so that no step is lost
         if not self.run.stop.is_set():
             await unless_stopped(self.run, self._start_again())
 
     async def _start_again(self) -> None:
-        """Start what died again, and set everything back to the newest checkpoint, or to the beginning."""
+        """Restart dead actors and restore everything from the newest checkpoint, or from the session's beginning."""
         if not self._checkpoints.step:
-            self._dead.add("trainer")  # there is nothing else to set it back with
+            self._dead.add("trainer")  # without a checkpoint, only a new trainer has the initial weights
         before, self._unsettled = self.step, True
         for role in sorted(self._dead):
             await self._stack.restart(role)
@@ -467,12 +471,15 @@ class System:
         await asyncio.to_thread(self._checkpoints.verify)
         await self._restore(await self._checkpoints.restore(self.trainer) or self._beginning)
         self._unsettled = False
-        self._dead.clear()  # only now: who dies meanwhile finds the others neither here nor there
+        self._dead.clear()  # last: if another actor dies during the restore, these are restarted too
         lost = f"; {before - self.step} steps are trained again" if before > self.step else ""
         self.run.note(f"Going on after step {self.step}{lost}")
 
     async def _train_and_score(self) -> None:
-        """Also while it is scored whoever dies is started again: a new generator has its weights from the trainer."""
+        """Train, then score the last policy.
+
+        Dead actors are restarted during final scoring too: a new generator gets its weights from the trainer.
+        """
         await self._side_by_side()
         if self.step >= self.config.grpo.steps:
             await self._evaluate_all("held-out score after training")
@@ -488,13 +495,13 @@ class System:
             await self._algorithm.learn()
             generating.cancel()
             await asyncio.wait([generating])
-            await self._save()  # now: an evaluation that never ends must not cost what was trained
+            await self._save()  # before evaluations are awaited: one that hangs must not lose trained steps
             await self._settled()
             self._publisher.close()
             self.contract.close()
 
     async def _settled(self) -> None:
-        """The version under way has arrived; a run that was asked to stop waits for none."""
+        """Wait until the pushed version has arrived, or until the run is asked to stop."""
         self._account.enter("wait for generators")
         await unless_stopped(self.run, self._publisher.settled())
         self._account.enter("book-keeping")
@@ -504,7 +511,7 @@ class System:
         await unless_stopped(self.run, self.evaluator.evaluate_all(self.step))
 
     def _evaluate_beside(self) -> None:
-        """Score the held-out split while training goes on; one evaluation at a time, in order."""
+        """Score the held-out split while training continues; one evaluation at a time, in order."""
         section, step = self.config.evaluation, self.step
         if self._evaluation is not None and not self._evaluation.done():
             self.run.warn("an evaluation was skipped: the previous one was still running. Raise evaluation.every")
@@ -516,17 +523,17 @@ class System:
             self._checkpoints.prune()
             return result
 
-        # whoever asks the run to stop must not wait for it: weights that it holds keep new ones from arriving
+        # cancelled on a stop request: it holds weights, which delays the arrival of newer ones
         self._evaluation = self._tasks.create_task(unless_stopped(self.run, evaluate()))
 
     def _evaluate_what_was_lost(self) -> None:
-        """An evaluation that was under way when the last session ended is made up for."""
+        """Repeat the evaluation of the current step if the last session ended before it was scored."""
         section = self.config.evaluation
         scored = any(item.step == self.step and item.split == section.split for item in self.run.state.evaluations)
         if section.every and self.step and self.step % section.every == 0 and not scored:
             self._evaluate_beside()
 
-    # --- the record
+    # --- logging
 
     async def _log(self, batch: Reservation, metrics: dict[str, float]) -> None:
         self._counters = await self.buffer.stats()
@@ -569,7 +576,7 @@ class System:
 
     @property
     def synchronous(self) -> bool:
-        """Whether nothing is sampled while a step is trained: then a run repeats itself, and resumes, to the bit."""
+        """Whether nothing is sampled during a training step; such runs are reproducible and resume bit for bit."""
         return self.config.grpo.max_off_policy_steps == 0
 
     async def _save(self, *, patient: bool = True) -> None:
@@ -579,18 +586,19 @@ class System:
             await self._checkpoints.save(self.trainer, at_rest or await self._collect(), patient=patient)
 
     async def _collect(self) -> Saved:
-        """What a checkpoint holds besides the trainer's state: the buffer first, and of the rest what goes with it."""
+        """Collect a checkpoint's state besides the trainer's: the buffer's first, then the rest, consistent with it."""
         first_open, buffer = (await self.buffer.stats()).first_open, await self.buffer.state_dict(self.step)
-        lost = {index for index, _ in [*buffer["rolling"], *buffer["late"]]} | set(buffer["again"])  # played again
+        # groups that will be rolled out again
+        lost = {index for index, _ in [*buffer["rolling"], *buffer["late"]]} | set(buffer["again"])
 
         def known(position: int) -> bool:
             return bool(position < buffer["next_index"]) and position not in lost
 
-        with suppress(TimeoutError):  # of groups that the buffer has just been given, their worker tells at once
+        with suppress(TimeoutError):  # workers report a group right after adding it to the buffer
             async with asyncio.timeout(HEAR_S):
                 await self._all_settled(known)
         results = {position: result for position, result in self._results.items() if known(position)}
-        state = {  # taken after the buffer's: every position that it has handed out has its task
+        state = {  # collected after the buffer's, so that it covers every admitted position
             "order": self.rollouts.order.state_dict(first_open),
             "results": sorted(results.items()),
             "set_aside": sorted(self.rollouts.set_aside),
@@ -610,7 +618,7 @@ class System:
         await self._restore(saved)
 
     async def _restore(self, saved: Saved) -> None:
-        """Go on from `saved`, whose weights the trainer has."""
+        """Restore everything but the trainer from `saved`; the trainer already has its weights."""
         self.rollouts.count_from(Totals(**saved.state["totals"]))
         self.step = saved.step
         self._at_rest = self._unlogged = None
@@ -626,31 +634,31 @@ class System:
         await self.buffer.restart(self.step)
         self._counters = await self.buffer.stats()
         if self.trainer.reference is not None:
-            self.trainer.reference.version = 0  # a copy that follows the policy takes the next weights that are pushed
+            self.trainer.reference.version = 0  # a lagging copy loads the next weights that are pushed
         published = await self.trainer.push_weights(self.step)
         await self.generators.set_back(self.step, published)
         await self._stack.forget_weights_but(self.step)
 
 
 async def find_hosts(run: Run) -> Hosts | None:
-    """The hosts of the run; None: this machine."""
-    found = await survey(run.config, run.folder.root)
-    if found is None:
+    """Survey the hosts of the run; None if it runs on this machine alone."""
+    surveyed = await survey(run.config, run.folder.root)
+    if surveyed is None:
         return None
     from trainers.actors.hosts import Hosts
 
-    logger.info("%s", found.plan)
-    return Hosts(run, found)
+    logger.info("%s", surveyed.plan)
+    return Hosts(run, surveyed)
 
 
 def stage_of(run: Run) -> str:
-    """How far a run is that starts."""
+    """Describe the stage and progress of a run that is starting."""
     name = run.state.stage.name if run.state.stage else "start"
     return f"stage {name}" + (f", {run.state.done} of {run.state.total} done" if run.state.total else "")
 
 
 async def unless_stopped(run: Run, work: Coroutine[Any, Any, T]) -> T | None:
-    """What `work` returns, or None when `run` is asked to stop first: then it is cancelled, and has ended."""
+    """Return the result of `work`, or None if `run` is asked to stop first; `work` is then cancelled and awaited."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(run.stop.wait())
     try:
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -662,6 +670,6 @@ async def unless_stopped(run: Run, work: Coroutine[Any, Any, T]) -> T | None:
 
 
 def _complete(run: Run, step: int) -> bool:
-    """Every step is trained, and the final held-out score is there."""
+    """Whether every step is trained and the final held-out score is recorded."""
     steps, split = run.config.grpo.steps, run.config.evaluation.split
     return step >= steps and any(item.step >= steps and item.split == split for item in run.state.evaluations)

@@ -1,4 +1,4 @@
-"""The trainer as the loop sees it: one object, however many processes it has."""
+"""Client of the trainer: one object for any number of trainer processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TrainerHandle:
-    """The trainer's endpoints as methods."""
+    """Client with the trainer's endpoints as methods."""
 
     def __init__(self, actor: Any, folder: Path) -> None:
         self.actor = actor
@@ -36,26 +36,26 @@ class TrainerHandle:
         self._computed: Computed = "all"
 
     async def configure(self, optimizer: OptimizerSection, *, loss: Loss, **options: Any) -> None:
-        """Begin a phase of training (see `TitanTrainer.configure`)."""
+        """Start a phase of training (see `TitanTrainer.configure`)."""
         from trainers.losses.types import needs  # takes seconds: torch
 
         self._computed = needs(loss).computed
         await result(self.actor.configure.call(optimizer, loss=loss, **options))
 
     async def train_step(self, sequences: list[Segment]) -> dict[str, float]:
-        """Update the weights from one batch, all of which is learned."""
+        """Update the weights from one batch, training on all its sequences, and return metrics."""
         metrics: dict[str, float] = await agreed(self.actor.train.call(sequences))
         return metrics
 
     async def train_on(
         self, buffer: GroupBuffer[Any], reservation: Reservation, account: Account | None = None
     ) -> dict[str, float]:
-        """Update the weights from the groups that a step was given; the data goes from the buffer to who computes it.
+        """Update the weights from a step's groups, which the trainer fetches from the buffer, and return metrics.
 
-        Where there is a reference model, it goes first. A step without signal is one too: the schedule counts steps.
+        A reference model, if any, scores the batch first. A step without signal counts too: the schedule counts steps.
 
         Args:
-            account: is told of what is done.
+            account: time account that records the activities.
         """
         metrics: dict[str, float] = {}
         if self.reference is not None:
@@ -68,28 +68,28 @@ class TrainerHandle:
         return metrics | trained
 
     async def release_memory(self) -> None:
-        """Give back memory of the GPUs that is not in use."""
+        """Release unused GPU memory."""
         await result(self.actor.release_memory.call())
 
     async def score_base(self, buffer: GroupBuffer[Any], step: int) -> None:
-        """Set `ref_logprobs` of the segments of `step` that will be computed, from the model without adapters."""
+        """Set `ref_logprobs` of the segments of `step` that the loss needs, computed by the model without adapters."""
         await result(self.actor.score_base.call(buffer, step))
 
     async def push_weights(self, version: int) -> Published:
-        """Publish the weights, and wait until the index has them; where they lie."""
+        """Publish the weights, wait until the store's index has them, and return their location."""
         published, indexed = await self.begin_push(version)
         await indexed
         return published
 
     async def begin_push(self, version: int) -> tuple[Published, Coroutine[Any, Any, dict[str, float]]]:
-        """Publish the weights as they are now. Training may go on at once.
+        """Publish a snapshot of the current weights. Training may continue at once.
 
         Returns:
-            Where they lie, and a coroutine that ends, with seconds and bytes, when the index has them and a lagging
-            reference model, if it is due, has become this version.
+            The weights' location, and a coroutine that returns seconds and bytes when the store's index has them and
+            a lagging reference model, if due, has loaded this version.
         """
         published, begun = await agreed(self.actor.begin_push.call(version))
-        entered = self.actor.pushed.call()  # sent now, ahead of whatever the trainer is asked next
+        entered = self.actor.pushed.call()  # sent now, ahead of later calls to the trainer
 
         async def indexed() -> dict[str, float]:
             metrics: dict[str, float] = begun | await agreed(entered)
@@ -100,15 +100,18 @@ class TrainerHandle:
         return published, indexed()
 
     async def checksums(self) -> Sums:
-        """Of the weights as they are now, over all ranks, by tensor (`trainers.weights.checksum`)."""
+        """Return checksums of the current weights by tensor, over all ranks (`trainers.weights.checksum`)."""
         from trainers.weights.checksum import together
 
         return together((await result(self.actor.checksums.call())).values())
 
     async def begin_save(self, folder: str) -> asyncio.Future[dict[str, float]]:
-        """Start to write weights and training state as they are now; what is returned ends when they are written.
+        """Start to write the current weights and training state.
 
-        Training may go on at once.
+        Training may continue at once.
+
+        Returns:
+            A future with metrics that is done when everything is written.
         """
         begun = await agreed(self.actor.begin_save.call(folder))
         writing = self.actor.saved.call()  # sent now, as in `begin_push`
@@ -120,25 +123,25 @@ class TrainerHandle:
         return asyncio.ensure_future(written())
 
     async def load(self, folder: str) -> None:
-        """Read what `save` wrote."""
+        """Load weights and training state that `begin_save` wrote."""
         await result(self.actor.load.call(folder))
 
     async def save_model(self, folder: str, dtype: str = "float32") -> None:
-        """Write a Hugging Face folder."""
+        """Write the model as a Hugging Face folder."""
         await result(self.actor.save_model.call(folder, dtype))
 
     async def logprobs(self, sequences: list[Segment]) -> list[NDArray[np.float32]]:
-        """Log-probabilities of target tokens under the current weights."""
+        """Return log-probabilities of each sequence's target tokens under the current weights."""
         values: list[NDArray[np.float32]] = await agreed(self.actor.logprobs.call(sequences))
         return values
 
 
 class BaseReference:
-    """The policy before RL where adapters are trained: the trainer's own processes compute it, without them.
+    """Reference for training with adapters: the policy before RL, computed by the trainer's processes without adapters.
 
     Attributes:
-        actor: that rollout workers could ask: none.
-        version: of the policy that it is.
+        actor: actor for the rollout workers' requests: None.
+        version: policy version of the reference.
     """
 
     actor = None
@@ -148,17 +151,17 @@ class BaseReference:
         self._trainer = trainer
 
     async def score(self, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> dict[str, float]:
-        """Like `Reference.score`, for the segments that the trainer's loss needs."""
+        """Set `ref_logprobs` like `Reference.score`, for the segments that the trainer's loss needs."""
         started = time.perf_counter()
         await self._trainer.score_base(buffer, step)
         return {"reference_s": time.perf_counter() - started}
 
     async def follow(self, version: int) -> None:
-        """It never changes."""
+        """Do nothing: the reference never changes."""
 
     async def look(self, timeline: Timeline | None) -> None:
-        """What it does is in the trainer's account."""
+        """Do nothing: the trainer's account includes its time."""
 
     def take_times(self) -> dict[str, float]:
-        """Likewise."""
+        """Return nothing, for the same reason."""
         return {}

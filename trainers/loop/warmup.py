@@ -1,4 +1,4 @@
-"""Supervised warm-up: a model learns the environment's demonstrations, once; the result is cached."""
+"""Supervised warm-up: fine-tune a model on the environment's demonstrations once and cache the result."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SORT_WINDOW = 16
 
 
 def cache_key(config: RunConfig, environment: Environment, *, warm: bool, found: Path | None = None) -> str:
-    """A name for what a checkpoint depends on: model, environment, its demonstrations, seed and warm-up.
+    """Hash everything a checkpoint depends on: model, environment, its demonstrations, seed and warm-up.
 
     Args:
         config: the recipe.
-        environment: the recipe's.
-        warm: whether it has been warmed up.
-        found: the checkpoint folder that it is made from; None: it is built here.
+        environment: the recipe's environment.
+        warm: whether the checkpoint has been warmed up.
+        found: the checkpoint folder that it is made from; None if the run builds the model.
     """
     rng = random.Random(0)
     probe = [training_task(environment, index) for index in range(8)]
@@ -56,7 +56,7 @@ def cache_key(config: RunConfig, environment: Environment, *, warm: bool, found:
 
 
 def demonstration(environment: Environment, task: Task, rng: random.Random) -> list[Message]:
-    """What the environment's author would have the agent say.
+    """Return the environment's demonstration for a task, as messages.
 
     Raises:
         UsageError: the environment gives no demonstrations.
@@ -71,7 +71,7 @@ def demonstration(environment: Environment, task: Task, rng: random.Random) -> l
 
 
 class Demonstrations:
-    """An endless stream of batches of demonstrations on training tasks; the same for the same seed."""
+    """Endless stream of batches of demonstrations on training tasks, deterministic for a seed."""
 
     def __init__(self, environment: Environment, chat: Chat, *, batch_size: int, max_length: int, seed: int) -> None:
         self._environment = environment
@@ -83,7 +83,7 @@ class Demonstrations:
         self._batches: list[list[Segment]] = []
 
     def batch(self) -> list[Segment]:
-        """The next `batch_size` demonstrations, of similar length so that little is padding."""
+        """Return the next `batch_size` demonstrations, of similar length to reduce padding."""
         if not self._batches:
             window = [self._one() for _ in range(SORT_WINDOW * self._batch_size)]
             window.sort(key=lambda sequence: len(sequence.token_ids))
@@ -116,16 +116,16 @@ async def warm_up(
 ) -> None:
     """Train `trainer` on demonstrations and save the model to `folder`.
 
-    The trainer never waits: a thread makes the next demonstrations while it learns, and every batch is sent before the
-    one ahead of it is learned.
+    The trainer never waits: a thread makes the next demonstrations during a step, and each batch is sent before the
+    previous one is trained.
 
     Args:
-        run: is told how far it is.
-        environment: demonstrates.
-        trainer: has a fresh model.
-        folder: appears whole or not at all.
-        dtype: of the file.
-        log: is given every step's metrics.
+        run: receives the progress.
+        environment: provides demonstrations.
+        trainer: trainer with the initial model.
+        folder: output folder, written atomically.
+        dtype: data type of the saved weights.
+        log: called with each step's number and metrics.
     """
     from trainers.losses.sft import SFTLoss  # takes seconds: torch
 
@@ -151,14 +151,14 @@ async def warm_up(
 
     async with asyncio.TaskGroup() as group:
         group.create_task(demonstrate())
-        following = group.create_task(trainer.train_step(await batches.get()))
-        for done in range(1, section.steps + 1):
-            learning = following
-            if done < section.steps:
-                following = group.create_task(trainer.train_step(await batches.get()))
-            metrics = await learning
+        next_step = group.create_task(trainer.train_step(await batches.get()))
+        for step in range(1, section.steps + 1):
+            current = next_step
+            if step < section.steps:
+                next_step = group.create_task(trainer.train_step(await batches.get()))
+            metrics = await current
             shown = {name: metrics[name] for name in ("loss", "tokens_per_s") if name in metrics}
-            run.progress(done, section.steps, **shown)
+            run.progress(step, section.steps, **shown)
             if log is not None:
-                log(done, {f"warmup/{name}": value for name, value in metrics.items()})
+                log(step, {f"warmup/{name}": value for name, value in metrics.items()})
     await trainer.save_model(str(folder), dtype)

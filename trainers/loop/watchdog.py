@@ -1,7 +1,7 @@
-"""Noticing that nothing moves: first a warning that names what is stuck, in the end a failure that says the same.
+"""Detect a run without progress: first warn, later fail, each time naming the stuck parts.
 
-What is stuck is what the run knows of it (`diagnose`), and the stack of every process that is not merely waiting to be
-called; the log has the stacks of all.
+The message consists of the run's diagnosis (`diagnose`) and the innermost calls of every process that isn't idle; the
+log has the stacks of all processes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from trainers.actors.stacks import look_at_processes
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
-"""Between two looks."""
+"""Seconds between two checks."""
 STARVED_S = 60.0
-"""The most that counts between two looks: a run that was stopped itself, or starved, has not been idle."""
+"""Maximum seconds counted between two checks: a run that was itself suspended or starved hasn't been stuck."""
 
 
 class Watchdog:
-    """Told of the run's progress from time to time; knows how long it has not changed.
+    """Measures how long the run's progress, passed to `look` from time to time, has not changed.
 
     Args:
-        run: where to warn.
-        section: how long is too long.
-        diagnose: says what is stuck, asked only then.
-        clock: seconds; the event loop's if not given.
+        run: receives the warning.
+        section: time limits for warning and failure.
+        diagnose: describes the stuck parts; called only when progress has stopped.
+        clock: returns seconds; by default the event loop's clock.
     """
 
     def __init__(
@@ -54,40 +54,40 @@ class Watchdog:
         self._warned = False
 
     async def look(self, progress: Hashable) -> None:
-        """Compare `progress` with what it was; any change is movement.
+        """Compare `progress` with the previous value; any change counts as progress.
 
         Raises:
-            ForgeError: no progress for `end_s`.
+            ForgeError: no progress for `end_s` seconds.
         """
         now = (self._clock or asyncio.get_running_loop().time)()
-        since, self._looked = now - self._looked, now
+        elapsed, self._looked = now - self._looked, now
         if progress != self._progress:
             self._progress, self._still, self._warned = progress, 0.0, False
             return
-        self._still = still = self._still + min(since, STARVED_S)
-        if self._end_s and still >= self._end_s:
+        self._still = stuck_s = self._still + min(elapsed, STARVED_S)
+        if self._end_s and stuck_s >= self._end_s:
             raise ForgeError(
-                f"no progress for {duration(still)}: {await self._what_is_stuck()}",
+                f"no progress for {duration(stuck_s)}: {await self._what_is_stuck()}",
                 fix="see run.log and timeline.json; continue with --resume. watchdog.end_s sets how long is too long",
             )
-        if not self._warned and still >= self._warn_s:
+        if not self._warned and stuck_s >= self._warn_s:
             self._warned = True
-            self._run.warn(f"no progress for {duration(still)}: {await self._what_is_stuck()}")
+            self._run.warn(f"no progress for {duration(stuck_s)}: {await self._what_is_stuck()}")
 
     async def _what_is_stuck(self) -> str:
-        said = self._diagnose()
+        diagnosis = self._diagnose()
         processes = await look_at_processes()
         for process in processes:
             logger.info("%s\n%s", process, process.stacks.strip())
-        return "; ".join([said, *(str(process) for process in processes if process.stands)])
+        return "; ".join([diagnosis, *(str(process) for process in processes if process.stands)])
 
     async def while_doing(self, work: Awaitable[T], progress: Callable[[], Hashable]) -> T:
-        """What `work` returns; its progress is looked at every second meanwhile; raises as `look` does."""
+        """Return the result of `work`, checking its progress every second meanwhile; raises as `look` does."""
         async with asyncio.TaskGroup() as group:
             looking = group.create_task(self._look_on(progress))
-            done = await work
+            result = await work
             looking.cancel()
-        return done
+        return result
 
     async def _look_on(self, progress: Callable[[], Hashable]) -> None:
         while True:

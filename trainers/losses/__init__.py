@@ -1,4 +1,4 @@
-"""Policy-gradient losses, one small class each, and what they are made of."""
+"""Policy-gradient losses, one small class each, and their components."""
 
 from trainers.losses.corrections import TIS, Decoupled, IcePop
 from trainers.losses.grpo import DAPOLoss, DrGRPOLoss, GRPOLoss, GSPOLoss, SimpleGRPOLoss

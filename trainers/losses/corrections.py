@@ -1,14 +1,14 @@
-"""What to do about tokens that another policy sampled: corrections that go with every loss.
+"""Off-policy corrections, for tokens sampled by another policy. They can be combined with every loss.
 
-Generators run other kernels and older weights than the trainer. The ratio of a loss may be taken to the policy that
-sampled (no correction): then one clip has to bound both the trainer's steps and the data's age. Or it is taken to the
-*proximal* policy, the one at the start of the training step, and each token is weighted once by how far that policy
-is from the one that sampled it:
+Generators use different kernels and older weights than the trainer. Without a correction, a loss takes its ratio to
+the policy that sampled, so a single clip must bound both the trainer's updates and the age of the data. With a
+correction, the ratio is taken to the *proximal* policy, the policy at the start of the training step, and each token
+gets a weight from the ratio of that policy to the one that sampled it:
 
     L = w_t * surrogate(exp(l_t - p_t), A_t),      k_t = exp(p_t - m_t),      w_t = a bounded k_t
 
-Corrections differ in the bound. k is of a token; of its whole sequence, the product (unbiased, noisy in long
-sequences); or the product's geometric mean (`level`).
+Corrections differ in the bound. By `level`, k is the ratio of the token, the product of the ratios of its sequence
+(unbiased, but noisy for long sequences), or their geometric mean.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 def _weights(batch: TokenBatch, level: Level) -> torch.Tensor:
-    """k, [N]: proximal policy over the one that sampled."""
+    """k, [N]: ratio of the proximal policy to the policy that sampled."""
     return over_level(log_ratio(batch.proximal, batch.behavior_logprobs), batch, level).exp()
 
 
@@ -35,18 +35,18 @@ def _weights(batch: TokenBatch, level: Level) -> torch.Tensor:
 class TIS:
     """Truncated importance sampling: w = min(k, cap) (Ionides 2008; for rollouts of another engine Yao et al. 2025).
 
-    Every token keeps a gradient; those the generator found much less likely count at most `cap` times.
+    Every token keeps its gradient; tokens that the generator found much less likely count at most `cap` times.
     """
 
     cap: Positive = 2.0
-    """Largest weight."""
+    """Maximum weight."""
     level: Level = "token"
     """Ratio of a `token`, a whole `sequence`, or its `geometric` mean."""
     name: Literal["tis"] = Field("tis", kw_only=True)
-    """Which correction."""
+    """Name of the correction."""
 
     def __call__(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights and where they are bounded, [N] each."""
+        """Weights, and a mask of the tokens whose weight is bounded, [N] each."""
         weights = _weights(batch, self.level)
         return weights.clamp(max=self.cap), weights > self.cap
 
@@ -65,7 +65,7 @@ class IcePop:
     level: Level = "token"
     """Ratio of a `token`, a whole `sequence`, or its `geometric` mean."""
     name: Literal["icepop"] = Field("icepop", kw_only=True)
-    """Which correction."""
+    """Name of the correction."""
 
     @model_validator(mode="after")
     def _ordered(self) -> IcePop:
@@ -74,7 +74,7 @@ class IcePop:
         return self
 
     def __call__(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights and where they are bounded, [N] each."""
+        """Weights, and a mask of the tokens whose weight is bounded, [N] each."""
         weights = _weights(batch, self.level)
         outside = (weights < self.low) | (weights > self.high)
         return weights.masked_fill(outside, 0), outside
@@ -85,18 +85,18 @@ class Decoupled:
     """The decoupled objective: w = k, and no gradient beyond `cap` (Hilton et al. 2021, arXiv 2110.00641; AReaL,
     arXiv 2505.24298).
 
-    The clip bounds the step from the proximal policy, the weight accounts for the data's age.
+    The clip bounds the change from the proximal policy; the weight corrects for the age of the data.
     """
 
     cap: Positive | None = 5.0
-    """Tokens of a larger weight have no gradient; null: all have."""
+    """Tokens with a larger weight have no gradient; null: no limit."""
     level: ClassVar[Level] = "token"
     """The ratio is per token."""
     name: Literal["decoupled"] = Field("decoupled", kw_only=True)
-    """Which correction."""
+    """Name of the correction."""
 
     def __call__(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights and where they are bounded, [N] each."""
+        """Weights, and a mask of the tokens whose weight is bounded, [N] each."""
         weights = _weights(batch, "token")
         outside = weights > (float("inf") if self.cap is None else self.cap)
         return weights.masked_fill(outside, 0), outside

@@ -1,7 +1,7 @@
 """GRPO and its closest relatives: PPO's clip on the ratio of each token, or of a sequence.
 
-Advantages come from the algorithm (`grpo.advantage`): a loss takes them as they are. Every option of `PolicyLoss`
-goes with every class here.
+Advantages come from the algorithm (`grpo.advantage`); losses use them unchanged. Every class here has all options of
+`PolicyLoss`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class GRPOLoss(PolicyLoss):
 
         L_t = max(-r_t A_t, -clip(r_t, 1 - clip_low, 1 + clip_high) A_t),   r_t = exp(l_t - m_t)
 
-    m_t is the log-prob under the very policy version that sampled token t, so the formula is right on-policy and
-    off-policy. Different from the paper: an upper clip of its own (DAPO's), and the mean over the minibatch's tokens,
-    so that a long answer weighs no less per token than a short one; `aggregation: sequence` is the paper's mean.
+    m_t is the log-prob under the policy version that sampled token t, so the formula is correct on-policy and
+    off-policy. Different from the paper: a separate upper clip (DAPO's), and the mean over the minibatch's tokens, so
+    that tokens of long and short answers have the same weight; `aggregation: sequence` is the paper's mean.
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
@@ -42,10 +42,10 @@ class GRPOLoss(PolicyLoss):
     clip_low: LowerClip = 0.2
     """The ratio's lower bound is 1 - clip_low."""
     clip_high: NonNegative = 0.28
-    """Its upper bound is 1 + clip_high."""
+    """The ratio's upper bound is 1 + clip_high."""
 
     def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
-        """PPO's clip, token by token."""
+        """PPO's clip on each token's ratio."""
         return _clipped(log_ratios.exp(), batch, self.clip_low, self.clip_high)
 
 
@@ -53,40 +53,40 @@ class GRPOLoss(PolicyLoss):
 class DrGRPOLoss(GRPOLoss):
     """GRPO done right (Liu et al. 2025, arXiv 2503.20783): L = 1/(R H) sum_t L_t, L_t as in `GRPOLoss`.
 
-    Different from GRPO: one clip for both sides, and a constant H in place of lengths, so that neither a long wrong
-    answer nor a batch of long ones counts less per token. Its other half, advantages that are not divided by the
-    group's deviation, is `grpo.advantage.name: group_mean`.
+    Different from GRPO: one clip for both sides, and a constant H instead of lengths, so that tokens of a long wrong
+    answer, or of a batch of long answers, count no less than others. The paper's other change, advantages that are not
+    divided by the group's standard deviation, is `grpo.advantage.name: group_mean`.
     """
 
     clip_high: NonNegative = 0.2
-    """Its upper bound is 1 + clip_high."""
+    """The ratio's upper bound is 1 + clip_high."""
     _: KW_ONLY
     aggregation: Aggregation = "fixed_horizon"
     """Mean over `token`s, over `sequence`s of the mean over their tokens, or per sequence over a `fixed_horizon`."""
     horizon: Positive | None = 512
-    """H: tokens that `fixed_horizon` divides a sequence's sum by; the paper's is the longest answer allowed."""
+    """H, in tokens, by which `fixed_horizon` divides a sequence's sum; the paper uses the longest answer allowed."""
 
 
 @dataclass(config=OPTIONS)
 class DAPOLoss(GRPOLoss):
     """DAPO (Yu et al. 2025, arXiv 2503.14476): L_t as in `GRPOLoss`, with a dual clip of 3.
 
-    Different from GRPO: the upper clip is higher, which leaves room for unlikely tokens, the mean is over tokens, and
-    there is no KL term: all three are defaults here. What is left is the bound on tokens of negative advantage, which
-    implementations add to the paper. Dynamic sampling and the penalty on overlong answers aren't a loss's business.
+    Different from GRPO: a higher upper clip, which leaves room for unlikely tokens, a mean over tokens, and no KL term.
+    All three are already defaults of `GRPOLoss`. This class adds the bound on tokens of negative advantage, which
+    implementations add to the paper. Dynamic sampling and the penalty on overlong answers are not part of the loss.
     """
 
     _: KW_ONLY
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """Ratio above which a token of negative advantage has no gradient."""
+    """Ratio above which a token with a negative advantage has no gradient."""
 
 
 @dataclass(config=OPTIONS)
 class SimpleGRPOLoss(PolicyLoss):
-    """GRPO as if on-policy: L_t = -exp(l_t - sg(l_t)) A_t + beta KL_t.
+    """On-policy GRPO: L_t = -exp(l_t - sg(l_t)) A_t + beta KL_t.
 
-    Different from GRPO: the ratio is 1 whoever sampled the token, so nothing is clipped and the gradient is the plain
-    policy gradient. Right for `max_off_policy_steps: 0` and one minibatch; beyond that give it a `correction`.
+    Different from GRPO: the ratio is 1, whichever policy sampled the token, so nothing is clipped and the gradient is
+    the plain policy gradient. Correct for `max_off_policy_steps: 0` and one minibatch; otherwise set `correction`.
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
@@ -95,7 +95,7 @@ class SimpleGRPOLoss(PolicyLoss):
     """Weight of the KL divergence to the reference model; above 0 needs one (`grpo.reference`)."""
 
     def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
-        """The policy gradient; the ratio is what `dual_clip` and the metrics see."""
+        """The policy gradient; the ratio is used only by `dual_clip` and the metrics."""
         return Surrogate(-(batch.logprobs - batch.logprobs.detach()).exp() * batch.advantages, log_ratios.exp())
 
 
@@ -106,9 +106,9 @@ class GSPOLoss(PolicyLoss):
         L_t = max(-s_t A_t, -clip(s_t, 1 - clip_low, 1 + clip_high) A_t),
         s_t = sg(s) exp(l_t - sg(l_t)),   s = exp(mean over the sequence of l - m)
 
-    Different from GRPO: the ratio is the sequence's, so its tokens are clipped all or none, and the mean is over
-    sequences. A mean of log-ratios is far closer to 0 than one of them, hence the narrow clip (the paper's); for data
-    several updates old widen it, or give a `correction`.
+    Different from GRPO: the ratio is that of the sequence, so all or none of its tokens are clipped, and the mean is
+    over sequences. A mean of log-ratios is far closer to 0 than a single one, hence the paper's narrow clip; for data
+    that is several updates old, widen the clip or set `correction`.
     """
 
     surrogate_needs: ClassVar[Needs] = Needs(zero_advantage=False, whole_sequences=True)
@@ -116,7 +116,7 @@ class GSPOLoss(PolicyLoss):
     clip_low: LowerClip = 3e-4
     """The ratio's lower bound is 1 - clip_low."""
     clip_high: NonNegative = 4e-4
-    """Its upper bound is 1 + clip_high."""
+    """The ratio's upper bound is 1 + clip_high."""
     _: KW_ONLY
     aggregation: Aggregation = "sequence"
     """Mean over `token`s, over `sequence`s of the mean over their tokens, or per sequence over a `fixed_horizon`."""

@@ -1,4 +1,4 @@
-"""From a recipe's loss section to a loss."""
+"""Creation of the loss named in a recipe."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ GROUP = "forge_env.losses"
 
 
 def make_loss(section: LossSection) -> Loss:
-    """The loss that a recipe names, by entry point or `module:Class`, with its options.
+    """Create the loss that a recipe names, by entry point or `module:Class`, with its options.
 
     Raises:
-        NotRegisteredError: there is none of that name.
-        PluginError: it can't be imported, or is not a loss.
-        UsageError: it doesn't take these options.
+        NotRegisteredError: no loss has that name.
+        PluginError: the loss can't be imported, or is not a loss.
+        UsageError: the loss doesn't take these options.
     """
     name = section.name
     loss = make_plugin(GROUP, name, section.options, name_at="grpo.loss.name", options_at="grpo.loss.options")

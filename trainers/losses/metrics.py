@@ -1,4 +1,4 @@
-"""How metrics of microbatches, minibatches and ranks become one: means by share, maxima as maxima."""
+"""Combination of metrics of microbatches, minibatches and ranks: weighted means, and maxima of maxima."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 
 def is_maximum(name: str) -> bool:
-    """Whether a metric is the largest value rather than a mean."""
+    """Whether a metric is a maximum rather than a mean."""
     return name.endswith("_max")
 
 
 def share_of(metrics: Mapping[str, float], share: float) -> dict[str, float]:
-    """What a part that is `share` of the whole contributes to it."""
+    """Contribution to the combined metrics of a part that is `share` of the whole."""
     return {name: value if is_maximum(name) else value * share for name, value in metrics.items()}
 
 
@@ -27,7 +27,7 @@ def add(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
 
 
 def to_floats(metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Values of scalar tensors, with a single wait for the device."""
+    """Values of scalar tensors, read with a single device synchronization."""
     if not metrics:
         return {}
     values = torch.stack([value.detach().reshape(()).float() for value in metrics.values()])

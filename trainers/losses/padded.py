@@ -1,4 +1,4 @@
-"""Losses written for padded rows, `forward(logprobs, ref_logprobs, advantages, padding_mask)`, as losses here."""
+"""Adapter for losses written for padded rows: `forward(logprobs, ref_logprobs, advantages, padding_mask)`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ ARGUMENTS = (*ROWS, "advantages", "padding_mask")
 
 
 class PaddedLoss:
-    """Calls a loss of padded rows, such as a `torch.nn.Module`, with what its parameters are named after:
+    """A `Loss` that calls a loss of padded rows, such as a `torch.nn.Module`, with the arguments in its signature:
 
         logprobs, ref_logprobs, behavior_logprobs, proximal_logprobs, entropy    [R, T] each
         advantages                                                               [R, 1]
-        padding_mask                                                             [R, T], 1 where there is a token
+        padding_mask                                                             [R, T], 1 for tokens, 0 for padding
 
-    R sequences of the microbatch, the longest of T target tokens; whatever stands in padding is 0. It returns either
-    the losses of tokens, [R, T], whose mean over the minibatch's tokens is taken; or one number, which is taken to be
-    a mean over the tokens it was given and weighted by their share.
+    The microbatch has R sequences, the longest with T target tokens; padding is 0. The padded loss returns either
+    per-token losses, [R, T], which are averaged over the minibatch's tokens, or a scalar, which is taken as the mean
+    over the microbatch's tokens and weighted by their share.
 
     Args:
-        loss: the loss; called itself, so that a module's hooks run.
-        name: what messages call it.
+        loss: the padded loss. The object itself is called, not its `forward`, so that a module's hooks run.
+        name: name of the loss in error messages.
     """
 
     def __init__(self, loss: Callable[..., torch.Tensor], name: str = "") -> None:
@@ -83,10 +83,10 @@ class PaddedLoss:
 
 
 def _parameters(loss: Any) -> Mapping[str, inspect.Parameter]:
-    """Parameters of a module's `forward`, else of the call; empty where there is no signature."""
+    """Parameters of a module's `forward`, or else of the call; empty if there is no signature."""
     try:
         return inspect.signature(getattr(loss, "forward", loss)).parameters
-    except (TypeError, ValueError):  # built in
+    except (TypeError, ValueError):  # built-in functions
         return {}
 
 
@@ -106,7 +106,7 @@ def places(sequence_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pad(values: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Flat values, [N], in padded rows of zeros, [R, T]; gradients flow back."""
+    """Scatter flat values, [N], into padded rows of zeros, [R, T]; differentiable."""
     shape = (int(rows.max()) + 1, int(columns.max()) + 1)
     return values.new_zeros(shape).index_put((rows, columns), values)
 
@@ -121,7 +121,7 @@ def flatten(
     ref_logprobs: torch.Tensor | None = None,
     proximal_logprobs: torch.Tensor | None = None,
 ) -> TokenBatch:
-    """A `TokenBatch` that is a whole minibatch, from padded rows [R, T]; what stands in padding never matters.
+    """Convert padded rows, [R, T], to a `TokenBatch` that is a whole minibatch. Values in padding are ignored.
 
     `advantages` may be [R, 1] or [R].
     """

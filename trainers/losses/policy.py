@@ -1,4 +1,4 @@
-"""What all policy-gradient losses share: corrections, KL to a reference, entropy, aggregation, metrics."""
+"""Base class of policy-gradient losses: corrections, KL to a reference, entropy, aggregation, metrics."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NonNegative = Annotated[float, Field(ge=0)]
 
 @dataclasses.dataclass(slots=True)
 class Surrogate:
-    """What a loss makes of ratios and advantages.
+    """Per-token loss computed from ratios and advantages.
 
     Attributes:
-        loss: per token, [N].
-        ratio: the ratio that it bounds, [N].
-        low: where the lower bound on the ratio is active, [N] bool; None: it has none.
-        high: the upper bound likewise.
-        metrics: further ones.
+        loss: loss per token, [N].
+        ratio: probability ratio per token, [N].
+        low: tokens at which the lower bound on the ratio is active, [N] bool; None if there is no bound.
+        high: tokens at which the upper bound on the ratio is active, [N] bool; None if there is no bound.
+        metrics: additional metrics.
     """
 
     loss: torch.Tensor
@@ -51,11 +51,12 @@ BY_TOKEN = Needs(zero_advantage=False, whole_sequences=False)
 
 @dataclass(config=OPTIONS, kw_only=True)
 class PolicyLoss:
-    """A policy-gradient loss. A subclass says what `surrogate` is; everything else is the same for all:
+    """A policy-gradient loss. Subclasses define `surrogate`; the rest is common:
 
         L = mean over tokens of   w_t * dual_clip(surrogate_t)  +  beta * KL_t  -  entropy_coef * H_t
 
-    with w = 1 and ratios to the policy that sampled, or both by `correction` (see `trainers.losses.corrections`).
+    Without `correction`, w = 1 and ratios are to the policy that sampled; a correction determines the weights, and the
+    ratios are to the proximal policy (see `trainers.losses.corrections`).
     """
 
     surrogate_needs: ClassVar[Needs] = Needs()
@@ -64,17 +65,17 @@ class PolicyLoss:
     beta: NonNegative = 0.0
     """Weight of the KL divergence to the reference model; above 0 needs one (`grpo.reference`)."""
     kl: KLEstimator = "k3"
-    """Its estimator."""
+    """Estimator of that KL divergence."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus."""
     aggregation: Aggregation = "token"
     """Mean over `token`s, over `sequence`s of the mean over their tokens, or per sequence over a `fixed_horizon`."""
     horizon: Positive | None = None
-    """Tokens that `fixed_horizon` divides a sequence's sum by."""
+    """Number of tokens by which `fixed_horizon` divides a sequence's sum."""
     correction: Correction | None = None
     """Off-policy correction: `tis`, `icepop`, `decoupled`, or one with options, `{name: tis, cap: 3}`."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Ratio above which a token of negative advantage has no gradient."""
+    """Ratio above which a token with a negative advantage has no gradient."""
 
     @field_validator("correction", mode="before")
     @classmethod
@@ -100,7 +101,7 @@ class PolicyLoss:
 
     @property
     def needs(self) -> Needs:
-        """What the trainer has to provide."""
+        """Inputs that the trainer must provide."""
         surrogate = self.surrogate_needs
         return Needs(
             reference=surrogate.reference or self.beta > 0,
@@ -114,7 +115,7 @@ class PolicyLoss:
         return self.correction is not None and self.correction.level != "token"
 
     def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
-        """The loss of each token from the log of its ratio, [N]."""
+        """Compute the loss of each token from the logarithm of its ratio, [N]."""
         raise NotImplementedError
 
     def __call__(self, batch: TokenBatch) -> LossOutput:
@@ -146,8 +147,11 @@ class PolicyLoss:
 
 
 def policy_metrics(batch: TokenBatch) -> dict[str, torch.Tensor]:
-    """How far the policy is from the one that sampled: KL(m || l) as k1 and k3, and the trainer's log-probs at the
-    start of the step against the generator's."""
+    """Distance of the policy from the one that sampled.
+
+    KL(m || l), estimated as k1 and k3, and the absolute difference between the log-probs of the trainer at the start of
+    the step and those of the generator.
+    """
     with torch.no_grad():
         moved = log_ratio(batch.logprobs, batch.behavior_logprobs)
         mismatch = (batch.proximal - batch.behavior_logprobs).abs()

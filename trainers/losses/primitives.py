@@ -1,8 +1,8 @@
-"""The parts that losses are made of; each is tested alone.
+"""Components of losses, each tested separately.
 
-In formulas of this package, for a token t: l is its log-prob under the policy being trained, m under the policy that
-sampled it, p under the policy at the start of the training step, q under the reference; A its advantage; sg(x) is x
-without gradient. N tokens are flat over R sequences, which are episodes, as in `TokenBatch`.
+Notation of this package, for a token t: l, m, p and q are its log-probs under the policy being trained, the policy that
+sampled it, the policy at the start of the training step, and the reference model. A is its advantage, and sg(x) is x
+without gradient. Tensors have N tokens, flat over R sequences, which are episodes, as in `TokenBatch`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ MAX_LOG_RATIO = 20.0
 
 
 def log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-    """log of a probability ratio per token, [N], clamped so that its exponential stays finite.
+    """Logarithm of a probability ratio per token, [N], clamped so that its exponential stays finite.
 
-    Where the clamp is active there is no gradient: so far off, a token says nothing about the policy.
+    Clamped tokens have no gradient: with such a ratio they carry no information about the policy.
     """
     return (numerator - denominator).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def sequence_sum(values: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
-    """The sum over a token's sequence, at each of its tokens: [N] -> [N]."""
+    """Sum over each token's sequence, [N] -> [N]."""
     ids = batch.sequence_ids
     sums = values.new_zeros(int(ids.max()) + 1 if len(ids) else 0).index_add(0, ids, values)
     return sums[ids]
 
 
 def sequence_mean(values: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
-    """The mean over a token's sequence, at each of its tokens: [N] -> [N]."""
+    """Mean over each token's sequence, [N] -> [N]."""
     return sequence_sum(values, batch) / sequence_sum(torch.ones_like(values), batch)
 
 
@@ -48,7 +48,7 @@ def sequence_targets(batch: TokenBatch) -> torch.Tensor:
 
 
 def over_level(log_ratios: torch.Tensor, batch: TokenBatch, level: Level) -> torch.Tensor:
-    """Log-ratios of tokens, of whole sequences (their product), or its geometric mean, at each token: [N] -> [N]."""
+    """Log-ratio at each token: its own, that of its sequence (the product), or the product's geometric mean, [N]."""
     if level == "sequence":
         return sequence_sum(log_ratios, batch).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return sequence_mean(log_ratios, batch) if level == "geometric" else log_ratios
@@ -57,10 +57,10 @@ def over_level(log_ratios: torch.Tensor, batch: TokenBatch, level: Level) -> tor
 def ppo_clip(
     ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """PPO's pessimistic surrogate (Schulman et al. 2017, arXiv 1707.06347) with a bound of its own for each side.
+    """PPO's pessimistic surrogate (Schulman et al. 2017, arXiv 1707.06347), with separate lower and upper bounds.
 
-    Returns the per-token loss max(-r A, -clip(r, 1 - low, 1 + high) A), and where the lower and where the upper clip
-    takes the gradient away; [N] each.
+    Returns the per-token loss max(-r A, -clip(r, 1 - low, 1 + high) A), and masks of the tokens whose gradient is
+    removed by the lower and by the upper clip, [N] each.
     """
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     plain, bounded = -ratio * advantages, -clipped * advantages
@@ -71,10 +71,10 @@ def ppo_clip(
 def dual_clip(
     loss: torch.Tensor, ratio: torch.Tensor, advantages: torch.Tensor, bound: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dual clip (Ye et al. 2020, arXiv 1912.09729): min(L, -c A) where A < 0.
+    """Dual clip (Ye et al. 2020, arXiv 1912.09729): min(L, -c A) for A < 0.
 
-    PPO's clip leaves L = -r A unbounded for a negative advantage and a large ratio. There the loss becomes the constant
-    -c A: the token has no gradient. Returns the per-token loss and where the bound is active, [N] each.
+    PPO's clip leaves L = -r A unbounded for a negative advantage and a large ratio. Such a token gets the constant loss
+    -c A instead, without gradient. Returns the per-token loss and a mask of the tokens that are bounded, [N] each.
     """
     active = (advantages < 0) & (ratio > bound)
     return torch.where(active, -bound * advantages, loss), active
@@ -85,7 +85,7 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: K
 
     With d = q - l:  k1 = -d (unbiased, may be negative),  k2 = d^2 / 2 (biased, its gradient is that of the KL),
     k3 = e^d - 1 - d (unbiased, never negative, its gradient is not that of the KL far from the reference).
-    The gradient of k1 as it stands is zero on average, so its gradient is taken to be that of k2.
+    The gradient of k1 itself is zero in expectation, so the gradient of k2 is used for it.
     """
     difference = log_ratio(ref_logprobs, logprobs)
     if estimator == "k3":
@@ -97,9 +97,9 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: K
 def aggregate(values: torch.Tensor, batch: TokenBatch, how: Aggregation, horizon: float | None = None) -> torch.Tensor:
     """A microbatch's share of the minibatch mean of per-token `values`, [N] -> [].
 
-    token:         1/T sum_t v_t, T target tokens in the minibatch: every token weighs the same.
-    sequence:      1/R sum_i 1/T_i sum_t v_t: every sequence weighs the same, so a long one less per token.
-    fixed_horizon: 1/(R H) sum_t v_t: as `token`, but a minibatch of longer sequences weighs more.
+    token:         1/T sum_t v_t, T target tokens in the minibatch: all tokens have the same weight.
+    sequence:      1/R sum_i 1/T_i sum_t v_t: all sequences have the same weight, so tokens of long ones have less.
+    fixed_horizon: 1/(R H) sum_t v_t: as `token`, but minibatches of longer sequences have more weight.
     """
     sequences = max(batch.total_sequences, 1)
     if how == "sequence":
@@ -111,10 +111,10 @@ def aggregate(values: torch.Tensor, batch: TokenBatch, how: Aggregation, horizon
 
 
 def mean(values: torch.Tensor) -> torch.Tensor:
-    """The mean as a metric: without gradient, 0 for no values."""
+    """Mean for a metric: without gradient, 0 if there are no values."""
     return values.detach().sum() / max(len(values), 1)
 
 
 def largest(values: torch.Tensor) -> torch.Tensor:
-    """The maximum as a metric: without gradient, 0 for no values."""
+    """Maximum for a metric: without gradient, 0 if there are no values."""
     return values.detach().max() if len(values) else values.new_zeros(())

@@ -1,4 +1,4 @@
-"""What a loss is given, what it returns, and what it may ask for."""
+"""Inputs and outputs of losses, and the inputs that a loss can declare as needed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class TokenBatch:
         logprobs: log-probabilities under the policy being trained, [N], with gradient.
         entropy: entropy of its distribution at each token, [N], with gradient.
         behavior_logprobs: log-probabilities when the token was sampled, [N].
-        advantages: [N].
+        advantages: advantage of each token, [N].
         sequence_ids: sequence of each token, [N] int64, non-negative.
-        total_tokens: target tokens of the whole minibatch over all microbatches and ranks, as it was admitted: with its
-            share of those that are not computed (`Needs.zero_advantage`). What a mean over tokens divides by.
-        total_sequences: sequences of the whole minibatch likewise.
-        ref_logprobs: log-probabilities under the reference model, [N]; None where the run has none.
-        proximal_logprobs: log-probabilities under the policy at the start of the training step, [N]. None: it is the
-            policy being trained, as in a step's first update.
+        total_tokens: target tokens of the whole minibatch over all microbatches and ranks, including its share of
+            tokens that are not computed (`Needs.zero_advantage`). Denominator of means over tokens.
+        total_sequences: sequences of the whole minibatch, counted in the same way.
+        ref_logprobs: log-probabilities under the reference model, [N]; None if the run has no reference model.
+        proximal_logprobs: log-probabilities under the policy at the start of the training step, [N]. None if that is
+            the policy being trained, as in a step's first update.
         sequence_targets: target tokens of each token's whole sequence, [N]; None if all are in this batch.
     """
 
@@ -65,7 +65,7 @@ class TokenBatch:
 
     @property
     def proximal(self) -> torch.Tensor:
-        """`proximal_logprobs`, whichever way they are given, without gradient, [N]."""
+        """`proximal_logprobs`, or `logprobs` without gradient if they are None, [N]."""
         return self.logprobs.detach() if self.proximal_logprobs is None else self.proximal_logprobs
 
 
@@ -73,25 +73,25 @@ class TokenBatch:
 class LossOutput:
     """A microbatch's share of the minibatch loss (shares add up), and its metrics.
 
-    A metric is the mean over the microbatch's tokens; one whose name ends in `_max` is the largest value.
+    A metric is the mean over the microbatch's tokens, or their maximum if its name ends in `_max`.
     """
 
     loss: torch.Tensor
-    """A scalar."""
+    """Loss, a scalar."""
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Name -> a scalar."""
+    """Metrics by name, scalars."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Inputs that a loss needs. The defaults are safe for any loss; those of the last two are the costly ones.
+    """Inputs that a loss needs. `zero_advantage` and `whole_sequences` default to true: safe for any loss, but costly.
 
     Attributes:
-        reference: `ref_logprobs`; a recipe without a reference model is refused.
-        proximal: `proximal_logprobs` in every update but a step's first; costs a forward pass.
-        zero_advantage: tokens without an advantage, at which a term of the loss (KL, entropy) has a gradient. If false,
-            segments without any advantage are not computed, but still count in the totals.
-        whole_sequences: all tokens of a sequence in one batch, because the loss combines their log-probabilities. If
+        reference: needs `ref_logprobs`; a recipe without a reference model is refused.
+        proximal: needs `proximal_logprobs` in every update but a step's first; costs a forward pass.
+        zero_advantage: needs tokens without an advantage, at which a term of the loss (KL, entropy) has a gradient. If
+            false, segments without any advantage are not computed, but still count in the totals.
+        whole_sequences: needs all tokens of a sequence in one batch, because it combines their log-probabilities. If
             false, the segments of a sequence may be in different batches; `TokenBatch.sequence_targets` has its length.
     """
 
@@ -109,19 +109,19 @@ class Needs:
 
 
 class Loss(Protocol):
-    """A policy-gradient loss: a plain class whose constructor's keywords are its options; it may be `Demanding`."""
+    """A policy-gradient loss: a plain class whose constructor's keywords are its options. It can be `Demanding`."""
 
     def __call__(self, batch: TokenBatch) -> LossOutput:
-        """The loss of one microbatch."""
+        """Compute the microbatch's share of the minibatch loss."""
 
 
 @runtime_checkable
 class Demanding(Protocol):
-    """A loss that declares what it needs."""
+    """A loss that declares the inputs it needs."""
 
     @property
     def needs(self) -> Needs:
-        """What that is."""
+        """Inputs that the loss needs."""
 
 
 def needs(loss: object) -> Needs:

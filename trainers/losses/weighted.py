@@ -1,6 +1,6 @@
-"""Losses that weigh a token's gradient by its ratio and never take it away altogether.
+"""Losses that weight each token's gradient by its ratio and never remove it entirely.
 
-Every option of `PolicyLoss` goes with every class here.
+Every class here has all options of `PolicyLoss`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainers.losses.types import Needs, TokenBatch
 
 
 def _weighted(batch: TokenBatch, log_ratios: torch.Tensor, least: float, most: float) -> Surrogate:
-    """-sg(clip(r, least, most)) A l."""
+    """Surrogate with the loss -sg(clip(r, least, most)) A l."""
     ratio = log_ratios.exp()
     weight = ratio.clamp(least, most).detach()
     return Surrogate(-weight * batch.advantages * batch.logprobs, ratio, ratio < least, ratio > most)
@@ -31,13 +31,13 @@ class ReinforceLoss(PolicyLoss):
 
         L_t = -sg(clip(r_t, 1 - clip_ratio, 1 + clip_ratio)) A_t l_t,   r_t = exp(l_t - m_t)
 
-    Different from GRPO: the clip bounds the weight of a token's gradient, and no token loses it.
+    Different from GRPO: the clip bounds the weight of a token's gradient, and no token loses its gradient.
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
     """Tokens are independent, and have no gradient without an advantage."""
     clip_ratio: NonNegative = 0.2
-    """The weight is within 1 - clip_ratio, at least 0, and 1 + clip_ratio; 0: always 1."""
+    """The weight is clipped to [max(0, 1 - clip_ratio), 1 + clip_ratio]; 0: the weight is always 1."""
 
     def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
         """The weighted log-prob."""
@@ -50,8 +50,8 @@ class CISPOLoss(PolicyLoss):
 
         L_t = -sg(clip(r_t, 1 - clip_low, 1 + clip_high)) A_t l_t,   r_t = exp(l_t - m_t)
 
-    Different from GRPO: unlikely tokens that turn an answer, whose ratio leaves the clip first, go on being learned.
-    As in the paper there is no lower bound unless one is set, and only the upper one is tuned.
+    Different from GRPO: unlikely tokens that change the course of an answer, whose ratio leaves the clip range first,
+    are still learned. As in the paper, there is no lower bound by default, and only the upper bound is tuned.
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
@@ -59,7 +59,7 @@ class CISPOLoss(PolicyLoss):
     clip_low: LowerClip = 1.0
     """The weight's lower bound is 1 - clip_low."""
     clip_high: NonNegative = 4.0
-    """Its upper bound is 1 + clip_high."""
+    """The weight's upper bound is 1 + clip_high."""
 
     def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
         """The weighted log-prob."""
@@ -70,22 +70,22 @@ class CISPOLoss(PolicyLoss):
 class SAPOLoss(PolicyLoss):
     """Soft adaptive policy optimisation (Gao et al. 2025, arXiv 2511.20347).
 
-        L_t = -4/tau sigmoid(tau (r_t - 1)) A_t,   tau = tau_pos where A_t > 0, else tau_neg,   r_t = exp(l_t - m_t)
+        L_t = -4/tau sigmoid(tau (r_t - 1)) A_t,   tau = tau_pos if A_t > 0, else tau_neg,   r_t = exp(l_t - m_t)
 
-    Different from GRPO: a smooth gate in place of the clip. A token's gradient is weighted by 4 g (1 - g) with
-    g = sigmoid(tau (r - 1)): 1 on-policy, fading on both sides. Negative advantages fade faster: they push
-    probability onto the whole rest of the vocabulary. The paper's mean is `aggregation: sequence`.
+    Different from GRPO: a smooth gate instead of the clip. A token's gradient is weighted by 4 g (1 - g) with
+    g = sigmoid(tau (r - 1)): 1 on-policy, decreasing on both sides. It decreases faster for negative advantages, which
+    move probability to the whole rest of the vocabulary. The paper's mean is `aggregation: sequence`.
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
     """Tokens are independent, and have no gradient without an advantage."""
     tau_pos: Positive = 1.0
-    """Temperature for positive advantages; larger fades faster."""
+    """Temperature for positive advantages; with a larger one the weight decreases faster."""
     tau_neg: Annotated[float, Field(gt=0)] = 1.05
     """Temperature for negative advantages."""
 
     def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
-        """The gated ratio."""
+        """Loss of the gated ratio."""
         ratio = log_ratios.exp()
         tau = torch.where(batch.advantages > 0, ratio.new_tensor(self.tau_pos), ratio.new_tensor(self.tau_neg))
         gate = torch.sigmoid(tau * (ratio - 1))

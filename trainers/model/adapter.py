@@ -1,11 +1,11 @@
-"""Adapters (LoRA, Hu et al. 2021) in files: PEFT's format, and the base model that they belong to. No torch in here.
+"""LoRA adapters (Hu et al. 2021) in files: PEFT's format, and the base model they belong to. Doesn't import torch.
 
     adapter/
-        adapter_config.json          what PEFT, vLLM and transformers read: base model, rank, alpha, layers
+        adapter_config.json          read by PEFT, vLLM and transformers: base model, rank, alpha, layers
         adapter_model.safetensors    base_model.model.LAYER.lora_A.weight [rank, in], .lora_B.weight [out, rank]
 
-A layer's weight with its adapter is W + alpha / rank * B A. The checksums of the base model's files are in the header
-of the weights.
+A layer's weight with its adapter is W + alpha / rank * B A. The header of the weights file holds the checksums of the
+base model's files.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from forge_env.reading import ANYWHERE, read_text
 from trainers.model.folder import file_digests
 
 FOLDER = "adapter"
-"""Of a checkpoint, where its adapters are."""
+"""Folder of a checkpoint that holds its adapters."""
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What PEFT puts before a layer's name."""
+"""PEFT's prefix of layer names."""
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 _BASE = "base"
 
 
 def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """The layers of a model that can have an adapter, by the last part of their names: [out, in].
+    """Shapes [out, in] of the layers that can have an adapter, by the last part of their names.
 
     Args:
-        hf: its `config.json` (`read_hf_config`).
+        hf: the model's `config.json` (`read_hf_config`).
     """
     dim, head = hf["hidden_size"], hf["head_dim"]
     queries, keys = hf["num_attention_heads"] * head, hf["num_key_value_heads"] * head
     shapes = {"q_proj": (queries, dim), "k_proj": (keys, dim), "v_proj": (keys, dim), "o_proj": (dim, queries)}
-    if not hf.get("num_experts"):  # beside experts PEFT takes these names for theirs
+    if not hf.get("num_experts"):  # PEFT applies these names to the layers of experts
         inner = hf["intermediate_size"]
         shapes |= {"gate_proj": (inner, dim), "up_proj": (inner, dim), "down_proj": (dim, inner)}
     return shapes
 
 
 def targets(section: LoRASection, hf: Mapping[str, Any]) -> list[str]:
-    """The layers that get an adapter, by the last part of their names.
+    """Layers that get an adapter, by the last part of their names.
 
     Raises:
-        UsageError: the model has no such layer, or the rank is larger than one of them.
+        UsageError: the model has no such layer, or the rank exceeds a dimension of one.
     """
     shapes = layer_shapes(hf)
     chosen = list(dict.fromkeys(section.targets)) or list(shapes)
@@ -72,10 +72,10 @@ def targets(section: LoRASection, hf: Mapping[str, Any]) -> list[str]:
 
 
 def peft_config(section: LoRASection, hf: Mapping[str, Any], base: str) -> dict[str, Any]:
-    """What `adapter_config.json` says.
+    """Content of `adapter_config.json`.
 
     Args:
-        section: of the recipe.
+        section: LoRA section of the recipe.
         hf: the base model's `config.json`.
         base: name or folder of the base model.
     """
@@ -96,28 +96,28 @@ def peft_config(section: LoRASection, hf: Mapping[str, Any], base: str) -> dict[
 
 
 def weights_header(base: Path) -> dict[str, str]:
-    """What the header of the adapters' file says: of which base model they are."""
+    """Header of the adapters' weights file, which identifies their base model."""
     return {"format": "pt", _BASE: " ".join(file_digests(base))}
 
 
 def check_base(folder: Path, base: Path, header: Mapping[str, str] | None = None) -> None:
-    """Refuse adapters of another base model.
+    """Check that adapters belong to a base model.
 
     Args:
-        folder: of the adapters.
+        folder: folder of the adapters.
         base: checkpoint folder that they would be added to.
-        header: its `weights_header`, where that is known already: all of its files are read for it.
+        header: `weights_header(base)`, if known already; computing it reads all of the base model's files.
 
     Raises:
-        UsageError: they are of another one, or can't be read.
+        UsageError: they belong to another base model, or can't be read.
     """
     config = read_config(folder)
     try:
         with safe_open(folder / WEIGHTS, framework="np") as opened:
-            found = opened.metadata() or {}
+            metadata = opened.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{folder / WEIGHTS} can't be read: {error}", fix="fetch the adapters again") from error
-    if found.get(_BASE) != (header or weights_header(base))[_BASE]:
+    if metadata.get(_BASE) != (header or weights_header(base))[_BASE]:
         name = config["base_model_name_or_path"]
         raise UsageError(
             f"{folder} has adapters of another base model than {base}: they were trained on {name}, whose weights are "
@@ -127,10 +127,10 @@ def check_base(folder: Path, base: Path, header: Mapping[str, str] | None = None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`adapter_config.json` of a folder.
+    """Read the `adapter_config.json` of a folder.
 
     Raises:
-        UsageError: there is none, or it is not one of LoRA.
+        UsageError: it is missing, or not a config of LoRA.
     """
     try:
         config: dict[str, Any] = json.loads(read_text(folder / CONFIG, root=ANYWHERE))
@@ -148,5 +148,5 @@ def write_config(config: Mapping[str, Any], folder: Path) -> None:
 
 
 def scaling(config: Mapping[str, Any]) -> float:
-    """The factor of B A, from `adapter_config.json`."""
+    """Factor of B A, from `adapter_config.json`."""
     return float(config["lora_alpha"]) / int(config["r"])

@@ -1,9 +1,9 @@
-"""Between messages and tokens: the tokenizer of a checkpoint folder and the chat format of its model family.
+"""Conversion between messages and tokens: a checkpoint folder's tokenizer and its model family's chat format.
 
-Rendering and parsing are the `renderers` library's; this module adapts its types to ours and holds two rules.
-What makes trajectories exact: a turn's prompt continues the tokens of the turn before it (bridge), and only when the
-format can't prove that is the conversation rendered anew (a fork, which is counted). What makes them safe: only the
-chat format itself writes control tokens. Text that spells one, whoever wrote it, is text.
+The `renderers` library renders and parses. This module adapts its types and enforces two rules. For exact trajectories,
+a turn's prompt extends the tokens of the previous turn (a bridge); the conversation is rendered anew only if the format
+can't guarantee that (a fork, which is counted). For safety, only the chat format itself writes control tokens; text
+that spells one is encoded as plain text, regardless of its author.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from trainers.model.folder import read_hf_config
 
 @contextmanager
 def _without_openai() -> Iterator[None]:
-    """Import `renderers` in here: its client names a class of openai's in signatures, and that library takes a second.
+    """Replace the `openai` module by a stub while `renderers` is imported.
 
-    Whoever imports openai afterwards gets the real one.
+    The client of `renderers` names a class of `openai` in signatures, and importing `openai` takes a second. Later
+    imports get the real module.
     """
     if "openai" in sys.modules:
         yield
@@ -54,26 +55,27 @@ with _without_openai():
 
 log = logging.getLogger(__name__)
 CUT = "\ufdd0"
-"""Dropped by our tokenizers after they have looked for control tokens: one that has it inside is text, and nothing is
-matched across it. A code point that is not a character, so that no text has it."""
+"""Inserted into text that spells a control token. Our tokenizers drop this character only after they have matched
+control tokens, so a control token that contains it remains text, and nothing is matched across it. It is a Unicode
+noncharacter, which text doesn't contain."""
 SHORT, MOST_SHORT = 32, 4096
-"""Characters of a text whose tokens are remembered, and how many are."""
+"""Maximum characters of a text whose tokens are cached, and maximum number of cached texts."""
 MOST_TOOLSETS = 64
-"""Sets of tools whose rendering is remembered."""
+"""Maximum number of tool sets whose rendering is cached."""
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Exceptions of the library's parsers for unexpected JSON: deep nesting, long numbers, names of other types."""
+"""Exceptions that the library's parsers raise for unexpected JSON: deep nesting, long numbers, names of other types."""
 OPENING = 8
-"""Tokens at the end of a prompt that are searched for an opening thought tag."""
+"""Number of tokens at the end of a prompt that are searched for an opening thought tag."""
 TAG = re.compile(r"<[^\s<>]+>")
-"""A token of this form is taken for a control token, whatever its vocabulary calls it."""
+"""Tokens of this form are treated as control tokens, even if the vocabulary doesn't mark them as special."""
 
 
 class FolderTokenizer:
-    """The `tokenizer.json` of a checkpoint folder behind the small surface that `renderers` needs.
+    """The `tokenizer.json` of a checkpoint folder, with the methods that `renderers` needs.
 
     Attributes:
-        control_tokens: what is written as one token that means more than its text: the special ones, and tags such as
-            `<tool_call>`, which many models have as tokens without calling them special.
+        control_tokens: texts of tokens that mean more than their text: special tokens, and tags such as `<tool_call>`,
+            which many models have as tokens without marking them as special.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -84,23 +86,26 @@ class FolderTokenizer:
             )
         try:
             self._tokenizer = Tokenizer.from_str(_with_cuts(read_text(path, largest=LARGEST_TABLE, root=ANYWHERE)))
-        except Exception as error:  # boundary of the library, which raises nothing narrower
+        except Exception as error:  # the library raises no narrower exception
             raise UsageError(f"{path} can't be read: {error}", fix="fetch the checkpoint again") from error
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.control_tokens = [token.content for token in added if token.special or TAG.fullmatch(token.content)]
         self._short: dict[str, tuple[int, ...]] = {}
-        """Of short texts: a format's own phrases are rendered with every turn."""
+        """Token ids of short texts: every turn renders the format's fixed phrases."""
         self.name_or_path = str(folder)
         self.unk_token_id: int | None = None
         self.eos_token_id: int | None = self._tokenizer.token_to_id("<|im_end|>")
 
     @cached_property
     def vocab_size(self) -> int:
-        """Tokens in the vocabulary, added ones included; ids that are left out below the last one count."""
+        """Number of token ids, added tokens included: the highest id plus 1, so that unused ids count."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
-        """Token ids of `text`; control tokens written out in it are recognised unless cut (`CUT`), none are added."""
+        """Token ids of `text`, without added special tokens.
+
+        Control tokens spelled in `text` are recognised unless they are cut (`CUT`).
+        """
         if len(text) > SHORT:
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         ids = self._short.get(text)
@@ -111,23 +116,23 @@ class FolderTokenizer:
         return list(ids)
 
     def decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> str:
-        """Text of `token_ids`, special tokens included unless told otherwise."""
+        """Text of `token_ids`, including special tokens unless `skip_special_tokens` is set."""
         return str(
             self._tokenizer.decode(list(token_ids), skip_special_tokens=kwargs.get("skip_special_tokens", False))
         )
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """Id of one token, or ids of a list; None for what is not in the vocabulary."""
+        """Id of one token, or ids of a list; None for tokens that are not in the vocabulary."""
         if isinstance(tokens, str):
             return self._tokenizer.token_to_id(tokens)
         return [self._tokenizer.token_to_id(token) for token in tokens]
 
 
 def _with_cuts(tokenizer_json: str) -> str:
-    """A tokenizer that drops `CUT`, once control tokens are found in the text as it is written."""
+    """Change a `tokenizer.json` so that `CUT` is dropped after control tokens are matched in the original text."""
     data = json.loads(tokenizer_json)
     for token in data.get("added_tokens", []):
-        token["normalized"] = False  # else it would be looked for again, behind the normalizer
+        token["normalized"] = False  # otherwise it would also be matched after the normalizer
     drop = {"type": "Replace", "pattern": {"String": CUT}, "content": ""}
     rest = data.get("normalizer")
     data["normalizer"] = {"type": "Sequence", "normalizers": [drop, rest]} if rest else drop
@@ -135,10 +140,10 @@ def _with_cuts(tokenizer_json: str) -> str:
 
 
 def chat_format(renderer: str, *, thinking: bool) -> BaseRendererConfig | None:
-    """The configuration of a chat format of the `renderers` library.
+    """Configuration of a chat format of the `renderers` library.
 
     Raises:
-        ValueError: there is no such format, or thinking can't be turned on in it.
+        ValueError: there is no such format, or it can't turn on thinking.
     """
     config = config_from_name(renderer)
     if config is None:
@@ -147,18 +152,18 @@ def chat_format(renderer: str, *, thinking: bool) -> BaseRendererConfig | None:
     switch = next((name for name in ("enable_thinking", "thinking") if name in fields), None)
     if switch is None and thinking:
         raise ValueError(f"the chat format {renderer!r} has no switch for thinking")
-    # "all": a turn's tokens stay in the prompts after it, its thoughts too, so episodes don't fork
+    # "all": later prompts contain all tokens of a turn, thoughts included, so episodes don't fork
     values: dict[str, Any] = {"thinking_retention": "all"} | ({switch: thinking} if switch else {})
     return type(config)(**values)
 
 
 class _Tools(NamedTuple):
-    """Tools in the form that the renderer wants.
+    """Tools in the forms that the renderer needs.
 
     Attributes:
-        specs: themselves, kept so that nothing else gets their ids.
-        plain: for parsing; None: no tools.
-        text: for rendering: no control token is spelled in it.
+        specs: the tools, referenced so that their `id()` values are not reused.
+        plain: form for parsing; None: no tools.
+        text: form for rendering, in which spelled control tokens are cut.
     """
 
     specs: list[ToolSpec]
@@ -167,12 +172,12 @@ class _Tools(NamedTuple):
 
 
 class Chat:
-    """Renders conversations to token ids and parses sampled tokens back into a message.
+    """Renders conversations to token ids, and parses sampled tokens into messages.
 
     Args:
-        tokenizer: `FolderTokenizer`, or what has its methods and `control_tokens`.
-        renderer: the chat format, by its name in the `renderers` library.
-        thinking: whether the model may think before it answers, where the format leaves that open.
+        tokenizer: `FolderTokenizer`, or an object with its methods and `control_tokens`.
+        renderer: name of the chat format in the `renderers` library.
+        thinking: whether the model may think before it answers, if the format has that option.
     """
 
     def __init__(self, tokenizer: Any, renderer: str = "qwen3", *, thinking: bool = False) -> None:
@@ -186,7 +191,7 @@ class Chat:
 
     @classmethod
     def of(cls, folder: str | Path, model: ModelSection) -> Chat:
-        """The chat format of a recipe's model, with the tokenizer of a checkpoint folder.
+        """Build the chat format of a recipe's model, with the tokenizer of a checkpoint folder.
 
         Raises:
             UsageError: the tokenizer lacks a token that the format needs, or has more tokens than the model.
@@ -200,7 +205,7 @@ class Chat:
             )
         try:
             return cls(tokenizer, model.renderer, thinking=model.thinking)
-        except AssertionError as error:  # the library's way to say it
+        except AssertionError as error:  # raised by the library if a token is missing
             raise UsageError(
                 f"the tokenizer in {folder} can't write the chat format {model.renderer!r}: {error}",
                 fix="model.renderer is the format of the model's family, such as qwen3 or llama-3",
@@ -212,22 +217,22 @@ class Chat:
         return [token for token in self._renderer.get_stop_token_ids() if token is not None]
 
     def render(self, messages: list[Message], tools: list[ToolSpec], *, generation: bool = True) -> list[int]:
-        """Token ids of a conversation; with `generation`, up to where the assistant begins to write.
+        """Token ids of a conversation; with `generation`, they end with the opening of an assistant turn.
 
         Raises:
-            ChatFormatError: the format can't write it.
+            ChatFormatError: the format can't represent the conversation.
         """
         plain, offered = self._messages(messages), self._known(tools).text
         with _writing():
             return list(self._renderer.render_ids(plain, tools=offered, add_generation_prompt=generation))
 
     def render_training(self, messages: list[Message], tools: list[ToolSpec]) -> tuple[list[int], list[bool]]:
-        """A demonstration's token ids, [T], and which of them the assistant is to produce, [T].
+        """Token ids of a demonstration, [T], and a mask of those that the assistant is to produce, [T].
 
-        What the generation prompt already holds (the role, an empty thinking block) is not to be produced.
+        Tokens of the generation prompt (the role, an empty thinking block) are not to be produced.
 
         Raises:
-            ChatFormatError: the format can't write it.
+            ChatFormatError: the format can't represent the conversation.
         """
         plain, offered = self._messages(messages), self._known(tools).text
         with _writing():
@@ -242,7 +247,7 @@ class Chat:
     def extend(
         self, prompt_ids: list[int], token_ids: list[int], observation: list[Message], tools: list[ToolSpec]
     ) -> list[int] | None:
-        """The next prompt, beginning with exactly `prompt_ids + token_ids`; None when the format can't promise it."""
+        """Build the next prompt, which begins with exactly `prompt_ids + token_ids`; None if the format can't do so."""
         plain, offered = self._messages(observation), self._known(tools).text
         with _writing():
             bridged = self._renderer.bridge_to_next_turn(prompt_ids, token_ids, plain, tools=offered)
@@ -254,7 +259,7 @@ class Chat:
         Args:
             token_ids: sampled tokens.
             tools: tools that were offered.
-            prompt_ids: tokens of the prompt, which may have opened the thoughts.
+            prompt_ids: tokens of the prompt, which may end with an opening thought tag.
         """
         stops = set(self.stop_token_ids)
         sampled = list(itertools.takewhile(lambda token: token not in stops, token_ids))
@@ -295,15 +300,15 @@ class Chat:
         return [self._as_text(message.to_openai()) for message in messages]
 
     def _known(self, tools: list[ToolSpec]) -> _Tools:
-        """Tools as the renderer wants them: the same for every turn, and mostly for every episode."""
+        """Tools in the renderer's forms, cached: they are the same for every turn, and mostly for every episode."""
         key = tuple(map(id, tools))
-        found = self._toolsets.get(key)
-        if found is None:
+        toolset = self._toolsets.get(key)
+        if toolset is None:
             if len(self._toolsets) >= MOST_TOOLSETS:
                 self._toolsets.clear()
             plain = [tool.to_openai() for tool in tools] or None
-            found = self._toolsets[key] = _Tools(list(tools), plain, self._as_text(plain))
-        return found
+            toolset = self._toolsets[key] = _Tools(list(tools), plain, self._as_text(plain))
+        return toolset
 
 
 def token_reader(folder: Path, renderer: str) -> Callable[[list[int], list[ToolSpec], list[int]], Message] | None:
@@ -316,17 +321,20 @@ def token_reader(folder: Path, renderer: str) -> Callable[[list[int], list[ToolS
 
 
 def _call(call: ParsedToolCall, call_id: str) -> ToolCall:
-    """A call as the library parsed it, or as far as it could."""
+    """Convert a call that the library parsed, completely or in part."""
     call_id, raw = call.id or call_id, call.raw
     if not call.name:
-        return read_call(raw, call_id)  # also a whole one whose end is missing
+        return read_call(raw, call_id)  # also reads a complete call without its closing tag
     cut = call.status in (ToolCallParseStatus.UNCLOSED_BLOCK, ToolCallParseStatus.MALFORMED_STRUCTURE)
     unread = call.status != ToolCallParseStatus.OK and call.arguments is None
     return call_of(call.name, raw if cut or unread else call.arguments, call_id, raw=raw)
 
 
 def _only_thought(text: str, reasoning: str | None) -> bool:
-    """Whether calls are part of thoughts that were never closed; the library takes the first for their end."""
+    """Whether the calls are part of thoughts that were never closed.
+
+    The library takes the first call as the end of the thoughts.
+    """
     return reasoning is not None and "</think>" not in text and not split_thoughts(text, opened=True)[1]
 
 
@@ -334,16 +342,16 @@ def _only_thought(text: str, reasoning: str | None) -> bool:
 def _writing() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # boundary of the library, which says in many ways what a format doesn't have
+    except Exception as error:  # the library raises many types for unsupported content
         raise ChatFormatError(f"the chat format can't write this conversation: {error}") from error
 
 
 def text_only(control_tokens: Iterable[str]) -> Callable[[Any], Any]:
-    """A function that cuts (`CUT`) every spelling of a control token in the strings of a JSON value, keys included."""
+    """Return a function that cuts (`CUT`) spelled control tokens in all strings of a JSON value, keys included."""
     longest_first = sorted(filter(lambda token: len(token) > 1, control_tokens), key=len, reverse=True)
     if not longest_first:
         return lambda value: value
-    # every place where one begins, those that overlap too
+    # matches at the start of every control token, including overlapping ones
     begins = re.compile(f"(?=(?:{'|'.join(map(re.escape, longest_first))}))(.)", re.DOTALL)
 
     def cut(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Models out of checkpoints: `forge-env export` for those who use them elsewhere."""
+"""Export of models from checkpoints, for use outside forge-env (`forge-env export`)."""
 
 from __future__ import annotations
 
@@ -26,52 +26,52 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def export(source: Path, out: Path, *, adapter_only: bool, dtype: str, base: str | None) -> Path:
-    """Write the model of a checkpoint as a Hugging Face folder, or its adapters as one of PEFT.
+    """Write the model of a checkpoint as a Hugging Face folder, or its adapters in PEFT's format.
 
     Args:
-        source: a checkpoint, or the folder of a run, of which the newest is taken, or a folder of adapters.
-        out: where to; it must not exist.
-        adapter_only: the adapters alone.
-        dtype: of the weights.
-        base: checkpoint folder or hub name that the adapters belong to; by default where they were trained.
+        source: a checkpoint, a folder of adapters, or a run's folder, of which the newest checkpoint is used.
+        out: folder to write, which must not exist.
+        adapter_only: write only the adapters.
+        dtype: data type of the weights.
+        base: checkpoint folder or hub name of the adapters' base model; by default the one they were trained on.
 
     Returns:
-        The checkpoint that was taken.
+        The checkpoint that was exported.
 
     Raises:
-        UsageError: there is nothing to export, or it is of another base model.
+        UsageError: there is nothing to export, or the adapters belong to another base model.
     """
     if out.exists():
         raise UsageError(f"{out} is there already", fix="name a folder that is not")
-    found = _find(source)
-    adapters = found if (found / adapter.CONFIG).is_file() else found / adapter.FOLDER
+    checkpoint = _find(source)
+    adapters = checkpoint if (checkpoint / adapter.CONFIG).is_file() else checkpoint / adapter.FOLDER
     if not adapters.is_dir():
         if adapter_only:
-            raise UsageError(f"{found} holds no adapters: all weights were trained", fix="leave --adapter out")
-        model = found / "model"
+            raise UsageError(f"{checkpoint} holds no adapters: all weights were trained", fix="leave --adapter out")
+        model = checkpoint / "model"
         _write(read_weights(model), model, out, dtype)
-        return found
+        return checkpoint
     name = base or adapter.read_config(adapters)["base_model_name_or_path"]
     if adapter_only:
         with written_whole(out) as staging:
             shutil.copytree(adapters, staging)
             if base is not None:
                 adapter.write_config({**adapter.read_config(adapters), "base_model_name_or_path": base}, staging)
-        return found
+        return checkpoint
     folder = _base(name)
     adapter.check_base(adapters, folder)
     factors = scaled(load_file(adapters / adapter.WEIGHTS), adapter.scaling(adapter.read_config(adapters)))
     _write(dict(merged(factors, folder, everything=True)), folder, out, dtype)
-    return found
+    return checkpoint
 
 
 def _find(source: Path) -> Path:
-    """The checkpoint, or folder of adapters, that a path means."""
+    """Resolve a path to a checkpoint or a folder of adapters."""
     inside = [file.parent for file in RunFolder(source).checkpoints.glob("step-*/checkpoint.json")]
     newest_first = sorted(inside, key=lambda folder: int(folder.name.removeprefix("step-")), reverse=True)
     for folder in (source, *newest_first):
         if any((folder / name).exists() for name in ("checkpoint.json", adapter.FOLDER, adapter.CONFIG)):
-            check_files(folder, ANYWHERE if folder == source else source)  # adapters may be of the hub's cache: links
+            check_files(folder, ANYWHERE if folder == source else source)  # adapters in the hub's cache are links
             return folder
     raise UsageError(f"{source} is no checkpoint and no run that has one", fix="such as runs/NAME, or .../step-000020")
 
@@ -84,6 +84,6 @@ def _base(name: str) -> Path:
 
 
 def _write(weights: Mapping[str, torch.Tensor], like: Path, out: Path, dtype: str) -> None:
-    """Whole weights as a folder that appears whole or not at all."""
+    """Write whole weights as a folder that appears complete or not at all."""
     with written_whole(out) as staging:
         write_model(Part.all_of(weights), read_companions(like), staging, dtype=getattr(torch, dtype))

@@ -1,4 +1,4 @@
-"""Checkpoint folders: what `model.path` names, looked at before anything is started. Nothing here imports torch."""
+"""Checkpoint folders that `model.path` names, and checks made before anything starts. Doesn't import torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIX = (
     "(coding_rlvr_base), or a hub name such as Qwen/Qwen3-0.6B"
 )
 TINY = "tiny"
-"""As `model.path`: a model that is built here."""
+"""Value of `model.path` for a small model that is built locally."""
 INDEX = "model.safetensors.index.json"
 _SHAPE = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
@@ -33,22 +33,22 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "qwen3": (*_SHAPE, "head_dim"),
     "qwen3_moe": (*_SHAPE, "head_dim", "moe_intermediate_size", "num_experts", "num_experts_per_tok"),
 }
-"""Model families by the `model_type` of their `config.json`, and what it must have."""
+"""Keys that `config.json` must have, by the `model_type` of each supported model family."""
 _ROPE = {
     "default": set[str](),
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"},
 }
-"""How rotary positions may be scaled, and by what."""
+"""Parameters of each supported scaling of rotary positions."""
 _ROPE_OF = {"llama": {"default", "llama3"}, "mistral": {"default"}}
-"""Of families that don't have all but Llama's."""
+"""Supported scalings of some families; all others support every scaling but Llama's."""
 
 
 def local_folder(path: str) -> Path | None:
-    """The folder that `model.path` names; None for a hub name.
+    """Resolve `model.path` to a folder; None for a hub name.
 
     Raises:
-        UsageError: it can only be a path, and there is no folder.
+        UsageError: it can only be a path, and there is no such folder.
     """
     if (folder := checkpoint_folder(path)) is not None:
         return folder
@@ -58,30 +58,30 @@ def local_folder(path: str) -> Path | None:
 
 
 def hub_name(path: str) -> str | None:
-    """`model.path`, where it is a name on the hub."""
+    """Return `model.path` if it is a hub name, and None otherwise."""
     return None if path == TINY or checkpoint_folder(path) is not None else path
 
 
 def from_hub(name: str) -> Path:
-    """The folder of a model of the hub, which is fetched.
+    """Download a model from the hub, and return its folder.
 
     Raises:
-        ForgeError: there is none of this name, or it can't be had.
+        ForgeError: there is no model of this name, or it can't be downloaded.
     """
     from huggingface_hub import get_token, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     redaction.add(get_token() or "", "HF_TOKEN")
     try:
-        # some repositories have the same weights a second time, in their authors' own format
+        # some repositories contain the same weights again in their authors' format
         skipped = ["consolidated*", "original/*"]
         return Path(
             snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"], ignore_patterns=skipped)
         )
     except GatedRepoError as error:
-        whose = "the account of HF_TOKEN has no access to it" if get_token() else "HF_TOKEN is not set"
+        reason = "the account of HF_TOKEN has no access to it" if get_token() else "HF_TOKEN is not set"
         raise ForgeError(
-            f"{name} is a gated model, and {whose}",
+            f"{name} is a gated model, and {reason}",
             fix=f"accept its licence at https://huggingface.co/{name}, and set HF_TOKEN to a token of that account",
         ) from error
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
@@ -92,7 +92,10 @@ def from_hub(name: str) -> Path:
 
 
 def read_hf_config(folder: str | Path) -> dict[str, Any]:
-    """`config.json` of a checkpoint folder, of a family that the trainer knows, with its `head_dim`."""
+    """Read the `config.json` of a checkpoint folder, and add `head_dim` if it is missing.
+
+    The trainer must support its model family.
+    """
     path = Path(folder) / "config.json"
     try:
         config = json.loads(read_text(path, root=ANYWHERE))  # the hub's cache is a folder of links
@@ -104,7 +107,7 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
 
 
 def check_hf_config(config: Any, name: str) -> dict[str, Any]:
-    """What `config.json` of the checkpoint `name` says, where the trainer knows such models; with its `head_dim`."""
+    """Check that the trainer supports the `config.json` of checkpoint `name`; returns it, with `head_dim` added."""
     family = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(family, str) or family not in FAMILIES:
         raise UsageError(f"{name} is a {family!r} model", fix=f"use a checkpoint of {', '.join(FAMILIES)}")
@@ -119,23 +122,23 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
         )
     if config.get("head_dim") is None:
         config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
-    found: dict[str, Any] = config
-    return found
+    checked: dict[str, Any] = config
+    return checked
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary positions: `rope_theta`, `rope_type` (`default`, `llama3`, `yarn`) and what that kind has."""
-    found = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    found.setdefault("rope_type", found.pop("type", "default"))
-    found.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
-    if found["rope_type"] == "yarn":
-        found = {"beta_fast": 32.0, "beta_slow": 1.0, **found}
-        found.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-    return found
+    """Rotary positions: `rope_theta`, `rope_type` (`default`, `llama3`, `yarn`) and the parameters of that type."""
+    parameters = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    parameters.setdefault("rope_type", parameters.pop("type", "default"))
+    parameters.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
+    if parameters["rope_type"] == "yarn":
+        parameters = {"beta_fast": 32.0, "beta_slow": 1.0, **parameters}
+        parameters.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    return parameters
 
 
 def is_mixture(config: Mapping[str, Any], layer: int) -> bool:
-    """Whether a layer has experts."""
+    """Whether a layer is a mixture of experts."""
     if not config.get("num_experts"):
         return False
     return (
@@ -144,7 +147,10 @@ def is_mixture(config: Mapping[str, Any], layer: int) -> bool:
 
 
 def _unsupported(config: Mapping[str, Any]) -> str | None:
-    """What the generator would compute and the trainer not: their log-probabilities would differ without a word."""
+    """Name a feature that the generator would compute and the trainer wouldn't; None if there is none.
+
+    Log-probabilities of generator and trainer would differ without an error.
+    """
     family, rope = config["model_type"], rope_parameters(config)
     kind, given = rope["rope_type"], set(rope) - {"rope_type", "type", "rope_theta"}
     if kind not in _ROPE_OF.get(family, {"default", "yarn"}):
@@ -163,10 +169,10 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder: those that its index names, or all; none before it is trained.
+    """The safetensors files of a checkpoint folder: those that its index names, or all; none before training.
 
     Raises:
-        UsageError: the index can't be read, names a file outside of the folder, or one that is not there.
+        UsageError: the index can't be read, or names a file that is missing or outside the folder.
     """
     index = folder / INDEX
     if not index.is_file():
@@ -184,10 +190,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def vocabulary(folder: Path) -> Any:
-    """The tokens of a checkpoint's tokenizer with their ids, as its file has them.
+    """The tokens of a checkpoint's tokenizer with their ids, in the form of its `tokenizer.json`.
 
     Raises:
-        UsageError: it is no tokenizer's file.
+        UsageError: the file can't be read, or is not a tokenizer's.
     """
     path = folder / "tokenizer.json"
     try:
@@ -197,7 +203,7 @@ def vocabulary(folder: Path) -> Any:
 
 
 def file_digests(folder: Path) -> list[str]:
-    """The SHA-256 of each of `weight_files`, read piece by piece: they tell one set of weights from another."""
+    """SHA-256 of each of `weight_files`, read in pieces; together they identify a set of weights."""
     return [_digest(file) for file in weight_files(folder)]
 
 
@@ -207,10 +213,10 @@ def _digest(path: Path) -> str:
 
 
 def check_folder(folder: Path, max_length: int) -> None:
-    """Refuse a checkpoint folder that trainer or generator could not load.
+    """Check that trainer and generator can load a checkpoint folder.
 
     Raises:
-        UsageError: with what is wrong with it.
+        UsageError: they can't; the message gives the reason.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -230,17 +236,17 @@ def check_folder(folder: Path, max_length: int) -> None:
         raise UsageError(f"no weights (*.safetensors) in {folder}", fix=FIX)
     for file in weights:
         try:
-            with safe_open(file, framework="np"):  # reads the header, and compares it with the file's size
+            with safe_open(file, framework="np"):  # reads the header and compares it with the file's size
                 pass
         except (SafetensorError, OSError) as error:
             raise UsageError(f"{file} is damaged: {error}", fix="fetch the checkpoint again") from error
 
 
 def check_heads(hf: Mapping[str, Any], degree: int) -> None:
-    """Every tensor-parallel process of the trainer has the same number of heads, and no part of an expert.
+    """Check that tensor parallelism gives every trainer process equally many heads, and splits no experts.
 
     Raises:
-        UsageError: it can't be.
+        UsageError: it doesn't.
     """
     if degree > 1 and hf.get("num_experts"):
         raise UsageError(
@@ -254,10 +260,10 @@ def check_heads(hf: Mapping[str, Any], degree: int) -> None:
 
 
 def check_generator_heads(hf: Mapping[str, Any], procs: int) -> None:
-    """Every process of a generator has the same number of attention heads; vLLM copies key-value heads.
+    """Check that every process of a generator gets equally many attention heads; vLLM copies key-value heads.
 
     Raises:
-        UsageError: it can't be.
+        UsageError: the heads can't be divided evenly.
     """
     _check_divides("generator.procs", procs, hf, "num_attention_heads", "use a divisor, and generator.num_replicas")
 

@@ -1,4 +1,4 @@
-"""Building a small Qwen3-architecture checkpoint on the spot: a real Hugging Face folder, nothing downloaded."""
+"""A small Qwen3 checkpoint that is built locally: a real Hugging Face folder, without any download."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forge_env.files import written_whole
 from trainers.model.tokenizer import build_tokenizer, save_tokenizer
 
 FORMAT = 3
-"""Of what `build_tiny_folder` writes; a folder cached in another version is built again."""
+"""Version of the files that `build_tiny_folder` writes; a folder cached with another version is rebuilt."""
 
 
 def hf_config(model: ModelSection, vocab_size: int, eos_token_id: int) -> dict[str, Any]:
@@ -46,10 +46,10 @@ def hf_config(model: ModelSection, vocab_size: int, eos_token_id: int) -> dict[s
 
 
 def build_tiny_folder(model: ModelSection, environment: Any, seed: int, folder: Path) -> Path:
-    """Write config.json and tokenizer files for a fresh small model; the weights come from the trainer.
+    """Write config.json and tokenizer files of a fresh small model; the trainer creates the weights.
 
-    The folder appears whole or not at all, so an interrupted build leaves nothing half-made in a cache; one that
-    another run has put there meanwhile stays, since that reads it.
+    The folder appears complete or not at all, so an interrupted build leaves no partial folder in a cache. A folder
+    that another run has created meanwhile is not replaced, since that run reads it.
     """
     with written_whole(folder, lambda other: (other / "config.json").is_file()) as staging:
         staging.mkdir()
@@ -84,6 +84,6 @@ def _write_tiny(model: ModelSection, environment: Any, seed: int, staging: Path)
 
 
 def chat_template(*, thinking: bool) -> str:
-    """Qwen3's chat format for other servers, which thinks or not unless a request says otherwise."""
+    """Qwen3's chat template for other servers; `thinking` is the default, which a request can override."""
     template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
     return template.replace("is defined else false", f"is defined else {str(thinking).lower()}", 1)

@@ -1,8 +1,8 @@
-"""A small tokenizer made from an environment's own text.
+"""A small tokenizer learned from an environment's texts.
 
-The chat format of a model family puts long fixed phrases around every message (how to call a tool, the tools'
-schemas). A vocabulary of a few hundred tokens would spend most of a prompt on them, so each such phrase becomes
-one token of its own; everything else is byte-level BPE learned from demonstrations.
+The chat format of a model family puts long fixed phrases around every message (how to call a tool, the tools' schemas).
+A vocabulary of a few hundred tokens would spend most of a prompt on them, so each such phrase becomes a single token.
+Everything else is byte-level BPE learned from demonstrations.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ CONTROL_TOKENS: tuple[str, ...] = (
 )
 FORMATS = ("qwen3", "prime-qwen3", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5")
 """Chat formats of the `renderers` library that need no other control tokens."""
-# Newlines with their indentation, also as JSON writes them, so that code in a tool call and in an answer is cut
-# alike; words and numbers with their leading space; runs of punctuation.
+# Newlines with their indentation, also in JSON's escaped form, so that code is split alike in a tool call and in an
+# answer; words and numbers with their leading space; runs of punctuation.
 _WORDS = r"\\n *|\n *|, | ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}\\]+|[ ]+|\s+"
 
 
 class CharacterTokenizer:
-    """One token per character, control tokens whole: renders a conversation to text without any vocabulary."""
+    """Tokenizer of characters and control tokens, which renders conversations to text without a vocabulary."""
 
     name_or_path = "characters"
     unk_token_id: int | None = None
     eos_token_id: int | None = None
     control_tokens: tuple[str, ...] = ()
-    """None that text could spell."""
+    """Empty, because text can't spell the negative ids of control tokens."""
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
         """Code points of `text`."""
@@ -48,18 +48,18 @@ class CharacterTokenizer:
         return "".join(CONTROL_TOKENS[-token - 1] if token < 0 else chr(token) for token in token_ids)
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """Control tokens have negative ids, out of the code points' way."""
+        """Ids of control tokens, which are negative so that they differ from code points."""
         return -CONTROL_TOKENS.index(tokens) - 1 if tokens in CONTROL_TOKENS else None
 
 
 def render_text(messages: list[Message], tools: list[ToolSpec], renderer: str) -> str:
-    """A conversation as the text that the chat format makes of it."""
+    """Text of a conversation in the chat format."""
     characters = CharacterTokenizer()
     return characters.decode(Chat(characters, renderer).render_training(messages, tools)[0])
 
 
 def fixed_phrases(demonstrations: list[list[Message]], tools: list[ToolSpec], renderer: str) -> list[str]:
-    """What stands in every conversation word for word: the preamble, the roles, how answers and tool calls begin."""
+    """Phrases in every conversation: the preamble, the roles, and the beginnings of answers and tool calls."""
     text = render_text(demonstrations[0], tools, renderer)
     preamble = text.partition("<|im_start|>")[2].partition("<|im_end|>")[0]
     phrases = {preamble, "user\n", "user", "assistant\n", "<think>\n\n</think>\n\n", '"}}\n'}
@@ -70,15 +70,15 @@ def fixed_phrases(demonstrations: list[list[Message]], tools: list[ToolSpec], re
     opening = _common_prefix(answers)
     closing = _common_prefix([answer[::-1] for answer in answers])[::-1]
     phrases |= {opening[: opening.rfind("\n") + 1], closing[max(closing.find("\n"), 0) :]} - {"", "\n"}
-    # "</answer>" as a token would be a control token, and where the preamble says it, no phrase could be matched there.
+    # A tag such as "</answer>" would become a control token, and the preamble, which contains it, would not match.
     phrases = {phrase for phrase in phrases if not TAG.fullmatch(phrase)}
     return sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
 
 
 def train_tokenizer(texts: Iterable[str], phrases: list[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of `vocab_size` tokens over `texts`, with control tokens and `phrases` as tokens of their own."""
+    """Learn byte-level BPE of `vocab_size` tokens from `texts`; control tokens and `phrases` are single tokens."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.Replace(CUT, "")  # after the phrases, which can't reach across it, were found
+    tokenizer.normalizer = normalizers.Replace(CUT, "")  # applied after phrases are matched, which can't span it
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_WORDS), "isolated"),
@@ -98,16 +98,16 @@ def train_tokenizer(texts: Iterable[str], phrases: list[str], vocab_size: int) -
 
 
 def _common_prefix(texts: list[str]) -> str:
-    first, last = min(texts), max(texts)  # whatever these two share, all between them share
+    first, last = min(texts), max(texts)  # a prefix of these two is a prefix of all texts
     length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[:length]
 
 
 def _corpus(demonstrations: list[list[Message]]) -> Iterable[str]:
-    """What the vocabulary is learned from.
+    """Texts that the vocabulary is learned from.
 
-    Of a user's message only the first line counts: what follows is data, and data that stays in single characters
-    can be copied character by character.
+    Only the first line of a user's message is used: the rest is data, and data in single-character tokens can be copied
+    character by character.
     """
     for messages in demonstrations:
         for message in messages:
@@ -126,15 +126,15 @@ def _without(texts: Iterable[str], phrases: list[str]) -> Iterable[str]:
 
 
 def training_task(environment: Any, index: int) -> Task:
-    """The `index`-th training task; where there are fewer, they come again."""
+    """The `index`-th training task; if there are fewer, they repeat."""
     task: Task = environment.resolve_task(None, {"split": environment.splits[0], "index": index})
     return task
 
 
 def build_tokenizer(environment: Any, renderer: str, vocab_size: int, seed: int, samples: int = 2000) -> Tokenizer:
-    """A tokenizer for `environment`, learned from `samples` of its demonstrations on training tasks.
+    """Learn a tokenizer for `environment` from `samples` of its demonstrations on training tasks.
 
-    It is a file, so it is learned from texts without secrets.
+    Secrets are redacted first, because the tokenizer is written to a file.
     """
     rng = random.Random(seed)
     tasks = (training_task(environment, index) for index in range(samples))

@@ -1,8 +1,8 @@
-"""Hugging Face folders, written by all processes that have parts of the weights; none of them has a tensor whole.
+"""Writing of Hugging Face folders by all processes that have parts of the weights; none needs a whole tensor.
 
-torch's distributed checkpoints (DCP) plan who writes what and tell every process where one of them fails. What is ours
-is the place of a box: not in a file of its process, but inside a file of whole tensors, whose layout the first process
-makes. So nothing is gathered, and nothing is written twice.
+torch's distributed checkpoints (DCP) plan which process writes what, and report a failure of one process to all. This
+module changes the location of a box of a tensor: not a file of its process, but its position in a file of whole
+tensors, whose layout the first process creates. So nothing is gathered, and nothing is written twice.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from trainers.model.folder import INDEX
 from trainers.weights.flat import Part, Shape
 
 LARGEST = 5_000_000_000
-"""Bytes of weights in one file, unless a single tensor has more."""
+"""Maximum bytes of weights in one file, unless a single tensor is larger."""
 COMPANIONS = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-"""Files beside the weights."""
+"""Files of a model folder besides the weights."""
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""Of data types in safetensors files."""
+"""Names of data types in safetensors files."""
 
 
 def write_model(
@@ -50,14 +50,14 @@ def write_model(
     """Write weights as a complete Hugging Face folder, in files of at most 5 GB; a collective of `group`.
 
     Args:
-        parts: what this process has of them, under Hugging Face's names.
-        companions: config and tokenizer that it gets (`read_companions`).
-        folder: made where it isn't there; all processes see it.
-        dtype: of the files.
-        group: of all processes that have parts; None: this one has all.
+        parts: this process's parts of the weights, under Hugging Face names.
+        companions: config and tokenizer files to write (`read_companions`).
+        folder: created if missing; all processes must have access to it.
+        dtype: data type in the files.
+        group: all processes that have parts; None: this process has all of them.
 
     Raises:
-        RuntimeError: a process could not write its parts, or they overlap or leave something out; on all of them.
+        RuntimeError: a process could not write its parts, or parts overlap or are missing; raised on all processes.
     """
     tensors: dict[str, list[Part]] = {}
     for part in parts:
@@ -66,7 +66,7 @@ def write_model(
 
 
 def read_companions(folder: Path) -> dict[str, bytes]:
-    """The files beside the weights of a model's folder, by name; in memory they outlive the folder."""
+    """Read the files besides the weights of a model's folder, by name; in memory they outlive the folder."""
     files = {name: folder / name for name in COMPANIONS}
     return {
         name: read_bytes(file, largest=LARGEST_TABLE, root=ANYWHERE) for name, file in files.items() if file.is_file()
@@ -76,23 +76,25 @@ def read_companions(folder: Path) -> dict[str, bytes]:
 def save_shards(
     state: Mapping[str, Any], writer: StorageWriter, group: ProcessGroup | None, planner: SavePlanner | None = None
 ) -> None:
-    """Write what each process of `group` has; None: this one has all. What fails on one of them is raised on all.
+    """Write the state of each process of `group`; None: this process has all of it.
+
+    A failure of one process is raised on all.
 
     Raises:
-        RuntimeError: with the first process that failed, and why.
+        RuntimeError: names the first process that failed, and its error.
     """
     try:
         save(dict(state), storage_writer=writer, planner=planner, no_dist=group is None, process_group=group)
-    except CheckpointException as error:  # no `Exception`, so that it would end the process
+    except CheckpointException as error:  # a BaseException, which would end the process
         rank, (cause, _) = next(iter(error.failures.items()))
         raise RuntimeError(f"rank {rank} could not write its shards: {type(cause).__name__}: {cause}") from error
 
 
 class PartsPlanner(DefaultSavePlanner):
-    """Of a state that has the parts of each tensor by its name.
+    """Save planner of a state that lists the parts of each tensor by its name.
 
     Args:
-        dtype: in which they are written.
+        dtype: data type in which parts are written.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -100,7 +102,7 @@ class PartsPlanner(DefaultSavePlanner):
         self._properties = TensorProperties(dtype)
 
     def create_local_plan(self) -> SavePlan:
-        """Every part is written by the process that has it."""
+        """Plan to write every part from this process."""
         self.plan = SavePlan([self._item(part) for parts in self.state_dict.values() for part in parts])
         return self.plan
 
@@ -112,25 +114,25 @@ class PartsPlanner(DefaultSavePlanner):
         return WriteItem(MetadataIndex(part.name, start), WriteItemType.SHARD, tensor_data=data)
 
     def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        """The part that begins there, in main memory."""
+        """Return the part that begins at an index, in main memory and in the data type to write."""
         [part] = [part for part in self.state_dict[index.fqn] if part.start == index.offset]
         values: torch.Tensor = part.values.to("cpu", self._properties.dtype)
         return values
 
 
 class Place(NamedTuple):
-    """Where a tensor lies: in which file, from which byte on."""
+    """Position of a tensor: its file, and the offset of its first byte."""
 
     file: str
     offset: int
 
 
 class FolderWriter(StorageWriter):
-    """Puts boxes of tensors where they belong in the files of a Hugging Face folder.
+    """Writes boxes of tensors to their positions in the files of a Hugging Face folder.
 
     Args:
-        folder: to write to.
-        companions: config and tokenizer that it gets.
+        folder: folder to write.
+        companions: config and tokenizer files to write.
     """
 
     def __init__(self, folder: Path, companions: Mapping[str, bytes]) -> None:
@@ -138,19 +140,19 @@ class FolderWriter(StorageWriter):
         self._companions = companions
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is remembered."""
+        """Do nothing: the writer has no state."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing is needed."""
+        """Do nothing: no setup is needed."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The first process begins all files; the others learn where each tensor lies."""
-        found = {item.index.fqn: item.tensor_data for plan in plans for item in plan.items}
-        tensors = {name: data for name, data in sorted(found.items()) if data is not None}
+        """Create all files in the first process; the plans give the others each tensor's position."""
+        planned = {item.index.fqn: item.tensor_data for plan in plans for item in plan.items}
+        tensors = {name: data for name, data in sorted(planned.items()) if data is not None}
         self._folder.mkdir(parents=True, exist_ok=True)
         places = self._begin(tensors)
         kinds = {str(data.properties.dtype).removeprefix("torch.") for data in tensors.values()}
@@ -158,7 +160,7 @@ class FolderWriter(StorageWriter):
         return [replace(plan, storage_data=places) for plan in plans]
 
     def _begin(self, tensors: Mapping[str, TensorWriteData]) -> dict[str, Place]:
-        """Write what comes before the tensors in each file, and which file each is in."""
+        """Assign tensors to files and write the files' headers; returns each tensor's position."""
         files: list[list[str]] = [[]]
         used = 0
         for name, data in tensors.items():
@@ -176,13 +178,13 @@ class FolderWriter(StorageWriter):
             total = sum(map(_bytes, tensors.values()))
             index = {
                 "metadata": {"total_size": total},
-                "weight_map": {name: place.file for name, place in places.items()},
+                "weight_map": {name: position.file for name, position in places.items()},
             }
             (self._folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         return places
 
     def _begin_file(self, file: str, tensors: Mapping[str, TensorWriteData]) -> dict[str, Place]:
-        """The header of one file of the safetensors format: its length, then names, types, shapes and offsets."""
+        """Write a safetensors header, its length and then names, types, shapes and offsets, and reserve the data."""
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
         for name, data in tensors.items():
@@ -200,7 +202,7 @@ class FolderWriter(StorageWriter):
         return {name: Place(file, 8 + len(text) + header[name]["data_offsets"][0]) for name in tensors}
 
     def _describe(self, dtype: str) -> None:
-        """The files beside the weights."""
+        """Write the files besides the weights, with the data type in `config.json`."""
         for name, content in self._companions.items():
             (self._folder / name).write_bytes(content)
         config = json.loads(self._companions["config.json"])
@@ -208,7 +210,7 @@ class FolderWriter(StorageWriter):
         (self._folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Every process puts its boxes in their places, one at a time."""
+        """Write this process's boxes to their positions, one at a time."""
         places: dict[str, Place] = plan.storage_data
         with ExitStack() as stack:
             files: dict[str, int] = {}
@@ -227,39 +229,39 @@ class FolderWriter(StorageWriter):
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the files are complete."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """No identifier is asked for."""
+        """Return False: checkpoint identifiers are not used."""
         return False
 
 
 def _bytes(data: TensorWriteData) -> int:
-    """Of a whole tensor."""
+    """Size of a whole tensor in bytes."""
     return prod(data.size) * data.properties.dtype.itemsize
 
 
 def _put(file: int, offset: int, box: torch.Tensor, start: Sequence[int], whole: Shape) -> None:
-    """Write a box of a tensor that lies at a byte of a file, each run of bytes that lie together at once.
+    """Write a box of a tensor into a file, one write for each contiguous run of bytes.
 
     Args:
-        file: a descriptor; other processes write to the same file.
-        offset: of the tensor, in bytes.
-        box: contiguous or not.
-        start: its first index in each dimension.
-        whole: shape of the tensor.
+        file: file descriptor; other processes write to the same file.
+        offset: position of the tensor in the file, in bytes.
+        box: values of the box, contiguous or not.
+        start: the box's first index in each dimension.
+        whole: shape of the whole tensor.
     """
-    inner = box.dim()  # dimensions from here on are whole
+    inner = box.dim()  # the box spans the dimensions from here on
     while inner and box.shape[inner - 1] == whole[inner - 1]:
         inner -= 1
-    outer = max(inner - 1, 0)  # and of this one the box has a range, which is still in one piece
+    outer = max(inner - 1, 0)  # it has a range of this dimension, which is still contiguous
     strides = [prod(whole[dim + 1 :]) for dim in range(len(whole))]
     data = box.contiguous().flatten().view(torch.uint8).numpy().data
     run = prod(box.shape[outer:]) * box.element_size()
     ranges = (range(first, first + size) for first, size in zip(start[:outer], box.shape[:outer], strict=True))
-    for number, place in enumerate(product(*ranges)):
-        index = (*place, *start[outer:])
+    for number, position in enumerate(product(*ranges)):
+        index = (*position, *start[outer:])
         at = offset + box.element_size() * sum(i * stride for i, stride in zip(index, strides, strict=True))
         left = data[number * run : (number + 1) * run]
         while left:

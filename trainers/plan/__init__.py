@@ -1,1 +1,1 @@
-"""What a recipe will take before it runs: GPUs, memory, time (docs/plan.md). Nothing here imports torch."""
+"""Forecast of a recipe's GPUs, memory and time before it runs (docs/plan.md). No module here imports torch."""

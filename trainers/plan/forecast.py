@@ -1,4 +1,4 @@
-"""A recipe's forecast: who is where, what each process holds, how long a step takes, and what it costs."""
+"""A recipe's forecast: placement of its processes, memory of each, and duration of a step."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ from trainers.plan.speed import (
 )
 
 CPUS, PLENTY_GIB = 64, 1e6
-"""Of a host, where only its GPUs matter."""
+"""CPUs and GiB of memory of each assumed host: so much that only its GPUs limit the placement."""
 RESTING = ("weights", "optimizer")
-"""What a trainer holds between two steps."""
+"""Parts of a trainer's memory that it keeps between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A kind of process and what one of them holds.
+    """A kind of process, the number of such processes, and the memory of one.
 
     Attributes:
         name: `trainer`, `reference` or `generator`.
-        count: how many there are.
-        memory: of one, by part.
-        room: bytes of its GPU that others don't hold; None: it is in the host's memory, which others use too.
+        count: number of processes.
+        memory: memory of one process, by part.
+        room: bytes of its GPU that other processes don't hold; None: the process uses the host's memory, which it
+            shares with others.
     """
 
     name: str
@@ -52,20 +53,20 @@ class Holder:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room."""
+        """Whether the memory of a process fits into its room."""
         return self.room is None or self.memory.peak <= self.room
 
 
 class Forecast:
-    """What a recipe takes on `cluster`; without one, on CPUs, or on as many H100 as it asks for.
+    """Forecast of a recipe on a cluster; roles without GPUs are forecast on CPUs.
 
     Args:
         config: the recipe.
-        work: the tokens of a step.
-        cluster: GPUs that are there.
+        work: episodes and tokens of a step.
+        cluster: the available GPUs.
 
     Raises:
-        UsageError: the model's shape isn't known, or the recipe's layout can't be that of the model.
+        UsageError: the model's shape isn't known, or the recipe's parallel layout doesn't fit the model.
     """
 
     def __init__(self, config: RunConfig, work: Workload, cluster: Cluster) -> None:
@@ -87,12 +88,12 @@ class Forecast:
         self.needed = needed_gpus(config)
 
     def gpu(self, used: bool) -> Gpu | None:
-        """The kind of GPU where a role uses any."""
+        """The cluster's kind of GPU if a role uses any; otherwise None."""
         return self.cluster.gpu if used else None
 
     @cached_property
     def reference(self) -> Shape | None:
-        """The reference model."""
+        """Shape of the reference model, or None if the recipe uses none."""
         section = self.config.grpo.reference
         if section.source == "none" or not self.config.rolls_out:
             return None
@@ -100,20 +101,20 @@ class Forecast:
 
     @cached_property
     def holders(self) -> list[Holder]:
-        """Every kind of process with the memory of one."""
-        found = list(self._holders())
+        """All kinds of processes with the memory of one."""
+        separate = list(self._holders())
         if not self.config.job.share_gpus:
-            return found
-        on_gpu = [holder for holder in found if holder.room is not None]
+            return separate
+        on_gpu = [holder for holder in separate if holder.room is not None]
         return [
             holder
             if holder.room is None
             else replace(holder, room=holder.room - sum(self._held(other, holder) for other in on_gpu))
-            for holder in found
+            for holder in separate
         ]
 
     def _held(self, holder: Holder, other: Holder) -> float:
-        """Bytes that `holder` has of a GPU while `other`, which shares it, has most."""
+        """Bytes of a shared GPU that `holder` keeps while `other` is at its peak."""
         if holder is other:
             return 0.0
         if self.config.generator.sleep and {holder.name, other.name} == {"trainer", "generator"}:
@@ -149,7 +150,11 @@ class Forecast:
 
     @cached_property
     def batch(self) -> int:
-        """Sequences that one engine decodes together: by key, by what is in flight, by room for keys and values."""
+        """Number of sequences that one engine decodes together.
+
+        The least of `max_num_seqs`, the engine's share of the episodes in flight, and the sequences whose keys and
+        values fit into its memory.
+        """
         section = self.config.generator
         holder = next(holder for holder in self.holders if holder.name == "generator")
         each = self.shape.kv_bytes(4 if self.config.model.dtype == "float32" else 2) / section.procs
@@ -158,7 +163,7 @@ class Forecast:
 
     @cached_property
     def decoding(self) -> Decoding:
-        """A step of one engine."""
+        """A decoding step of one engine."""
         section = self.config.generator
         return decoding(
             self.shape,
@@ -193,7 +198,7 @@ class Forecast:
             return Step({}, learning, None, 0, work.tokens, 0)
         gpu = self.gpu(generator.with_gpus)
         steps = work.reply * work.episodes / (self.batch * generator.num_replicas)
-        if work.steps_apart == 0:  # the last ones of a batch are waited for
+        if work.steps_apart == 0:  # training waits for the longest reply of the batch
             steps = max(steps, work.longest)
         generation = {name: seconds * steps for name, seconds in self.decoding.parts.items()}
         prompts = work.episodes / generator.num_replicas
@@ -206,7 +211,7 @@ class Forecast:
         return Step(generation, learning, sync, work.steps_apart, work.tokens, sampled, shared)
 
     def _hosts(self) -> tuple[int, bool]:
-        """Hosts with generators, and whether the trainer's is one of them."""
+        """Number of hosts with generators, and whether the trainer's host is one of them."""
         if not self.config.generator.with_gpus:
             return 1, True
         used = -(-self.needed // PER_HOST)
@@ -215,12 +220,16 @@ class Forecast:
         return hosts, hosts >= used
 
     def placement(self) -> list[str]:
-        """A line for each host, as a run would place its actors on hosts of eight GPUs."""
+        """Place the run's actors on hosts of eight GPUs, and return one line for each host.
+
+        Raises:
+            UsageError: no placement is possible.
+        """
         if not self.needed:
             return ["this machine's processors: everything"]
         hosts = max(-(-self.needed // PER_HOST), self.config.trainer.hosts, self.config.generator.hosts)
         last = None
-        for count in range(hosts, 2 * hosts + 1):  # replicas don't fill hosts to the last GPU
+        for count in range(hosts, 2 * hosts + 1):  # more hosts may be needed, since replicas can leave GPUs unused
             ids = [str(number) for number in range(PER_HOST)]
             cards = [Card(__version__, "", f"host{n}", "", "", CPUS, PLENTY_GIB, ids) for n in range(count)]
             addresses = [Address("tcp", f"host{n}", self.config.job.port) for n in range(count)]
@@ -237,29 +246,29 @@ class Forecast:
 
     @property
     def problems(self) -> list[str]:
-        """Why the recipe would not run."""
-        found = []
+        """Reasons why the recipe would not run on the cluster."""
+        reasons = []
         if self.needed > self.cluster.count:
-            found.append(f"it needs {self.needed} GPUs, and there are {self.cluster.count}")
+            reasons.append(f"it needs {self.needed} GPUs, and there are {self.cluster.count}")
         for holder in self.holders:
             if not holder.fits and holder.room is not None:
-                found.append(
+                reasons.append(
                     f"{holder.name}: {holder.memory.peak / GIB:.1f} GiB are needed of each GPU, "
                     f"{holder.room / GIB:.1f} GiB are there"
                 )
             elif holder.name == "generator" and holder.memory.parts["keys and values"] <= 0:
-                found.append("generator: the weights leave no room for keys and values")
-        return found
+                reasons.append("generator: the weights leave no room for keys and values")
+        return reasons
 
 
 def _host(plan: Plan, number: int) -> str:
     names = [
-        f"{name} ({len(place.gpus[0])} GPUs)"
-        if len(place.gpus[0]) > 1
+        f"{name} ({len(position.gpus[0])} GPUs)"
+        if len(position.gpus[0]) > 1
         else f"{name} (1 GPU)"
-        if place.gpus[0]
+        if position.gpus[0]
         else name
-        for name, place in plan.places.items()
-        if number in place.hosts
+        for name, position in plan.places.items()
+        if number in position.hosts
     ]
     return f"host {number}: {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""What machines can do, and how much of it is reached: every constant of the model in docs/plan.md with its source."""
+"""Peak rates of GPUs and the shares of them that are reached: all constants of docs/plan.md, with their sources."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from forge_env.errors import UsageError, suggestion
 
 PER_HOST = 8
-"""GPUs of a host, as in every vendor's servers for training."""
+"""Number of GPUs in a host, as in every vendor's servers for training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A kind of GPU by its vendor's data sheet: of hardware, not of what is reached.
+    """A kind of GPU with the peak figures of its vendor's data sheet.
 
     Attributes:
-        name: of the kind.
-        memory_gib: GiB that programs see.
-        flops: dense bfloat16 operations a second, without sparsity.
-        bandwidth: of its memory, bytes a second.
-        link: to the other GPUs of its host, bytes a second in one direction.
-        network: to other hosts, bytes a second and GPU in one direction, in the vendor's own server.
-        bus: to the host's memory, bytes a second in one direction.
+        name: name of the kind.
+        memory_gib: memory available to programs, GiB.
+        flops: dense bfloat16 operations per second, without sparsity.
+        bandwidth: memory bandwidth, bytes per second.
+        link: bandwidth to other GPUs of the host, bytes per second in one direction.
+        network: bandwidth to other hosts in the vendor's server, bytes per second and GPU in one direction.
+        bus: bandwidth to the host's memory, bytes per second in one direction.
         source: the data sheet.
     """
 
@@ -47,17 +47,17 @@ GPUS = {
         Gpu("MI300X", 191.0, 1307e12, 5.3e12, 448e9, 50e9, 64e9, "AMD Instinct MI300X data sheet"),
     )
 }
-"""By name."""
+"""Known kinds of GPU, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A figure that was measured, published or assumed.
+    """A measured, published or assumed figure.
 
     Attributes:
-        value: in SI units; shares are of 1.
+        value: the figure in SI units; shares are between 0 and 1.
         kind: `measured` (docs/benchmarks.md has the run), `published`, or `assumed`.
-        source: where it is from.
+        source: the figure's source; for an assumed one, its meaning.
     """
 
     value: float
@@ -70,35 +70,35 @@ class Constant:
 
 TITAN = "TorchTitan, benchmarks/llama3_h100_202412_torchtitan.md, table 1: Llama 3.1 8B, 8 H100 (500 W), FSDP"
 TRAINING_SHARE = Constant(0.34, "published", f"{TITAN}, 5,762 tokens/s and GPU")
-"""Of a GPU's operations, recomputation counted, in training without compilation."""
+"""Share of a GPU's peak operations reached in training without compilation; recomputation is counted."""
 COMPILED = Constant(1.157, "published", f"{TITAN}, 6,667 tokens/s with compilation")
-"""Times as fast with compiled blocks."""
+"""Speedup of training with compiled blocks."""
 NETWORK_SHARE = Constant(0.8, "assumed", "share of a link that large collectives reach")
 BANDWIDTH_SHARE = Constant(
     0.77, "published", "vLLM 0.23, Llama 3.1 8B, A100: johnmusgrave.com/p/vllm-throughput-latency-sweep-on"
 )
-"""Of a GPU's memory bandwidth that decoding reaches."""
+"""Share of a GPU's memory bandwidth that decoding reaches."""
 ENGINE_STEP_S = Constant(0.004, "assumed", "an engine around each step: scheduling, sampling, recording")
 CPU_FLOPS = Constant(4.1e10, "measured", "docs/benchmarks.md, Trainer: packed rows, a thread")
-"""Operations a second that one thread of the CPU trainer reaches."""
+"""Operations per second of one thread of the CPU trainer."""
 CPU_TOKEN_S = Constant(1.0e-4, "measured", "docs/benchmarks.md, Generator throughput: the default recipe's model")
-"""Processor time of a sampled token of a CPU generator, besides its operations."""
+"""CPU seconds per sampled token of a CPU generator, in addition to the model's operations."""
 STORE_PUSH = Constant(9.9e9, "measured", "docs/benchmarks.md, Weight sync: 1024 MB in 108 ms")
 STORE_PULL = Constant(6.3e9, "measured", "docs/benchmarks.md, Weight sync: 1024 MB in 171 ms")
 HOST_COPY = Constant(1.03e9, "measured", "docs/benchmarks.md, Several hosts: 1024 MB pushed and pulled in 1.04 s")
-"""Bytes a second of weights from one host to another, through the store."""
+"""Bytes per second of weights copied from one host to another through the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """So many GPUs of a kind."""
+    """A number of GPUs of one kind."""
 
     count: int
     gpu: Gpu
 
     @property
     def hosts(self) -> int:
-        """Servers that they are in."""
+        """Number of hosts that contain the GPUs."""
         return -(-self.count // PER_HOST)
 
     def __str__(self) -> str:
@@ -107,10 +107,10 @@ class Cluster:
 
 
 def parse_cluster(text: str) -> Cluster:
-    """`8xH100` -> eight of them.
+    """Parse a cluster such as `8xH100`; without a number it has one GPU.
 
     Raises:
-        UsageError: it is not written like that, or the kind is unknown.
+        UsageError: the text has another form, or the kind of GPU is unknown.
     """
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z0-9]+)", text.strip())
     if match is None or match[1] == "0":

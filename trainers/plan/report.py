@@ -1,4 +1,4 @@
-"""A forecast as text, and what more GPUs would change."""
+"""Text report of a forecast, with the effect of further GPUs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from trainers.plan.memory import GIB, RESERVED_GIB
 from trainers.plan.speed import Step, Workload
 
 KIND = "H100"
-"""Of GPUs where the command doesn't say."""
+"""Kind of GPU when the command names none."""
 
 
 def plan(config: RunConfig, question: Question) -> Iterator[str]:
-    """Lines: placement, memory, time, weight sync, cost, what more GPUs would change, and what is assumed.
+    """Yield the report's lines: placement, memory, time, weight sync, cost, effect of further GPUs, and assumptions.
 
     Raises:
-        UsageError: what is asked can't be known.
+        UsageError: an option or the recipe is invalid, or the model's shape is unknown.
     """
     needed = needed_gpus(config)
     cluster = parse_cluster(question.gpus or f"{max(needed, 1)}x{KIND}")
     forecast = Forecast(config, Workload.of(config, question.prompt, question.reply), cluster)
     shape, work = forecast.shape, forecast.work
-    where = f"{needed} of {cluster}" if needed else "processors"
-    yield f"{shape.name}, {_billions(shape.parameters)} parameters, on {where}"
+    devices = f"{needed} of {cluster}" if needed else "processors"
+    yield f"{shape.name}, {_billions(shape.parameters)} parameters, on {devices}"
     yield ""
     yield "placement"
     yield from (f"  {line}" for line in forecast.placement())
@@ -96,7 +96,7 @@ def _cost(forecast: Forecast, question: Question) -> Iterator[str]:
 
 
 def _wider(config: RunConfig, work: Workload, cluster: Cluster) -> Iterator[str]:
-    """The recipe on as many GPUs as help, with its batch and with one that grows with them."""
+    """Yield a table of the recipe on more GPUs, with its batch size and with a proportionally larger one."""
     yield f"with {cluster}"
     rows = [
         ["", "GPUs", "trainer.procs", "generator.num_replicas", "episodes a step", "s a step", "tokens/s", "bottleneck"]
@@ -107,8 +107,8 @@ def _wider(config: RunConfig, work: Workload, cluster: Cluster) -> Iterator[str]
     for times in dict.fromkeys((1, factor)):
         name = "its batch" if times == 1 else f"{times} times its batch"
         larger = replace(work, episodes=work.episodes * times)
-        if (found := widest(config, larger, cluster)) is not None:
-            rows.append(_row(name, found.config, larger, found.step))
+        if (fastest := widest(config, larger, cluster)) is not None:
+            rows.append(_row(name, fastest.config, larger, fastest.step))
     yield from _table(rows)
 
 
@@ -119,18 +119,21 @@ def _row(name: str, config: RunConfig, work: Workload, step: Step) -> list[str]:
 
 
 def widest(config: RunConfig, work: Workload, cluster: Cluster) -> Forecast | None:
-    """The fastest division of a cluster between trainer and generators; what makes nothing faster stays idle.
+    """Find the fastest division of a cluster between trainer and generators.
 
-    Tensor and context parallelism stay as they are, and so does the size of an engine. None: no division has room.
+    GPUs that make nothing faster stay idle. Tensor and context parallelism and the size of an engine don't change.
+
+    Returns:
+        The forecast of that division, or None if a role runs without GPUs or no division has enough memory.
     """
     trainer, generator = config.trainer, config.generator
     if not (trainer.with_gpus and generator.with_gpus):
         return None
     model = trainer.parallelism.tensor_parallel_degree * trainer.parallelism.context_parallel_degree
-    kept = config.grpo.reference.procs * config.grpo.reference.with_gpus
+    reserved = config.grpo.reference.procs * config.grpo.reference.with_gpus
     best: Forecast | None = None
-    for data in _degrees(model, cluster.count - kept):
-        most = (cluster.count - kept - data * model) // generator.procs
+    for data in _degrees(model, cluster.count - reserved):
+        most = (cluster.count - reserved - data * model) // generator.procs
         for replicas in sorted({most, *(2**power for power in range(most.bit_length()))}):
             if not replicas or data > work.episodes:
                 continue
@@ -140,15 +143,20 @@ def widest(config: RunConfig, work: Workload, cluster: Cluster) -> Forecast | No
                     "generator": generator.model_copy(update={"num_replicas": replicas}),
                 }
             )
-            found = Forecast(wide, work, cluster)
-            faster = best is None or found.step.seconds < best.step.seconds
-            if faster and all(holder.fits for holder in found.holders):
-                best = found
+            forecast = Forecast(wide, work, cluster)
+            faster = best is None or forecast.step.seconds < best.step.seconds
+            if faster and all(holder.fits for holder in forecast.holders):
+                best = forecast
     return best
 
 
 def _degrees(model: int, room: int) -> Iterator[int]:
-    """Data-parallel degrees with which the trainer fills half a host or less evenly, or whole hosts."""
+    """Yield data-parallel degrees with which the trainer uses whole hosts, or a number of GPUs that divides a host.
+
+    Args:
+        model: processes of one model copy: tensor times context parallelism.
+        room: upper bound of the trainer's processes, exclusive.
+    """
     for procs in range(model, room, model):
         if procs % PER_HOST == 0 or PER_HOST % procs == 0:
             yield procs // model

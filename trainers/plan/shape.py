@@ -1,4 +1,4 @@
-"""A model by its sizes: parameters, multiplications, keys and values, from its `config.json`."""
+"""Sizes of a model from its `config.json`: parameters, operations, and bytes of keys and values."""
 
 from __future__ import annotations
 
@@ -22,16 +22,21 @@ class Shape:
     """The sizes of a decoder.
 
     Attributes:
-        name: of the model.
-        layers: transformer blocks, of which `mixtures` have experts.
+        name: name of the model.
+        layers: number of transformer blocks.
         dim: width of the residual stream.
-        heads: of queries, and `kv_heads` of keys and values, each of size `head_dim`.
-        hidden: width of a feed-forward layer, or of one expert.
-        vocabulary: tokens.
-        tied: embedding and head are one matrix.
-        qk_norm: queries and keys have norms.
-        qkv_bias: their projections have biases.
-        experts: of a layer that has any, of which a token uses `active`.
+        heads: number of query heads.
+        kv_heads: number of heads of keys and values.
+        head_dim: width of a head.
+        hidden: width of a feed-forward layer without experts.
+        vocabulary: number of tokens in the vocabulary.
+        tied: whether embedding and head are one matrix.
+        qk_norm: whether queries and keys have norms.
+        qkv_bias: whether the projections of queries, keys and values have biases.
+        mixtures: number of blocks with experts.
+        experts: number of experts in each of those blocks.
+        active: number of experts that a token uses.
+        expert_hidden: width of one expert.
     """
 
     name: str
@@ -52,7 +57,7 @@ class Shape:
 
     @classmethod
     def of(cls, hf: Mapping[str, Any], name: str) -> Shape:
-        """From a Hugging Face config."""
+        """Create a shape from a Hugging Face config."""
         mixtures = sum(is_mixture(hf, layer) for layer in range(hf["num_hidden_layers"]))
         return cls(
             name=name,
@@ -84,12 +89,12 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding, and of a head of its own."""
+        """Parameters of the embedding; an untied head has as many."""
         return self.vocabulary * self.dim
 
     @property
     def attention(self) -> int:
-        """Parameters of a block besides its feed-forward layers."""
+        """Parameters of a block except its feed-forward layers."""
         matrices = 2 * self.dim * (self.queries + self.keys)
         biases = (self.queries + 2 * self.keys) * self.qkv_bias
         return matrices + biases + 2 * self.dim + 2 * self.head_dim * self.qk_norm
@@ -101,7 +106,7 @@ class Shape:
 
     @property
     def mixture_block(self) -> int:
-        """Parameters of a block with experts, all of them."""
+        """Parameters of a block with experts, including all experts."""
         return self.attention + self.dim * self.experts + 3 * self.experts * self.dim * self.expert_hidden
 
     @property
@@ -116,41 +121,41 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Parameters of the model."""
         return self.blocks + self.embedding * (1 if self.tied else 2) + self.dim
 
     @property
     def idle(self) -> int:
-        """Parameters of experts that a token is not sent to."""
+        """Parameters of the experts that a token does not use, in all blocks."""
         return 3 * self.mixtures * (self.experts - self.active) * self.dim * self.expert_hidden
 
     @property
     def computed(self) -> int:
-        """Parameters that a token is multiplied with, besides the head."""
+        """Parameters that a token is multiplied with, except the head."""
         return self.blocks - self.idle
 
     def context_flops(self, length: float) -> float:
-        """Operations of attention for a token with `length` tokens before it: scores and sum, a multiply-add each."""
+        """Attention operations of a token after `length` tokens: a multiply-add each for scores and weighted sum."""
         return 4.0 * self.layers * self.queries * length
 
     def kv_bytes(self, bytes_each: int) -> int:
-        """Keys and values of one token in all layers."""
+        """Bytes of one token's keys and values in all layers."""
         return 2 * self.layers * self.keys * bytes_each
 
 
 @cache
 def published() -> Mapping[str, Mapping[str, Any]]:
-    """What `config.json` says of models on the hub that recipes name, so that planning needs no network."""
+    """Load the `config.json` contents of hub models that recipes name, so that planning needs no network."""
     text = files("trainers.plan").joinpath("models.yaml").read_text(encoding="utf-8")
     models: dict[str, Mapping[str, Any]] = yaml.safe_load(text)
     return models
 
 
 def hub_config(name: str) -> dict[str, Any]:
-    """A model's `config.json`: as published, or from the hub's cache on this machine.
+    """Load a hub model's `config.json`, from `models.yaml` or from the hub's cache on this machine.
 
     Raises:
-        UsageError: it is not known here.
+        UsageError: neither has the model.
     """
     if name in published():
         return check_hf_config(dict(published()[name]), name)
@@ -167,10 +172,10 @@ def hub_config(name: str) -> dict[str, Any]:
 
 
 def model_config(section: ModelSection) -> dict[str, Any]:
-    """`config.json` of the model that a recipe names.
+    """Load `config.json` of the model that a recipe names.
 
     Raises:
-        UsageError: there is no such folder, or a hub's model whose shape isn't known here.
+        UsageError: the folder doesn't exist, or the hub model's shape isn't known here.
     """
     if section.path == "tiny":
         return hf_config(section, section.tiny.vocab_size, 0)
@@ -178,6 +183,6 @@ def model_config(section: ModelSection) -> dict[str, Any]:
 
 
 def named_config(path: str) -> dict[str, Any]:
-    """`config.json` of a folder, or of a model on the hub."""
+    """Load `config.json` of a folder, or of a model on the hub."""
     folder = local_folder(path)
     return hub_config(path) if folder is None else read_hf_config(folder)

@@ -1,4 +1,4 @@
-"""How long a training step takes, part by part, from operations, bytes and the constants of `hardware.py`."""
+"""Duration of a training step by part, from operations, bytes and the constants of `hardware.py`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from trainers.plan.memory import BYTES, FLOAT32, Layout
 from trainers.plan.shape import Shape
 
 PROMPT = 256
-"""Tokens of an episode that nobody samples, where the command doesn't say."""
+"""Tokens of an episode that are not sampled, when the command gives no number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a training step is made of.
+    """Episodes and tokens of a training step.
 
     Attributes:
-        episodes: in a step.
-        group: of them that begin with the same prompt.
-        prompt: tokens of one that aren't sampled.
-        reply: tokens that are sampled, and learned.
-        longest: most tokens that one samples in a turn.
-        steps_apart: how many steps generation may run ahead; 0: it waits.
-        sampled: whether a generator samples them; otherwise they come from a dataset.
+        episodes: number of episodes in a step.
+        group: number of episodes that begin with the same prompt.
+        prompt: tokens of an episode that are not sampled.
+        reply: tokens of an episode that are sampled and contribute to the loss.
+        longest: maximum number of tokens sampled in a turn.
+        steps_apart: number of steps that generation may run ahead; 0: generation and training alternate.
+        sampled: whether a generator samples the episodes; otherwise they come from a dataset.
     """
 
     episodes: int
@@ -41,7 +41,12 @@ class Workload:
 
     @classmethod
     def of(cls, config: RunConfig, prompt: int | None = None, reply: int | None = None) -> Workload:
-        """What a recipe asks for; replies are half as long as they may be where `reply` doesn't say.
+        """Create the workload of a recipe.
+
+        Args:
+            config: the recipe.
+            prompt: tokens of an episode that are not sampled; None: `PROMPT`, at most half of `model.max_length`.
+            reply: sampled tokens of an episode; None: half of the maximum.
 
         Raises:
             UsageError: an episode doesn't fit into `model.max_length`.
@@ -72,17 +77,17 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.episodes * (self.prompt + self.reply)
 
     @property
     def in_flight(self) -> int:
-        """Episodes that are sampled at the same time."""
+        """Number of episodes that are sampled at the same time."""
         return self.episodes * (self.steps_apart + 1)
 
 
 def training_flops(shape: Shape, work: Workload, recompute: str = "none") -> float:
-    """Operations of forward and backward passes over a step's tokens, recomputed ones counted.
+    """Operations of forward and backward passes over a step's tokens, including recomputation.
 
     The head's scores are computed twice (`trainers.titan.head`).
     """
@@ -96,14 +101,14 @@ def training_flops(shape: Shape, work: Workload, recompute: str = "none") -> flo
 def training_parts(
     shape: Shape, work: Workload, layout: Layout, microbatch_tokens: int, gpu: Gpu | None, *, compiled: bool = False
 ) -> dict[str, float]:
-    """Seconds of the trainer in a step: what is computed, and what exchanges of weights and activations add to it."""
+    """Seconds of the trainer in a step, by part: computation, exchanges that don't overlap with it, and the update."""
     flops = training_flops(shape, work, layout.recompute) / layout.ranks
     if gpu is None:
         return {"compute": flops / (float(hardware.CPU_FLOPS) * (layout.threads if layout.ranks == 1 else 1))}
     compute = flops / (gpu.flops * float(hardware.TRAINING_SHARE))
     compute /= float(hardware.COMPILED) if compiled else 1.0
-    own = work.tokens / layout.data
-    passes = ceil(own / microbatch_tokens)
+    tokens = work.tokens / layout.data
+    passes = ceil(tokens / microbatch_tokens)
     weights = 0.0
     if layout.shards > 1:
         each = BYTES[layout.dtype]
@@ -112,14 +117,14 @@ def training_parts(
     tensor = 0.0
     if layout.tensor > 1:
         collectives = 8 + 4 * (layout.recompute == "full")
-        moved = own / layout.context * shape.dim * BYTES[layout.dtype] * (1 - 1 / layout.tensor)
+        moved = tokens / layout.context * shape.dim * BYTES[layout.dtype] * (1 - 1 / layout.tensor)
         tensor = collectives * shape.layers * moved / link(gpu, layout.tensor)
     update = 7 * FLOAT32 * shape.parameters / layout.ranks / gpu.bandwidth
     return {"compute": compute, "exchange": max(0.0, weights - compute) + tensor, "update": update}
 
 
 def link(gpu: Gpu, ranks: int) -> float:
-    """Bytes a second that each of so many processes exchanges with the others."""
+    """Bytes per second that each of `ranks` processes exchanges with the others."""
     return (gpu.link if ranks <= PER_HOST else gpu.network) * float(hardware.NETWORK_SHARE)
 
 
@@ -134,12 +139,12 @@ def reference_s(shape: Shape, work: Workload, gpu: Gpu | None, procs: int, threa
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """The steps of one engine.
+    """A decoding step of one engine.
 
     Attributes:
-        batch: sequences decoded together.
-        seconds: of a step, the sum of `parts`.
-        parts: seconds by what takes them.
+        batch: number of sequences decoded together.
+        seconds: seconds of a step, the sum of `parts`.
+        parts: seconds of a step, by part.
     """
 
     batch: int
@@ -147,14 +152,14 @@ class Decoding:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Seconds of a step."""
         return sum(self.parts.values())
 
 
 def decoding(
     shape: Shape, work: Workload, batch: int, procs: int, gpu: Gpu | None, dtype: str, threads: int
 ) -> Decoding:
-    """A step of an engine that decodes `batch` sequences, on average half through their replies."""
+    """Forecast a step of an engine that decodes `batch` sequences, on average halfway through their replies."""
     each, context = BYTES[dtype], work.prompt + work.reply / 2
     flops = batch * (2.0 * (shape.computed + shape.embedding) + shape.context_flops(context))
     if gpu is None:
@@ -174,12 +179,12 @@ def decoding(
 
 
 def _missed(shape: Shape, batch: int) -> float:
-    """Share of the idle experts that no token of a batch is sent to."""
+    """Share of the idle experts that no token of a batch uses."""
     return (1 - shape.active / shape.experts) ** batch if shape.experts else 1.0
 
 
 def prefill_s(shape: Shape, work: Workload, procs: int, gpu: Gpu | None, threads: int) -> float:
-    """Seconds that one engine takes for an episode's prompt; those of a group share one."""
+    """Seconds of one engine for an episode's prompt, averaged over a group, whose episodes share one prefill."""
     flops = (2.0 * shape.computed + shape.context_flops(work.prompt / 2)) * work.prompt / work.group
     rate = float(hardware.CPU_FLOPS) * threads if gpu is None else gpu.flops * float(hardware.TRAINING_SHARE)
     return flops / (rate * procs)
@@ -187,14 +192,14 @@ def prefill_s(shape: Shape, work: Workload, procs: int, gpu: Gpu | None, threads
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """How new weights get to the generators.
+    """Duration of sending new weights to the generators, by part.
 
     Attributes:
-        bytes: of one set.
-        copy: seconds in which the trainer waits until every rank's shards are in its host's memory.
-        publish: seconds until they can be pulled.
+        bytes: size of the weights.
+        copy: seconds for which the trainer waits while every rank copies its shards to its host's memory.
+        publish: seconds until the weights can be pulled.
         pull: seconds until all hosts have fetched them.
-        load: seconds in which a generator stands still for them.
+        load: seconds for which a generator pauses to load them.
     """
 
     bytes: float
@@ -205,19 +210,22 @@ class Sync:
 
     @property
     def seconds(self) -> float:
-        """From the end of a training step until the generators sample with its weights."""
+        """Seconds from the end of a training step until the generators sample with its weights."""
         return self.copy + self.publish + self.pull + self.load
 
 
 def weight_sync(
     shape: Shape, layout: Layout, gpu: Gpu | None, procs: int, generator_hosts: int, trainer_host: bool
 ) -> Sync:
-    """One set of weights from the trainer to all generators.
+    """Forecast the transfer of new weights from the trainer to all generators.
 
     Args:
-        procs: of one engine; each reads all of it from its host's memory and keeps its part.
-        generator_hosts: hosts with generators.
-        trainer_host: whether the trainer's own is one of them.
+        shape: the model's sizes.
+        layout: the trainer's parallel layout.
+        gpu: the kind of GPU; None on CPUs.
+        procs: number of processes of one engine; each reads all weights from its host's memory and keeps its part.
+        generator_hosts: number of hosts with generators.
+        trainer_host: whether the trainer's host is one of them.
     """
     size = shape.parameters * BYTES[layout.dtype]
     copy = size / layout.ranks / gpu.bus if gpu is not None else 0.0
@@ -229,16 +237,16 @@ def weight_sync(
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A training step.
+    """Forecast of a training step.
 
     Attributes:
-        generation: seconds in which the generators sample its episodes, by part.
+        generation: seconds in which the generators sample the step's episodes, by part.
         learning: seconds of trainer and reference model, by part.
-        sync: of its weights.
-        ahead: steps that generation may run ahead.
-        tokens: prompts and replies.
-        sampled: tokens of replies.
-        in_turns: generation and learning use the same GPUs, or one rests while the other works.
+        sync: transfer of the step's weights to the generators; None if nothing is sampled.
+        ahead: number of steps that generation may run ahead.
+        tokens: number of tokens in prompts and replies.
+        sampled: number of tokens in replies.
+        in_turns: whether generation and learning use the same GPUs, or the generators sleep while the trainer works.
     """
 
     generation: Mapping[str, float]
@@ -261,33 +269,36 @@ class Step:
 
     @property
     def round_s(self) -> float:
-        """Seconds from weights to episodes of theirs, to a step trained on those, to its weights in the generators."""
+        """Seconds of one round: sample episodes, train on them, and load the new weights into the generators."""
         return self.generation_s + self.learning_s + (self.sync.seconds - self.sync.copy if self.sync else 0.0)
 
     @property
     def computing_s(self) -> float:
-        """Seconds of generation and learning, which go on beside each other unless they share GPUs."""
+        """Seconds of generation and learning, which overlap unless they take turns (`in_turns`)."""
         both = self.generation_s, self.learning_s
         return sum(both) if self.in_turns else max(both)
 
     @property
     def seconds(self) -> float:
-        """From one step to the next: of what computes, or of a round, of which so many are under way."""
+        """Seconds from one step to the next: the longer of `computing_s` and a round's share of its time.
+
+        Rounds overlap: `ahead` + 1 of them run at once, so one ends every `round_s` / (`ahead` + 1) seconds.
+        """
         return max(self.computing_s, self.round_s / (self.ahead + 1))
 
     @property
     def why(self) -> str:
-        """What `seconds` is."""
+        """Explanation of `seconds`, as text."""
         if not self.generation:
             return "training alone"
         if self.seconds > self.computing_s:
-            under_way = f", of which {self.ahead + 1} are under way" if self.ahead else ""
-            return f"a round of generation, training and weight sync{under_way}"
+            overlap = f", of which {self.ahead + 1} are under way" if self.ahead else ""
+            return f"a round of generation, training and weight sync{overlap}"
         return "generation and training take turns" if self.in_turns else "the longer of generation and training"
 
     @property
     def bottleneck(self) -> str:
-        """The part that takes most of what the rest waits for."""
+        """The longest part of the side that limits the step, such as `trainer: compute`."""
         sides = {"generation": self.generation, "trainer": self.learning}
         if self.sync is not None and self.seconds > self.computing_s:
             published = {"publish": self.sync.publish, "pull": self.sync.pull, "load": self.sync.load}

@@ -1,1 +1,1 @@
-"""Episodes, played in processes of their own: environments, sandboxes, chat format, groups. One handle to them all."""
+"""Rollout workers: processes that play episodes and hand groups to the buffer, behind one handle, `Rollouts`."""

@@ -1,11 +1,11 @@
-"""Rewards and tasks behind actors, for a training loop of your own.
+"""Actors that serve rewards and tasks, for a custom training loop.
 
     dataset = await DatasetActor.as_actor("rows.jsonl", columns={"prompt": "question", "gold": "answer"})
     rewards = await RewardActor.options(num_replicas=2).as_service([MathReward(), ThinkingReward()])
     task = await dataset.sample.call_one()
     reward = await rewards.evaluate_response.route(task.prompt, response, task.gold)
 
-A run of a recipe needs neither: its rollout workers read the tasks and apply the rubric of their environment.
+Runs of a recipe use neither: their rollout workers read the tasks and apply their environment's rubric.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SPLIT = "train"
 
 
 class RewardActor(ForgeActor):
-    """Scores responses by reward functions.
+    """Scores responses with reward functions.
 
     Args:
         reward_functions: callables `(prompt, response, target) -> float`, sync or async (`forge_env.rewards` has some;
-            `Ensemble` makes one of many weak ones). One may name fewer of these parameters.
-        weights: of each function; None: the reward is their mean.
+            `Ensemble` combines many weak ones into one). A function may take fewer of these parameters.
+        weights: one per function; None: the reward is the mean of the functions.
     """
 
     repeatable = frozenset({"evaluate_response"})
@@ -39,25 +39,25 @@ class RewardActor(ForgeActor):
 
     @concurrent_endpoint
     async def evaluate_response(self, prompt: str, response: str, target: Any = None) -> float:
-        """The reward of a response.
+        """Score a response.
 
         Raises:
-            EnvironmentBugError: a function raised, or returned no finite number.
+            EnvironmentBugError: a reward function raised, or returned something other than a finite number.
         """
         task = Task(id="response", prompt=prompt, data={"answer": target})
         return (await self._rubric.score(task=task, answer=response)).reward
 
 
 class DatasetActor(ForgeActor):
-    """Gives the tasks of a dataset one by one, epoch after epoch.
+    """Serves the tasks of a dataset one by one, epoch after epoch.
 
     Args:
         path: a .jsonl, .json or .parquet file, a folder, or a dataset on the hub.
-        split: of the dataset; None: all files, or `train`.
-        streaming: read a hub dataset as tasks are asked for; they come as they are then.
-        seed: of the order in each epoch.
-        shuffle: False keeps the order of the rows.
-        options: further ones of `DatasetConfig`: `columns`, `name`, `limit`, ...
+        split: split to read; None: all files, or `train`.
+        streaming: read a hub dataset while tasks are requested; tasks then come in the dataset's order.
+        seed: seeds the order of tasks in each epoch.
+        shuffle: False: tasks come in the order of the rows.
+        options: other fields of `DatasetConfig`: `columns`, `name`, `limit`, ...
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class DatasetActor(ForgeActor):
 
     @endpoint
     async def setup(self) -> None:
-        """Read the dataset, or begin to."""
+        """Load the dataset; with `streaming`, open it."""
         self._tasks = load_tasks(self._config, SPLIT)
         count = None if isinstance(self._tasks, StreamedTasks) else len(self._tasks)
         self._order = TaskOrder(count, seed=self._seed, shuffle=self._shuffle)
 
     @endpoint
     async def sample(self) -> Task:
-        """The next task.
+        """Return the next task.
 
         Raises:
-            UsageError: a row can't be read as one; the message says which.
+            UsageError: a row can't be read as a task; the message names the row.
         """
         task = self._tasks[self._order[self._position]]
         self._position += 1

@@ -1,4 +1,4 @@
-"""The rollout workers as processes: a service that heals, whose replicas are called by number."""
+"""The rollout workers as processes: a service that restarts dead workers and calls each by its number."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from trainers.rollout.types import Links, WorkerStatus
 from trainers.rollout.worker import RolloutWorker
 
 CLOSE_S = 30.0
-"""How long workers may take to give up their sandboxes and to write what they have to write."""
+"""Seconds that workers have to release their sandboxes and write pending records."""
 Memory = tuple[Mapping[str, Any], Sequence[str]]
 logger = logging.getLogger(__name__)
 
 
 class Crew(Service):
-    """Starts workers, starts one again that dies, calls them, ends them.
+    """Starts, calls, restarts and stops the rollout workers.
 
     Args:
-        settings: of each worker.
-        placed: for each, what gives the actor's class in its place at each start; by default on this machine.
+        settings: one per worker.
+        placed: one function per worker, called at each start: it returns the actor class, configured for the host to
+            start on. None: all workers start on this machine.
 
     Attributes:
-        memory: what a worker of a number has to know when it starts: its preparation's state, tasks set aside.
+        memory: maps a worker's number to the state to restore when it starts: its preparation's state and the ids of
+            tasks that are set aside.
     """
 
     def __init__(
@@ -44,47 +46,52 @@ class Crew(Service):
 
     @property
     def count(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self._settings)
 
-    # --- life
+    # --- start and restart
 
     async def launch(self, replica: Replica) -> Any:
-        """Start the process of a worker."""
+        """Start a worker's process."""
         settings = self._settings[replica.number]
         if self._placed is None:
             return await RolloutWorker.options(mesh_name=settings.name).launch(settings)
         return await (await self._placed[replica.number]()).launch(settings)
 
     async def set_up(self, replica: Replica) -> None:
-        """Let a worker know what the one before it knew. The first goes ahead: it may have sandbox images to build."""
+        """Set up a worker and give it the state and the links that its predecessor had.
+
+        Worker 0 is set up before the others, since it may have to build sandbox images.
+        """
         if replica.number:
             await self._first.wait()
         await replica.call("setup")
         self._first.set()
         await replica.call("restore", *self.memory(replica.number))
-        told = None
-        while told is not self._links:
-            told = self._links
-            await replica.call("connect", told)
+        sent = None
+        while sent is not self._links:
+            sent = self._links
+            await replica.call("connect", sent)
 
     def changed(self, replica: Replica) -> None:
-        """A worker died, or is back: whoever waits for it looks again."""
+        """Wake the calls that wait for a worker: its state has changed."""
         self._moved.set()
         self._moved = asyncio.Event()
 
     # --- calls
 
     async def connect(self, links: Links) -> None:
-        """Tell every worker whom it calls."""
+        """Send every worker the actors that it calls."""
         self._links = links
         await self.call_all("connect", links)
 
     async def call(self, number: int, endpoint: str, request: Any) -> Any:
-        """What an endpoint of a worker answers to a request, which is withdrawn where this is cancelled.
+        """Call an endpoint of one worker and return its answer; cancelling this withdraws the request.
+
+        Waits until the worker is healthy.
 
         Raises:
-            ActorDiedError: the worker died meanwhile.
+            ActorDiedError: the worker died during the call.
             ServiceDownError: it died too often.
         """
         replica = self.replicas[number]
@@ -99,7 +106,7 @@ class Crew(Service):
         )
 
     async def restore(self) -> None:
-        """Let every worker know what is to be known when it starts."""
+        """Restore the state (`memory`) of every healthy worker."""
         await asyncio.gather(
             *(replica.call("restore", *self.memory(replica.number)) for replica in self.replicas if replica.healthy)
         )
@@ -109,7 +116,7 @@ class Crew(Service):
         await self.replicas[0].call("check_prompts")
 
     async def close(self) -> list[WorkerStatus | None]:
-        """Let every worker come to its end; their last words."""
+        """Stop all workers; return their final status."""
         self._closed = True
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -119,7 +126,7 @@ class Crew(Service):
             return []
 
     async def stop(self) -> None:
-        """End the processes."""
+        """Close the workers, if that hasn't happened yet, and end their processes."""
         if not self._closed:
             await self.close()
         await super().stop()

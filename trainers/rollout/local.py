@@ -1,4 +1,4 @@
-"""A rollout worker without its process: episodes played, scored, recorded, weighed and handed to the buffer."""
+"""A rollout worker without its process: plays, scores and records episodes, and hands groups to the buffer."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ R = TypeVar("R", bound=Report)
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker is made of.
+    """Settings of a worker.
 
     Attributes:
-        number: of the worker, from 0.
+        number: the worker's number, from 0.
         config: the recipe.
-        folder: of the run.
+        folder: the run's folder.
         model: checkpoint folder with the tokenizer.
-        preparation: the algorithm's part in the workers.
+        preparation: class of the algorithm's part in the workers.
     """
 
     number: int
@@ -86,16 +86,16 @@ class WorkerSettings:
 
     @property
     def name(self) -> str:
-        """Of the worker."""
+        """The worker's name."""
         return f"rollouts{self.number}"
 
 
 class LocalWorker:
-    """Plays groups and held-out episodes, hands groups to the buffer, and records both.
+    """Plays and records groups and held-out episodes, and hands groups to the buffer.
 
     Args:
-        settings: of the worker.
-        host: on which it is, where the run has several.
+        settings: the worker's settings.
+        host: name of the worker's host if the run has several; otherwise empty.
     """
 
     def __init__(self, settings: WorkerSettings, host: str = "") -> None:
@@ -107,19 +107,19 @@ class LocalWorker:
         self._reconnected = asyncio.Event()
         self._warnings: list[str] = []
         self._told: set[str] = set()
-        """Tasks set aside that the controller knows of."""
+        """Ids of tasks set aside that the controller knows of."""
         self._spans: list[Span] = []
-        share = config.generator.max_num_seqs // config.rollouts.workers  # other workers' requests are not seen here
+        share = config.generator.max_num_seqs // config.rollouts.workers  # other workers' requests aren't counted here
         self._client = GeneratorClient(config.generator.num_replicas, share)
         self._open = AsyncExitStack()
         self._in_turn = InTurn(config.grpo.max_off_policy_steps == 0)
         self._looked = 0
 
     async def setup(self) -> None:
-        """Open the sandbox engine; make environment, chat format and the algorithm's part."""
+        """Open the sandbox engine and create the environment and the algorithm's `Preparation`."""
         try:
             await self._setup()
-        except BaseException:  # cancelled too: no sandbox may be left
+        except BaseException:  # cancellation too: no sandbox may be left
             await self._open.aclose()
             raise
 
@@ -158,13 +158,13 @@ class LocalWorker:
         return Chat.of(self._settings.model, self._config.model)
 
     def _policy(self, version: int) -> Policy:
-        """What plays a group that was admitted when the generators had this version of the weights."""
+        """The policy for a group admitted at this policy version; it samples from that version or newer ones."""
         config = self._config
         generate = partial(self._client.generate, at_least=version)
         return self._asking_generators(generate, config.grpo.temperature, config.generator.sampling)
 
     def _held_out_policy(self, held: tuple[int, int] | None) -> Policy:
-        """What plays held-out episodes."""
+        """The policy for held-out episodes."""
         generate = partial(self._client.generate, held=held)
         return self._asking_generators(generate, self._config.evaluation.temperature, held_out_sampling(self._config))
 
@@ -174,22 +174,25 @@ class LocalWorker:
 
     @property
     def code_timeout_s(self) -> float:
-        """How long the environment's own code may take, in seconds."""
+        """Time limit of the environment's own code, in seconds."""
         return self._player.code_timeout_s
 
     async def check_prompts(self) -> None:
-        """Refuse a `model.max_length` that the first training tasks' prompts already fill; see `check_prompts`."""
+        """Reject unscorable training tasks and a too small `model.max_length`; see the function `check_prompts`."""
         await check_prompts(self._config, self._make_environment(), self._chat)
 
     async def connect(self, links: Links) -> None:
-        """From now on these are whom it calls."""
+        """Set the actors that the worker calls."""
         self._links = links
         self._client.update(links.generators)
         self._reconnected.set()
         self._reconnected = asyncio.Event()
 
     async def restore(self, state: Mapping[str, Any], set_aside: Iterable[str]) -> None:
-        """Go on as a worker of this number that was at `state` (see `Preparation`); these tasks aren't played again."""
+        """Restore the state of this worker's `Preparation`, and set tasks aside by their ids.
+
+        Tasks that are set aside are not played again.
+        """
         self._prepare.load_state_dict(state)
         self._set_aside(set_aside)
 
@@ -200,7 +203,7 @@ class LocalWorker:
     # --- groups
 
     async def roll_out(self, request: RollOut) -> GroupReport:
-        """Play a group, record it, weigh it and hand it to the buffer."""
+        """Play and record a group, compute its training data and hand it to the buffer."""
         self._set_aside(request.set_aside)
         if request.again and not await self._asking(lambda links: links.buffer.in_progress(request.ticket)):
             return self._said(GroupReport(fate=Fate.KEPT, state=self._prepare.state_dict()))
@@ -208,7 +211,7 @@ class LocalWorker:
         try:
             policy = self._policy(request.ticket.version)
             group = await self._player.group(request.ticket.index, request.task, policy)
-            begins = self._look(group)
+            first_replies = self._look(group)
             await self._record(group.episodes, "train")
             fate = await self._hand_in(group, request)
         finally:
@@ -221,12 +224,12 @@ class LocalWorker:
             bug=bug_of(group.episodes),
             why_lost=why_nothing(group) if fate == Fate.LOST else ("", ""),
             state=self._prepare.state_dict(),
-            opening=begins,
+            opening=first_replies,
         )
         return self._said(report)
 
     def _look(self, group: Group) -> Opening | None:
-        """How a group begins, of the first ones."""
+        """The `Opening` of a group, for this worker's first `FIRST` groups."""
         if self._looked >= FIRST:
             return None
         self._looked += 1
@@ -241,7 +244,7 @@ class LocalWorker:
     async def _hand_in(self, group: Group, request: RollOut) -> Fate:
         if not group.valid:
             return Fate.LOST
-        if self._prepare.state_dict():  # it remembers the groups before
+        if self._prepare.state_dict():  # it has state from earlier groups
             await self._in_turn.wait(request.ticket.index)
         packed = await self._prepare(group)
         if packed is None:
@@ -251,7 +254,7 @@ class LocalWorker:
         except TicketDoneError:
             if not request.again:
                 raise
-            return Fate.KEPT  # what the worker before had sent has arrived after all
+            return Fate.KEPT  # the worker's previous life had added it after all
         return Fate.STALE if outcome == Outcome.STALE else Fate.KEPT
 
     async def _score(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
@@ -260,13 +263,13 @@ class LocalWorker:
                 "no reference model has a process that rollout workers could ask",
                 fix="set grpo.reference.source; with lora, `initial` is computed by the trainer: use path",
             )
-        found: list[NDArray[np.float32]] = await self._asking(
+        logprobs: list[NDArray[np.float32]] = await self._asking(
             lambda links: result(links.reference.logprobs.call_one(segments))
         )
-        return found
+        return logprobs
 
     async def _asking(self, ask: Callable[[Links], Awaitable[T]]) -> T:
-        """Ask one of those that it is connected with; where that dies, the one that takes its place."""
+        """Call a linked actor; if it dies, wait for new links and call its successor."""
         while True:
             changed = self._reconnected
             if self._links is None:
@@ -279,18 +282,18 @@ class LocalWorker:
     # --- held-out episodes
 
     async def evaluate(self, request: HeldOut) -> HeldOutReport:
-        """Play a held-out episode and record it, unless its weights are lost meanwhile."""
+        """Play and record a held-out episode; nothing is recorded if the held weights are lost meanwhile."""
         if request.again and (before := await asyncio.to_thread(self._recorded, request)) is not None:
             return self._said(HeldOutReport(episode=_without_tokens(before)))
         episode = await self._player.held_out(request.split, request.task, self._held_out_policy(request.held))
         if not episode.valid and request.held is not None and not self._client.lives(request.held):
             return self._said(HeldOutReport())
         await self._record([episode], request.kind)
-        await self._files.written()  # whoever asked may give the file another name then
+        await self._files.written()  # the caller may rename the file afterwards
         return self._said(HeldOutReport(episode=_without_tokens(episode)))
 
     def _recorded(self, request: HeldOut) -> Trajectory | None:
-        """The episode, if the worker before had recorded it and died before it could say so."""
+        """The episode, if this worker's previous life recorded it and died before it reported it; otherwise None."""
         name = held_out_name(request.split, request.task)
         for path in recorded(RunFolder(self._settings.folder).trajectories, request.kind):
             for episode in read_trajectories(path):
@@ -298,10 +301,10 @@ class LocalWorker:
                     return episode
         return None
 
-    # --- how it is
+    # --- status
 
     async def get_status(self) -> WorkerStatus:
-        """How it is now; warnings and spans since the last answer."""
+        """Return the current status, with the warnings and spans since the last report."""
         now, player = time.perf_counter(), self._player
         oldest = min(player.accounts.open_accounts, key=lambda account: account.since, default=None)
         spans = self._spans[:]
@@ -324,7 +327,7 @@ class LocalWorker:
         self._warnings.append(text)
 
     def _said(self, report: R) -> R:
-        """A report with all that hasn't been said."""
+        """Add warnings and tasks set aside that haven't been reported yet."""
         report.warnings = self._warnings[:]
         self._warnings.clear()
         report.set_aside = sorted(self._player.set_aside - self._told)
@@ -332,31 +335,35 @@ class LocalWorker:
         return report
 
     async def close(self) -> WorkerStatus:
-        """Write what there is to write, give up the sandboxes; its last word."""
+        """Write pending records, release the sandboxes, and return the final status."""
         await self._open.aclose()
         return await self.get_status()
 
 
 def _without_tokens(episode: Trajectory) -> Trajectory:
-    """What the score is made of, and by which versions of the policy it was played."""
+    """Strip an episode to its score and its token counts by policy version (`VERSIONS`)."""
     info = {VERSIONS: episode.sampled_by_version}
     return replace(episode, turns=[], final_observation=[], answer=None, info=info)
 
 
 def engine_options(config: RunConfig, number: int) -> dict[str, Any]:
-    """The options of one worker's sandbox engine: the sandboxes of a run are shared out evenly."""
+    """Options of one worker's sandbox engine: the run's sandboxes are divided evenly among the workers."""
     section, workers = config.sandbox, config.rollouts.workers
     options = section.engine_options()
     if workers == 1:
         return options
     cpus = len(os.sched_getaffinity(0))
     total = section.concurrency or SANDBOXES_PER_CPU * cpus
-    own = max(1, total // workers + (number < total % workers))
-    return options | {"concurrency": own, "warm": min(own, -(-cpus // workers))}
+    share = max(1, total // workers + (number < total % workers))
+    return options | {"concurrency": share, "warm": min(share, -(-cpus // workers))}
 
 
 async def check_prompts(config: RunConfig, environment: Environment, chat: Chat) -> None:
-    """Reject training tasks that can't be scored, and a `model.max_length` that the first prompts exceed."""
+    """Reject training tasks that can't be scored, and a `model.max_length` that all of the first prompts fill.
+
+    Raises:
+        UsageError: a task can't be scored, or none of the first `PROMPTS_TRIED` prompts leaves room for a reply.
+    """
     first = environment.splits[0]
     count = environment.num_tasks(first) or PROMPTS_TRIED
     indices = ({"split": first, "index": index} for index in range(count))
@@ -378,7 +385,7 @@ async def check_prompts(config: RunConfig, environment: Environment, chat: Chat)
         )
 
 
-# --- playing: all episodes of a task at once, tools and generation interleaved
+# --- playing: a group's episodes run concurrently, so tool calls and generation overlap
 
 MakeEnvironment = Callable[[], Environment]
 
@@ -386,20 +393,21 @@ MakeEnvironment = Callable[[], Environment]
 class Player:
     """Plays episodes of the recipe's environment with a policy.
 
-    A bug in the environment's own code costs the episode it happens in: that is invalid, and its task is set aside.
+    If the environment's own code fails, that episode is invalid and its task is set aside.
 
     Args:
         config: the recipe.
-        make_env: a fresh environment for each episode.
-        warn: told what a person should know.
-        on_span: told of what the first episode of each group did, of its sandboxes, and of the groups; None: nobody
-            wants to know.
-        opponents: who plays a seat instead of the policy, by seat.
-        held_out_opponents: likewise in held-out episodes.
+        make_env: creates a new environment for each episode.
+        warn: called with messages for the user.
+        on_span: called with timeline spans of the groups, of each group's first episode, and of that episode's
+            sandboxes; None: no spans.
+        opponents: policies that play a seat instead of the trained one, by seat.
+        held_out_opponents: the same for held-out episodes.
 
     Attributes:
         set_aside: ids of tasks whose environment has raised; they are not played again.
-        ended: episodes that have come to their end.
+        accounts: time accounts of the episodes, by phase.
+        ended: number of episodes that have ended.
     """
 
     def __init__(
@@ -431,19 +439,19 @@ class Player:
 
     @property
     def code_timeout_s(self) -> float:
-        """How long the environment's own code may take, in seconds."""
+        """Time limit of the environment's own code, in seconds."""
         limit_s: float = self._tasks.config.code_timeout_s
         return limit_s
 
     async def group(self, position: int, index: int, policy: Policy) -> Group:
-        """All episodes of a training task; `grpo.on_timeout` says what happens to those not done by the deadline.
+        """Play all episodes of a training task; `grpo.on_timeout` decides about those not done by the deadline.
 
-        The time of a group begins with its first answer from the model: what waits behind other groups is not late.
+        The time limit starts with the model's first answer to the group: waiting behind other groups doesn't count.
 
         Args:
-            position: of the group in the order of tasks, for its name.
-            index: of the task.
-            policy: plays it.
+            position: position of the group in the order of tasks, used in its name.
+            index: index of the task in the training split.
+            policy: the policy to sample from.
         """
         started = time.perf_counter()
         name, split = f"group {position}", self._tasks.splits[0]
@@ -456,7 +464,7 @@ class Player:
             if group.finished:
                 with environment_code(f"{type(self._tasks).__name__}.score_group", task.id):
                     await self._tasks.score_group(task, group.finished)
-        except EnvironmentBugError as error:  # of the task as such: of `task`, or of `score_group`
+        except EnvironmentBugError as error:  # raised by `task` or `score_group`, not in an episode
             group = Group([self._buggy(f"train-{position}", f"{split}/{index}", error)])
         if self._on_span is not None:
             self._on_span(Span("groups", name, name, started, time.perf_counter()))
@@ -470,7 +478,7 @@ class Player:
             if deadline.when() is None:
                 deadline.reschedule(asyncio.get_running_loop().time() + grpo.group_timeout_s)
 
-        unfinished: dict[int, Trajectory] = {}  # by member: progress of the current attempt
+        unfinished: dict[int, Trajectory] = {}  # by member: trajectory of the current attempt
 
         def episode(member: int) -> Coroutine[Any, Any, Trajectory]:
             name, at = f"train-{position}-{member}", (position, member)
@@ -491,8 +499,8 @@ class Player:
         finally:
             await _cancel([task for task in running if task not in done])
         if late and grpo.on_timeout == "zero":
-            # An episode whose infrastructure failed before never counts as 0.
-            zeros = {member: own for member, own in unfinished.items() if own.error is None}
+            # An episode whose infrastructure failed earlier never counts as 0.
+            zeros = {member: attempt for member, attempt in unfinished.items() if attempt.error is None}
             played = [
                 task.result() if task in done else _counts_as_zero(zeros[member], time.perf_counter() - started)
                 for member, task in enumerate(running)
@@ -502,7 +510,7 @@ class Player:
         return Group([task.result() for task in done], late)
 
     async def held_out(self, split: str, index: int, policy: Policy) -> Trajectory:
-        """One episode of a held-out task."""
+        """Play one episode of a held-out task."""
         name = held_out_name(split, index)
         try:
             return await self._episode(self._task(split, index), (index, 0), name, policy, self._held_out_opponents)
@@ -555,8 +563,8 @@ class Player:
             self.ended += 1
 
     def _buggy(self, name: str, task_id: str, error: EnvironmentBugError) -> Trajectory:
-        """The invalid episode of a bug in the environment."""
-        if error.same not in self._told:  # once for each bug, not for each episode that meets it
+        """An invalid episode for a bug in the environment; warns of each bug once."""
+        if error.same not in self._told:  # once per bug, not per episode
             self._told.add(error.same)
             self._warn(f"a bug in the environment; its episodes are left out, and their tasks set aside: {error}")
         return self._lost(name, task_id, f"{BUG}{error}")
@@ -565,7 +573,10 @@ class Player:
         return Trajectory(name, self._config.environment.name, task_id, valid=False, error=error)
 
     def _show(self, name: str, track: str) -> OnSpan | None:
-        """One episode of a group stands for all on the timeline, which would grow to hundreds of megabytes."""
+        """A callback that adds spans of an episode to the timeline; None for all but the first episode of a group.
+
+        With every episode the timeline would grow to hundreds of megabytes.
+        """
         show = self._on_span
         if show is None or not name.endswith("-0"):
             return None
@@ -573,17 +584,17 @@ class Player:
 
 
 def held_out_name(split: str, index: int) -> str:
-    """Of the episode of a held-out task."""
+    """Name of a held-out task's episode."""
     return f"{split}-{index}"
 
 
 def episode_seed(run_seed: int, name: str) -> int:
-    """The seed of an episode, below 2**32: the same whenever and beside whatever else it is played."""
+    """Seed of an episode, below 2**32; depends only on the run's seed and the episode's name."""
     return int.from_bytes(blake2b(f"{run_seed}/{name}".encode(), digest_size=4).digest())
 
 
 def _counts_as_zero(episode: Trajectory, wall_s: float) -> Trajectory:
-    """The episode, cancelled at its group's deadline, with the turns it has and reward 0."""
+    """An episode cancelled at its group's deadline, with the turns played so far and reward 0."""
     return replace(
         episode,
         turns=[replace(turn, reward=0.0) for turn in episode.turns],

@@ -1,4 +1,4 @@
-"""Memory near its end: new episodes wait before the kernel kills."""
+"""Memory check before new episodes, so that they wait rather than trigger the kernel's out-of-memory killer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from forge_env import machine
 from forge_env.run import Run
 
 LOOK_S = 1.0
-"""Between two looks while episodes wait."""
+"""Seconds between two checks while episodes wait."""
 
 
 class MemoryGate:
-    """Lets episodes begin while `watchdog.free_memory_gb` of this machine's memory, or of its control group's, is free.
+    """Lets episodes start only while `watchdog.free_memory_gb` GiB of memory are free.
 
-    Those under way go on: their end is what frees memory. Where nothing does, nothing moves, and the watchdog ends the
-    run with what `diagnose` says.
+    That is memory of this machine, or of its control group. Running episodes continue, since memory is freed when they
+    end. If no memory becomes free, the run makes no progress, and the watchdog ends it with the message of `diagnose`.
+
+    Args:
+        run: the run, for its configuration and warnings.
+        free_gb: returns the free memory in GiB; None: `machine.free_memory_gb`.
     """
 
     def __init__(self, run: Run, free_gb: Callable[[], float] | None = None) -> None:
@@ -26,7 +30,7 @@ class MemoryGate:
         self._waiting = 0
 
     async def room(self) -> None:
-        """Wait until there is enough."""
+        """Wait until enough memory is free."""
         if self._enough():
             return
         self._run.warn(
@@ -35,13 +39,13 @@ class MemoryGate:
         )
         self._waiting += 1
         try:
-            while not self._enough():  # noqa: ASYNC110 - no event tells of memory that is free again
+            while not self._enough():  # noqa: ASYNC110 - there is no event for freed memory
                 await asyncio.sleep(LOOK_S)
         finally:
             self._waiting -= 1
 
     def diagnose(self) -> str:
-        """Why episodes wait, or nothing."""
+        """Why episodes wait for memory; empty if none do."""
         if not self._waiting:
             return ""
         return (

@@ -1,6 +1,7 @@
-"""How the first groups of a run begin: whether the model was shown its tasks, and whether it answers them differently.
+"""Checks of a run's first groups: whether prompts contain the task's messages, and whether the answers differ.
 
-Seen by a rollout worker, which has messages and tokens; the controller's contract (`trainers.loop.contract`) judges.
+Rollout workers collect the data, since they have messages and tokens; the controller's contract
+(`trainers.loop.contract`) evaluates it.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 
 FIRST = 16
-"""Groups that each worker looks at, at its start."""
+"""Number of groups that each worker inspects after its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a group begins.
+    """First prompt and first replies of a group.
 
     Attributes:
-        task: id of its task.
+        task: id of the group's task.
         prompt: hash of the first prompt's tokens.
-        words: of the messages that the first prompt is made of.
-        missing: of those, the ones that the model's prompt doesn't have, in order; [] is as it should be.
+        words: number of words in the messages that the first prompt was rendered from.
+        missing: those of the words that the prompt's text lacks, in order; expected to be empty.
         answers: hash of the tokens of each episode's first reply.
     """
 
@@ -37,35 +38,35 @@ class Opening:
 
 
 def opening(episodes: Sequence[Trajectory], decode: Callable[[list[int]], str]) -> Opening | None:
-    """How a group's valid episodes begin; None where none of them has tokens.
+    """Build the `Opening` of a group's valid episodes; None if none of them has sampled tokens.
 
     Args:
-        episodes: of one task.
-        decode: tokens to text, as the model's tokenizer has it.
+        episodes: the group's valid episodes, all of one task.
+        decode: converts token ids to text with the model's tokenizer.
     """
     firsts = [turn for episode in episodes if (turn := _first(episode)) is not None]
     if not firsts:
         return None
     turn = firsts[0]
-    said = words_of(turn.observation)
-    missing = lacking(said, decode(turn.reply.prompt_ids.tolist()))
-    answers = tuple(_hash(own.reply.token_ids.tobytes()) for own in firsts)
-    return Opening(episodes[0].task_id, _hash(turn.reply.prompt_ids.tobytes()), len(said), missing, answers)
+    words = words_of(turn.observation)
+    missing = lacking(words, decode(turn.reply.prompt_ids.tolist()))
+    answers = tuple(_hash(first.reply.token_ids.tobytes()) for first in firsts)
+    return Opening(episodes[0].task_id, _hash(turn.reply.prompt_ids.tobytes()), len(words), missing, answers)
 
 
 def words_of(observation: Sequence[Message]) -> list[str]:
-    """The words of what the agent is told at first."""
+    """The words of the system and user messages in an observation."""
     return [word for message in observation if message.role in ("system", "user") for word in message.content.split()]
 
 
 def lacking(words: Sequence[str], prompt: str) -> tuple[str, ...]:
-    """The words that a prompt lacks, wherever it has the others: a chat format may put its own between them.
+    """The words that a prompt lacks, whatever their order: a chat format may insert text between them.
 
-    Tokenizers may compose accents and lower letters: that is the same word.
+    Words are compared case-folded and in Unicode form NFKC, since tokenizers may lowercase text or compose accents.
     """
-    there = _plain(prompt)
-    known = set(there.split())
-    return tuple(word for word in words if (plain := _plain(word)) not in known and plain not in there)
+    text = _plain(prompt)
+    present = set(text.split())
+    return tuple(word for word in words if (plain := _plain(word)) not in present and plain not in text)
 
 
 def _plain(text: str) -> str:

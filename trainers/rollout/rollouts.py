@@ -1,10 +1,10 @@
-"""The rollouts of a run as the controller knows them: which task is next, who plays it, and what came of all.
+"""The controller's side of a run's rollouts: chooses tasks, assigns them to workers and collects the reports.
 
-    algorithm --ticket--> Rollouts --request--> RolloutWorker: episodes -> group -> weights -> ReplayBuffer
+    algorithm --ticket--> Rollouts --request--> RolloutWorker: episodes -> group -> training data -> ReplayBuffer
                              ^------- report ------'
 
-Position p is played by worker p % workers, again by the same one. The controller sees no message and no token: a
-report is a few hundred bytes a group.
+The group at position p is always played by worker p % workers, retries included. The controller gets neither messages
+nor tokens: a report is a few hundred bytes per group.
 """
 
 from __future__ import annotations
@@ -47,51 +47,51 @@ from trainers.rollout.types import (
 )
 
 MOST_DEATHS = 3
-"""Of workers while one group is played: after more, it may be what kills them."""
+"""Worker deaths per group before the task is blamed."""
 RECENT = 100
-"""Tasks over which the rate of bugs in the environment is taken."""
+"""Number of most recent tasks over which the rate of environment bugs is computed."""
 FEWEST = 20
-"""Tasks below which there is no rate yet."""
+"""Number of tasks needed before the rate is checked."""
 MANY_HELD_OUT = 100_000
-"""Episodes of one evaluation above which their number is shown when it begins."""
+"""An evaluation with more episodes than this shows their number at its start."""
 
 
 class Workers(Protocol):
-    """The workers, however they are reached (`trainers.rollout.crew`)."""
+    """Interface to the rollout workers; `trainers.rollout.crew` implements it with processes."""
 
     memory: Callable[[int], tuple[Mapping[str, Any], Sequence[str]]]
-    """What a worker of a number has to know when it starts: its preparation's state, tasks set aside."""
+    """Maps a worker's number to the state to restore when it starts: its preparation's state, and tasks set aside."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of workers."""
 
     async def connect(self, links: Links) -> None:
-        """Tell every worker whom it calls."""
+        """Send every worker the actors that it calls."""
 
     async def call(self, number: int, endpoint: str, request: Any) -> Any:
-        """What an endpoint of one worker answers; waits until it is up, and raises `ActorDiedError` if it dies."""
+        """Call an endpoint of one worker, once it is up; raises `ActorDiedError` if it dies during the call."""
 
     async def call_all(self, endpoint: str, /, *args: Any) -> list[Any]:
-        """What an endpoint of every worker returns; None for one that is not up."""
+        """Call an endpoint of every worker; the result is None for one that is not up."""
 
     async def restore(self) -> None:
-        """Let every worker know what is to be known when it starts (`memory`)."""
+        """Restore the state (`memory`) of every worker."""
 
     async def close(self) -> list[Any]:
-        """Let every worker come to its end; their last words."""
+        """Stop all workers; return their final status."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of one worker.
+    """The controller's record of one worker.
 
     Attributes:
-        status: its last answer.
-        before: what its lives before this one have done.
-        state: of its preparation.
-        untold: ids of tasks set aside that it doesn't know of.
-        clock: of its machine.
+        status: its last status report.
+        before: totals over its previous lives.
+        state: state of its preparation.
+        untold: ids of tasks set aside that haven't been sent to it yet.
+        clock: offset of its machine's clock.
     """
 
     status: WorkerStatus = field(default_factory=WorkerStatus)
@@ -101,13 +101,13 @@ class _Seen:
     clock: RemoteClock = field(default_factory=RemoteClock)
 
     def answered(self, status: WorkerStatus) -> None:
-        """It has told how it is."""
-        if status.began != self.status.began:  # another life
+        """Store a new status report."""
+        if status.began != self.status.began:  # it was restarted
             self.before = self.total()
         self.status = status
 
     def total(self) -> WorkerStatus:
-        """Of all its lives."""
+        """Status with the sums over all its lives."""
         now, before = self.status, self.before
         return WorkerStatus(
             running=now.running,
@@ -120,13 +120,13 @@ class _Seen:
 
 
 class Rollouts:
-    """Hands groups and held-out tasks to the workers, and keeps the books.
+    """Hands groups and held-out tasks to the workers, and keeps counts and state.
 
     Attributes:
-        order: which task comes when.
+        order: maps a position to the index of its task.
         set_aside: ids of tasks whose environment has raised; they are not played again.
-        totals: counts since the start of the run, of each group once.
-        gate: lets episodes begin while there is memory for them.
+        totals: counts since the start of the run, each group counted once.
+        gate: delays new episodes while memory is short.
     """
 
     def __init__(self, run: Run, environment: Environment, workers: Workers) -> None:
@@ -148,15 +148,15 @@ class Rollouts:
         self.totals = Totals()
         self.gate = MemoryGate(run)
         self._counted: dict[int, Totals] = {}
-        """The counts of groups that may be played again, by position."""
+        """Counts of groups that may still be replayed, by position."""
 
     # --- groups
 
     async def group(self, ticket: Ticket) -> GroupReport:
-        """Have the group of a ticket played, and added to the buffer if it is to be trained on.
+        """Have a worker play the group of a ticket and add it to the buffer if it can be trained on.
 
         Raises:
-            ForgeError: the environment's own code fails too often.
+            ForgeError: the environment's own code fails on more than `environment.max_bug_rate` of the tasks.
         """
         number = ticket.index % self._workers.count
         seen = self._seen[number]
@@ -170,19 +170,22 @@ class Rollouts:
         return report
 
     def _count(self, position: int, counts: Totals) -> None:
-        """Count a group, instead of what came of it before where it was played again."""
+        """Add a group's counts; if it was played before, they replace the earlier ones."""
         if (before := self._counted.get(position)) is not None:
             self.totals.add(before, -1)
         self._counted[position] = counts
         self.totals.add(counts)
 
     def count_from(self, totals: Totals) -> None:
-        """Go on from these counts: what was played since will be played again."""
+        """Reset the counts to those of a checkpoint; groups played since then will be played again."""
         self.totals = totals
         self._counted.clear()
 
     def totals_of(self, known: Callable[[int], bool], first_open: int) -> Totals:
-        """The counts without groups that are not `known` and will be played again; none before `first_open` will."""
+        """The counts for a checkpoint: without groups that would be played again after resuming from it.
+
+        Those are the groups from position `first_open` on that are not `known`.
+        """
         self._counted = {index: counts for index, counts in self._counted.items() if index >= first_open}
         totals = replace(self.totals)
         for index, counts in self._counted.items():
@@ -191,9 +194,9 @@ class Rollouts:
         return totals
 
     async def _ask(self, number: int, endpoint: str, request: RollOut | HeldOut) -> Any:
-        """What a worker answers; the one that takes its place where it dies.
+        """Call a worker; if it dies, call its successor again.
 
-        A group that worker after worker dies of is lost; of held-out episodes, that is an error.
+        After more than `MOST_DEATHS` deaths a group is reported as lost; for a held-out episode the error is raised.
         """
         deaths = 0
         while True:
@@ -229,25 +232,26 @@ class Rollouts:
         add: Callable[[Trajectory], object],
         held: tuple[int, int] | None = None,
     ) -> None:
-        """One episode of each of the first `count` tasks of a held-out split, of all if it has fewer.
+        """Play one episode of each of the first `count` tasks of a held-out split, or of all if it has fewer.
 
-        As many are under way as one generator decodes together: they may be thousands, and each needs memory.
+        At most `generator.max_num_seqs` episodes run at once, the number that one generator decodes together: there may
+        be thousands, and each needs memory.
 
         Args:
-            split: which tasks.
-            count: how many.
-            kind: name of the file that the workers record them in.
-            add: is given every episode as it ends, without messages and tokens.
-            held: the `Member.key` of the replica whose weights are held for them; None: any.
+            split: name of the split.
+            count: number of tasks.
+            kind: stem of the trajectory file that the workers record the episodes in.
+            add: called with every episode as it ends, without messages and tokens.
+            held: `Member.key` of the replica that holds its weights for this evaluation; None: any replica.
 
         Raises:
-            WeightsLostError: the replica died before all were played: what is left would be a biased sample.
+            WeightsLostError: the replica died before all episodes ended; those played would be a biased sample.
         """
         count = min(count, self._tasks.num_tasks(split) or count)
         if count > MANY_HELD_OUT:
             self._run.note(f"The evaluation on {split} plays {count:,} episodes; evaluation.num_tasks is the number")
         folder, partial = self._run.folder.trajectories, f"{kind}.{os.getpid()}-{next(self._evaluations)}.partial"
-        _remove(folder.glob("*.partial*.jsonl"))  # of a session that was killed
+        _remove(folder.glob("*.partial*.jsonl"))  # left by a session that was killed
 
         async def play(index: int) -> None:
             await self.gate.room()
@@ -262,27 +266,27 @@ class Rollouts:
 
         try:
             await for_each(range(count), play, limit=self._config.generator.max_num_seqs)
-        except BaseException:  # cancelled too: part of an evaluation is none
+        except BaseException:  # cancellation too: a partial evaluation is discarded
             _remove(recorded(folder, partial))
             raise
-        rename(folder, partial, kind)  # in place of what was played before the run was set back
+        rename(folder, partial, kind)  # replaces episodes played before the run resumed from an earlier checkpoint
 
-    # --- what workers say
+    # --- reports of workers
 
     def _heed(self, number: int, report: Report) -> None:
         for text in report.warnings:
             self._run.warn(text)
-        news = set(report.set_aside) - self.set_aside
-        self.set_aside |= news
+        new = set(report.set_aside) - self.set_aside
+        self.set_aside |= new
         for other, seen in enumerate(self._seen):
             if other != number:
-                seen.untold |= news
+                seen.untold |= new
 
     def _watch_bugs(self, found: str | None) -> None:
-        """Count a task that was played.
+        """Update the rate of environment bugs with a task that was played.
 
         Raises:
-            ForgeError: the environment's own code fails too often.
+            ForgeError: the rate exceeds `environment.max_bug_rate`.
         """
         self._bugs.append(found is not None)
         self._last_bug = found or self._last_bug
@@ -295,7 +299,7 @@ class Rollouts:
             )
 
     async def look(self) -> None:
-        """Ask every worker how it is."""
+        """Request and store every worker's status."""
         asked = read_clock()
         for number, status in enumerate(await self._workers.call_all("get_status")):
             if status is not None:
@@ -316,21 +320,21 @@ class Rollouts:
 
     @property
     def engine(self) -> str:
-        """Name of the sandbox engine."""
+        """Name of the workers' sandbox engine."""
         return self._seen[0].status.engine
 
     @property
     def episodes_running(self) -> int:
-        """Episodes under way."""
+        """Number of episodes in progress."""
         return sum(seen.status.running for seen in self._seen)
 
     @property
     def episodes_ended(self) -> int:
-        """Episodes that came to their end."""
+        """Number of episodes ended since the start."""
         return sum(seen.total().ended for seen in self._seen)
 
     def longest_waiting(self) -> str:
-        """What the episode that has done one thing for the longest is doing, in words."""
+        """Describe the episode that has been in one phase for the longest."""
         oldest = max((seen.status.oldest for seen in self._seen if seen.status.oldest), key=_age, default=None)
         if oldest is None:
             return "no episode is under way"
@@ -338,31 +342,34 @@ class Rollouts:
         return f"episode {name} has been in '{doing}' for {duration(seconds)}"
 
     def take_times(self) -> dict[str, dict[str, float]]:
-        """Seconds of all episodes, and of each worker, by what was done, since the last call."""
+        """Seconds since the last call, by phase: summed over all episodes, and busy or waiting for each worker."""
         totals = [seen.total() for seen in self._seen]
         episodes: dict[str, float] = {}
         for total in totals:
             for doing, seconds in total.seconds.items():
                 episodes[doing] = episodes.get(doing, 0.0) + seconds
-        own = {
+        workers = {
             f"rollouts{number}": since({"busy": total.busy_s, "wait": total.age_s - total.busy_s})
             for number, (total, since) in enumerate(zip(totals, self._own, strict=True))
         }
-        return {"episodes": self._episodes(episodes), **own}
+        return {"episodes": self._episodes(episodes), **workers}
 
-    # --- begin, save, end
+    # --- connect, save, close
 
     async def connect(self, links: Links) -> None:
-        """Tell every worker whom it calls."""
+        """Send every worker the actors that it calls."""
         self._links = links
         await self._workers.connect(links)
 
     async def reconnect(self, buffer: GroupBuffer[Any], reference: Any) -> None:
-        """Others have taken the place of buffer or reference model."""
+        """Connect the workers to a restarted buffer or reference model."""
         await self.connect(replace(self._links, buffer=buffer, reference=reference))
 
     def follow(self, members: Sequence[Member]) -> None:
-        """The generators may have changed: then the workers are told, one change after the other."""
+        """Send the workers the living generators, if they have changed.
+
+        Updates are sent one at a time; if several changes happen meanwhile, only the newest is sent.
+        """
         if _who(members) == _who(self._links.generators):
             return
         self._links = replace(self._links, generators=members)
@@ -370,17 +377,17 @@ class Rollouts:
             self._telling = asyncio.ensure_future(self._tell())
 
     async def _tell(self) -> None:
-        told = None
-        while told is not self._links:
-            told = self._links
-            await self._workers.connect(told)
+        sent = None
+        while sent is not self._links:
+            sent = self._links
+            await self._workers.connect(sent)
 
     def state_dict(self) -> dict[str, Any]:
-        """What each worker's preparation remembers, by the worker's number; JSON."""
+        """State of each worker's preparation, by the worker's number, as JSON values."""
         return {str(number): seen.state for number, seen in enumerate(self._seen)}
 
     async def load_state_dict(self, state: Mapping[str, Any], set_aside: set[str]) -> None:
-        """Go on from there. Where there are more workers than there were, the first ones' states serve again."""
+        """Restore the workers' states. If there are now more workers, the saved states are reused in turn."""
         self.set_aside |= set_aside
         for number, seen in enumerate(self._seen):
             seen.state = state.get(str(number % max(len(state), 1))) or {}
@@ -392,7 +399,7 @@ class Rollouts:
         return seen.state, sorted(self.set_aside)
 
     async def close(self) -> None:
-        """Let the workers write what there is to write, and give up their sandboxes."""
+        """Let the workers write pending records and release their sandboxes."""
         asked = read_clock()
         for number, status in enumerate(await self._workers.close()):
             if status is not None:

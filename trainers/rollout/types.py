@@ -1,4 +1,4 @@
-"""What rollout workers are asked and what they answer: all of it small, since it passes through the controller."""
+"""Requests to the rollout workers and their reports, kept small since they pass through the controller."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from trainers.generator.client import Member
 from trainers.rollout.opening import Opening
 
 BUG = "EnvironmentBugError: "
-"""How the error of an episode begins that the environment's own code has ended, as in an evaluation's record."""
+"""Prefix of `Trajectory.error` when the environment's own code failed, as in an evaluation's record."""
 
 LATE = "group_time"
-"""`Trajectory.truncation` of an episode that missed `grpo.group_timeout_s` and has reward 0."""
+"""`Trajectory.truncation` of an episode that missed `grpo.group_timeout_s` and counts with reward 0."""
 VERSIONS = "versions"
-"""In `Trajectory.info` of a held-out episode as the controller gets it: sampled tokens by policy version."""
+"""Key in `Trajectory.info` of held-out episodes sent to the controller: number of sampled tokens by policy version."""
 
 
 @dataclass(slots=True)
@@ -34,8 +34,8 @@ class Group:
     """Episodes of one task.
 
     Attributes:
-        episodes: that are recorded, in order.
-        late: how many missed `grpo.group_timeout_s`, whether they are among `episodes` or not.
+        episodes: the recorded episodes, in order.
+        late: number of episodes that missed `grpo.group_timeout_s`, including those not in `episodes`.
     """
 
     episodes: list[Trajectory]
@@ -43,51 +43,53 @@ class Group:
 
     @property
     def valid(self) -> list[Trajectory]:
-        """Episodes whose outcome was up to the agent, and in which it sampled something.
+        """Episodes that no failure outside the agent ended, and in which the agent sampled tokens.
 
-        An episode that was too late and counts as 0 (`grpo.on_timeout=zero`) may have sampled nothing, and have no
-        turns.
+        Late episodes that count with reward 0 (`grpo.on_timeout=zero`) are included, even without tokens or turns.
         """
-        return [own for own in self.episodes if own.valid and (own.num_sampled_tokens or own.truncation == LATE)]
+        return [each for each in self.episodes if each.valid and (each.num_sampled_tokens or each.truncation == LATE)]
 
     @property
     def finished(self) -> list[Trajectory]:
-        """Valid episodes that were not too late."""
+        """Valid episodes that met `grpo.group_timeout_s`."""
         return [episode for episode in self.valid if episode.truncation != LATE]
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """Of the valid episodes, [E]."""
+        """Rewards of the valid episodes, float64 [E]."""
         return np.array([episode.reward for episode in self.valid], np.float64)
 
     @property
     def mean_reward(self) -> float:
-        """Of the valid episodes; 0 without any."""
+        """Mean reward of the valid episodes; 0 if there are none."""
         return float(self.rewards.mean()) if self.valid else 0.0
 
     def by_seat(self) -> list[Group]:
-        """What is compared with each other: the valid episodes as each seat played them, a group for each seat."""
+        """Split into one group per seat, each with the valid episodes as that seat played them.
+
+        Only episodes of the same seat are compared with each other. Returns `[self]` if no turn has a seat.
+        """
         if not any(turn.seat for episode in self.valid for turn in episode.turns):
             return [self]
-        found: dict[str, Group] = {}
+        groups: dict[str, Group] = {}
         for episode in self.valid:
-            for seat, own in episode.by_seat().items():
-                found.setdefault(seat, Group([])).episodes.append(own)
-        return [group for group in found.values() if group.valid]
+            for seat, part in episode.by_seat().items():
+                groups.setdefault(seat, Group([])).episodes.append(part)
+        return [group for group in groups.values() if group.valid]
 
 
-# --- what an algorithm does in the workers
+# --- the algorithm's part in the workers
 
 ScoreFunction = Callable[[list[Segment]], Awaitable[list[NDArray[np.float32]]]]
-"""The reference model's log-probabilities of the target tokens of each segment, float32 [N] each."""
+"""Returns the reference model's log-probabilities of each segment's target tokens, one float32 [N] per segment."""
 
 
 class Preparation(ABC):
-    """An algorithm's part in the rollout workers: from a group to what is trained on. Each worker has its own.
+    """An algorithm's part in the rollout workers: turns groups into training data. Each worker has its own instance.
 
     Args:
         config: the recipe.
-        score: asks the reference model, where the recipe has one.
+        score: queries the reference model, if the recipe has one.
     """
 
     def __init__(self, config: RunConfig, score: ScoreFunction) -> None:
@@ -96,28 +98,28 @@ class Preparation(ABC):
 
     @abstractmethod
     async def __call__(self, group: Group) -> PackedGroup | None:
-        """What is trained on of a group that has valid episodes; None: nothing, another takes its place."""
+        """Turn a group with valid episodes into training data; None drops the group, and another one replaces it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered from group to group, as JSON; it goes to the controller with every group."""
+        """Return the state carried from group to group, as JSON values; every group report has a copy."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the state that `state_dict` returned."""
         return
 
 
-# --- what is asked
+# --- requests
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Whom a worker calls by itself.
+    """Actors that a worker calls directly.
 
     Attributes:
-        generators: the replicas, as they are now.
-        buffer: where groups go.
-        reference: the `ReferenceModel` actor, where there is one.
+        generators: the living generator replicas.
+        buffer: receives the groups.
+        reference: the `ReferenceModel` actor, or None.
     """
 
     generators: Sequence[Member]
@@ -127,13 +129,13 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class RollOut:
-    """A group to be played.
+    """Request to play a group.
 
     Attributes:
-        ticket: its place in the buffer, and its position in the order of tasks.
-        task: index of its task in the training split.
-        set_aside: ids of tasks that this worker hasn't been told of yet; they are not played again.
-        again: another worker had begun with it, and may have come to its end.
+        ticket: the group's reservation in the buffer; its index is the position in the order of tasks.
+        task: index of the group's task in the training split.
+        set_aside: ids of tasks set aside since the last request to this worker; they are not played again.
+        again: the request is a retry: the worker died during the first one, and may have completed the group.
     """
 
     ticket: Ticket
@@ -144,13 +146,13 @@ class RollOut:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A held-out episode to be played.
+    """Request to play a held-out episode.
 
     Attributes:
-        split: whose task.
-        task: its index.
-        kind: name of the file that it is recorded in.
-        held: the `Member.key` of the replica whose weights are held for it; None: any.
+        split: name of the task's split.
+        task: index of the task in the split.
+        kind: stem of the trajectory file to record the episode in.
+        held: `Member.key` of the replica that holds its weights for this evaluation; None: any replica.
         again: as in `RollOut`.
     """
 
@@ -161,31 +163,31 @@ class HeldOut:
     again: bool = False
 
 
-# --- what is answered
+# --- reports
 
 
 class Fate(StrEnum):
-    """What became of a group."""
+    """Outcome of a group."""
 
     KEPT = "kept"
-    """It is in the buffer."""
+    """It was added to the buffer."""
     STALE = "stale"
-    """The buffer had no use for it any more."""
+    """The buffer rejected it as too old."""
     DROPPED = "dropped"
-    """The algorithm doesn't want it (`grpo.filter`)."""
+    """The algorithm filtered it out (`grpo.filter`)."""
     LOST = "lost"
-    """It has no episode that counts."""
+    """It has no valid episode."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of what was played; of the run, since its start."""
+    """Counts of the episodes played, for one group or for the run since its start."""
 
     tokens_generated: int = 0
     episodes: int = 0
     episodes_invalid: int = 0
     episodes_bugs: int = 0
-    """Those that the environment's own code failed on; they are none of the invalid ones."""
+    """Episodes in which the environment's own code failed; not included in `episodes_invalid`."""
     episodes_late: int = 0
     forks: int = 0
     groups_filtered: int = 0
@@ -193,7 +195,7 @@ class Totals:
 
     @classmethod
     def of(cls, group: Group, fate: Fate) -> Totals:
-        """The counts of one group."""
+        """Count the episodes of one group."""
         dropped = fate == Fate.DROPPED
         return cls(
             tokens_generated=sum(episode.num_sampled_tokens for episode in group.episodes),
@@ -207,16 +209,16 @@ class Totals:
         )
 
     def add(self, more: Totals, times: int = 1) -> None:
-        """Count these too; -1 times: no more."""
+        """Add `more`, multiplied by `times`; -1 subtracts it."""
         for name, value in asdict(more).items():
             setattr(self, name, getattr(self, name) + times * value)
 
     def summary(self) -> dict[str, int]:
-        """For summary.json."""
+        """Return the counts for summary.json."""
         return asdict(self)
 
     def metrics(self) -> dict[str, float]:
-        """What is not trained on so far."""
+        """Return the metrics of episodes and groups that are not trained on, and of forks."""
         return {
             "episode/invalid": float(self.episodes_invalid),
             "episode/bugs": float(self.episodes_bugs),
@@ -228,11 +230,11 @@ class Totals:
 
 @dataclass(slots=True)
 class Report:
-    """What a worker has to say with every answer.
+    """Fields that every worker's report has.
 
     Attributes:
-        warnings: what a person should know.
-        set_aside: ids of tasks whose environment has raised.
+        warnings: messages to show to the user.
+        set_aside: ids of tasks newly set aside because their environment raised.
     """
 
     warnings: list[str] = field(default_factory=list)
@@ -241,16 +243,17 @@ class Report:
 
 @dataclass(slots=True)
 class GroupReport(Report):
-    """What became of a group.
+    """Report on a group.
 
     Attributes:
-        fate: the buffer has it, or why not.
-        totals: its counts.
-        success: mean reward, as a share of the environment's highest; None where no episode counts.
-        bug: what the environment's own code raised, if it did.
-        why_lost: why no episode counts, and what to do about it.
-        state: of the worker's `Preparation`.
-        opening: how it begins, of a worker's first groups.
+        fate: outcome: added to the buffer, or why not.
+        totals: counts of its episodes.
+        success: mean reward as a share of the environment's maximum; None if no episode is valid or the maximum is
+            unknown or 0.
+        bug: error that the environment's own code raised, or None.
+        why_lost: why no episode is valid, and a suggested fix; two empty strings unless `fate` is LOST.
+        state: state of the worker's `Preparation`.
+        opening: first prompt and replies; None except for a worker's first groups.
     """
 
     fate: Fate = Fate.LOST
@@ -264,10 +267,10 @@ class GroupReport(Report):
 
 @dataclass(slots=True)
 class HeldOutReport(Report):
-    """A held-out episode.
+    """Report on a held-out episode.
 
     Attributes:
-        episode: without its messages and tokens; None: the replica died whose weights were held.
+        episode: the episode without messages and tokens; None if the replica that held the weights died.
     """
 
     episode: Trajectory | None = None
@@ -275,19 +278,19 @@ class HeldOutReport(Report):
 
 @dataclass(slots=True)
 class WorkerStatus(Report):
-    """How a worker is.
+    """Status of a worker.
 
     Attributes:
-        running: episodes under way.
-        ended: episodes ended, since it was started.
-        oldest: of the episode that has done one thing for the longest: name, what it does, seconds.
-        seconds: of all episodes by what was done, since it was started.
-        busy_s: seconds that its event loop has worked.
-        age_s: seconds since it was started.
-        began: when that was, by its own clock: another life has another time.
-        spans: for the timeline, since the last answer; times by its own clock.
+        running: episodes in progress.
+        ended: episodes ended since the worker's start.
+        oldest: the episode that has been in one phase for the longest: its name, the phase, and seconds in it.
+        seconds: seconds spent in each phase since the worker's start, summed over all episodes.
+        busy_s: CPU seconds of its event loop's thread.
+        age_s: seconds since the worker's start.
+        began: time of the worker's start by its own clock; differs after each restart.
+        spans: timeline spans since the last report; times by its own clock.
         engine: name of its sandbox engine.
-        clock: what its clocks say.
+        clock: a reading of its clocks.
     """
 
     running: int = 0
@@ -303,17 +306,17 @@ class WorkerStatus(Report):
 
 
 def is_bug(episode: Trajectory) -> bool:
-    """Whether the environment's own code failed in it."""
+    """Whether the environment's own code failed in an episode."""
     return not episode.valid and (episode.error or "").startswith(BUG)
 
 
 def bug_of(episodes: Sequence[Trajectory]) -> str | None:
-    """What the environment's own code raised in one of these episodes."""
+    """Return the first error that the environment's own code raised in these episodes, or None."""
     return next(((episode.error or "").removeprefix(BUG) for episode in episodes if is_bug(episode)), None)
 
 
 def why_nothing(group: Group) -> tuple[str, str]:
-    """Why a group has no episode to train on, and what to do about it."""
+    """Explain why a group has no episode to train on: the reason and a suggested fix."""
     if error := next((episode.error for episode in group.episodes if not episode.valid), None):
         return error, "run.log has the errors of all episodes"
     if group.episodes:

@@ -1,4 +1,4 @@
-"""The rollout worker as an actor: a process that plays episodes on an event loop of its own."""
+"""The rollout worker as an actor: a process that plays episodes on its own event loop."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from trainers.rollout.types import GroupReport, HeldOut, HeldOutReport, Links, R
 
 
 class RolloutWorker(ForgeActor):
-    """A `LocalWorker` behind endpoints. Calls overlap; `call` names one for `withdraw`.
+    """A `LocalWorker` behind endpoints.
+
+    Endpoints run concurrently. Their `call` argument is an id by which `withdraw` can cancel the call.
 
     Args:
-        settings: of the worker.
+        settings: the worker's configuration.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -31,13 +33,14 @@ class RolloutWorker(ForgeActor):
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Open the sandbox engine; make environment, chat format and the algorithm's part."""
+        """Open the sandbox engine and create the environment and the algorithm's `Preparation`."""
         learn(self._settings.config.model_dump(mode="json"))
         self._logging.enter_context(log_to(own_log(RunFolder(self._settings.folder).log)))
         self._worker = LocalWorker(self._settings, own_host())
         await self._worker.setup()
         warn_s, code_s = self._settings.config.watchdog.warn_s, self._worker.code_timeout_s
-        self._held_up.enter_context(LoopGuard(warn_s, 0.0, lambda text: None, code_s=code_s))  # the log has it
+        # the callback does nothing, since LoopGuard writes its warnings to the log
+        self._held_up.enter_context(LoopGuard(warn_s, 0.0, lambda text: None, code_s=code_s))
         settle_heap()
 
     @concurrent_endpoint
@@ -57,17 +60,17 @@ class RolloutWorker(ForgeActor):
 
     @concurrent_endpoint
     async def roll_out(self, request: RollOut, call: str = "") -> GroupReport | None:
-        """See `LocalWorker.roll_out`; None when it was withdrawn."""
+        """See `LocalWorker.roll_out`; returns None if the call was withdrawn."""
         return await self._calls.until_withdrawn(call, self._worker.roll_out(request))
 
     @concurrent_endpoint
     async def evaluate(self, request: HeldOut, call: str = "") -> HeldOutReport | None:
-        """See `LocalWorker.evaluate`; None when it was withdrawn."""
+        """See `LocalWorker.evaluate`; returns None if the call was withdrawn."""
         return await self._calls.until_withdrawn(call, self._worker.evaluate(request))
 
     @concurrent_endpoint
     async def withdraw(self, call: str) -> None:
-        """Whoever made that call no longer waits for it."""
+        """Cancel a call whose caller no longer waits for it."""
         self._calls.withdraw(call)
 
     @concurrent_endpoint
@@ -78,7 +81,7 @@ class RolloutWorker(ForgeActor):
     @concurrent_endpoint
     async def close(self) -> WorkerStatus:
         """See `LocalWorker.close`."""
-        last = await self._worker.close()
+        status = await self._worker.close()
         self._held_up.close()
         self._logging.close()
-        return last
+        return status

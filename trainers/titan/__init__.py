@@ -1,1 +1,1 @@
-"""The trainer: TorchTitan's models, optimizers and schedules behind a few verbs."""
+"""The trainer: TorchTitan's models, optimizers and schedules behind a small interface."""

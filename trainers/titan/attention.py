@@ -1,4 +1,8 @@
-"""Attention over packed rows: linear layers see no padding at all, only attention does, and never looks across."""
+"""Attention over packed rows.
+
+Only attention pads sequences, each to a row of its own; linear layers process the packed tokens without padding. No
+token attends to another sequence.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,11 @@ from trainers.titan.layout import ContextLayout, PackedLayout
 
 
 class _Spread(torch.autograd.Function):
-    """[T, F] -> [S * L, F]. Padding slots hold copies, which right-padded causal attention never reads back."""
+    """Copy packed tokens into a padded grid, [T, F] -> [S * L, F].
+
+    Padding slots hold copies of real tokens. They follow the real ones of their row, so causal attention of a real
+    token never reads them.
+    """
 
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, take: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -27,7 +35,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """[S * L, F] -> [T, F]; the gradient of a padding slot is 0."""
+    """Copy the real tokens out of a padded grid, [S * L, F] -> [T, F]; the gradient of a padding slot is 0."""
 
     @staticmethod
     def forward(ctx: Any, grid: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -45,12 +53,17 @@ class _Collect(torch.autograd.Function):
 class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
     """Causal attention within each sequence of a packed row; without a layout, within each row.
 
-    The names of the arguments are TorchTitan's: its sharding rules go by them.
+    Argument names are TorchTitan's, because its sharding rules refer to them.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(ScaledDotProductAttention.Config):  # type: ignore[misc]
-        """`scale`: of the scores, in place of the one that the layer around it gives."""
+        """Configuration of `PackedAttention`.
+
+        Attributes:
+            scale: factor of the attention scores, which replaces the one passed by the enclosing layer; None: keep that
+                one.
+        """
 
         scale: float | None = None
 
@@ -67,7 +80,7 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         attention_masks: PackedLayout | ContextLayout | None = None,
         **options: Any,
     ) -> torch.Tensor:
-        """[B, T, heads, head dim] each; with a layout, B is 1."""
+        """Compute attention. Inputs and output are [B, T, heads, head dim]; B is 1 if there is a layout."""
         layout = attention_masks
         if self.scale is not None:
             options["scale"] = self.scale
@@ -90,7 +103,10 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
 def _attend_over_ranks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: ContextLayout, options: dict[str, Any]
 ) -> torch.Tensor:
-    """[1, t, heads, head dim] each, of this rank's tokens; keys and values of the other ranks are fetched."""
+    """Compute attention of this rank's tokens, [1, t, heads, head dim] each.
+
+    Keys and values of the other ranks are gathered.
+    """
 
     def gather(own: torch.Tensor) -> torch.Tensor:
         return gather_tokens(own[0], layout)[None].transpose(1, 2)

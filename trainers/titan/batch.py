@@ -1,4 +1,4 @@
-"""Microbatches of token sequences, as tensors."""
+"""Microbatches: token sequences as tensors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from trainers.titan.layout import ContextLayout, PackedLayout
 
 @dataclass(slots=True)
 class Microbatch:
-    """Rows of tokens and, flat over their N target tokens, what the loss needs.
+    """Rows of tokens, and the loss inputs of their N target tokens as flat tensors.
 
-    Either one sequence a row, padded on the right, or packed: one row with all sequences, one after another.
+    Each row holds one sequence, padded on the right; or, if packed, a single row holds all sequences one after another.
 
     Attributes:
         tokens: [B, T] int64.
-        positions: of each token in its sequence, [B, T] int64.
-        layout: where the sequences of a packed row begin and end; None for one sequence a row.
-        predictors: for each target the index of the token before it, which predicts it, in the flattened rows, [N].
-        target_ids: the target tokens, [N] int64.
-        behavior_logprobs: their log-probabilities when sampled, [N] float32.
+        positions: position of each token in its sequence, [B, T] int64.
+        layout: boundaries of the sequences in a packed row; None for one sequence per row.
+        predictors: index of the token before each target, which predicts it, in the flattened rows, [N].
+        target_ids: token ids of the targets, [N] int64.
+        behavior_logprobs: log-probabilities of the targets when they were sampled, [N] float32.
         advantages: [N] float32.
-        padding: share of the tokens that is padding.
+        padding: fraction of the tokens that is padding.
         ref_logprobs: log-probabilities under the reference model, [N] float32; None without one.
     """
 
@@ -44,7 +44,7 @@ class Microbatch:
 def collate(
     segments: Sequence[Segment], device: torch.device, *, packed: bool = False, multiple: int = 1
 ) -> Microbatch:
-    """One microbatch of `segments`: a row each, padded to the longest, or packed into one row.
+    """Build one microbatch of `segments`: one row each, padded to the longest, or all packed into one row.
 
     Args:
         multiple: the row length is a multiple of this (packed only); the filler is a sequence without targets.
@@ -57,18 +57,18 @@ def collate(
     layout: PackedLayout | None = None
     if packed:
         filler = -used % multiple
-        rows, width, place = 1, used + filler, np.arange(used)
+        rows, width, slot = 1, used + filler, np.arange(used)
         positions = np.concatenate([position, np.arange(filler)])[None]
         layout = PackedLayout.of([*lengths.tolist(), *([filler] if filler else [])], device)
     else:
         rows, width = len(segments), int(lengths.max())
-        place = sequence * width + position
+        slot = sequence * width + position
         positions = np.tile(np.arange(width), (rows, 1))
     token_ids = np.concatenate([segment.token_ids for segment in segments]).astype(np.int64)
     tokens = np.zeros(rows * width, np.int64)
-    tokens[place] = token_ids
+    tokens[slot] = token_ids
     learned = np.concatenate([segment.mask for segment in segments])
-    learned[begins] = False  # a first token has no prediction
+    learned[begins] = False  # nothing predicts the first token of a sequence
     (targets,) = learned.nonzero()
     reference = [segment.ref_logprobs for segment in segments if segment.ref_logprobs is not None]
 
@@ -82,7 +82,7 @@ def collate(
         tokens=on_device(tokens.reshape(rows, width)),
         positions=on_device(positions),
         layout=layout,
-        predictors=on_device(place[targets] - 1),
+        predictors=on_device(slot[targets] - 1),
         target_ids=on_device(token_ids[targets]),
         behavior_logprobs=chosen([segment.logprobs for segment in segments]),
         advantages=chosen([segment.advantages for segment in segments]),

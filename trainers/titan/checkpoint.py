@@ -1,13 +1,13 @@
-"""The trainer's part of a checkpoint: written by any number of ranks, read by any other.
+"""The trainer's part of a checkpoint, which any number of ranks writes and any other number reads.
 
-model/          weights, a Hugging Face folder; where adapters are trained, adapter/ instead, a folder of PEFT
-optimizer/      the optimizer's state in torch's distributed format
+model/          weights, as a Hugging Face folder; if adapters are trained, adapter/ (PEFT's format) instead
+optimizer/      optimizer state in torch's distributed format
 state.pt        schedule, counters and random states
 
-Each rank writes and reads its own shards of weights and optimizer (`trainers.model.writer`); nothing is gathered but
-adapters, which are small.
+Each rank writes and reads its own shards of weights and optimizer state (`trainers.model.writer`). Only adapters are
+gathered, because they are small.
 
-`snapshot` copies all of it into main memory; `write` needs nothing but that copy, so training goes on meanwhile.
+`snapshot` copies all of it into main memory. `write` needs only that copy, so training can continue during the write.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _METADATA = {
     },
     "torch.serialization": {"_get_layout"},
 }
-"""What torch's index of a sharded checkpoint is made of."""
+"""Names, by module, that torch's pickled index of a sharded checkpoint may refer to."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes nothing but such an index: a checkpoint that somebody else wrote runs no code."""
+    """Unpickles only names in `_METADATA`, so that a checkpoint from an untrusted source runs no code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _METADATA.get(module, ()):
@@ -76,17 +76,17 @@ class _Reader(FileSystemReader):
 
 class _Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        place = self.mappings[read_item.dest_index.fqn]
-        set_element(self.original_state_dict, place, torch.load(value, weights_only=True))
+        path = self.mappings[read_item.dest_index.fqn]
+        set_element(self.original_state_dict, path, torch.load(value, weights_only=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Weights and training state of one rank, as they were at one moment.
+    """Weights and training state of one rank at one moment.
 
     Attributes:
-        weights: what training changes, as this rank has it (`TitanModel.trained_state`).
-        optimizer: this rank's shards of the optimizer's state.
+        weights: this rank's part of the trained tensors (`TitanModel.trained_state`).
+        optimizer: this rank's shards of the optimizer state.
         state: schedule, counters, random states.
     """
 
@@ -96,7 +96,7 @@ class Snapshot:
 
 
 class Stager:
-    """Copies state into main memory, to the same place every time: fresh pages cost several times the copy."""
+    """Copies state into main memory, reusing its buffers: allocating fresh pages costs several times the copy."""
 
     def __init__(self, *, pinned: bool = False) -> None:
         options = StagingOptions(
@@ -105,13 +105,13 @@ class Stager:
         self._stager = DefaultStager(options)
 
     def copy(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A copy, overwritten by the next one."""
+        """Return a copy of `state`, which the next call overwrites."""
         return cast("dict[str, Any]", self._stager.stage(state))
 
 
 def snapshot(engine: TitanEngine) -> Snapshot:
-    """What `write` needs; a collective. The copy is overwritten by the next one."""
-    _ = engine.model.ranks.saving_group  # made here, where all ranks are at the same point of training
+    """Copy the state that `write` needs. A collective; the next snapshot overwrites the copy."""
+    _ = engine.model.ranks.saving_group  # create the group now, while all ranks are at the same point of training
     weights = engine.stager.copy(engine.model.trained_state())
     optimizer = engine.stager.copy(engine.optimizer.state_dict())
     state = {
@@ -125,35 +125,36 @@ def snapshot(engine: TitanEngine) -> Snapshot:
 
 
 def write(taken: Snapshot, model: TitanModel, folder: Path) -> None:
-    """Write a snapshot; a collective of its own among the ranks, so training may go on in another thread.
+    """Write a snapshot. A collective in a process group of its own, so training can continue in another thread.
 
-    What fails on one rank, such as a full disk, is raised on all of them, or else on the first: nobody is left waiting.
+    An error while shards are written, such as a full disk, is raised on all ranks. An error in a file that only the
+    first rank writes is raised on the first. No rank is left waiting.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ranks = model.ranks
     save_shards(taken.optimizer, FileSystemWriter(folder / "optimizer"), ranks.saving_group)
     model.write_trained(taken.weights, folder)
-    if ranks.first:  # nothing collective from here on
+    if ranks.first:  # no collectives from here on
         torch.save(taken.state, folder / "state.pt")
 
 
 def save(engine: TitanEngine, folder: Path) -> None:
     """Write `engine`'s weights and training state; a collective."""
     write(snapshot(engine), engine.model, folder)
-    engine.model.ranks.gather(None)  # nobody goes on before all is written
+    engine.model.ranks.gather(None)  # barrier: no rank continues before all files are written
 
 
 def load(engine: TitanEngine, folder: Path) -> None:
-    """Read what `save` wrote; a collective."""
+    """Restore `engine` from what `save` wrote; a collective."""
     if not (folder / "optimizer").is_dir():
         raise UsageError(f"{folder} is not a checkpoint of this trainer", fix="start a new run")
     engine.model.load_trained(folder)
     optimizer = engine.optimizer.state_dict()
     reader, planner = _Reader(folder / "optimizer"), _Planner()
-    reader.read_metadata()  # refused here, and not inside a collective
+    reader.read_metadata()  # raises for a bad file here, not inside a collective
     try:
         load_shards(optimizer, storage_reader=reader, planner=planner, no_dist=engine.model.ranks.alone)
-    except CheckpointException as error:  # no `Exception`, so that it would end the process
+    except CheckpointException as error:  # a BaseException, which would end the process
         _, (cause, _) = next(iter(error.failures.items()))
         raise UsageError(
             f"the optimizer's state in {folder} can't be read: {type(cause).__name__}: {cause}",

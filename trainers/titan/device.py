@@ -1,4 +1,4 @@
-"""What differs between a CPU and a GPU, in one table."""
+"""Settings that differ between CPU and GPU."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 import torch
 
 MALLOPT = {-3: 2**25, -1: 2**30, -2: 2**24}
-"""Of glibc, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: what is freed is used again. Given back to the kernel it
-would come back page by page, each cleared: an eighth of a small model's step."""
+"""glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD, set so that freed memory is reused. Memory returned to the
+kernel would come back page by page, each one cleared, which takes an eighth of a small model's step."""
 
 UNCOMPILED = "TORCHDYNAMO_DISABLE"
-"""A variable of torch's: `torch.compile` gives back what it is given."""
+"""Environment variable of torch that makes `torch.compile` return its argument unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where the trainer computes.
+    """The device that the trainer computes on.
 
     Attributes:
         type: torch device type.
         optimizer_implementation: TorchTitan's optimizer implementation.
-        side_by_side: threads run whole microbatches side by side instead of working on the same operation.
-        packed: sequences share rows, instead of one padded row each.
+        side_by_side: whether threads run whole microbatches in parallel instead of sharing each operation.
+        packed: whether sequences share rows instead of having one padded row each.
     """
 
     type: str
@@ -39,13 +39,13 @@ class Device:
         return torch.device(self.type)
 
     def release_memory(self) -> None:
-        """Give back what torch keeps for later."""
+        """Free the GPU memory that torch caches for reuse."""
         if self.type == "cuda":
             torch.cuda.empty_cache()
 
     @property
     def peak_flops(self) -> float | None:
-        """Floating-point operations a second that the hardware is sold with (bfloat16), or None for a CPU."""
+        """Nominal peak of the hardware in bfloat16 floating-point operations per second; None for a CPU."""
         if self.type == "cpu":
             return None
         from torchtitan.tools.utils import get_peak_flops
@@ -58,9 +58,10 @@ GPU = Device("cuda", "fused", side_by_side=False, packed=True)
 
 
 def import_titan() -> None:
-    """Import TorchTitan without what it compiles as it is imported: an attention that nothing here uses.
+    """Import TorchTitan's attention without the compilation that it does on import.
 
-    Torch's compiler would be imported for that, which takes 1.5 s. Afterwards whoever wants it has it.
+    It would compile an attention that is not used here, and importing torch's compiler for that takes 1.5 s. Later code
+    can still use the compiler.
     """
     before = os.environ.get(UNCOMPILED)
     os.environ[UNCOMPILED] = "1"
@@ -73,11 +74,14 @@ def import_titan() -> None:
 
 
 def use_device(with_gpus: bool) -> Device:
-    """Choose the device and tell TorchTitan, which otherwise assumes an accelerator; call it before other imports."""
+    """Choose the device and configure TorchTitan for it, which assumes an accelerator by default.
+
+    Call it before other imports of TorchTitan.
+    """
     device = GPU if with_gpus else CPU
     import_titan()
     if device is CPU:
-        torch.set_num_threads(1)  # `TitanEngine` runs whole microbatches side by side instead
+        torch.set_num_threads(1)  # `TitanEngine` runs whole microbatches in parallel instead
         if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
             for name, value in MALLOPT.items():
                 mallopt(name, value)
@@ -89,6 +93,6 @@ def use_device(with_gpus: bool) -> Device:
             module.device_type = "cpu"
             module.device_module = torch.cpu
         parallel_dims.device_type = "cpu"
-        # its router asks for float32 in autocast, which a CPU can only turn off, to the same effect
+        # its router requests float32 autocast; on a CPU this turns autocast off, which has the same effect
         warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype is not supported")
     return device

@@ -1,4 +1,4 @@
-"""One rank of the trainer, without any actor around it: forward, backward, update, save."""
+"""Training engine of one rank, usable without actors: forward, backward, update, save."""
 
 from __future__ import annotations
 
@@ -32,25 +32,27 @@ from trainers.titan.packing import Run, split
 from trainers.titan.score import Scorer, Segments
 
 Value = tuple[torch.Tensor, dict[str, float]]
-"""A microbatch's share of the loss and of the metrics."""
+"""Loss and metrics of a microbatch, as its contributions to those of the minibatch."""
 ValueOf = Callable[[int, Microbatch, torch.Tensor, torch.Tensor], Value]
-"""Maps a microbatch and its number to its targets' log-probabilities and entropies, [N] each."""
+"""Computes the `Value` of a microbatch from its number, the microbatch, and its targets' log-probabilities and
+entropies, [N] each."""
 TokensOf = Callable[[int, Microbatch, torch.Tensor, torch.Tensor], TokenBatch]
-"""Likewise."""
+"""Builds the input of a loss from the same arguments."""
 MAX_SKIPPED_UPDATES = 5
-"""Updates in a row whose loss or gradient is not finite. One is a bad batch; so many are the model or the loss."""
+"""Consecutive updates without a finite loss or gradient before training fails. One is a bad batch; this many point to
+the model or the loss."""
 
 
 @dataclass(slots=True)
 class Minibatch:
-    """What this rank computes of one update, and what all ranks do together.
+    """This rank's part of one update, and totals over all ranks.
 
     Attributes:
-        sizes: of the batch it is a part of.
-        runs: this rank's microbatches, of segments by number.
-        targets: tokens to be learned that are computed, over all ranks.
-        total_tokens: tokens that the loss divides by: those computed, and an even share of those that are not.
-        total_sequences: sequences likewise.
+        sizes: sizes of the batch that the minibatch is a part of.
+        runs: this rank's microbatches, as lists of segment indices.
+        targets: number of target tokens that are computed, over all ranks.
+        total_tokens: tokens that the loss divides by: the computed ones, plus an even share of those not computed.
+        total_sequences: sequences that the loss divides by, counted likewise.
         split: whether the segments of some sequence are in different microbatches, of this rank or another.
     """
 
@@ -64,7 +66,7 @@ class Minibatch:
 
 @dataclass(slots=True)
 class Share:
-    """What this rank computes of a training step."""
+    """This rank's part of a training step."""
 
     sizes: BatchSizes
     minibatches: list[Minibatch]
@@ -78,8 +80,8 @@ class Share:
 class TitanEngine(Scorer):
     """A model with its optimizer and schedule; `train` makes one or more updates from a batch of sequences.
 
-    With several ranks each has an engine and works on its own share of the batch: every method is a collective.
-    Gradients, metrics and weights come out as those of one rank.
+    With several ranks, each has an engine and works on its own share of the batch, and every method is a collective.
+    Gradients, metrics and weights equal those of a single rank.
     """
 
     def __init__(
@@ -108,32 +110,32 @@ class TitanEngine(Scorer):
         self.skipped_in_a_row = 0
 
     def train(self, segments: Sequence[Segment], loss: Loss, *, minibatches: int = 1) -> dict[str, float]:
-        """Update the weights from a batch of which every rank has all sequences; see `train_share`."""
+        """Update the weights from a batch that every rank has in full; see `train_share`."""
         sizes = BatchSizes.of(segments)
         return self.train_share(self.share(sizes, minibatches), sizes.pick(segments), loss)
 
     def share(self, sizes: BatchSizes, minibatches: int = 1) -> Share:
-        """A random partition of the sequences into `minibatches`, with this rank's part of each.
+        """Split the sequences randomly into `minibatches`, and return this rank's part of each.
 
-        Segments that are not computed still count in every mean: the minibatches share them evenly.
+        Segments that are not computed still count in every mean, with an even share in each minibatch.
         """
         members: dict[int, list[int]] = {}
-        for place, sequence in enumerate(sizes.sequences.tolist()):
-            members.setdefault(sequence, []).append(place)
+        for index, sequence in enumerate(sizes.sequences.tolist()):
+            members.setdefault(sequence, []).append(index)
         whole = list(members.values())
         parts = split(len(whole), minibatches, self.rng)
         silent_tokens = sizes.total_tokens - int(sizes.targets.sum())
         silent_sequences = sizes.total_sequences - len(whole)
-        found = []
+        result = []
         for part in parts:
-            minibatch = self._minibatch(sizes, [place for number in part for place in whole[number]])
+            minibatch = self._minibatch(sizes, [index for number in part for index in whole[number]])
             minibatch.total_tokens += silent_tokens / len(parts)
             minibatch.total_sequences = len(part) + silent_sequences / len(parts)
-            found.append(minibatch)
-        return Share(sizes, found)
+            result.append(minibatch)
+        return Share(sizes, result)
 
     def _minibatch(self, sizes: BatchSizes, places: Sequence[int]) -> Minibatch:
-        """The minibatch of these segments of a batch, as if there were no others."""
+        """Plan a minibatch of these segments of a batch, ignoring all others."""
         planned = self.plan(sizes.lengths[places].tolist())
         runs = [[[places[number] for number in run] for run in rank] for rank in planned]
         pieces = sum(len(np.unique(sizes.sequences[run])) for rank in runs for run in rank)
@@ -141,16 +143,17 @@ class TitanEngine(Scorer):
         return Minibatch(sizes, runs[self.model.ranks.data_rank], targets, targets, sequences, pieces > sequences)
 
     def train_share(self, share: Share, segments: Segments, loss: Loss) -> dict[str, float]:
-        """Update the weights once for each minibatch; returns means over the target tokens that were computed.
+        """Update the weights once for each minibatch; returns means over the computed target tokens.
 
-        A batch without sequences leaves the weights as they are, and is a step of the schedule like any other. So does
-        an update whose loss or gradient is not finite: it is left out of the means, and counted (`skipped_updates`).
+        A batch without sequences leaves the weights unchanged and counts as a step of the schedule like any other. An
+        update whose loss or gradient is not finite also leaves them unchanged: it is excluded from the means and
+        counted in `skipped_updates`.
 
         Args:
-            segments: by their place in `share.sizes`; at least those of `share.runs`.
+            segments: segments by index in `share.sizes`; at least those of `share.runs`.
 
         Raises:
-            ForgeError: no finite update for a long time.
+            ForgeError: `MAX_SKIPPED_UPDATES` consecutive updates were not finite.
         """
         started = time.perf_counter()
         done = []
@@ -174,7 +177,10 @@ class TitanEngine(Scorer):
         }
 
     def _update(self, metrics: dict[str, float]) -> bool:
-        """Update the weights if loss and gradient are finite; whether they were. All ranks see the same figures."""
+        """Update the weights if loss and gradient are finite; returns whether they were.
+
+        All ranks see the same metrics, so they decide alike.
+        """
         loss = metrics["loss"]
         if math.isfinite(loss):
             metrics["grad_norm"] = self.optim_step()
@@ -194,9 +200,9 @@ class TitanEngine(Scorer):
     def _proximal(
         self, minibatches: Sequence[Minibatch], segments: Segments, loss: Loss
     ) -> list[list[torch.Tensor] | None]:
-        """For each minibatch, what its microbatches' target tokens had as log-probabilities before the first update.
+        """For each minibatch, log-probabilities of its microbatches' target tokens before the first update.
 
-        None where nobody asks, and for the first minibatch, which is trained on by that very policy.
+        None if the loss doesn't need them, and for the first minibatch, which is trained from that same policy.
         """
         if not minibatches or not needs(loss).proximal:
             return [None] * len(minibatches)
@@ -208,7 +214,7 @@ class TitanEngine(Scorer):
         return [None, *later]
 
     def forward_backward(self, segments: Sequence[Segment], loss: Loss) -> dict[str, float]:
-        """Add the gradients of one minibatch, microbatch by microbatch; returns means over its target tokens."""
+        """Accumulate the gradients of one minibatch by microbatches; returns means over its target tokens."""
         sizes = BatchSizes.of(segments)
         whole = self._minibatch(sizes, range(len(sizes.numbers)))
         return self._add_gradients(whole, sizes.pick(segments), loss, None)
@@ -238,19 +244,20 @@ class TitanEngine(Scorer):
     def _value_of_whole_sequences(
         self, minibatch: Minibatch, segments: Segments, loss: Loss, tokens: TokensOf
     ) -> ValueOf:
-        """Implements `_passes` for a loss that combines tokens of sequences in several microbatches.
+        """Return the `ValueOf` for a loss that combines tokens of sequences split over microbatches.
 
-        The chain rule in two steps: dL/dl, of the loss of all ranks' tokens with respect to their log-probabilities and
-        entropies, which are computed here without gradients; then sum_t dL/dl_t l_t, whose gradient in the weights is
-        that of L, one microbatch at a time. Costs a forward pass.
+        Applies the chain rule in two steps. The first computes log-probabilities and entropies l of all ranks' tokens,
+        without gradients in the weights, and the derivatives dL/dl of the loss. The second backpropagates the sum over
+        tokens of dL/dl * l, one microbatch at a time; its gradient in the weights is that of L. Costs an additional
+        forward pass.
         """
-        own: list[TokenBatch] = []
+        local: list[TokenBatch] = []
         with torch.no_grad():
             for number, run in enumerate(minibatch.runs):
                 batch = self.collate(run, segments)
-                own.append(tokens(number, batch, *self.forward(batch)))
+                local.append(tokens(number, batch, *self.forward(batch)))
         ranks = self.model.ranks
-        by_rank = ranks.gather([part.to("cpu") for part in own] if ranks.counts else [])
+        by_rank = ranks.gather([part.to("cpu") for part in local] if ranks.counts else [])
         parts = [part for rank in by_rank for part in rank]
         filled = [part for part in parts if len(part.logprobs)]
         whole = TokenBatch.of(filled).to(self.device.torch)
@@ -258,8 +265,8 @@ class TitanEngine(Scorer):
         output = loss(whole)
         slopes = torch.autograd.grad(output.loss, scores, allow_unused=True, materialize_grads=True)
         counts = [len(part.logprobs) for part in parts]
-        first = ranks.data_rank * len(own)  # all ranks make the same number of passes
-        mine = list(zip(*(torch.split(slope, counts) for slope in slopes), strict=True))[first : first + len(own)]
+        first = ranks.data_rank * len(local)  # all ranks make the same number of passes
+        mine = list(zip(*(torch.split(slope, counts) for slope in slopes), strict=True))[first : first + len(local)]
         metrics = figures.share_of(_metrics(output, whole.entropy, 1.0), 1 / len(filled))
 
         def value(number: int, batch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor) -> Value:
@@ -269,16 +276,17 @@ class TitanEngine(Scorer):
         return value
 
     def _passes(self, minibatch: Minibatch, segments: Segments, value_of: ValueOf) -> Iterator[dict[str, float]]:
-        """Forward and backward over the microbatches; yields each one's share of the metrics.
+        """Run forward and backward over the microbatches; yields each one's share of the metrics.
 
-        On a CPU, microbatches run side by side, one a thread: threads inside an operation wait for each other at
-        its end, hundreds of times a step, and stand still together when another process takes one's core.
+        On a CPU, each thread runs whole microbatches in parallel with the others. Threads that share an operation would
+        wait for each other at its end, hundreds of times a step, and all stall when another process takes the core of
+        one.
         """
 
         def forward(number: int) -> Value:
             batch = self.collate(minibatch.runs[number], segments)
             logprobs, entropy = self.forward(batch)
-            if not len(batch.target_ids):  # nothing to learn, but all ranks make the same passes
+            if not len(batch.target_ids):  # no targets, but all ranks must make the same number of passes
                 return 0.0 * logprobs.sum(), {}
             value, metrics = value_of(number, batch, logprobs, entropy)
             share = len(batch.target_ids) / max(minibatch.targets, 1)
@@ -304,9 +312,9 @@ class TitanEngine(Scorer):
                 yield metrics
 
     def optim_step(self) -> float:
-        """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping.
+        """Clip the gradients, update the weights and clear the gradients; returns the norm before clipping.
 
-        Where that is not finite, weights and the optimizer's state stay as they are.
+        If the norm is not finite, weights and optimizer state remain unchanged.
         """
         norm = float(clip_grad_norm_(self.model.module.parameters(), self.section.max_norm))
         if math.isfinite(norm):
@@ -316,7 +324,7 @@ class TitanEngine(Scorer):
         return norm
 
     def clear_gradients(self) -> None:
-        """Forget what `forward_backward` has added up."""
+        """Discard the accumulated gradients."""
         self.optimizer.zero_grad()
         self.accumulated = 0
 
@@ -325,7 +333,7 @@ class TitanEngine(Scorer):
         return {"learning_rate": float(next(iter(self.schedule.get_metrics().values())))}
 
     def snapshot(self) -> checkpoint.Snapshot:
-        """Weights and training state as they are now, for `checkpoint.write`; overwritten by the next one."""
+        """Copy the current weights and training state for `checkpoint.write`; the next snapshot overwrites it."""
         return checkpoint.snapshot(self)
 
     def save(self, folder: Path) -> None:
@@ -333,7 +341,7 @@ class TitanEngine(Scorer):
         checkpoint.save(self, folder)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote, with any number of ranks."""
+        """Restore what `save` wrote, with any number of ranks."""
         checkpoint.load(self, folder)
 
 
@@ -345,7 +353,7 @@ def _token_batch(
     entropy: torch.Tensor,
     proximal: torch.Tensor | None,
 ) -> TokenBatch:
-    """The input of a loss for one microbatch."""
+    """Build the input of a loss for one microbatch."""
     sizes = minibatch.sizes
 
     def at_tokens(of_segments: NDArray[np.int64]) -> torch.Tensor:
@@ -366,6 +374,6 @@ def _token_batch(
 
 
 def _metrics(output: LossOutput, entropy: torch.Tensor, share: float) -> dict[str, float]:
-    """A loss and its metrics, weighted by `share`, the microbatch's fraction of the minibatch."""
+    """The loss, and metrics weighted by `share`, the microbatch's fraction of the minibatch."""
     means = {"entropy": mean(entropy), **{f"loss/{name}": value for name, value in output.metrics.items()}}
     return {"loss": output.loss.item(), **figures.share_of(figures.to_floats(means), share)}

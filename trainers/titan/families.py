@@ -1,7 +1,7 @@
-"""The model families that the trainer computes: TorchTitan's models in the shape of a Hugging Face config.
+"""Model families that the trainer supports, as TorchTitan models configured by a Hugging Face config.
 
-A family names its model, its rotary positions and its entry in TorchTitan's registry, which has the adapter between
-both worlds' names of weights and the function that shards the model.
+A family names its model, its rotary positions and its entry in TorchTitan's registry. That entry has the adapter
+between TorchTitan's and Hugging Face's weight names, and the function that shards the model.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Init = dict[str, Callable[..., Any]]
 
 
 class _Scoring:
-    """A decoder that says how likely given targets are.
+    """Decoder mix-in whose forward pass returns log-probabilities and entropies of given targets.
 
-    The head is part of the model's one forward call, so that FSDP sees whole passes.
+    The head is part of the model's single forward call, so that FSDP sees whole passes.
     """
 
     tok_embeddings: Any
@@ -67,7 +67,7 @@ class _Scoring:
         for layer in self.layers.values():
             hidden = layer(hidden, attention_masks, positions)
         hidden = self.norm(hidden)
-        if isinstance(hidden, DTensor):  # tensor parallel: the same on all its ranks
+        if isinstance(hidden, DTensor):  # tensor parallel: replicated on all its ranks
             hidden = hidden.to_local()
         chosen = hidden.flatten(0, 1).index_select(0, predictors)
         scored: tuple[torch.Tensor, torch.Tensor] = self.lm_head(chosen, targets, temperature)
@@ -75,23 +75,23 @@ class _Scoring:
 
 
 class ScoringLlama(_Scoring, Llama3Model):  # type: ignore[misc]
-    """TorchTitan's Llama 3."""
+    """TorchTitan's Llama 3 with `_Scoring`."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Llama3Model.Config):  # type: ignore[misc]
-        """As Llama 3's."""
+        """Same fields as Llama 3's."""
 
 
 class ScoringQwen(_Scoring, Qwen3Model):  # type: ignore[misc]
-    """TorchTitan's Qwen 3; without norms of queries and keys and with biases, Qwen 2."""
+    """TorchTitan's Qwen 3 with `_Scoring`; without query and key norms and with biases it is Qwen 2."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):  # type: ignore[misc]
-        """As Qwen 3's."""
+        """Same fields as Qwen 3's."""
 
 
 class QwenStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
-    """As TorchTitan's, and the biases of Qwen 2."""
+    """TorchTitan's adapter for Qwen 3, extended by the biases of Qwen 2."""
 
     def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
         super().__init__(model_config, hf_assets_path)
@@ -101,14 +101,17 @@ class QwenStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
 
 
 class Experts(GroupedExperts):  # type: ignore[misc]
-    """TorchTitan's experts, in the precision of the arithmetic around them instead of always bfloat16."""
+    """TorchTitan's experts, in the precision of the surrounding arithmetic instead of always bfloat16."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GroupedExperts.Config):  # type: ignore[misc]
-        """As TorchTitan's."""
+        """Same fields as TorchTitan's."""
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        """[R, D] tokens in the order of their experts, and how many each expert has, [E] -> [R, D]."""
+        """Apply each expert to its tokens, [R, D] -> [R, D].
+
+        Tokens are sorted by expert; `num_tokens_per_expert_E` [E] counts those of each.
+        """
         kind = x_RD.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_RD.dtype
         ends = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
@@ -125,17 +128,17 @@ class Experts(GroupedExperts):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What TorchTitan has for a family.
+    """TorchTitan's components for a model family.
 
     Attributes:
-        model: with `_Scoring`'s forward.
-        block: its transformer block.
-        rope: its rotary positions.
-        adapter: between its weights' names and Hugging Face's.
+        model: model class with `_Scoring`'s forward.
+        block: class of its transformer block.
+        rope: class of its rotary positions.
+        adapter: class that converts between its weight names and Hugging Face's.
         parallelize: checkpoints activations, compiles and shards a module, in place.
-        shard: tells a config how tensor parallelism splits it.
+        shard: sets in a config how tensor parallelism splits the model.
         qk_norm: whether queries and keys have norms.
-        qkv_bias: whether their projections have biases.
+        qkv_bias: whether the projections of queries, keys and values have biases.
     """
 
     model: type[ScoringLlama | ScoringQwen]
@@ -169,11 +172,11 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": _qwen(),
     "qwen3_moe": _qwen(),
 }
-"""By the `model_type` of their `config.json`."""
+"""Families by the `model_type` in `config.json`."""
 
 
 def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
-    """TorchTitan's model config with the shape of a Hugging Face config, for sequences of up to `max_length`."""
+    """Build TorchTitan's model config from a Hugging Face config, for sequences of up to `max_length`."""
     family = FAMILIES[hf["model_type"]]
     dim, layers = hf["hidden_size"], hf["num_hidden_layers"]
     normal: Init = {"weight": partial(nn.init.normal_, std=hf.get("initializer_range", 0.02)), "bias": nn.init.zeros_}
@@ -210,7 +213,7 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
 
 
 def tensor_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors of a checkpoint with this Hugging Face config, by their names there."""
+    """Shapes of the tensors in a checkpoint with this Hugging Face config, by their names there."""
     config = titan_config(hf, 1)
     with torch.device("meta"):
         state = config.build().state_dict()
@@ -238,7 +241,7 @@ def _attention(family: Family, hf: Mapping[str, Any], max_length: int, normal: I
             "beta_slow": rope["beta_slow"],
             "original_seq_len": rope["original_max_position_embeddings"],
         }
-        # YaRN's temperature (Peng et al. 2023, equation 22), which TorchTitan leaves to the attention
+        # YaRN's temperature (Peng et al. 2023, equation 22), which TorchTitan expects the attention to apply
         scale = head_dim**-0.5 * (0.1 * math.log(factor) + 1.0) ** 2
     attention = make_gqa_config(
         dim=hf["hidden_size"],
@@ -275,5 +278,5 @@ def _mixture(hf: Mapping[str, Any], normal: Init, residual: Init) -> MoE.Config:
         score_func="softmax",
         route_norm=bool(hf.get("norm_topk_prob", False)),
     )
-    # no balancing bias: the checkpoint has no place for it, and neither have the generators
+    # no load-balancing bias: neither checkpoints nor generators support it
     return make_moe_config(num_experts=experts, router=router, routed_experts=routed, load_balance_coeff=None)

@@ -1,4 +1,4 @@
-"""How fast a step was: tokens a second, floating-point operations a second, and their share of the hardware's."""
+"""Throughput of a step: tokens per second, floating-point operations per second, and their share of the peak."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from trainers.titan.model import TitanModel
 
 
 class Throughput:
-    """Counts the work of a batch.
+    """Counts the floating-point operations of a batch.
 
-    A token costs 6 operations per parameter of the layers (2 forward, 4 backward; Kaplan et al. 2020) plus those of
-    attention, 6 * layers * heads * head_dim a token before it, and a token that is learned 6 per parameter of the head.
-    Weights that are not trained because adapters are have no gradients, and cost 4 instead of 6; adapters cost 6.
-    Recomputed activations and padding don't count: this is model FLOPs utilisation (MFU, Chowdhery et al. 2022).
+    A token costs 6 operations per parameter of the layers (2 forward, 4 backward; Kaplan et al. 2020). Attention adds
+    6 * layers * heads * head_dim for each token of its sequence. A target token adds 6 per parameter of the head. If
+    adapters are trained, the frozen weights have no gradients and cost 4 instead of 6; adapters cost 6. Recomputed
+    activations and padding don't count: this is model FLOPs utilisation (MFU, Chowdhery et al. 2022).
     """
 
     def __init__(self, model: TitanModel, device: Device) -> None:
@@ -31,7 +31,7 @@ class Throughput:
         return (4.0 if self._adapters else 6.0) * weights + 6.0 * trained
 
     def metrics(self, sizes: BatchSizes, seconds: float) -> dict[str, float]:
-        """Of a step over a batch, all ranks together; `mfu` where the hardware's peak is known."""
+        """Metrics of a step over a batch, all ranks together; `mfu` only if the hardware's peak is known."""
         tokens, rate = float(sizes.lengths.sum()), self.flops(sizes) / seconds
         metrics = {"tokens": tokens, "tokens_per_s": tokens / seconds, "tflops_per_s": rate / 1e12}
         if self._peak is not None:

@@ -1,12 +1,12 @@
-"""The head of a decoder: how likely tokens are, without ever holding the scores of the whole vocabulary.
+"""The head of a decoder: log-probabilities of targets without the scores of the whole vocabulary in memory.
 
-Scores are computed tile by tile, some targets times a part of the vocabulary, and reduced at once: their maximum, the
-sum of their exponentials and its entropy follow from those of the parts (online softmax, Milakov and Gimelshein 2018,
-arXiv 1805.02867). The backward pass computes each tile again. So N targets over V tokens take the memory of one tile
-instead of several float32 copies of [N, V], for a third more multiplications in this one layer. What fits into a single
-tile is kept instead.
+Scores are computed in tiles, some targets times a part of the vocabulary, and reduced at once. Their maximum, the sum
+of their exponentials and the entropy follow from those of the tiles (online softmax, Milakov and Gimelshein 2018, arXiv
+1805.02867). The backward pass computes each tile again. N targets over V tokens thus take the memory of one tile
+instead of several float32 copies of [N, V], for a third more multiplications in this one layer. Scores that fit into a
+single tile are kept instead of recomputed.
 
-Tensor parallel, each rank has a part of the vocabulary, and the ranks exchange a few numbers for each target.
+With tensor parallelism, each rank has a part of the vocabulary, and the ranks exchange a few numbers per target.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch.distributed.tensor import DTensor
 from torchtitan.models.common import Linear
 
 TILE = {"cpu": 2**21, "cuda": 2**26}
-"""Scores computed at once: on a CPU what a cache holds, on a GPU enough work for every multiprocessor."""
+"""Number of scores computed at once: as many as fit a CPU's cache; on a GPU, enough work for every multiprocessor."""
 ROWS = {"cpu": 2**11, "cuda": 2**13}
-"""Targets in a tile at most; the rest of a tile's size is vocabulary."""
+"""Maximum number of targets in a tile; the rest of its size is vocabulary."""
 LOWEST = -1e30
-"""Below every score, and finite: times 0 it is 0."""
+"""Initial maximum: below every score, but finite, so that its product with 0 is 0."""
 
 
 def logprobs_and_entropy(
@@ -41,37 +41,38 @@ def logprobs_and_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability and entropy of each target under softmax(hidden weight^T / temperature), float32 [N] each.
 
-    Both have gradients, of which the entropy's costs nothing where it isn't used.
+    Both have gradients; the entropy's costs nothing if it isn't used.
 
     Args:
         hidden: [N, D].
         weight: [V, D], or this rank's part of it.
-        targets: tokens, [N] int64.
-        group: the ranks that have the other parts of the vocabulary; each has the same `hidden`, and gets the same.
-        first: the token of this rank's first row of `weight`.
-        tile: targets and tokens in a tile; None: by the device.
+        targets: token ids, [N] int64.
+        group: ranks that have the other parts of the vocabulary; each passes the same `hidden` and gets the same
+            result.
+        first: token id of this rank's first row of `weight`.
+        tile: numbers of targets and tokens in a tile; None: chosen by device.
     """
     rows, columns = tile or tile_shape(len(hidden), hidden.device.type)
-    own = targets - first
-    found: tuple[torch.Tensor, torch.Tensor] = _Scores.apply(hidden, weight, own, temperature, group, rows, columns)  # type: ignore[no-untyped-call]
-    return found
+    local = targets - first
+    scored: tuple[torch.Tensor, torch.Tensor] = _Scores.apply(hidden, weight, local, temperature, group, rows, columns)  # type: ignore[no-untyped-call]
+    return scored
 
 
 def tile_shape(count: int, device: str) -> tuple[int, int]:
-    """Targets and tokens in a tile, for `count` targets."""
+    """Numbers of targets and vocabulary tokens in a tile, for `count` targets."""
     rows = max(1, min(count, ROWS[device]))
     return rows, max(1, TILE[device] // rows)
 
 
 class Head(Linear):  # type: ignore[misc]
-    """The last layer, which knows what it is asked for.
+    """Last layer of a decoder, which scores only the requested targets.
 
-    The name of the argument `input` is TorchTitan's: its sharding rules go by it.
+    The argument name `input` is TorchTitan's, because its sharding rules refer to it.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):  # type: ignore[misc]
-        """As a linear layer's."""
+        """Same fields as a linear layer's."""
 
     def forward(
         self, input: torch.Tensor, targets: torch.Tensor, temperature: float
@@ -79,7 +80,7 @@ class Head(Linear):  # type: ignore[misc]
         """Log-probability and entropy of `targets`, [N] each, from hidden states [N, D]."""
         hidden, weight = input, self.weight
         group, first = None, 0
-        if isinstance(weight, DTensor):  # tensor parallel: rows of the weight, and the same hidden states everywhere
+        if isinstance(weight, DTensor):  # tensor parallel: some rows of the weight, all hidden states
             mesh = weight.device_mesh
             group, first = mesh.get_group(), -(-weight.shape[0] // mesh.size()) * mesh.get_local_rank()
             weight = weight.to_local()
@@ -92,7 +93,10 @@ class Head(Linear):  # type: ignore[misc]
 
 
 class _Scores(torch.autograd.Function):
-    """With z the scores, p = softmax(z) and H its entropy: dlog p_y / dz = [y] - p, and dH / dz = -p (log p + H)."""
+    """Log-probability and entropy of targets, with tiled forward and backward passes.
+
+    With z the scores, p = softmax(z) and H its entropy: dlog p_y / dz = [y] - p, and dH / dz = -p (log p + H).
+    """
 
     @staticmethod
     def forward(
@@ -108,45 +112,45 @@ class _Scores(torch.autograd.Function):
         ctx.temperature, ctx.group, ctx.rows, ctx.columns = temperature, group, rows, columns
         sums = _Sums(len(hidden), hidden)
         for part in _parts(len(weight), columns):
-            for own in _parts(len(hidden), rows):
-                scores = _scores(hidden[own], weight[part], temperature)
-                sums.add(own, scores, *_places(targets[own], part))  # now relative to `sums.highest`
-        kept = [scores] if rows >= len(hidden) and columns >= len(weight) else []
-        relative_to = sums.highest.clone() if kept else torch.zeros_like(sums.highest)
+            for block in _parts(len(hidden), rows):
+                scores = _scores(hidden[block], weight[part], temperature)
+                sums.add(block, scores, *_places(targets[block], part))  # now relative to `sums.highest`
+        cached = [scores] if rows >= len(hidden) and columns >= len(weight) else []
+        relative_to = sums.highest.clone() if cached else torch.zeros_like(sums.highest)
         if group is not None:
             sums.gather(group)
         normalizer = sums.total.log() + sums.highest
         entropy = sums.total.log() - sums.weighted / sums.total
-        ctx.save_for_backward(hidden, weight, targets, normalizer - relative_to, entropy, *kept)
+        ctx.save_for_backward(hidden, weight, targets, normalizer - relative_to, entropy, *cached)
         ctx.set_materialize_grads(False)
         return sums.chosen - normalizer, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_logprob: torch.Tensor | None, by_entropy: torch.Tensor | None) -> tuple[Any, ...]:
-        hidden, weight, targets, normalizer, entropy, *kept = ctx.saved_tensors
+        hidden, weight, targets, normalizer, entropy, *cached = ctx.saved_tensors
         by_logprob = torch.zeros_like(normalizer) if by_logprob is None else by_logprob / ctx.temperature
         if by_entropy is not None:
             by_entropy = by_entropy / ctx.temperature
         for_hidden = _real(hidden).new_zeros(hidden.shape) if ctx.needs_input_grad[0] else None
         for_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for part in _parts(len(weight), ctx.columns):
-            for own in _parts(len(hidden), ctx.rows):
-                scores = kept[0].clone() if kept else _scores(hidden[own], weight[part], ctx.temperature)
-                logprobs = scores.sub_(normalizer[own, None])
+            for block in _parts(len(hidden), ctx.rows):
+                scores = cached[0].clone() if cached else _scores(hidden[block], weight[part], ctx.temperature)
+                logprobs = scores.sub_(normalizer[block, None])
                 if by_entropy is None:
-                    slopes = logprobs.exp_().mul_(-by_logprob[own, None])
+                    slopes = logprobs.exp_().mul_(-by_logprob[block, None])
                 else:
                     slopes = logprobs.exp()
-                    logprobs.add_(entropy[own, None]).mul_(-by_entropy[own, None])
-                    slopes.mul_(logprobs.sub_(by_logprob[own, None]))
-                place, here = _places(targets[own], part)
-                slopes.scatter_add_(1, place, torch.where(here, by_logprob[own], 0.0)[:, None])
+                    logprobs.add_(entropy[block, None]).mul_(-by_entropy[block, None])
+                    slopes.mul_(logprobs.sub_(by_logprob[block, None]))
+                column, here = _places(targets[block], part)
+                slopes.scatter_add_(1, column, torch.where(here, by_logprob[block], 0.0)[:, None])
                 slopes = slopes.to(hidden.dtype)
                 if for_hidden is not None:
-                    for_hidden[own] += slopes @ weight[part]
+                    for_hidden[block] += slopes @ weight[part]
                 if for_weight is not None:
-                    for_weight[part].addmm_(slopes.t(), hidden[own], beta=0 if own.start == 0 else 1)
+                    for_weight[part].addmm_(slopes.t(), hidden[block], beta=0 if block.start == 0 else 1)
                 del scores, logprobs, slopes  # before the next tile is made
         if for_hidden is not None:
             if ctx.group is not None:
@@ -156,13 +160,13 @@ class _Scores(torch.autograd.Function):
 
 
 class _Sums:
-    """What is known of the scores seen so far, [N] each.
+    """Running sums over the scores seen so far, [N] each.
 
     Attributes:
         highest: their maximum m.
         total: sum of e^(z - m).
         weighted: sum of (z - m) e^(z - m).
-        chosen: the target's z, 0 as long as it wasn't seen.
+        chosen: z of the target; 0 until its tile was added.
     """
 
     def __init__(self, count: int, like: torch.Tensor) -> None:
@@ -170,7 +174,7 @@ class _Sums:
         self.total, self.weighted, self.chosen = (torch.zeros_like(self.highest) for _ in range(3))
 
     def add(self, own: slice, scores: torch.Tensor, place: torch.Tensor, here: torch.Tensor) -> None:
-        """Scores of a tile, which are left relative to the new maximum."""
+        """Add the scores of a tile; subtracts the new maximum from `scores` in place."""
         self.chosen[own] += torch.where(here, scores.gather(1, place)[:, 0], 0.0)
         self._raise(own, torch.maximum(self.highest[own], scores.amax(1)))
         exponentials = scores.sub_(self.highest[own, None]).exp()
@@ -178,7 +182,7 @@ class _Sums:
         self.weighted[own] += exponentials.mul_(scores).sum(1)
 
     def gather(self, group: dist.ProcessGroup) -> None:
-        """Scores that other ranks have seen."""
+        """Combine these sums with those of the other ranks."""
         highest = self.highest.clone()
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
         self._raise(slice(None), highest)
@@ -195,23 +199,23 @@ class _Sums:
 
 
 def _scores(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
-    """[N, D], [V, D] -> [N, V], with room of their own."""
+    """Compute scores, [N, D], [V, D] -> [N, V], as a new tensor that the caller may modify."""
     scores = _real(hidden @ weight.t())
     return scores if temperature == 1 else scores.div_(temperature)
 
 
 def _real(values: torch.Tensor) -> torch.Tensor:
-    """In the precision of sums and exponentials: float32 at least."""
+    """Convert to the precision of sums and exponentials: at least float32."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _parts(count: int, size: int) -> Iterator[slice]:
-    """`count` things in slices of `size`, at least one."""
+    """Split `count` items into slices of `size`; yields at least one slice."""
     for start in range(0, max(count, 1), size):
         yield slice(start, min(start + size, count))
 
 
 def _places(targets: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where in `part` the targets are, [n, 1], and whether they are there at all, [n]."""
-    place = targets - part.start
-    return place.clamp(0, part.stop - part.start - 1)[:, None], (place >= 0) & (targets < part.stop)
+    """Column of each target in `part`, [n, 1], and whether the target is in `part`, [n]; other columns are clamped."""
+    column = targets - part.start
+    return column.clamp(0, part.stop - part.start - 1)[:, None], (column >= 0) & (targets < part.stop)

@@ -1,4 +1,4 @@
-"""Where the sequences of a packed row lie."""
+"""Layouts of packed rows: which tokens belong to which sequence."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Where the T tokens of a packed row lie once each of its S sequences has a right-padded row of its own.
+    """Mapping of the T tokens of a packed row to a grid with one right-padded row for each of its S sequences.
 
     Attributes:
-        rows: S, number of sequences.
-        width: L, longest of them.
-        take: the token in each slot of the [S, L] grid, [S * L] int64; a padding slot repeats some token.
-        slots: the slot of each token, [T] int64.
+        rows: S, the number of sequences.
+        width: L, the length of the longest sequence.
+        take: index of the token copied to each slot of the [S, L] grid, [S * L] int64; padding slots repeat some token.
+        slots: slot of each token, [T] int64.
     """
 
     rows: int
@@ -27,7 +27,7 @@ class PackedLayout:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> PackedLayout:
-        """The layout of sequences of these lengths, one after another in a row."""
+        """Build the layout of a row in which sequences of these lengths follow one another."""
         rows, width = len(lengths), max(lengths)
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
@@ -38,18 +38,18 @@ class PackedLayout:
 
     @property
     def padding(self) -> float:
-        """Share of the grid that is padding."""
+        """Fraction of the grid that is padding."""
         return 1 - len(self.slots) / len(self.take)
 
 
 @dataclass(frozen=True, slots=True)
 class ContextLayout:
-    """What this rank's t tokens of a packed row may see of all T, which lie on `degree` ranks.
+    """Attention layout of this rank's t tokens in a packed row whose T tokens are split over `degree` ranks.
 
     Attributes:
-        visible: [t, T] bool, keys in the order of ranks.
-        group: those ranks (a `torch.distributed` process group).
-        degree: how many they are.
+        visible: attention mask, [t, T] bool, with keys in rank order.
+        group: process group of those ranks (`torch.distributed`).
+        degree: number of those ranks.
     """
 
     visible: torch.Tensor

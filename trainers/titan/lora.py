@@ -1,8 +1,8 @@
-"""LoRA with TorchTitan's converter: adapters on the linear layers of the blocks, everything else frozen.
+"""LoRA with TorchTitan's converter: adapters on the linear layers of the blocks; all other weights are frozen.
 
-The converter works on the model's config before it is built and knows layers by TorchTitan's names. What is ours: keys
-and values get configs of their own, so that one can have an adapter without the other; the names of PEFT; the order of
-rows that Hugging Face's Llama has.
+The converter changes the model's config before the model is built, and selects layers by TorchTitan's names. This
+module adds separate configs for keys and values, so that one can have an adapter without the other; PEFT's names; and
+the row order of Hugging Face's Llama.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from trainers.titan.shards import place_of, start_of
 
 
 class SeparateQKVLinear(QKVLinear):  # type: ignore[misc]
-    """TorchTitan's projections, of which keys and values have configs of their own."""
+    """TorchTitan's query, key and value projections, with separate configs for keys and values."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseQKVLinear.Config):  # type: ignore[misc]
-        """One for each projection."""
+        """One config for each projection."""
 
         wq: Linear.Config
         wk: Linear.Config
@@ -50,11 +50,11 @@ class Layer:
     """A linear layer with an adapter.
 
     Attributes:
-        titan: its name in TorchTitan's model.
-        peft: in PEFT's files.
-        out: its rows.
-        into: its columns.
-        rows: the order in which Hugging Face has its rows, [out]; None: the same.
+        titan: name in TorchTitan's model.
+        peft: name in PEFT's files.
+        out: number of rows of its weight.
+        into: number of columns of its weight.
+        rows: order of its rows in Hugging Face's files, [out]; None: the same order.
     """
 
     titan: str
@@ -68,15 +68,15 @@ class Adapters:
     """The adapters of a model.
 
     Args:
-        section: of the recipe.
+        section: LoRA section of the recipe.
         hf: the model's `config.json`.
-        config: TorchTitan's model config, which is changed.
-        names: TorchTitan's adapter between both worlds' names of weights.
+        config: TorchTitan's model config, which is modified.
+        names: TorchTitan's adapter between its weight names and Hugging Face's.
 
     Attributes:
         config: the model config with adapters.
-        layers: that have one.
-        scaling: the factor of B A.
+        layers: layers that have an adapter.
+        scaling: factor of B A.
     """
 
     def __init__(self, section: LoRASection, hf: Mapping[str, Any], config: Any, names: StateDictAdapter) -> None:
@@ -88,26 +88,26 @@ class Adapters:
         theirs = {ours: theirs for theirs, ours in names.from_hf_map.items() if ours is not None}
         order: dict[str, torch.Tensor | None] = {}
         self.layers: list[Layer] = []
-        for place, linear, _, _ in config.traverse(Linear.Config):
-            kind, number = re.sub(r"\d+", "{}", place, count=1), re.search(r"\d+", place)
+        for path, linear, _, _ in config.traverse(Linear.Config):
+            kind, number = re.sub(r"\d+", "{}", path, count=1), re.search(r"\d+", path)
             name = theirs.get(f"{kind}.weight")
             if number is None or name is None or name.split(".")[-2] not in chosen:
                 continue
             if kind not in order:
-                order[kind] = place_of(names, f"{place}.weight", (linear.out_features, linear.in_features)).rows
+                order[kind] = place_of(names, f"{path}.weight", (linear.out_features, linear.in_features)).rows
             peft = PREFIX + name.format(number[0]).removesuffix(".weight")
-            self.layers.append(Layer(place, peft, linear.out_features, linear.in_features, order[kind]))
+            self.layers.append(Layer(path, peft, linear.out_features, linear.in_features, order[kind]))
         last = sorted({layer.titan.rpartition(".")[2] for layer in self.layers})
         options = LoRAConverter.Config(rank=section.rank, alpha=section.alpha, target_modules=last)
         self.config = LoRAConverter(options).convert(config)
 
     @property
     def parameters(self) -> int:
-        """Of all adapters."""
+        """Number of parameters of all adapters."""
         return sum(self.section.rank * (layer.out + layer.into) for layer in self.layers)
 
     def fresh(self, seed: int) -> dict[str, torch.Tensor]:
-        """Adapters that change nothing yet, by TorchTitan's names: A is random (Kaiming), B is zero."""
+        """Initial adapters, which change nothing yet, by TorchTitan's names: A is random (Kaiming), B is zero."""
         generator = torch.Generator().manual_seed(seed)
         state = {}
         for layer in self.layers:
@@ -118,19 +118,19 @@ class Adapters:
         return state
 
     def to_peft(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The adapters of a TorchTitan state dict under PEFT's names."""
-        found = {}
+        """Convert the adapters of a TorchTitan state dict to PEFT's names and row order."""
+        adapters = {}
         for layer in self.layers:
             up = state[f"{layer.titan}.lora_b.weight"]
-            found[layer.peft + DOWN] = state[f"{layer.titan}.lora_a.weight"]
-            found[layer.peft + UP] = up if layer.rows is None else up[layer.rows]
-        return found
+            adapters[layer.peft + DOWN] = state[f"{layer.titan}.lora_a.weight"]
+            adapters[layer.peft + UP] = up if layer.rows is None else up[layer.rows]
+        return adapters
 
     def from_peft(self, adapters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Back again.
+        """Convert adapters from PEFT's names and row order to a TorchTitan state dict.
 
         Raises:
-            UsageError: they are not those of this model and these layers.
+            UsageError: they don't match this model and these layers.
         """
         state: dict[str, torch.Tensor] = {}
         left = dict(adapters)
@@ -148,9 +148,9 @@ class Adapters:
         return state
 
     def merge(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A TorchTitan state dict without adapters, which are added to the weights: shard by shard, in main memory.
+        """Add the adapters to the weights of a TorchTitan state dict, and remove them from it.
 
-        A collective: adapters are gathered.
+        A collective: adapters are gathered. Weights are changed shard by shard, in main memory.
         """
         left = dict(state)
         for layer in self.layers:
@@ -161,7 +161,7 @@ class Adapters:
 
     @contextmanager
     def off(self, module: Any) -> Iterator[None]:
-        """Inside, `module` computes as the base model, exactly."""
+        """Disable the adapters inside this context: `module` computes exactly as the base model."""
         adapted = [module.get_submodule(layer.titan) for layer in self.layers]
         for layer in adapted:
             layer._lora_scaling = 0.0
@@ -173,7 +173,7 @@ class Adapters:
 
 
 def _added(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor, scaling: float) -> torch.Tensor:
-    """W + scaling B A, of which each rank computes its shard."""
+    """W + scaling B A; each rank computes its own shard."""
     local = (weight.to_local() if isinstance(weight, DTensor) else weight).cpu()
     rows, columns = (slice(first, first + size) for first, size in zip(start_of(weight), local.shape, strict=True))
     local = torch.addmm(local, up[rows], down[:, columns], alpha=scaling)
@@ -186,11 +186,11 @@ def _added(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor, scaling: 
 def _take(left: dict[str, torch.Tensor], name: str, shape: tuple[int, int]) -> torch.Tensor:
     tensor = left.pop(name, None)
     if tensor is None or tuple(tensor.shape) != shape:
-        found = "is missing" if tensor is None else f"has the shape {tuple(tensor.shape)} instead of {shape}"
-        raise UsageError(f"{name} {found}", fix="use the recipe that the adapters were made by")
+        problem = "is missing" if tensor is None else f"has the shape {tuple(tensor.shape)} instead of {shape}"
+        raise UsageError(f"{name} {problem}", fix="use the recipe that the adapters were made by")
     return tensor.float()
 
 
 def _separate(config: Any) -> Any:
-    own = {item.name: getattr(config, item.name) for item in fields(config) if item.init and item.name != "wkv"}
-    return SeparateQKVLinear.Config(**own, wk=replace(config.wkv), wv=replace(config.wkv))
+    options = {item.name: getattr(config, item.name) for item in fields(config) if item.init and item.name != "wkv"}
+    return SeparateQKVLinear.Config(**options, wk=replace(config.wkv), wv=replace(config.wkv))

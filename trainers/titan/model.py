@@ -1,4 +1,4 @@
-"""TorchTitan's models from a Hugging Face checkpoint folder, and back."""
+"""TorchTitan models that are loaded from, and saved to, Hugging Face checkpoint folders."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse a checkpoint whose files don't hold what its `config.json` says; only their headers are read.
+    """Check that a checkpoint's files hold the tensors its `config.json` declares; only file headers are read.
 
     Raises:
-        UsageError: with what is wrong with them.
+        UsageError: names or shapes of tensors differ, or a data type is not supported.
     """
     hf = read_hf_config(folder)
-    expected, found = tensor_shapes(hf), dict[str, tuple[int, ...]]()
+    expected, shapes = tensor_shapes(hf), dict[str, tuple[int, ...]]()
     kinds = set[str]()
     for file in weight_files(folder):
         with safe_open(file, framework="np") as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
                 part = opened.get_slice(name)
-                found[name] = tuple(part.get_shape())
+                shapes[name] = tuple(part.get_shape())
                 kinds.add(part.get_dtype())
     again = "fetch the checkpoint again"
-    if absent := [name for name in expected if name not in found]:
+    if absent := [name for name in expected if name not in shapes]:
         raise UsageError(f"{folder} lacks {_first(absent)}", fix=again)
-    tokens = found[EMBEDDING][0]
+    tokens = shapes[EMBEDDING][0]
     if tokens != hf["vocab_size"]:
         raise UsageError(
             f"{folder} has another vocabulary than its config.json: embeddings of {tokens} tokens, "
@@ -57,9 +57,9 @@ def check_weights(folder: Path) -> None:
             fix=again,
         )
     for name, shape in expected.items():
-        if found[name] != shape:
-            raise UsageError(f"{name} in {folder} has the shape {found[name]}, config.json says {shape}", fix=again)
-    unknown = [name for name in found if name not in expected and not name.endswith((HEAD, "rotary_emb.inv_freq"))]
+        if shapes[name] != shape:
+            raise UsageError(f"{name} in {folder} has the shape {shapes[name]}, config.json says {shape}", fix=again)
+    unknown = [name for name in shapes if name not in expected and not name.endswith((HEAD, "rotary_emb.inv_freq"))]
     if unknown:
         raise UsageError(
             f"{folder} has {_first(unknown)}, which a {hf['model_type']!r} model lacks", fix="use a checkpoint without"
@@ -85,11 +85,11 @@ class TitanModel:
 
     Args:
         lora: train adapters on top of the folder's weights; None: train the weights.
-        base_name: of the model in the files of its adapters, by default the folder's.
+        base_name: name of the base model in adapter files; by default the folder.
 
     Attributes:
         dtype: precision of the arithmetic; weights are float32.
-        adapters: those that are trained, where weights aren't.
+        adapters: the trained adapters; None if the weights are trained.
     """
 
     def __init__(
@@ -130,7 +130,8 @@ class TitanModel:
         elif not self.ranks.alone:
             self.load_hf(self._random_weights())
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
-        # Multiply-adds of attention per squared token, and over those of linear layers per token; causal, so halved.
+        # Multiply-adds of attention per squared token, halved because it is causal; then the same relative to the
+        # multiply-adds of linear layers per token.
         self.attention_cost: int = hf["num_hidden_layers"] * hf["num_attention_heads"] * hf["head_dim"]
         self.quadratic_cost = self.attention_cost / parameters
         self.head_parameters: int = hf["vocab_size"] * hf["hidden_size"]
@@ -140,13 +141,16 @@ class TitanModel:
         self.layer_parameters: int = parameters - embeddings - idle
 
     def _idle_parameters(self, hf: Mapping[str, Any]) -> int:
-        """Those of experts that a token is not sent to."""
+        """Number of expert parameters that a token is not routed to."""
         mixtures = [module for module in self.module.modules() if isinstance(module, Experts)]
         held = sum(parameter.numel() for mixture in mixtures for parameter in mixture.parameters())
         return held - held * hf["num_experts_per_tok"] // hf["num_experts"] if held else 0
 
     def _build(self) -> Any:
-        """The module on its device, sharded; its weights are random only where there is one rank."""
+        """Build the sharded module on its device.
+
+        With several ranks its initial weights are not usable: load others (`_random_weights` or a folder's).
+        """
         torch.manual_seed(self._seed)
         if self.ranks.alone:
             with self._device:
@@ -164,7 +168,7 @@ class TitanModel:
         return module
 
     def _random_weights(self) -> dict[str, torch.Tensor]:
-        """Those that one rank would begin with, whatever their number."""
+        """The initial weights of a single rank, for any number of ranks."""
         torch.manual_seed(self._seed)
         module = self.config.build()
         with torch.no_grad():
@@ -181,14 +185,17 @@ class TitanModel:
         return scored
 
     def _precision(self) -> torch.autocast:
-        """Weights and optimizer stay in float32; arithmetic is in the recipe's precision (sharded: FSDP's matter)."""
+        """Autocast to the recipe's precision; weights and optimizer state stay in float32.
+
+        Disabled with several ranks, for which FSDP sets the precision.
+        """
         enabled = self.dtype != torch.float32 and self.ranks.alone
         return torch.autocast(self._device.type, dtype=self.dtype, enabled=enabled)
 
     def state_dict_hf(self) -> dict[str, torch.Tensor]:
-        """Whole weights under Hugging Face names; a tied head is left out.
+        """Whole weights under Hugging Face names, without a tied head.
 
-        A collective of all ranks, of which the first has the result, in main memory, and the others have nothing.
+        A collective: the first rank gets the result, in main memory if there are several ranks; the others get nothing.
         """
         named = self.module.state_dict()
         if self.config.enable_weight_tying:
@@ -200,10 +207,10 @@ class TitanModel:
         return converted
 
     def trained_state(self) -> dict[str, torch.Tensor]:
-        """What training changes, as this rank has it; a collective.
+        """This rank's part of the trained tensors; a collective.
 
-        Its shards of the weights, by TorchTitan's names. Adapters are small: the first rank has them whole, under
-        PEFT's names, and the others have nothing.
+        These are its shards of the weights, by TorchTitan's names. Adapters, which are small, are gathered instead: the
+        first rank gets them whole, under PEFT's names, and the others get nothing.
         """
         named: dict[str, torch.Tensor] = self.module.state_dict()
         if self.adapters is None:
@@ -212,16 +219,19 @@ class TitanModel:
         return self.adapters.to_peft(state) if state else {}
 
     def published(self) -> list[Part]:
-        """What this rank is to publish of `trained_state`, for generators: nothing is gathered but adapters."""
+        """Parts of `trained_state` that this rank publishes for generators; only adapters are gathered."""
         state = self.trained_state()
         return self._parts(state) if self.adapters is None else Part.all_of(scaled(state, self.adapters.scaling))
 
     def _parts(self, state: Mapping[str, torch.Tensor]) -> list[Part]:
-        """What this rank has of weights by TorchTitan's names, and no other rank before it."""
+        """This rank's parts of weights under TorchTitan's names; of replicas, only one rank has a part."""
         return [part for name, item in state.items() for part in self._shards.parts(name, item)]
 
     def _gathered(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Whole tensors in main memory, on the first rank; nothing on the others."""
+        """Gather whole tensors on the first rank; the others get nothing.
+
+        With several ranks, the result is in main memory.
+        """
         state: dict[str, torch.Tensor] = {}
         for name, item in named.items():
             tensor = whole(item).detach()  # one at a time: no rank ever holds all of them on its device
@@ -230,17 +240,17 @@ class TitanModel:
         return state
 
     def base(self) -> AbstractContextManager[None]:
-        """Inside, the model computes as it did before its adapters were trained."""
+        """Context in which the model computes as it did before its adapters were trained."""
         return nullcontext() if self.adapters is None else self.adapters.off(self.module)
 
     def load_hf(self, state: dict[str, torch.Tensor]) -> None:
-        """Copy whole weights under Hugging Face names into the model, each rank its shard; adapters begin anew."""
+        """Copy whole weights under Hugging Face names into the model, each rank its shard; adapters are reset."""
         self._copy(self._adapter.from_hf(dict(state)) | self._fresh_adapters(), strict=True)
 
     def load_folder(self, folder: Path) -> None:
-        """Copy the weights of a checkpoint folder into the model: each rank reads its shards, and nothing else.
+        """Copy the weights of a checkpoint folder into the model; each rank reads only its own shards.
 
-        Adapters begin anew.
+        Adapters are reset.
 
         Raises:
             UsageError: the files lack tensors of the model.
@@ -252,7 +262,7 @@ class TitanModel:
         state = {name: item for name, item in self.module.state_dict().items() if name not in fresh}
         with ExitStack() as stack, torch.no_grad():
             files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(folder)]
-            places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
             parts = [part for name, item in state.items() for part in self._shards.parts(name, item, copies=True)]
             if missing := {part.name for part in parts} - places.keys():
                 raise UsageError(f"the weights in {folder} lack {_first(sorted(missing))}", fix="fetch it again")
@@ -269,7 +279,7 @@ class TitanModel:
             )
 
     def _reshard(self) -> None:
-        """After a pass without gradients, the outermost module still has its weights whole."""
+        """Shard the outermost module again, which holds whole weights after a pass without gradients."""
         for part in self.module.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()
@@ -278,10 +288,10 @@ class TitanModel:
         return {} if self.adapters is None else self.adapters.fresh(self._seed)
 
     def load_trained(self, folder: Path) -> None:
-        """Read what `write_trained` wrote.
+        """Load what `write_trained` wrote.
 
         Raises:
-            UsageError: adapters of another base model, or of other layers.
+            UsageError: the adapters belong to another base model, or to other layers.
         """
         if self.adapters is None:
             self.load_folder(folder / "model")
@@ -291,9 +301,9 @@ class TitanModel:
         self._copy(self.adapters.from_peft(load_file(folder / adapter.FOLDER / adapter.WEIGHTS)), strict=False)
 
     def write_trained(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-        """Write `trained_state` into a checkpoint: `model/`, a Hugging Face folder, or `adapter/`, one of PEFT.
+        """Write `trained_state` into a checkpoint: `model/` (a Hugging Face folder) or `adapter/` (PEFT's format).
 
-        A collective of the ranks' `saving_group`. Errors as in `write_model`.
+        A collective of the ranks' `saving_group`. Raises the errors of `write_model`.
         """
         if self.adapters is None:
             self._write(state, folder / "model", torch.float32)
@@ -312,13 +322,13 @@ class TitanModel:
         return adapter.weights_header(self.folder)
 
     def save_hf(self, folder: Path, dtype: str = "float32") -> None:
-        """Write a complete Hugging Face folder; it appears whole or not at all.
+        """Write a complete Hugging Face folder; it appears complete or not at all.
 
-        A collective: every rank writes its shards of the weights, to which adapters are added.
+        A collective: every rank writes its shards of the weights, with adapters added to them.
         """
         state = self.module.state_dict()
         if self.adapters is not None:
             state = self.adapters.merge(state)
         with written_whole(folder) if self.ranks.first else nullcontext() as staging:
             self._write(state, self.ranks.gather(staging)[0], getattr(torch, dtype))
-        self.ranks.gather(None)  # nobody goes on before it is there
+        self.ranks.gather(None)  # barrier: no rank continues before the folder exists

@@ -1,4 +1,4 @@
-"""TorchTitan's optimizer and schedule containers from a recipe's optimizer section."""
+"""TorchTitan's optimizer and schedule containers, built from a recipe's optimizer section."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from trainers.titan.device import Device
 
 HIDDEN_MATRICES = r"\..*\.(wq|wk|wv|wo|w1|w2|w3)\.weight$"
 LAYERS = (r"layers\.\d*[02468]", r"layers\.\d*[13579]")
-"""Even and odd ones."""
+"""Patterns of even and odd layers."""
 WITHOUT_DECAY = r"(norm|embeddings)\.weight$|\.bias$"
 """Patterns of norms, embeddings (also as a tied head) and biases."""
 
 
 class Optimizers(OptimizersContainer):  # type: ignore[misc]
-    """TorchTitan's container, which also knows torch's Muon (Jordan et al. 2024) for hidden matrices.
+    """TorchTitan's container, which also supports torch's Muon (Jordan et al. 2024) for hidden matrices.
 
     Attributes:
-        threads: optimizers that work side by side, each on parameters of its own.
+        threads: number of optimizers that run in parallel, each on its own parameters.
     """
 
     threads = 1
@@ -51,10 +51,10 @@ class Optimizers(OptimizersContainer):  # type: ignore[misc]
 
 
 class Float32Muon(torch.optim.Muon):
-    """torch's Muon (Jordan et al. 2024), which orthogonalizes in float32 instead of bfloat16.
+    """torch's Muon (Jordan et al. 2024), orthogonalizing in float32 instead of bfloat16.
 
-    A CPU without instructions for bfloat16 takes ten times as long for the products of such matrices. Nesterov's
-    momentum and the learning rate of `match_rms_adamw` are the only ones that it knows, as `build_optimizer` has them.
+    A CPU without bfloat16 instructions takes ten times as long to multiply such matrices in bfloat16. Supports only
+    Nesterov momentum and the learning rate of `match_rms_adamw`, which `build_optimizer` uses.
     """
 
     @torch.no_grad()
@@ -75,7 +75,7 @@ class Float32Muon(torch.optim.Muon):
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """A matrix with the same singular vectors, whose singular values are all about 1 (Newton and Schulz's iteration).
+    """Set all singular values of a matrix to about 1, keeping its singular vectors (Newton-Schulz iteration).
 
     Args:
         matrix: [M, N].
@@ -100,9 +100,9 @@ def _muon(groups: list[dict[str, Any]]) -> Optimizer:
 
 
 def build_optimizer(module: Any, section: OptimizerSection, device: Device, *, threads: int = 1) -> OptimizersContainer:
-    """AdamW over all parameters, or Muon for hidden matrices and AdamW for the rest.
+    """Build AdamW over all parameters, or Muon for hidden matrices and AdamW for the rest.
 
-    `weight_decay` is for matrices. Norms, biases and embeddings have none: their scale is part of what they say.
+    `weight_decay` applies to matrices. Norms, biases and embeddings have none, because their scale carries information.
     """
     adamw = {
         "lr": section.lr,
@@ -113,7 +113,7 @@ def build_optimizer(module: Any, section: OptimizerSection, device: Device, *, t
     groups = []
     if section.muon_lr > 0:
         muon = {"lr": section.muon_lr, "weight_decay": section.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-        # Two halves that can work side by side: a small model's matrices take Muon half as long as its gradients take.
+        # Two halves that can run in parallel: for a small model, Muon takes half as long as computing the gradients.
         for number, layers in enumerate(LAYERS if threads > 1 and len(module.layers) > 1 else [r"layers"]):
             groups.append(_group(layers + HIDDEN_MATRICES, f"Muon{number}", muon))
     if section.weight_decay > 0:
@@ -130,14 +130,14 @@ def _group(pattern: str, name: str, options: dict[str, Any]) -> ParamGroupConfig
 
 
 def _used(groups: list[ParamGroupConfig], module: Any) -> list[ParamGroupConfig]:
-    """Groups that are the first to match some trained parameter; TorchTitan rejects others."""
+    """Groups that are the first to match some trained parameter; TorchTitan rejects all others."""
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     first = {next(at for at, group in enumerate(groups) if re.search(group.pattern, name)) for name in names}
     return [groups[at] for at in sorted(first)]
 
 
 def build_schedule(optimizer: OptimizersContainer, section: OptimizerSection, steps: int) -> LRSchedulersContainer:
-    """Linear warm-up, constant, then the section's decay over the last `1 - decay_start` of `steps`."""
+    """Build a schedule: linear warm-up, constant, the section's decay over the last `1 - decay_start` of `steps`."""
     warmup = min(section.warmup_steps, steps)
     decay = min(1 - section.decay_start, (steps - warmup) / max(steps, 1))
     config = LRSchedulersContainer.Config(

@@ -1,6 +1,6 @@
-"""Who computes what: a batch over ranks by cost, a rank's share over microbatches by tokens.
+"""Work distribution: a batch is split over ranks by cost, and a rank's share over microbatches by tokens.
 
-Everything here goes by lengths alone, so that every rank knows its share before it has a single token.
+All plans depend on lengths alone, so every rank knows its share before it has any tokens.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Run = list[int]
-"""Sequences, by their place among those that are planned."""
+"""Indices of a microbatch's sequences among those that are planned."""
 
 ATTENTION_GRID = 2
-"""Packed sequences get a row each in attention, padded to the longest: at most this many times the tokens allowed."""
+"""For attention, packed sequences get a padded row each. This grid may have at most this many times the tokens allowed
+in a microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What fits into one forward-backward pass.
+    """Size limit of one forward-backward pass.
 
     Attributes:
-        max_tokens: tokens in a microbatch, padding included; one longer sequence alone may exceed it.
-        packed: sequences share a row; otherwise each has one, padded to the longest.
+        max_tokens: maximum tokens in a microbatch, padding included; a longer sequence gets a microbatch of its own.
+        packed: whether sequences share a row; otherwise each has a row, padded to the longest.
     """
 
     max_tokens: int
     packed: bool
 
     def size(self, rows: int, width: int, tokens: int) -> int:
-        """Tokens' worth of room that `rows` sequences of at most `width` tokens, `tokens` together, take up."""
+        """Tokens of the budget that `rows` sequences of at most `width` tokens, `tokens` in total, use."""
         return max(tokens, -(-rows * width // ATTENTION_GRID)) if self.packed else rows * width
 
 
 def longest_first(numbers: Sequence[int], lengths: Sequence[int]) -> Run:
-    """Sorted by length, so that neighbours are alike and little is padding."""
+    """Sort by length, longest first, so that neighbours have similar lengths and little padding."""
     return sorted(numbers, key=lengths.__getitem__, reverse=True)
 
 
 def chunks(ordered: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[Run]:
-    """Consecutive runs of `ordered`, longest first, as long as the budget allows."""
+    """Split `ordered`, longest first, into consecutive runs that fit the budget."""
     result: list[Run] = []
     width = tokens = 0
     for number in ordered:
@@ -55,12 +56,12 @@ def chunks(ordered: Sequence[int], lengths: Sequence[int], budget: Budget) -> li
 
 
 def even_chunks(ordered: Sequence[int], lengths: Sequence[int], budget: Budget, count: int) -> list[Run]:
-    """Exactly `count` runs, the largest as small as it can be; some are empty where there are too few sequences.
+    """Split `ordered` into exactly `count` runs, with the largest as small as possible.
 
-    `count` must be at least what `chunks` needs.
+    Some runs are empty if there are too few sequences. `count` must be at least the number of runs of `chunks`.
     """
     low, high = 1, budget.max_tokens
-    while low < high:  # the smallest limit that gives at most `count` runs
+    while low < high:  # search for the smallest limit with at most `count` runs
         middle = (low + high) // 2
         if len(chunks(ordered, lengths, Budget(middle, budget.packed))) <= count:
             high = middle
@@ -71,9 +72,9 @@ def even_chunks(ordered: Sequence[int], lengths: Sequence[int], budget: Budget, 
 
 
 def shares(lengths: Sequence[int], ranks: int, quadratic: float) -> list[Run]:
-    """A partition into `ranks` shares of nearly equal cost, `length + quadratic * length**2` a sequence.
+    """Split sequences into `ranks` shares of nearly equal cost, `length + quadratic * length**2` per sequence.
 
-    Longest processing time first (Graham 1969): two shares differ by no more than the cost of one sequence.
+    Longest processing time first (Graham 1969): two shares differ by at most the cost of one sequence.
     """
     result: list[Run] = [[] for _ in range(ranks)]
     loads = [(0.0, rank) for rank in range(ranks)]
@@ -85,20 +86,20 @@ def shares(lengths: Sequence[int], ranks: int, quadratic: float) -> list[Run]:
 
 
 def cost(length: int, quadratic: float) -> float:
-    """Work of one sequence, in tokens' worth of linear layers."""
+    """Cost of one sequence, in units of the linear layers' cost of a token."""
     return length + quadratic * length**2
 
 
 def plan(
     lengths: Sequence[int], budget: Budget, *, ranks: int = 1, at_least: int = 1, quadratic: float = 0.0
 ) -> list[list[Run]]:
-    """For each rank its microbatches; every rank has the same number of them, since each pass is a collective.
+    """Plan the microbatches of each rank; every rank has the same number, since each pass is a collective.
 
-    A rank with fewer sequences than microbatches has empty ones. The plan depends on its arguments only, so ranks
-    that know the lengths agree on it without a word.
+    A rank with fewer sequences than microbatches has empty ones. The plan depends on its arguments only, so ranks that
+    know the lengths agree on it without communication.
 
     Args:
-        at_least: microbatches a rank where there are enough sequences (for threads side by side).
+        at_least: minimum number of microbatches per rank, if there are enough sequences (for parallel threads).
     """
     by_rank = shares(lengths, ranks, quadratic)
     if at_least > 1:
@@ -110,7 +111,7 @@ def plan(
 
 
 def split(count: int, parts: int, rng: random.Random) -> list[Run]:
-    """A random partition of `count` sequences into `parts` minibatches of nearly equal size, none empty."""
+    """Split `count` sequences randomly into `parts` minibatches of nearly equal size, none empty."""
     shuffled = list(range(count))
     rng.shuffle(shuffled)
     parts = min(parts, count)

@@ -1,4 +1,4 @@
-"""The processes of one trainer: who they are, how the model is sharded over them, what they gather."""
+"""The processes of one trainer: their ranks, how the model is sharded over them, and their collectives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHECKPOINTING: dict[str, type[ActivationCheckpointing] | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """What is done to the model besides building it.
+    """Parallelism, activation checkpointing and compilation of a model.
 
     Attributes:
         dims: degrees of the parallelisms.
@@ -45,7 +45,7 @@ class Sharding:
 
 
 class Ranks:
-    """This process among the processes of its trainer. Alone, it needs no process group."""
+    """This process's rank among the processes of its trainer. A single process needs no process group."""
 
     def __init__(self, dims: ParallelismSection, device: torch.device) -> None:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
@@ -53,7 +53,7 @@ class Ranks:
         self.tensor_degree = dims.tensor_parallel_degree
         context_degree = dims.context_parallel_degree
         self.data_degree = self.size // (self.tensor_degree * context_degree)
-        # To TorchTitan a rank with another part of the sequences is one with another part of the batch.
+        # TorchTitan treats ranks with different parts of a sequence like ranks with different parts of the batch.
         self._config = ParallelismConfig(
             data_parallel_shard_degree=self.data_degree * context_degree,
             tensor_parallel_degree=self.tensor_degree,
@@ -77,29 +77,29 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this process speaks for all."""
+        """Whether this process is the first rank, which acts for all."""
         return self.rank == 0
 
     @property
     def data_rank(self) -> int:
-        """Which of the `data_degree` shares of a batch is this process's."""
+        """Index of this process's share of a batch, among `data_degree` shares."""
         return self.rank // (self.size // self.data_degree)
 
     @property
     def counts(self) -> bool:
-        """Whether this process's metrics are its own: of ranks with the same data, the first counts."""
+        """Whether this process's metrics count: of ranks with the same data, only those of the first do."""
         return self.rank % (self.size // self.data_degree) == 0
 
     @property
     def row_multiple(self) -> int:
-        """What the length of a row must be a multiple of, since ranks split it."""
+        """Divisor that the length of a row must have, since ranks split rows."""
         return self.tensor_degree * (1 if self.context is None else 2 * self.context.degree)
 
     @cached_property
     def saving_group(self) -> dist.ProcessGroup | None:
-        """A process group for checkpoints alone, which are written beside training; None where there is one process.
+        """Process group for checkpoints, which are written while training continues; None for a single process.
 
-        All ranks must ask for it for the first time together.
+        All ranks must access it for the first time together.
         """
         return None if self.alone else dist.new_group(backend="gloo")
 
@@ -124,20 +124,20 @@ class Ranks:
             ac_config=None if policy is None else policy.Config(),
             dump_folder="",
         )
-        if dist.get_backend() == "gloo":  # it has no reduction that scales on the way
+        if dist.get_backend() == "gloo":  # gloo has no reduction that also scales
             for part in module.modules():
                 if isinstance(part, FSDPModule):
                     part.set_force_sum_reduction_for_comms(True)
 
     def together(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of the whole from the shares of the ranks that count, the same everywhere."""
+        """Combine the metric shares of all ranks that count; the result is the same on every rank."""
         totals: dict[str, float] = {}
         for part in self.gather(dict(metrics) if self.counts else {}):
             figures.add(totals, part)
         return totals
 
     def gather(self, item: Any) -> list[Any]:
-        """What every rank has, by rank."""
+        """Gather an object from every rank, in rank order."""
         if self.alone:
             return [item]
         items: list[Any] = [None] * self.size
@@ -146,7 +146,7 @@ class Ranks:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with all its shards; every rank must ask for the same one."""
+    """Gather the shards of a tensor; every rank must call this for the same tensor."""
     if isinstance(tensor, DTensor):
         full: torch.Tensor = tensor.full_tensor()
         return full

@@ -1,4 +1,4 @@
-"""The reference model: what the KL term of a loss compares the policy with."""
+"""The reference model, which the KL term of a loss compares the policy with."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 
 class ReferenceModel(LedActor):
-    """A copy of the policy that is never trained, on a GPU or a CPU whatever the trainer runs on.
+    """A copy of the policy that is never trained, on a GPU or a CPU regardless of the trainer's device.
 
-    It stays the checkpoint it was loaded from, or follows the policy (`load_version`). Of several processes each holds
-    a part of the weights (FSDP). Calls of several callers are answered one after the other.
+    It keeps the weights of the checkpoint it was loaded from, or follows the policy (`load_version`). With several
+    processes, each holds a part of the weights (FSDP). Concurrent calls are processed one after the other.
 
     Args:
         folder: Hugging Face checkpoint folder with weights.
-        max_length: longest row.
-        microbatch_tokens: tokens in one forward pass.
-        temperature: sampling temperature of the tokens it is shown.
+        max_length: maximum row length.
+        microbatch_tokens: maximum tokens in one forward pass.
+        temperature: temperature that the scored tokens were sampled at.
         threads: CPU threads.
         dtype: precision of the arithmetic; weights are float32.
     """
@@ -69,13 +69,13 @@ class ReferenceModel(LedActor):
 
     @concurrent_endpoint
     async def get_account(self) -> tuple[dict[str, float], list[tuple[str, float, float]], Reading]:
-        """Seconds by what was done; what was done when since the last call; what this process's clock says."""
+        """Seconds by activity, activities since the last call with start and end, and a reading of this clock."""
         spans = self._spans[:]
         self._spans.clear()
         return self._account.seconds(), spans, read_clock()
 
     async def _in_turn(self, own: Callable[..., Awaitable[T]], endpoint: str, *args: Any) -> T:
-        """`own` here, and `endpoint` in the other processes, after all that was asked before."""
+        """Run `own` here and `endpoint` in the other processes, after all earlier calls."""
         async with self._one_at_a_time:
             return await self.with_followers(own(*args), endpoint, *args)
 
@@ -112,8 +112,8 @@ class ReferenceModel(LedActor):
         from forge_env.trajectory import Segment
 
         rows = [Segment(row, row >= 0) for row in tokens.cpu().numpy()]
-        found = await self._in_turn(self._logprobs, "logprobs", rows)
-        return torch.stack([torch.from_numpy(values) for values in found])
+        scored = await self._in_turn(self._logprobs, "logprobs", rows)
+        return torch.stack([torch.from_numpy(values) for values in scored])
 
     @concurrent_endpoint
     async def logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
@@ -122,8 +122,8 @@ class ReferenceModel(LedActor):
 
     async def _logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
         with self._account.during("score"):
-            found: list[NDArray[np.float32]] = await asyncio.to_thread(self._scorer.logprobs, segments)
-        return found
+            result: list[NDArray[np.float32]] = await asyncio.to_thread(self._scorer.logprobs, segments)
+        return result
 
     @concurrent_endpoint
     async def score(self, buffer: Any, step: int, computed: Computed = "all") -> None:
@@ -138,10 +138,10 @@ class ReferenceModel(LedActor):
 
     @concurrent_endpoint
     async def load_version(self, version: int) -> None:
-        """Become policy `version`, which must still be published.
+        """Load the weights of policy `version`, which must still be published.
 
         Raises:
-            InfrastructureError: the trainer that had it is gone, or can't be reached.
+            InfrastructureError: the trainer that published it has stopped or can't be reached.
         """
         await self._in_turn(self._load_version, "load_version", version)
 

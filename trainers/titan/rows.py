@@ -1,4 +1,7 @@
-"""Batches of padded rows, `inputs=[{"tokens"}]` and `targets=[{"response", "padding_mask", ...}]`, as sequences."""
+"""Conversion of batches of padded rows into sequences.
+
+A batch is `inputs=[{"tokens"}]` and `targets=[{"response", "padding_mask", ...}]`.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ KNOWN = (*REQUIRED, "ref_logprobs", "logprobs")
 def from_rows(
     inputs: Sequence[Mapping[str, torch.Tensor]], targets: Sequence[Mapping[str, torch.Tensor]]
 ) -> list[Segment]:
-    """One sequence a row; what is padding is left out.
+    """Convert each row into one sequence, without its padding.
 
     Args:
-        inputs: `tokens` [B, P + R], prompts and responses side by side; optionally `attention_mask` [B, P + R], 0 where
-            a prompt is padded.
-        targets: `response` [B, R], `padding_mask` [B, R] (1 where there is a token), `advantages` [B] or [B, 1];
+        inputs: `tokens` [B, P + R], prompts and responses side by side; optionally `attention_mask` [B, P + R], 0 for
+            the padding of a prompt.
+        targets: `response` [B, R], `padding_mask` [B, R] (1 for a token, 0 for padding), `advantages` [B] or [B, 1];
             optionally `ref_logprobs` [B, R] and `logprobs` [B, R], those that the responses were sampled with.
 
     Raises:
-        UsageError: something is missing, unknown or of another shape.
+        UsageError: a key is missing or unknown, or a shape is wrong.
     """
     if len(inputs) != len(targets):
         raise UsageError(f"{len(inputs)} inputs but {len(targets)} targets", fix="give one target for each input")
@@ -42,21 +45,21 @@ def _rows(inputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor
     ids = torch.cat([inputs["tokens"][:, :start], response], 1)
 
     def rows(values: torch.Tensor) -> list[Any]:
-        """What a response's tokens have, [B, R], with 0 for the prompt's and without padding."""
+        """Split values of the responses, [B, R], into one array per row, without padding and with 0 for the prompt."""
         whole = torch.nn.functional.pad(values.float(), (start, 0))
-        return [row[kept].numpy() for row, kept in zip(whole, real, strict=True)]
+        return [row[present].numpy() for row, present in zip(whole, real, strict=True)]
 
     learned = rows(torch.ones_like(response))
     advantages = rows(targets["advantages"].reshape(-1, 1).expand(response.shape))
-    found = [
-        Segment(row[kept].numpy(), mask, advantages=own)
-        for row, kept, mask, own in zip(ids, real, learned, advantages, strict=True)
+    segments = [
+        Segment(row[present].numpy(), mask, advantages=advantage)
+        for row, present, mask, advantage in zip(ids, real, learned, advantages, strict=True)
     ]
     for name in ("logprobs", "ref_logprobs"):
         if name in targets:
-            for segment, values in zip(found, rows(targets[name]), strict=True):
+            for segment, values in zip(segments, rows(targets[name]), strict=True):
                 setattr(segment, name, values)
-    return found
+    return segments
 
 
 def _check(inputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""A model that says how likely tokens are: what the trainer, the reference model and a proximal policy share."""
+"""Log-probabilities of tokens under a model, for the trainer, the reference model and a proximal policy."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from trainers.titan.model import TitanModel
 from trainers.titan.packing import Budget, Run, plan
 
 Segments = Sequence[Segment] | Mapping[int, Segment]
-"""Token sequences by their number; a rank may have only those that it computes."""
+"""Token sequences by index; a rank may have only those that it computes."""
 
 
 class Scorer:
-    """Log-probabilities under a model, computed over packed microbatches, threads and ranks.
+    """Computes log-probabilities under a model, over packed microbatches, threads and ranks.
 
     Args:
-        model: whole, or this rank's part of it.
-        device: where it computes.
-        microbatch_tokens: tokens in one pass.
-        temperature: the one that the tokens were sampled at.
-        threads: passes side by side, on a CPU and with one rank.
+        model: the whole model, or this rank's part of it.
+        device: device that it computes on.
+        microbatch_tokens: maximum tokens in one pass.
+        temperature: temperature that the tokens were sampled at.
+        threads: number of parallel passes, on a CPU and with one rank.
     """
 
     def __init__(
@@ -51,13 +51,14 @@ class Scorer:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether threads run microbatches side by side; not over ranks, whose passes meet in collectives."""
+        """Whether threads run microbatches in parallel; never with several ranks, whose passes are collectives."""
         return self.threads > 1 and self.device.side_by_side and self.model.ranks.alone
 
     def plan(self, lengths: Sequence[int]) -> list[list[Run]]:
-        """Each rank's microbatches of segments of these lengths, deterministic, with several for each thread.
+        """Plan each rank's microbatches of segments of these lengths; deterministic.
 
-        A rank with fewer segments than others have microbatches gets empty ones, so that the counts are equal.
+        If threads run in parallel, there is at least one microbatch for each, given enough segments. A rank with fewer
+        segments than others have microbatches gets empty ones, so that the counts are equal.
         """
         at_least = self.threads if self.side_by_side else 1
         quadratic = self.model.quadratic_cost
@@ -69,7 +70,7 @@ class Scorer:
         return self.plan(lengths)[self.model.ranks.data_rank]
 
     def collate(self, run: Run, segments: Segments) -> Microbatch:
-        """The tensors of a microbatch; of an empty one, those of a sequence without targets."""
+        """Build the tensors of a microbatch; an empty one gets a sequence without targets."""
         rows = [segments[number] for number in run] or [_nothing()]
         multiple = self.model.ranks.row_multiple
         return collate(rows, self.device.torch, packed=self.budget.packed, multiple=multiple)
@@ -80,51 +81,54 @@ class Scorer:
         if context is None:
             return self.model.score(batch, self.temperature)
         logprobs, entropy = (
-            context.whole(own, batch) for own in self.model.score(context.part(batch), self.temperature)
+            context.whole(values, batch) for values in self.model.score(context.part(batch), self.temperature)
         )
         return logprobs, entropy
 
     def score(self, runs: Sequence[Run], segments: Segments) -> dict[int, NDArray[np.float32]]:
-        """Log-probabilities of the target tokens of each sequence of these microbatches, in order, by its number.
+        """Log-probabilities of the target tokens of each sequence in these microbatches, by sequence index.
 
-        A collective: every rank scores as many microbatches.
+        A collective: every rank scores the same number of microbatches.
         """
 
-        @torch.no_grad()  # a thread has its own
+        @torch.no_grad()  # gradient mode is local to a thread
         def one(run: Run) -> dict[int, NDArray[np.float32]]:
             logprobs, _ = self.forward(self.collate(run, segments))
             ends = np.cumsum([len(targets(segments[number])) for number in run], dtype=np.int64)[:-1]
             return dict(zip(run, np.split(logprobs.cpu().numpy(), ends), strict=False))
 
         if not self.side_by_side:
-            found = [one(run) for run in runs]
+            results = [one(run) for run in runs]
         else:
             with ThreadPoolExecutor(self.threads) as pool:
-                found = list(pool.map(one, runs))
-        return {number: values for part in found for number, values in part.items()}
+                results = list(pool.map(one, runs))
+        return {number: values for part in results for number, values in part.items()}
 
     def logprobs(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
-        """Log-probabilities of each sequence's target tokens, in order; a collective with the same on all ranks."""
-        own = self.score(self.microbatches([len(segment.token_ids) for segment in segments]), segments)
-        everywhere = {number: values for part in self.model.ranks.gather(own) for number, values in part.items()}
-        return [everywhere[number] for number in range(len(segments))]
+        """Log-probabilities of each sequence's target tokens, in order.
+
+        A collective with the same arguments and the same result on all ranks.
+        """
+        local = self.score(self.microbatches([len(segment.token_ids) for segment in segments]), segments)
+        by_index = {number: values for part in self.model.ranks.gather(local) for number, values in part.items()}
+        return [by_index[number] for number in range(len(segments))]
 
 
 async def fetch(buffer: GroupBuffer[Any], step: int, sizes: BatchSizes, runs: Sequence[Run]) -> dict[int, Segment]:
-    """The sequences of `runs` from the buffer, each once, by their place among those that are computed."""
-    places = sorted({place for run in runs for place in run})
-    found = await buffer.sequences(step, sizes.numbers[places].tolist())
-    return dict(zip(places, found, strict=True))
+    """Fetch the sequences of `runs` from the buffer, each once, by index among those that are computed."""
+    places = sorted({index for run in runs for index in run})
+    segments = await buffer.sequences(step, sizes.numbers[places].tolist())
+    return dict(zip(places, segments, strict=True))
 
 
 async def score(scorer: Scorer, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> None:
-    """Set `ref_logprobs` of the `computed` segments of `step`, from this model; all ranks must call it."""
+    """Set `ref_logprobs` of the `computed` segments of `step` from this model; all ranks must call it."""
     sizes = await buffer.batch_sizes(step, computed)
     runs = scorer.microbatches(sizes.lengths.tolist())
     segments = await fetch(buffer, step, sizes, runs)
-    found = await asyncio.to_thread(scorer.score, runs, segments)
+    logprobs = await asyncio.to_thread(scorer.score, runs, segments)
     if scorer.model.ranks.counts:
-        await buffer.set_reference(step, {int(sizes.numbers[place]): values for place, values in found.items()})
+        await buffer.set_reference(step, {int(sizes.numbers[index]): values for index, values in logprobs.items()})
 
 
 def _nothing() -> Segment:

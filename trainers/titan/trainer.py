@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class TitanTrainer(RankedActor):
-    """One model in training, over one process or several.
+    """One model in training, in one process or several.
 
-    Several are the ranks of one trainer: call every endpoint on all of them; each returns the same.
+    Several processes are the ranks of one trainer: call every endpoint on all of them; each returns the same.
 
         trainer = await TitanTrainer.options(procs=2).as_actor(folder, max_length=512)
         await trainer.configure.call(OptimizerSection(), loss=SFTLoss(), steps=10, microbatch_tokens=8192)
         metrics = first(await trainer.train.call(sequences))
 
     Args:
-        folder: Hugging Face checkpoint folder (config and tokenizer; weights where there are any).
-        max_length: longest sequence.
-        threads: CPU threads of a process.
-        seed: of initial weights and minibatch order.
+        folder: Hugging Face checkpoint folder (config and tokenizer; weights are optional).
+        max_length: maximum sequence length.
+        threads: CPU threads of each process.
+        seed: seed of initial weights and minibatch order.
         dtype: precision of the arithmetic; weights are float32.
         parallelism: how several processes share the work.
         activation_checkpoint: `none`, `selective` or `full`.
         compile: compile the transformer blocks.
         lora: train adapters on top of the folder's weights; None: train the weights.
-        base_name: of the model in the files of its adapters, by default the folder's.
+        base_name: name of the base model in adapter files; by default the folder.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TitanTrainer(RankedActor):
             lora=self._lora,
             base_name=self._base_name,
         )
-        self._store = WeightStore(self._model.dtype)  # generators compute in it
+        self._store = WeightStore(self._model.dtype)  # generators compute in this precision
         settle_heap()
 
     @endpoint
@@ -114,7 +114,7 @@ class TitanTrainer(RankedActor):
         temperature: float = 1.0,
         threads: int | None = None,
     ) -> None:
-        """Begin a phase of training: a fresh optimizer and schedule over `steps`, and its loss."""
+        """Begin a phase of training with this loss, a fresh optimizer, and a schedule over `steps`."""
         from trainers.titan.engine import TitanEngine
 
         self._loss = loss
@@ -139,7 +139,7 @@ class TitanTrainer(RankedActor):
     @endpoint
     async def train(self, sequences: list[Any]) -> dict[str, float]:
         """Update the weights from one batch of segments; returns its metrics."""
-        # In a thread, so that weights under way to the store go on.
+        # In a thread, so that a transfer of weights to the store can continue.
         metrics: dict[str, float] = await asyncio.to_thread(
             self._engine.train, sequences, self._loss, minibatches=self._minibatches
         )
@@ -147,7 +147,7 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def train_on(self, buffer: Any, step: int) -> dict[str, float]:
-        """Update the weights from what the buffer holds for `step`; every rank fetches the sequences it computes."""
+        """Update the weights from the buffer's batch of `step`; every rank fetches the sequences it computes."""
         from trainers.losses.types import needs
         from trainers.titan.score import fetch
 
@@ -159,33 +159,33 @@ class TitanTrainer(RankedActor):
         return metrics | audit
 
     def _check_tokens(self, segments: Iterable[Any]) -> dict[str, float]:
-        """That what is to be trained on is what was sampled; all ranks see the same figures.
+        """Verify that the tokens to be trained on equal the sampled tokens; all ranks see the same metrics.
 
         Raises:
-            ContractError: some of it is not.
+            ContractError: some sequences differ.
         """
         from trainers.generator.receipt import audit
 
-        own = asdict(audit(segments))
-        named = {f"contract/{name}": float(value) for name, value in own.items()}
-        found: dict[str, float] = self._model.ranks.together(named)
-        if altered := int(found["contract/altered"]):
+        counts = asdict(audit(segments))
+        named = {f"contract/{name}": float(value) for name, value in counts.items()}
+        totals: dict[str, float] = self._model.ranks.together(named)
+        if altered := int(totals["contract/altered"]):
             raise ContractError(
-                f"{altered} of {int(found['contract/sequences'])} token sequences of this step are not what the "
+                f"{altered} of {int(totals['contract/sequences'])} token sequences of this step are not what the "
                 "generators sampled: their tokens, or log-probabilities, differ by count or hash",
                 fix="look at what handles episodes between sampling and training: grpo.mask, the algorithm's "
                 "Preparation, score_group; tokens must stay as they are (docs/trust.md)",
             )
-        return found
+        return totals
 
     @endpoint
     async def release_memory(self) -> None:
-        """Give back memory of the GPU that no tensor needs; between two steps that is most of it."""
+        """Free GPU memory that no tensor uses, which is most of it between two steps."""
         self._device.release_memory()
 
     @endpoint
     async def score_base(self, buffer: Any, step: int) -> None:
-        """Set `ref_logprobs` of the segments of `step` that will be computed, from the model without adapters."""
+        """Set `ref_logprobs` of the computed segments of `step`, from the model without adapters."""
         from trainers.losses.types import needs
         from trainers.titan.score import score
 
@@ -194,9 +194,9 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def train_step(self, inputs: list[dict[str, Any]], targets: list[dict[str, Any]]) -> float:
-        """One update from padded rows (`trainers.titan.rows`); returns the loss.
+        """Update the weights once from padded rows (`trainers.titan.rows`); returns the loss.
 
-        Rows without the log-probabilities they were sampled with are taken to be on-policy.
+        Rows without the log-probabilities they were sampled with are assumed to be on-policy.
         """
         from trainers.buffer.sequences import targets as positions
         from trainers.titan.rows import from_rows
@@ -209,29 +209,29 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def forward_backward(self, batch: list[Any]) -> dict[str, float]:
-        """Add the gradients of a batch of segments to those that are there; returns its metrics."""
+        """Add the gradients of a batch of segments to the accumulated ones; returns the batch's metrics."""
         metrics: dict[str, float] = self._engine.forward_backward(batch, self._loss)
         return metrics
 
     @endpoint
     async def optim_step(self) -> dict[str, float]:
-        """Update the weights with the gradients added up so far; returns their norm and the next learning rate."""
+        """Update the weights with the accumulated gradients; returns their norm and the next learning rate."""
         norm = self._engine.optim_step()
         self._engine.schedule.step()
         return {"grad_norm": norm, **self._engine.learning_rate()}
 
     @endpoint
     async def clear_gradients(self) -> None:
-        """Forget the gradients added up so far."""
+        """Discard the accumulated gradients."""
         self._engine.clear_gradients()
 
     @endpoint
     async def begin_push(self, version: int) -> tuple[Published | None, dict[str, float]]:
-        """Publish a copy of the weights as policy `version`; training may go on at once.
+        """Publish a copy of the weights as policy `version`; training can continue at once.
 
         Returns:
-            Where the copy lies, which the first rank knows, and seconds. It is entered into the store's index
-            meanwhile: see `pushed`.
+            Location of the copy (None on all ranks but the first), and seconds. The copy is entered into the store's
+            index in the background: see `pushed`.
         """
         return self._begin_push(version)
 
@@ -245,14 +245,17 @@ class TitanTrainer(RankedActor):
 
     async def _put(self, published: Published, version: int, started: float) -> dict[str, float]:
         await self._store.put(published, version)
-        if self._published not in (None, version):  # generators have had the version before
+        if self._published not in (None, version):  # generators have already loaded the previous version
             await self._store.drop(self._published)
         self._published = version
         return {"push_s": time.perf_counter() - started, "bytes": float(published.nbytes)}
 
     @concurrent_endpoint
     async def pushed(self) -> dict[str, float]:
-        """Wait until the index has what `begin_push` published; seconds and bytes, of the first rank."""
+        """Wait until the index has the version that `begin_push` published.
+
+        Returns seconds and bytes on the first rank, and nothing on the others.
+        """
         if self._pushing is None:
             return {}
         metrics: dict[str, float] = await self._pushing
@@ -260,16 +263,19 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def checksums(self) -> dict[str, int]:
-        """Of what this rank has of the weights as they are now, by tensor, in the precision they are published in."""
+        """Checksums of this rank's parts of the current weights by tensor, in the precision they are published in."""
         from trainers.weights.checksum import checksums
 
         parts = ((part.name, part.values) for part in self._model.published())
-        found: dict[str, int] = checksums(parts, self._model.dtype)
-        return found
+        result: dict[str, int] = checksums(parts, self._model.dtype)
+        return result
 
     @endpoint
     async def push_weights(self, version: int) -> dict[str, float]:
-        """Publish the weights as policy `version`, and forget the version before: generators have had it."""
+        """Publish the weights as policy `version` and wait until the index has them.
+
+        The previous version is dropped; generators have already loaded it.
+        """
         _, begun = self._begin_push(version)
         return begun if self._pushing is None else begun | await self._pushing
 
@@ -280,7 +286,10 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def begin_save(self, folder: str) -> dict[str, float]:
-        """Copy weights and training state and start to write the copy; training may go on at once. See `saved`."""
+        """Copy weights and training state, and start writing the copy; training can continue at once.
+
+        See `saved`.
+        """
         if self._saving is not None:  # its copy would be overwritten
             await asyncio.wait([self._saving])
         started = time.perf_counter()
@@ -297,7 +306,7 @@ class TitanTrainer(RankedActor):
 
     @concurrent_endpoint
     async def saved(self) -> dict[str, float]:
-        """Wait until what `begin_save` began is written, or raise what kept it from that."""
+        """Wait until the copy that `begin_save` made is written; raises the error if that failed."""
         if self._saving is None:
             return {}
         return await asyncio.shield(self._saving)
@@ -309,7 +318,7 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def load(self, folder: str) -> None:
-        """Read what `save` wrote, by a trainer of any number of processes."""
+        """Restore what `save` wrote, with any number of processes."""
         self._engine.load(Path(folder))
 
     @endpoint
@@ -319,7 +328,7 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def get_config(self) -> dict[str, Any]:
-        """What is trained: `model_name`, `model_config` (the checkpoint's), `parallelism`."""
+        """Configuration of the training: `model_name`, `model_config` (the checkpoint's), `parallelism`."""
         from trainers.model.folder import read_hf_config
 
         degrees = self._parallelism.model_dump()
@@ -328,11 +337,18 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def get_status(self) -> dict[str, int]:
-        """`step`, optimizer updates so far; `accumulated_microbatches`, whose gradients wait for the next."""
+        """Counters of the training.
+
+        `step` is the number of optimizer updates so far, `accumulated_microbatches` the number of microbatches whose
+        gradients await the next update.
+        """
         return {"step": self._engine.updates, "accumulated_microbatches": self._engine.accumulated}
 
     @endpoint
     async def cleanup(self) -> None:
-        """Let go of model, optimizer and the other processes; the actor can be set up again only if it is alone."""
+        """Release model and optimizer, and leave the process group.
+
+        Only an actor with a single process can be set up again.
+        """
         self._engine_or_none = self._model = self._loss = None
         leave()

@@ -1,1 +1,1 @@
-"""Weights on their way from the trainer to the generators."""
+"""Transfer of weights from the trainer to the generators."""

@@ -1,7 +1,8 @@
-"""Weights with adapters: what the trainer publishes of a LoRA run, and what a generator makes of it.
+"""LoRA adapters in weight transfers: the published adapters, and merging them into the base model's weights.
 
-Megabytes travel: A and B of each layer, under PEFT's names. Whoever computes with them has the base model's files,
-takes a layer's weight W from there and adds B A: each time from the files, so that versions add up no rounding.
+The trainer publishes only A and B of each layer, a few megabytes, under PEFT's names. A receiver reads each layer's
+weight W from the base model's files and adds B A. It reads the files for every version, so that rounding errors do not
+accumulate.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ Named = Iterable[tuple[str, torch.Tensor]]
 
 
 def scaled(adapters: Mapping[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor]:
-    """The adapters with alpha / rank in B, as they are published."""
+    """Multiply B of each adapter by `factor`, alpha / rank, which is the published form."""
     return {name: tensor * factor if name.endswith(UP) else tensor for name, tensor in adapters.items()}
 
 
 def whole_weights(
     published: Named, base: Path, *, everything: bool = False, device: torch.device | None = None
 ) -> Named:
-    """What a model is to load of a version that was published: weights as they are, adapters added to the base's.
+    """Tensors for a model to load: published weights unchanged, or published adapters merged into the base weights.
 
     Args:
         published: whole weights, or `scaled` adapters.
         base: checkpoint folder of the base model.
-        everything: also the weights that have no adapter.
-        device: where to compute; the CPU by default.
+        everything: with adapters, also yield the base weights that have no adapter.
+        device: device to compute on; the CPU by default.
     """
-    found = dict(published)
-    return merged(found, base, everything=everything, device=device) if _are_adapters(found) else found.items()
+    weights = dict(published)
+    return merged(weights, base, everything=everything, device=device) if _are_adapters(weights) else weights.items()
 
 
 def _are_adapters(weights: Mapping[str, torch.Tensor]) -> bool:
@@ -45,10 +46,10 @@ def _are_adapters(weights: Mapping[str, torch.Tensor]) -> bool:
 def merged(
     adapters: Mapping[str, torch.Tensor], base: Path, *, everything: bool, device: torch.device | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The base model's tensors with `scaled` adapters added, in float32, one at a time; see `whole_weights`."""
+    """Yield the base model's tensors with `scaled` adapters added in float32, one at a time; see `whole_weights`."""
     for file in weight_files(base):
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
                 layer = PREFIX + name.removesuffix(".weight")
                 if (down := adapters.get(layer + DOWN)) is not None:
                     weight = opened.get_tensor(name).to(device, torch.float32)

@@ -1,8 +1,8 @@
-"""Checksums of weights that are the same wherever the weights are, and however they are cut, joined or padded there.
+"""Checksums of weights that do not depend on how the weights are sharded, joined or padded.
 
-A trainer has weights in shards, a generator has layers joined into one matrix (queries, keys and values) and padded
-vocabularies. The sum of the bits of all elements, modulo 2**64, is the same for all of them: it adds up over parts, and
-zeros add nothing. That also means it doesn't see two elements of one tensor exchanged; that values differ it does.
+A trainer has weights in shards; a generator joins layers into one matrix (queries, keys and values) and pads
+vocabularies. The sum of the bits of all elements, modulo 2**64, is the same in both: sums of parts add up, and zeros
+add nothing. The checksum detects changed values, but not two exchanged elements of a tensor.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ import torch
 MODULUS = 2**64
 _AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _AT_ONCE = 2**24
-"""Elements that are widened at once, so that a large tensor needs no memory of its size."""
+"""Elements converted at a time, so that a large tensor needs no second copy in memory."""
 
 Sums = dict[str, int]
-"""By tensor."""
+"""Checksums by tensor name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a generator has.
+    """Checksums of the weights that a generator serves.
 
     Attributes:
-        version: of the policy.
-        taken: checksums of what was published, as it can be taken from here; None: nothing was, it was loaded from
-            files.
-        held: of all weights that the engine computes with, of its first process.
-        whole: whether that is the sum of what was taken: not in one of several processes, which holds a part of it, nor
-            where the engine adds adapters to weights of its own, or keeps experts in an order of their kernel's.
+        version: policy version.
+        taken: checksums of the published weights as received here; None if the weights were loaded from files.
+        held: checksum of all weights that the first process of the engine computes with.
+        whole: whether `held` must equal the sum of `taken`. False if the engine has several processes with a part of
+            the weights each, adds adapters to its own weights, or stores experts in a kernel-specific order.
     """
 
     version: int
@@ -42,43 +41,43 @@ class Served:
 
     @property
     def expected(self) -> int | None:
-        """What `held` has to be; None: nobody knows."""
+        """Expected value of `held`; None if unknown."""
         return None if self.taken is None or not self.whole else total(self.taken)
 
 
 def checksum(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
-    """Sum of the bits of a tensor's elements, of floating-point ones as they are in `dtype`."""
-    found, flat = 0, tensor.detach().reshape(-1)
+    """Sum of the bits of a tensor's elements; floating-point elements are converted to `dtype` first."""
+    result, flat = 0, tensor.detach().reshape(-1)
     for start in range(0, flat.numel(), _AT_ONCE):
         part = flat[start : start + _AT_ONCE]
         if dtype is not None and part.is_floating_point():
             part = part.to(dtype)
-        found += int(part.contiguous().view(_AS_INTEGERS[part.element_size()]).sum(dtype=torch.int64))
-    return found % MODULUS
+        result += int(part.contiguous().view(_AS_INTEGERS[part.element_size()]).sum(dtype=torch.int64))
+    return result % MODULUS
 
 
 def checksums(named: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None) -> Sums:
-    """Of tensors, or of parts of tensors, which add up."""
-    found: Sums = {}
+    """Checksum of each tensor. Parts of a tensor with the same name are added up."""
+    sums: Sums = {}
     for name, tensor in named:
-        found[name] = (found.get(name, 0) + checksum(tensor, dtype)) % MODULUS
-    return found
+        sums[name] = (sums.get(name, 0) + checksum(tensor, dtype)) % MODULUS
+    return sums
 
 
 def together(parts: Iterable[Mapping[str, int]]) -> Sums:
-    """Of tensors of which several processes have parts."""
-    found: Sums = {}
+    """Add up the checksums of several processes that each have parts of the tensors."""
+    sums: Sums = {}
     for part in parts:
         for name, value in part.items():
-            found[name] = (found.get(name, 0) + value) % MODULUS
-    return found
+            sums[name] = (sums.get(name, 0) + value) % MODULUS
+    return sums
 
 
 def total(sums: Mapping[str, int]) -> int:
-    """Of all tensors together."""
+    """Checksum of all tensors together."""
     return sum(sums.values()) % MODULUS
 
 
 def held_by(model: Any) -> int:
-    """Of all parameters of a module; those that share memory count once."""
+    """Checksum of all parameters of a module; shared parameters count once."""
     return total(checksums(model.named_parameters()))

@@ -1,7 +1,7 @@
-"""torchstore 0.1.2 under Monarch 0.7: import this before using the store, in every process.
+"""Compatibility of torchstore 0.1.2 with Monarch 0.7. Every process must import this module before using the store.
 
-Its controller mixes plain and asynchronous endpoints, which newer Monarch refuses; this subclass makes all of
-them asynchronous and takes its place.
+torchstore's controller mixes synchronous and asynchronous endpoints, which Monarch 0.7 refuses. The subclass here makes
+all of them asynchronous and replaces the controller in `torchstore.api`.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ class AsyncController(Controller):  # type: ignore[misc]
 
     @endpoint
     async def forget(self) -> None:
-        """Know of no volume and no key, so that `init` can be called again."""
+        """Reset to no volume and no keys, so that `init` can be called again."""
         self.is_initialized = False
         self.keys_to_storage_volumes = Trie()
 
 
 async def open_store(processes: Any) -> None:
-    """Make `processes`, a mesh of one, the store's only volume, in the place of one that may be there."""
+    """Make `processes`, a mesh of one process, the store's only volume, replacing any previous one."""
     await forget_store()
     await torchstore.initialize(mesh=processes)
 
 
 async def forget_store() -> None:
-    """Let the store be without a volume. The volume itself is not asked: its process may be dead or stopped."""
+    """Remove the store's volume, without calling the volume's process, which may be dead or stopped."""
     controller = await get_or_spawn_controller(torchstore.api.DEFAULT_TORCHSTORE_NAME, AsyncController)
     await controller.forget.call()
     torchstore.reset_client()
 
 
 async def get(key: str) -> Any:
-    """The object that `torchstore.get` gives, with one call instead of three, since there is one volume only.
+    """Return the same object as `torchstore.get` with one call instead of three, which one volume makes possible.
 
     Raises:
-        ActorError: of a KeyError: there is nothing of this key.
+        ActorError: caused by a KeyError: the key does not exist.
     """
     client = await torchstore.client()
     volume, _ = client.strategy.select_storage_volume()

@@ -1,7 +1,7 @@
-"""Weights as a few flat buffers: transfers cost per tensor, not per byte, until tensors are large.
+"""Weights packed into a few flat buffers, because the cost of small transfers is per tensor rather than per byte.
 
-Whoever publishes weights has parts of tensors, or all of them, and packs them into one buffer per data type. Whoever
-reads them has the buffers of all that published, and makes whole tensors of the parts.
+A publishing process has whole tensors or parts of them, and packs these into one buffer per data type. A reader maps or
+fetches the buffers of all publishing processes and assembles whole tensors from the parts.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import torch
 from trainers.weights import shared
 
 Buffers = Mapping[torch.dtype, torch.Tensor]
-"""Flat, by data type."""
+"""Flat buffers by data type."""
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A box of a tensor, or all of it.
+    """A box of a tensor: its range of indices in each dimension, possibly all of them.
 
     Attributes:
-        name: of the tensor.
-        start: the box's first index in each dimension.
-        whole: shape of the tensor.
-        tensor: the box; or, with `rows`, what it is taken from.
-        rows: which rows of `tensor` are the box, in its order, int64 [R]; None: all as they are.
+        name: name of the tensor.
+        start: first index of the box in each dimension.
+        whole: shape of the whole tensor.
+        tensor: values of the box; with `rows`, the tensor that contains its rows.
+        rows: indices of the rows of `tensor` that form the box, in the box's order, int64 [R]; None: `tensor` is the
+            box.
     """
 
     name: str
@@ -39,27 +40,27 @@ class Part:
 
     @classmethod
     def all_of(cls, state: Mapping[str, torch.Tensor]) -> list[Part]:
-        """Whole tensors."""
+        """Parts that are whole tensors."""
         return [cls(name, (0,) * item.dim(), tuple(item.shape), item.detach()) for name, item in state.items()]
 
     @property
     def shape(self) -> Shape:
-        """Of the box."""
+        """Shape of the box."""
         shape = tuple(self.tensor.shape)
         return shape if self.rows is None else (len(self.rows), *shape[1:])
 
     @property
     def values(self) -> torch.Tensor:
-        """The box itself."""
+        """Values of the box."""
         return self.tensor if self.rows is None else self.tensor.index_select(0, self.rows.to(self.tensor.device))
 
     @property
     def box(self) -> tuple[slice, ...]:
-        """Where it is in the whole tensor."""
+        """Slices of the whole tensor that the box covers."""
         return tuple(slice(first, first + size) for first, size in zip(self.start, self.shape, strict=True))
 
     def put(self, values: torch.Tensor) -> None:
-        """Make it these, of its shape."""
+        """Overwrite the box with `values`, which have its shape."""
         if self.rows is None:
             self.tensor.copy_(values)
         else:
@@ -68,7 +69,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one part lies: which it is of which tensor, and its offset in the buffer of its data type."""
+    """Position of a part: in its tensor, and in the flat buffer of its data type (offset in elements)."""
 
     name: str
     start: Shape
@@ -79,13 +80,13 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """Offset behind it."""
+        """Offset of the first element after the part."""
         return self.offset + prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The plan of what one process publishes: the same for every version of one model."""
+    """Positions of all parts that one process publishes: the same for every version of one model."""
 
     entries: tuple[Entry, ...]
 
@@ -94,7 +95,7 @@ class Layout:
         """The layout of `parts`, one buffer per data type, in their order.
 
         Args:
-            dtype: of floating-point tensors in the buffers, by default their own.
+            dtype: data type of floating-point tensors in the buffers, by default their own.
         """
         used: dict[torch.dtype, int] = {}
         entries = []
@@ -107,35 +108,35 @@ class Layout:
 
     @property
     def sizes(self) -> dict[torch.dtype, int]:
-        """Elements in the buffer of each data type."""
+        """Number of elements in the buffer of each data type."""
         sizes: dict[torch.dtype, int] = {}
         for entry in self.entries:
             sizes[entry.dtype] = max(sizes.get(entry.dtype, 0), entry.end)
         return sizes
 
     def pack(self, parts: Sequence[Part], into: Buffers | None = None) -> Buffers:
-        """Copy `parts` into flat buffers on the CPU, in memory that other processes can map; by default fresh ones."""
+        """Copy `parts` into `into`, by default new flat buffers in CPU memory that other processes can map."""
         buffers = into or {dtype: shared.empty(size, dtype) for dtype, size in self.sizes.items()}
         for entry, part in zip(self.entries, parts, strict=True):
             buffers[entry.dtype][entry.offset : entry.end].view(entry.shape).copy_(part.values)
         return buffers
 
     def unpack(self, buffers: Buffers) -> Iterator[tuple[Entry, torch.Tensor]]:
-        """Each part as a view into the buffers; nothing is copied."""
+        """Yield each part as a view into the buffers, without copying."""
         for entry in self.entries:
             yield entry, buffers[entry.dtype][entry.offset : entry.end].view(entry.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Weights that lie in flat buffers of one process or of several; iterating over them gives named whole tensors.
+    """Weights in the flat buffers of one or several processes. Iteration yields names and whole tensors.
 
-    A tensor that one process has whole is a view into its buffer. One that several share is put together when its turn
-    comes: no more than one such copy is made here at a time.
+    A tensor that one process has whole is a view into its buffer. A tensor split between processes is assembled when
+    the iteration reaches it, so at most one such copy is made at a time.
 
     Attributes:
-        layouts: of each process.
-        buffers: likewise.
+        layouts: layout of each process.
+        buffers: buffers of each process.
     """
 
     layouts: Sequence[Layout]
@@ -150,7 +151,7 @@ class Flat:
 
     @property
     def handles(self) -> list[dict[torch.dtype, shared.Handle]]:
-        """Of the buffers, for processes that take the weights from this one."""
+        """Handles of the buffers, for processes that take the weights from this one."""
         return [{dtype: shared.handle(each) for dtype, each in buffers.items()} for buffers in self.buffers]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -158,21 +159,21 @@ class Flat:
         for layout, buffers in zip(self.layouts, self.buffers, strict=True):
             for entry, tensor in layout.unpack(buffers):
                 parts.setdefault(entry.name, []).append((entry, tensor))
-        for name, found in parts.items():
-            yield name, _joined(found)
+        for name, entries in parts.items():
+            yield name, _joined(entries)
 
 
 def _joined(parts: Sequence[tuple[Entry, torch.Tensor]]) -> torch.Tensor:
-    """A whole tensor of its parts.
+    """Assemble a whole tensor from its parts.
 
     Raises:
-        ValueError: they are not all of it.
+        ValueError: parts are missing.
     """
     entry, tensor = parts[0]
     if entry.shape == entry.whole:
         return tensor
-    if (found := sum(prod(part.shape) for part, _ in parts)) != prod(entry.whole):
-        raise ValueError(f"{entry.name} has {prod(entry.whole)} elements, of which {found} were published")
+    if (published := sum(prod(part.shape) for part, _ in parts)) != prod(entry.whole):
+        raise ValueError(f"{entry.name} has {prod(entry.whole)} elements, of which {published} were published")
     joined = torch.empty(entry.whole, dtype=tensor.dtype)
     for part, tensor in parts:
         box = tuple(slice(first, first + size) for first, size in zip(part.start, part.shape, strict=True))

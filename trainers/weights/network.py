@@ -1,10 +1,10 @@
-"""Blocks of memory of other hosts, fetched over a connection of their own.
+"""Transfer of memory blocks between hosts, over one connection per block.
 
-Messages copy a tensor several times on each side. Here its bytes go from the one mapping into the other: whoever has a
-block serves it at its host's address, to those that show the secret which travels with the block's `Source`.
+Actor messages copy a tensor several times on each side. Here the bytes go directly from one mapping into the other: the
+process that has a block serves it at its host's address, to clients that send the secret of the block's `Source`.
 
-Each side moves a whole block in one call of the kernel, where nothing is encrypted: between two calls it would wait for
-Python's lock, for up to 5 ms beside a thread that trains.
+Without encryption, each side moves a whole block in one system call. Between two calls it would wait for Python's
+global interpreter lock, up to 5 ms while another thread is training.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from forge_env.job.addresses import Address
 from forge_env.job.card import tls_context
 
 PATIENCE_S = 60.0
-"""A connection on which nothing moves for so long is given up."""
+"""Timeout of a connection on which no bytes move."""
 SECRET = 16
-"""Bytes."""
+"""Length of the secret in bytes."""
 NAME = struct.Struct("!Qq")
-"""Of a block: its number and its stamp."""
+"""Identification of a block in a request: its number and its stamp."""
 TIMEVAL = struct.Struct("@ll")
 CHUNK = 1 << 20
-"""Bytes that are sent at once where they are encrypted."""
+"""Bytes per write on an encrypted connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a process serves its blocks.
+    """Address and secret with which to fetch blocks of a process.
 
     Attributes:
-        address: of its server.
-        secret: that is to be shown.
+        address: address of the process's server.
+        secret: secret that a client must send.
     """
 
     address: Address
@@ -49,14 +49,14 @@ class Source:
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Sends blocks of this process to whoever shows the secret; ends with the process.
+    """Server of this process's blocks for clients that know the secret. It runs until the process ends.
 
     Args:
-        address: of this host, as the others reach it; its port is another one.
-        find: gives the memory of a block by its number and its stamp, or None.
+        address: address of this host for other hosts. The server uses a free port instead of the address's port.
+        find: function that returns the memory of a block, given its number and stamp, or None.
 
     Raises:
-        OSError: nobody can listen there.
+        OSError: the server can't listen at this address.
         ForgeError: the certificates can't be used.
     """
 
@@ -66,41 +66,43 @@ class Server(socketserver.ThreadingTCPServer):
     def __init__(self, address: Address, find: Callable[[int, int], memoryview | None]) -> None:
         self.find = find
         self.context = tls_context(address, serving=True)
-        [(self.address_family, *_, place), *_] = socket.getaddrinfo(address.plain_host, 0, type=socket.SOCK_STREAM)
-        super().__init__((str(place[0]), 0), _Request)
+        [(self.address_family, *_, local), *_] = socket.getaddrinfo(address.plain_host, 0, type=socket.SOCK_STREAM)
+        super().__init__((str(local[0]), 0), _Request)
         self.source = Source(address._replace(port=self.server_address[1]), secrets.token_bytes(SECRET))
-        forever = partial(self.serve_forever, poll_interval=PATIENCE_S)  # nobody ends it but the process's end
+        forever = partial(self.serve_forever, poll_interval=PATIENCE_S)  # never shut down
         threading.Thread(target=forever, name="forge-env-blocks", daemon=True).start()
 
 
 class _Request(socketserver.BaseRequestHandler):
-    """One connection, in a thread of its own: one block."""
+    """Handler of one connection, which transfers one block, in a thread of its own."""
 
     server: Server
 
     def handle(self) -> None:
         connection: socket.socket = self.request
         with (
-            suppress(OSError),  # whoever asked is gone, or a stranger
+            suppress(OSError),  # the client disconnected, or is not one of the run's processes
             _secured(connection, self.server.context, "") as peer,
         ):
-            asked = bytearray(SECRET + NAME.size)
-            receive(peer, memoryview(asked))
+            request = bytearray(SECRET + NAME.size)
+            receive(peer, memoryview(request))
             block = None
-            if hmac.compare_digest(asked[:SECRET], self.server.source.secret):
-                block = self.server.find(*NAME.unpack_from(asked, SECRET))
+            if hmac.compare_digest(request[:SECRET], self.server.source.secret):
+                block = self.server.find(*NAME.unpack_from(request, SECRET))
             if block is not None:
                 send(peer, block)
 
 
 def _secured(connection: socket.socket, context: ssl.SSLContext | None, host: str) -> socket.socket:
-    """The connection, encrypted where there are certificates; `host` is whom the client has asked for."""
+    """Set up a connection, encrypted if `context` is given. `host` is the server's name on a client, "" on a server."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if context is None:
-        connection.settimeout(None)  # with one, Python would call the kernel for every bit that there is room for
-        patience = TIMEVAL.pack(int(PATIENCE_S), int(PATIENCE_S % 1 * 1e6))
+        # With a timeout of Python's, a transfer would take one system call for each part that fits into the socket's
+        # buffer, so the timeout is set in the kernel.
+        connection.settimeout(None)
+        timeout = TIMEVAL.pack(int(PATIENCE_S), int(PATIENCE_S % 1 * 1e6))
         for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connection.setsockopt(socket.SOL_SOCKET, direction, patience)
+            connection.setsockopt(socket.SOL_SOCKET, direction, timeout)
         return connection
     connection.settimeout(PATIENCE_S)
     return context.wrap_socket(connection, server_side=not host, server_hostname=host or None)
@@ -108,25 +110,25 @@ def _secured(connection: socket.socket, context: ssl.SSLContext | None, host: st
 
 @cache
 def serve(find: Callable[[int, int], memoryview | None]) -> Source | None:
-    """Serve this process's blocks from here on; None where all processes of the run are on this machine."""
-    from trainers.actors.processes import host_address  # takes seconds: Monarch
+    """Start serving this process's blocks; None if all processes of the run are on this machine."""
+    from trainers.actors.processes import host_address  # imports Monarch, which takes seconds
 
     address = host_address()
     return None if address is None else Server(address, find).source
 
 
 def fetch(source: Source, number: int, stamp: int, into: memoryview) -> None:
-    """Fill memory with a block of another host; blocks this thread.
+    """Fetch a block of another host into memory. Blocks the calling thread.
 
     Args:
-        source: of the process that has the block.
-        number: of the block.
-        stamp: of the block.
-        into: memory of its size, of bytes.
+        source: source of the process that has the block.
+        number: number of the block.
+        stamp: stamp of the block.
+        into: memory to fill, of the block's size, in bytes.
 
     Raises:
-        FileNotFoundError: that process has let go of it.
-        OSError: it can't be reached, or ended meanwhile.
+        FileNotFoundError: the process has dropped or overwritten the block.
+        OSError: the process can't be reached, or ended during the transfer.
     """
     address = source.address
     context = tls_context(address, serving=False)
@@ -139,30 +141,30 @@ def fetch(source: Source, number: int, stamp: int, into: memoryview) -> None:
 
 
 def send(peer: socket.socket, block: memoryview) -> None:
-    """Send all of a block."""
+    """Send a whole block."""
     if not isinstance(peer, ssl.SSLSocket):
         peer.sendall(block)
         return
-    for start in range(0, len(block), CHUNK):  # one write of gigabytes is refused
+    for start in range(0, len(block), CHUNK):  # TLS refuses a single write of gigabytes
         peer.sendall(block[start : start + CHUNK])
 
 
 def receive(peer: socket.socket, into: memoryview) -> None:
-    """Fill memory with what is sent.
+    """Receive bytes until `into` is full.
 
     Raises:
-        FileNotFoundError: nothing is.
-        ConnectionError: too little is.
-        TimeoutError: nothing comes, and the connection stays.
+        FileNotFoundError: the connection was closed before the first byte.
+        ConnectionError: the connection was closed too early.
+        TimeoutError: no bytes arrived, but the connection is open.
     """
-    got, flags = 0, 0 if isinstance(peer, ssl.SSLSocket) else socket.MSG_WAITALL
-    while got < len(into):
+    received, flags = 0, 0 if isinstance(peer, ssl.SSLSocket) else socket.MSG_WAITALL
+    while received < len(into):
         try:
-            count = peer.recv_into(into[got:], 0, flags)
+            count = peer.recv_into(into[received:], 0, flags)
         except BlockingIOError as error:
             raise TimeoutError(f"nothing has come for {PATIENCE_S:g} s") from error
         if not count:
-            if not got:
+            if not received:
                 raise FileNotFoundError("the weights were dropped before they were read")
-            raise ConnectionResetError(f"the connection ended after {got} of {len(into)} bytes")
-        got += count
+            raise ConnectionResetError(f"the connection ended after {received} of {len(into)} bytes")
+        received += count

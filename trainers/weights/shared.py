@@ -1,12 +1,12 @@
-"""Memory of tensors that the processes of one machine map, and that other machines fetch as it is.
+"""Memory of tensors that processes of one machine share by mapping it, and that other machines fetch as bytes.
 
-A `memfd` has no name that could be left behind. Who has one tells the other its process and descriptor; the other
-opens it through /proc, as the same user may, and maps the same pages. The kernel frees them with the last mapping.
-From another machine the bytes are fetched (`trainers.weights.network`).
+Each block is a `memfd`, which has no name in the file system that could be left behind. The owner sends its process id
+and the descriptor's number; a reader opens the descriptor through /proc, which the same user may do, and maps the same
+pages. The kernel frees them with the last mapping. Other machines fetch the bytes (`trainers.weights.network`).
 
-Fresh pages cost several times the copy, so a block is filled again and again, and stays mapped where it was read.
-Whoever reads it holds a lock on it (`flock`, which the kernel takes back from a process that dies); its owner fills it
-anew only where nobody does (`reuse`), and gives it another stamp, by which the handles of before are known to be void.
+Allocating new pages costs several times as much as the copy, so the owner refills blocks and readers keep them mapped.
+A reader holds a lock on the block (`flock`, which the kernel releases if the process dies). The owner refills a block
+only if no reader holds the lock (`reuse`), and changes its stamp, which invalidates earlier handles.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from trainers.weights import network
 
 DROPPED = "the weights were dropped before they were read"
 STAMP = struct.Struct("=q")
-"""The last bytes of a block."""
+"""Format of the stamp, which is the last bytes of a block."""
 
 
 class Descriptor:
-    """A file descriptor that is closed when nobody holds it any more."""
+    """A file descriptor that is closed when the object is deleted."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -45,18 +45,18 @@ class Descriptor:
 
 
 class Block(mmap.mmap):
-    """Mapped memory and the descriptor through which other processes map it too."""
+    """Mapped memory, with the descriptor through which other processes map it."""
 
     file: Descriptor
 
     @property
     def room(self) -> int:
-        """Bytes, without the stamp's."""
+        """Size in bytes, without the stamp."""
         return len(self) - STAMP.size
 
     @property
     def stamp(self) -> int:
-        """Changes whenever the block is filled anew."""
+        """Number that changes whenever the block is refilled."""
         (stamp,) = STAMP.unpack_from(self, self.room)
         return int(stamp)
 
@@ -66,30 +66,30 @@ class Block(mmap.mmap):
 
 
 class Reading(np.ndarray[Any, np.dtype[np.uint8]]):
-    """All of a block but the stamp, which stays as it is as long as this is there."""
+    """Contents of a block without the stamp. The block is not refilled as long as this array exists."""
 
     lock: Descriptor
 
 
 _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
-"""Of this process, by address."""
+"""Blocks mapped in this process, by memory address."""
 _kept: dict[tuple[int, torch.dtype], deque[Block]] = {}
-"""Of each process and data type those two that were read last: its weights lie in the one and the other by turns."""
+"""The two blocks last read of each process and data type, because a process alternates between two blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A tensor in a block of some process, as it is filled now.
+    """Reference to a tensor in a block of a process, with the block's current contents.
 
     Attributes:
-        host: of the process (see `host`).
-        pid: its id there.
-        descriptor: of the block.
-        inode: of the block, by which it is known for certain.
-        stamp: of the block.
-        shape: of the tensor.
-        dtype: of the tensor.
-        source: where other machines fetch it; None: there are none.
+        host: host of the process (see `host`).
+        pid: process id on that host.
+        descriptor: number of the block's file descriptor in that process.
+        inode: inode of the block, which identifies it.
+        stamp: stamp of the block.
+        shape: shape of the tensor.
+        dtype: data type of the tensor.
+        source: source from which other machines fetch the block; None if the run has no other machines.
     """
 
     host: str
@@ -103,19 +103,19 @@ class Handle:
 
     @property
     def nbytes(self) -> int:
-        """Of the tensor."""
+        """Size of the tensor in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @cache
 def host() -> str:
-    """This machine, and the processes of it that can be seen from here."""
+    """Identifier of this machine and of this process's PID namespace."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
-    """A vector like `torch.empty`, [size], that `handle` can be taken of. Zero elements share nothing."""
+    """Create a vector like `torch.empty`, [size], that `handle` accepts; one without elements is not shared."""
     if size == 0:
         return torch.empty(0, dtype=dtype)
     file = Descriptor(os.memfd_create("weights", os.MFD_CLOEXEC))
@@ -125,7 +125,7 @@ def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def handle(tensor: torch.Tensor) -> Handle:
-    """What another process needs to map the same memory.
+    """Create the handle with which another process maps or fetches the memory of `tensor`.
 
     Raises:
         ValueError: `tensor` is not the whole of a block.
@@ -136,7 +136,7 @@ def handle(tensor: torch.Tensor) -> Handle:
 
 
 def reuse(tensor: torch.Tensor) -> bool:
-    """Whether the block of `tensor` may be filled anew, since nobody reads it; handles of before are void then."""
+    """Claim the block of `tensor` for refilling, which invalidates earlier handles. False if it is being read."""
     block = _block(tensor)
     try:
         fcntl.flock(block.file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,32 +148,32 @@ def reuse(tensor: torch.Tensor) -> bool:
 
 
 def attach(shared: Handle) -> torch.Tensor:
-    """The tensor of another process of this machine, in the same memory, which stays as it is meanwhile.
+    """Map a tensor of another process of this machine. Its block is not refilled as long as the result exists.
 
     Raises:
-        OSError: that process let go of it, fills it anew, or ended.
+        OSError: the process dropped or refilled the block, or ended.
     """
     for key in [key for key in _kept if not os.path.exists(f"/proc/{key[0]}")]:
         del _kept[key]
     path = f"/proc/{shared.pid}/fd/{shared.descriptor}"
-    kept = _kept.setdefault((shared.pid, shared.dtype), deque(maxlen=2))
-    block = next((each for each in kept if each.file.inode == shared.inode), None) or _map(_open(path, shared.inode))
+    recent = _kept.setdefault((shared.pid, shared.dtype), deque(maxlen=2))
+    block = next((each for each in recent if each.file.inode == shared.inode), None) or _map(_open(path, shared.inode))
     reading = _read(block, path, shared.stamp)
-    if block in kept:
-        kept.remove(block)
-    kept.append(block)
+    if block in recent:
+        recent.remove(block)
+    recent.append(block)
     return _tensor(block, reading, shared.dtype).view(shared.shape)
 
 
 async def fetch(shared: Handle, into: torch.Tensor | None = None) -> torch.Tensor:
-    """The tensor of a process of another machine, brought here.
+    """Copy a tensor from a process of another machine.
 
     Args:
-        shared: of the tensor.
-        into: a tensor like it, contiguous, to be filled; by default a fresh one.
+        shared: handle of the tensor.
+        into: contiguous tensor of the same shape and data type to fill; by default a new one.
 
     Raises:
-        OSError: that process let go of it, fills it anew, ended, or can't be reached.
+        OSError: the process dropped or refilled the block, ended, or can't be reached.
     """
     if shared.source is None:
         raise ConnectionError(f"process {shared.pid} of another machine shares its memory with its own machine only")
@@ -192,12 +192,12 @@ def _block(tensor: torch.Tensor) -> Block:
 
 
 def _find(inode: int, stamp: int) -> memoryview | None:
-    """The memory of a block of this process, which is not filled anew while that is held; None: it was dropped."""
-    found = next((block for block in list(_blocks.values()) if block.file.inode == inode), None)
-    if found is None:
+    """Memory of a block of this process, which is not refilled as long as the result exists; None if it was dropped."""
+    match = next((block for block in list(_blocks.values()) if block.file.inode == inode), None)
+    if match is None:
         return None
     try:
-        return _read(found, f"/proc/self/fd/{found.file.number}", stamp).data
+        return _read(match, f"/proc/self/fd/{match.file.number}", stamp).data
     except OSError:
         return None
 
@@ -210,8 +210,13 @@ def _open(path: str, inode: int) -> Descriptor:
 
 
 def _read(block: Block, path: str, stamp: int) -> Reading:
-    """What is in a block, if it has this stamp."""
-    lock = _open(path, block.file.inode)  # opened once more: a mapping keeps what it was made of open
+    """Lock a block and return its contents.
+
+    Raises:
+        FileNotFoundError: the block was dropped, is being refilled, or has another stamp.
+    """
+    # Opened again, because a lock on the file of the mapping would last as long as the mapping.
+    lock = _open(path, block.file.inode)
     try:
         fcntl.flock(lock.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -224,14 +229,14 @@ def _read(block: Block, path: str, stamp: int) -> Reading:
 
 
 def _map(file: Descriptor) -> Block:
-    """All of a `memfd`."""
+    """Map a whole `memfd`."""
     block = Block(file.number, 0)
     block.file = file
     return block
 
 
 def _tensor(block: Block, memory: Block | Reading, dtype: torch.dtype) -> torch.Tensor:
-    """All of a block but the stamp, as a vector that holds `memory`."""
+    """Vector of a block's contents without the stamp. It keeps `memory` alive."""
     tensor = torch.frombuffer(memory, dtype=dtype, count=block.room // dtype.itemsize)
     _blocks[tensor.data_ptr()] = block
     return tensor

@@ -1,8 +1,8 @@
-"""Versions of the weights: the trainer's ranks publish, generators pull, old versions are dropped.
+"""Versions of the weights: the trainer's ranks publish them, generators pull them, old versions are dropped.
 
-The weights stay where they were packed, in memory of the processes that publish them. Where the parts of a version lie
-(`Published`) travels with the word that there is one. TorchStore has the index of it, for whoever was told no more than
-a version's number. Whoever pulls maps the parts, or fetches them from another machine, from each process.
+The weights stay in the memory of the processes that publish them. The update message for a new version carries their
+location (`Published`). TorchStore holds an index of the locations, for callers that know only the version number. A
+reader maps the parts of each process, or fetches them if the process is on another machine.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one process has of a version.
+    """One process's parts of a version.
 
     Attributes:
-        handles: of its buffers, by data type.
-        layout: of its parts; None: as it was.
+        handles: handles of its buffers, by data type.
+        layout: layout of its parts; None if it is unchanged.
     """
 
     handles: Mapping[torch.dtype, shared.Handle]
@@ -43,12 +43,12 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Where a version lies.
+    """Location of a version.
 
     Attributes:
-        name: of the layouts it goes with.
-        handles: of each process's buffers.
-        layouts: of each process; None: the index has them.
+        name: identifier of the layouts that describe the buffers.
+        handles: handles of each process's buffers, by data type.
+        layouts: layout of each process; None if they are in the index.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Published:
 
     @property
     def nbytes(self) -> int:
-        """Of the weights."""
+        """Size of the weights in bytes."""
         return sum(handle.nbytes for handles in self.handles for handle in handles.values())
 
 
@@ -66,87 +66,87 @@ def _key(version: int) -> str:
 
 
 class Keeper(ForgeActor):
-    """In the process that holds the index."""
+    """Actor in the process that holds the index."""
 
     @endpoint
     async def setup(self) -> None:
-        """There is nothing to set up."""
+        """Make the process exit without Python's slow clean-up; there is nothing else to set up."""
         leave_as_it_stands()
 
 
 class WeightStore:
-    """One process's view of the store. `open` and `close` belong to the process that owns the run.
+    """One process's client of the store. Only the process that owns the run calls `open` and `close`.
 
-    The process that holds the index may die and another take its place (`open` again): nothing is published then until
-    the trainer pushes again, and every view finds the new one at its next call.
+    If the process that holds the index dies, another can replace it (`open` again). The index is then empty until the
+    trainer pushes again, and every client connects to the new process at its next call.
 
     Args:
-        dtype: in which snapshots keep floating-point tensors: that of whoever computes with them; by default their own.
+        dtype: data type of floating-point tensors in snapshots, normally that of the generators; by default their own.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype
         self._layout: Layout | None = None
-        """Of what this process publishes."""
+        """Layout of the parts that this process publishes."""
         self._newest: Buffers = {}
         self._before: Buffers = {}
         self._layouts: tuple[str, Sequence[Layout]] = "", ()
-        """Of all that publish, and their name."""
+        """Identifier of the layouts, and the layout of each publishing process."""
         self._layouts_published = False
         self._landing: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        """Where the bytes of other machines are put: of each version in the place of the one before."""
+        """Receive buffers for weights of other machines, by process number and data type; reused for every version."""
 
     async def open(self, keeper: Any) -> None:
-        """Keep the index in the process of `keeper` from here on; it is the caller's to end."""
+        """Create the index in the process of `keeper`. The caller stops that process."""
         await compat.open_store(keeper._forge_proc_mesh)
 
     async def close(self) -> None:
-        """Forget the store, so that another can be opened."""
+        """Clear the index and disconnect from its process, so that another store can be opened."""
         await compat.forget_store()
 
     async def _reach(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Do what needs the store; once more where its process has been replaced since the last time.
+        """Run an operation on the store. It is repeated once if the store's process was replaced since the last call.
 
         Raises:
-            ActorDiedError: its process is gone, and no other has taken its place yet.
+            ActorDiedError: the store's process is gone and has not been replaced.
         """
         try:
-            found: T = await result(operation())
+            output: T = await result(operation())
         except ActorDiedError:
             torchstore.reset_client()
             self._layouts_published = False
-            found = await result(operation())
-        return found
+            output = await result(operation())
+        return output
 
     async def push(self, state: Mapping[str, torch.Tensor], version: int) -> int:
-        """Publish `state`, which this process has whole, as `version`; its bytes."""
+        """Publish the whole tensors `state` of this process as `version`; returns their size in bytes."""
         published = self.publish([self.snapshot(Part.all_of(state))])
         await self.put(published, version)
         return published.nbytes
 
     def snapshot(self, parts: Sequence[Part]) -> Offer:
-        """A copy of what this process has of the weights, for `publish`: from here on they may change.
+        """Copy this process's parts of the weights for `publish`. Afterwards the original tensors may change.
 
-        It lies where the version before the last one lay, unless somebody still reads that.
+        The copy overwrites the version before the last one, unless that is still being read.
         """
-        told = self._layout
+        previous = self._layout
         if self._layout is None:
             self._layout = Layout.of(parts, self._dtype)
         spare, self._before = self._before, self._newest
         free = spare and all(shared.reuse(buffer) for buffer in spare.values())
         self._newest = self._layout.pack(parts, spare if free else None)
         [handles] = Flat([self._layout], [self._newest]).handles
-        return Offer(handles, self._layout if told is None else None)
+        return Offer(handles, self._layout if previous is None else None)
 
     def publish(self, offers: Sequence[Offer]) -> Published:
-        """The snapshots of all processes that have parts as one version, which can be taken from now on."""
+        """Combine the snapshots of all processes that have parts into one version, which can be taken from then on."""
         layouts = [offer.layout for offer in offers if offer.layout is not None]
         if layouts:
             self._layouts, self._layouts_published = (uuid.uuid4().hex, layouts), False
         return Published(self._layouts[0], [offer.handles for offer in offers], layouts or None)
 
     async def put(self, published: Published, version: int) -> None:
-        """Enter what was published as `version` into the index. Errors as in `pull`."""
+        """Enter the location of `version` into the index; raises as `pull` does."""
         await self._reach(lambda: self._put(replace(published, layouts=None), version))
 
     async def _put(self, published: Published, version: int) -> None:
@@ -156,36 +156,36 @@ class WeightStore:
         await torchstore.put(_key(version), published)
 
     async def find(self, version: int) -> Published:
-        """Where `version` lies; raises as `pull` does."""
+        """Look up the location of `version` in the index; raises as `pull` does."""
         published: Published = await self._reach(lambda: compat.get(_key(version)))
         return published
 
     async def pull(self, version: int) -> Flat:
-        """The tensors of `version`: to be read, until another is pulled. Whoever keeps them keeps their memory.
+        """Return the tensors of `version`, read-only and valid until the next pull. A reference keeps their memory.
 
-        On the machine of those who published them they are views into their memory, on others into a copy.
+        They are views into the publishers' memory on the same machine, and into a local copy on other machines.
 
         Raises:
             KeyError: the store has no such version.
-            OSError: it was dropped meanwhile, or who published it is gone or can't be reached.
+            OSError: the version was dropped in the meantime, or a publisher has ended or can't be reached.
             ActorDiedError: the store's process is gone.
         """
         return await self.take(await self.find(version))
 
     async def take(self, published: Published) -> Flat:
-        """As `pull`, of what `publish` gave, here or elsewhere."""
+        """Return the tensors of a published version as `pull` does, given its location instead of its number."""
         if self._layouts[0] != published.name:
             known = published.layouts
             self._layouts = (
                 await self._reach(lambda: compat.get(LAYOUT_KEY)) if known is None else (published.name, known)
             )
             self._landing.clear()
-        places = [(number, dtype) for number, each in enumerate(published.handles) for dtype in each]
-        takes = (self._take(place, published.handles[place[0]][place[1]]) for place in places)
-        # waits for all, whatever happens: nobody may write into the landing any more
+        keys = [(number, dtype) for number, each in enumerate(published.handles) for dtype in each]
+        takes = (self._take(key, published.handles[key[0]][key[1]]) for key in keys)
+        # on an error, wait for the others too: none may write into the receive buffers afterwards
         taken = await asyncio.gather(*takes, return_exceptions=True)
         buffers: list[dict[torch.dtype, torch.Tensor]] = [{} for _ in published.handles]
-        for (number, dtype), each in zip(places, taken, strict=True):
+        for (number, dtype), each in zip(keys, taken, strict=True):
             if isinstance(each, BaseException):
                 raise each
             buffers[number][dtype] = each
@@ -198,15 +198,15 @@ class WeightStore:
         return self._landing[place]
 
     async def versions(self) -> set[int]:
-        """The versions that are published."""
+        """The published versions."""
         return {int(key.removeprefix(_VERSIONS)) for key in await torchstore.keys() if key.startswith(_VERSIONS)}
 
     async def drop(self, version: int) -> None:
-        """Forget a version that nobody needs any more; who reads it may come to its end."""
-        with suppress(KeyError):  # it went with the process that held the index
+        """Remove a version that is no longer needed from the index. Reads in progress can finish."""
+        with suppress(KeyError):  # lost with the previous process of the index
             await result(torchstore.delete(_key(version)))
 
     async def drop_all_but(self, version: int) -> None:
-        """Forget every other version: those of a trainer that is gone."""
+        """Remove all other versions, left by a trainer that has died, from the index."""
         for other in await self.versions() - {version}:
             await self.drop(other)

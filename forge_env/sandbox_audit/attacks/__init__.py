@@ -1,4 +1,4 @@
-"""The catalogue of hostile programs: `forge-env sandbox audit` and the tests run them on every engine."""
+"""The catalogue of hostile programs, which `forge-env sandbox audit` and the tests run on every engine."""
 
 from __future__ import annotations
 

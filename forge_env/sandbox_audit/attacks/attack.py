@@ -1,4 +1,4 @@
-"""What a hostile program is, for the catalogue beside this module and for collections of others."""
+"""The description of a hostile program, for this catalogue and for third-party collections."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from forge_env.sandbox.protocol import Limits
 Group = Literal["escape", "starvation", "leftovers", "network", "cheating"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 LEAK = "LEAK"
-"""What a program prints when it reached what it must not reach."""
+"""Printed by a program that reached something it must not reach."""
 EXPECTED = (70417, 80231)
-"""Right answers to the calls f(1) and f(2), which no solution knows unless it is meant to (`Attack.earns`)."""
+"""Right answers to the calls f(1) and f(2), unknown to solutions except those with an honest part (`Attack.earns`)."""
 TESTS = f"""\
 import solution
 def test_one(): assert solution.f(1) == {EXPECTED[0]}
 def test_two(): assert solution.f(2) == {EXPECTED[1]}
 """
-"""What judges a cheating solution that brings no tests of its own."""
+"""Tests for cheating solutions that bring none of their own."""
 BAIT = "bait"
 """File that the engine is asked to read after some attacks, see `Attack.bait`."""
 Unguarded = Literal["", "user", "root", "judge"]
@@ -31,19 +31,20 @@ class Attack:
     name: str
     group: Group
     tries: str
-    """What it attempts, in one sentence."""
+    """Its aim, in one sentence."""
     code: str
     limits: Limits = field(default_factory=lambda: Limits(wall_s=0.5, memory_mb=256))
     session: bool = False
-    """Run as a cell of a persistent Python session, with an earlier program's sandbox child waiting beside it."""
+    """Run it as a cell of a persistent Python session, after another program has run in the same sandbox."""
     bait: bool = False
-    """It plants the file `bait` for the engine: reading that must fail with an `OSError`, soon."""
+    """It creates the file `bait`; the engine's attempt to read that must soon fail with an `OSError`."""
     plant: str = ""
-    """Cheating: a program that the agent runs in the same sandbox before it is judged there."""
+    """Cheating: a program that the agent runs in the same sandbox before the solution is judged."""
     tests: str = TESTS
     """Cheating: the tests that the solution must not pass."""
     earns: int = 0
-    """Cheating: how many of the calls f(1) and f(2) the honest part of the solution answers rightly."""
+    """Cheating: number of calls, of f(1) and f(2), that the solution's honest part answers correctly."""
     unguarded: Unguarded = ""
-    """Who achieves it without a sandbox and harms nothing: any `user`, `root`, or (cheating) a solution that shares a
-    process with its `judge`. Such attacks prove that success would be noticed."""
+    """Setting in which the attack succeeds without a sandbox, harmlessly: as any `user`, as `root`, or (cheating) in
+    one process with its `judge`. Such attacks prove that success would be detected.
+    """

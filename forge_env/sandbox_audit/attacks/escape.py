@@ -1,4 +1,4 @@
-"""Out of the sandbox through files: the host's, those of other processes, devices, and what was inherited."""
+"""Escapes through files: the host's, other processes', devices, and inherited descriptors."""
 
 from __future__ import annotations
 

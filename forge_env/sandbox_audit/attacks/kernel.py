@@ -1,6 +1,6 @@
-"""Out of the sandbox through the kernel: system calls that make namespaces, steer others, or have a record of escapes.
+"""Escapes through system calls: creating namespaces, controlling other processes, or with a history of escapes.
 
-A refused call answers EPERM, EACCES or ENOSYS. Any other answer, an error too, comes from the code behind the refusal.
+A refused call fails with EPERM, EACCES or ENOSYS. Any other result, even an error, shows that the call was executed.
 """
 
 from __future__ import annotations

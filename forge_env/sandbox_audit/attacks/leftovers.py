@@ -1,4 +1,4 @@
-"""Stay behind: processes, files, attributes and settings for the next program to trip over."""
+"""Processes, files, attributes and settings left behind to affect the next program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Talk to anybody outside, or to a neighbour."""
+"""Connections to the outside or to a neighbouring sandbox."""
 
 from __future__ import annotations
 

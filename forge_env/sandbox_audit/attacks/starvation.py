@@ -1,4 +1,4 @@
-"""Take everything, or never end: what a program does to the sandbox's machine, its runner and its neighbours."""
+"""Exhausting resources or never ending, to harm the sandbox's machine, its runner and its neighbours."""
 
 from __future__ import annotations
 
