@@ -1,10 +1,10 @@
 """The tools of a served environment at `/mcp`: over MCP, through the official SDK, and as OpenEnv's JSON-RPC.
 
-A client that accepts event streams uses MCP, whose standard requires it to accept them. Each MCP session has a separate
-episode, which begins with the session's first request and ends with the session, or after the idle limit. The URL
-chooses the task (`/mcp?split=eval&index=3`, or `seed=`), and the prompt `task` describes it; there are no rewards. An
-episode needs a session, so protocol versions without sessions are refused, and clients fall back to a version with them
-(docs/decisions/mcp-endpoint.md).
+Clients that accept event streams are served over MCP, since the standard requires MCP clients to accept them. Each MCP
+session has a separate episode, which begins with the session's first request and ends with the session, or after the
+idle limit. The URL chooses the task (`/mcp?split=eval&index=3`, or `seed=`), and the prompt `task` describes it; there
+are no rewards. An episode needs a session, so protocol versions without sessions are refused, and clients fall back to
+a version with sessions (docs/decisions/mcp-endpoint.md).
 
 OpenEnv's clients post single requests to the same URL, without MCP's handshake and with additional methods:
 

@@ -360,7 +360,7 @@ def tools_of(cls: type) -> dict[str, Tool]:
 def _check_hides_nothing(cls: type, attribute: str) -> None:
     """Refuse a tool whose attribute hides one of the platform, such as `answer` or `step`."""
     ours = [base for base in cls.__mro__ if base.__module__.startswith("forge_env.") and attribute in vars(base)]
-    if ours and attribute != "submit":  # it may call the method that it overrides
+    if ours and attribute != "submit":  # a `submit` tool may call the method that it overrides
         raise UsageError(
             f"the tool {cls.__name__}.{attribute} hides {ours[0].__name__}.{attribute}",
             fix=f'call the attribute something else, such as {attribute}_tool; name="{attribute}" names the tool',
@@ -454,7 +454,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Shorten `text` to `limit` characters by leaving out the middle."""
+    """Shorten `text` to its first and last characters, `limit` in total, with a note in between."""
     if len(text) <= limit:
         return text
     head = limit // 2
