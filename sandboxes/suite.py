@@ -158,6 +158,8 @@ def verdict_apart(execution: ExecResult, stream: bytes, judge: Header) -> TestsR
     frames = values.unpack_frames(stream)
     if len(frames) == 1 and isinstance(verdict := frames[0], dict):
         failures = [str(line) for line in verdict["failures"]]
+        if failures and execution.timed_out:  # the judged process may end a moment before the tests' process
+            failures.insert(0, "the judged code timed out")
         doubts = [str(line) for line in verdict["doubts"]]
         total, failed = int(verdict["total"]), int(verdict["failed"])
         by_test = {str(test): worst(None, outcome) for test, outcome in verdict["outcomes"]}

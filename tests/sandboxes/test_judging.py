@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from forge_env.errors import UsageError
-from forge_env.sandbox import How, Limits, Sandbox, SandboxEngine, SandboxSpec, open_engine
-from sandboxes.suite import suite_of
+from forge_env.sandbox import ExecResult, How, Limits, Sandbox, SandboxEngine, SandboxSpec, open_engine
+from sandboxes.runner import values
+from sandboxes.suite import suite_of, verdict_apart
 
 from .conftest import ENGINES, require
 from .wheels import use_wheels
@@ -567,6 +568,13 @@ async def test_broken_code_and_time(sandbox: Sandbox) -> None:
         )
         assert (late.passed, late.share) == (False, 0.0)
         assert "timed out" in late.failures[0]
+
+
+async def test_a_verdict_after_a_timeout_names_it() -> None:
+    execution = ExecResult(exit_code=None, signal=9, stdout="", stderr="", timed_out=True)
+    reported = {"total": 1, "failed": 1, "failures": ["the judged code is gone"], "doubts": [], "outcomes": []}
+    result = verdict_apart(execution, values.pack_frame(reported), {})
+    assert (result.passed, result.failures) == (False, ["the judged code timed out", "the judged code is gone"])
 
 
 async def test_mistakes_of_the_caller_are_named(sandbox: Sandbox) -> None:
