@@ -245,14 +245,14 @@ def redact_json(text: bytes, exact: Sequence[str] = (), *, indent: int | None = 
         return json.dumps(value, indent=indent, separators=separators).encode()
 
 
-def marks(value: Any, name: str = "") -> Iterator[str]:
+def redacted_keys(value: Any, name: str = "") -> Iterator[str]:
     """Yield the dotted keys of settings that were redacted when recorded."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from marks(item, f"{name}.{key}" if name else str(key))
+            yield from redacted_keys(item, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            yield from marks(item, f"{name}.{number}")
+            yield from redacted_keys(item, f"{name}.{number}")
     elif isinstance(value, str) and MARK.search(value):
         yield name
 

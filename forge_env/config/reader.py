@@ -27,7 +27,7 @@ from pydantic.fields import FieldInfo
 
 from forge_env.errors import ConfigError, ForgeError, UsageError, did_you_mean, in_words, with_place
 from forge_env.machine import user_path
-from forge_env.redaction import MARK, learn, redact_settings
+from forge_env.redaction import MARK, learn, redact_settings, redacted_keys
 from forge_env.schema import KEY as SCHEMA
 from forge_env.schema import VERSION, with_schema, without_schema
 
@@ -533,24 +533,12 @@ def refuse_redacted(settings: Any, fix: str | None = None) -> None:
     Raises:
         UsageError: a secret is missing; the error names the keys.
     """
-    keys = list(_redacted(settings))
+    keys = list(redacted_keys(settings))
     if keys:
         raise UsageError(
             f"{', '.join(keys)}: secrets are not recorded, so this has to be given again",
             fix=fix or f"add {keys[0]}=VALUE; code can also read its secrets from environment variables",
         )
-
-
-def _redacted(value: Any, key: str = "") -> Iterator[str]:
-    """Dotted keys of values that were redacted."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _redacted(item, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _redacted(item, f"{key}.{index}")
-    elif isinstance(value, str) and MARK.search(value):
-        yield key
 
 
 def same_settings(recorded: Any, given: Any) -> bool:
