@@ -106,7 +106,7 @@ class Result(BaseModel):
 
 
 class EpisodeState(BaseModel):
-    """Where an episode stands."""
+    """The state of an episode."""
 
     episode_id: str | None = None
     step_count: int = 0
