@@ -250,6 +250,9 @@ def left_in_shared_memory(before: set[str]) -> set[str]:
 def left_over(place: Path, memory_before: set[str], *, expected: Sequence[str], pids: Iterable[int]) -> list[str]:
     """Return leftovers of ended runs on the machine, after the next command has cleaned up.
 
+    The command is repeated for GONE_S seconds while something is left: a control group can't be removed until the
+    kernel has ended the last process in it.
+
     Args:
         place: TMPDIR of the runs.
         memory_before: names in shared memory before the first run.
@@ -258,21 +261,21 @@ def left_over(place: Path, memory_before: set[str], *, expected: Sequence[str], 
     """
     environment = {**os.environ, "TMPDIR": str(place)}
     command = [sys.executable, "-m", "forge_env", "list"]
-    subprocess.run(command, check=True, capture_output=True, cwd=place, env=environment)
-    deadline = time.monotonic() + GONE_S
-    while (memory := left_in_shared_memory(memory_before)) and time.monotonic() < deadline:
-        time.sleep(0.1)
     ours = {f".{pid}." for pid in pids}
-    groups = {path.name for path in Path("/sys/fs/cgroup").glob("**/forge-env-*")}
-    mounts = Path("/proc/mounts").read_text().splitlines()
-    left = {
-        "temporary files": {path.name for path in place.iterdir()} - set(expected),
-        "shared memory": memory,
-        "control groups": {name for name in groups if any(pid in name for pid in ours)},
-        "containers": {name for name in containers() if any(pid in name for pid in ours)},
-        "mounts": {line.split()[1] for line in mounts if str(place) in line},
-    }
-    return [f"{what} left: {sorted(names)}" for what, names in left.items() if names]
+    deadline = time.monotonic() + GONE_S
+    while True:
+        subprocess.run(command, check=True, capture_output=True, cwd=place, env=environment)
+        groups = {path.name for path in Path("/sys/fs/cgroup").glob("**/forge-env-*")}
+        mounts = Path("/proc/mounts").read_text().splitlines()
+        left = {
+            "temporary files": {path.name for path in place.iterdir()} - set(expected),
+            "shared memory": left_in_shared_memory(memory_before),
+            "control groups": {name for name in groups if any(pid in name for pid in ours)},
+            "containers": {name for name in containers() if any(pid in name for pid in ours)},
+            "mounts": {line.split()[1] for line in mounts if str(place) in line},
+        }
+        if not any(left.values()) or time.monotonic() > deadline:
+            return [f"{what} left: {sorted(names)}" for what, names in left.items() if names]
 
 
 def containers() -> set[str]:
