@@ -1,13 +1,14 @@
-# `make train` and `make test` work on a bare machine; ARGS="..." is passed on to what they run.
+# `make train` and `make test` work on a bare machine; ARGS="..." is passed on to what they run. YES=1 agrees to what
+# they install or start outside this folder, which they ask about on a terminal.
 ARGS ?=
-export STACK PYTHON
+export STACK PYTHON YES
 # Where this is set, each of a run's processes compiles five thousand modules again: ten seconds of its start.
 export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
-.PHONY: help setup train test conformance lint format docs bench pictures chaos pins clean
+.PHONY: help setup train test test-rest test-all conformance lint format docs bench pictures chaos pins clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: ## make the virtual environment .venv with the pinned packages (STACK=cpu|gpu|rocm)
 	@scripts/setup.sh
@@ -15,8 +16,14 @@ setup: ## make the virtual environment .venv with the pinned packages (STACK=cpu
 train: setup ## train coding_rlvr, e.g. make train ARGS="seed=1 --name first"
 	@.venv/bin/forge-env train coding_rlvr.yaml $(ARGS)
 
-test: setup ## run every test, e.g. make test ARGS="-k sandbox -x"
-	@scripts/test.sh $(ARGS)
+test: setup ## run the fast tests and one of each slow kind, e.g. make test ARGS="-k sandbox -x"
+	@scripts/test.sh core $(ARGS)
+
+test-rest: setup ## run the tests that `make test` leaves out, and third-party suites
+	@scripts/test.sh rest $(ARGS)
+
+test-all: setup ## run every test and third-party suites
+	@scripts/test.sh all $(ARGS)
 
 conformance: setup ## run the checks of other projects and write docs/conformance.md, or some: ARGS="mcp openenv"
 	@.venv/bin/python -m benchmarks conformance $(if $(ARGS),$(ARGS),--record)

@@ -5,8 +5,10 @@
 #   STACK=rocm              for AMD GPUs: packages missing beside vLLM's ROCm build in PYTHON or VENV (docs/rocm.md)
 #   PYTHON=...              the base interpreter (default: python3.11, else python3)
 #   VENV=...                folder of the environment (default: .venv)
+#   YES=1                   install missing Debian packages (as root) without asking on a terminal
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/outside.sh
 
 UV_VERSION=0.13.9
 VENV=${VENV:-.venv}
@@ -52,9 +54,8 @@ make_venv() {
     "$PYTHON" -m pip --python "$VENV/bin/python" install --quiet pip
   elif command -v uv >/dev/null; then
     uv venv --quiet --clear --seed --python "$PYTHON" "${seeing[@]}" "$VENV"
-  elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    say "python3-venv is missing; installing it with apt-get"
-    { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null </dev/null || die "apt-get could not install python3-venv"
+  elif can_install && agreed setup "install python3-venv with apt-get"; then
+    install_packages python3-venv >/dev/null || die "apt-get could not install python3-venv"
     "$PYTHON" -m venv --clear "${seeing[@]}" "$VENV"
   else
     die "this Python can't make virtual environments. On Debian: apt-get install python3-venv"
@@ -87,9 +88,8 @@ torch_backend() {
 libnuma() {
   [ "$STACK" = cpu ] || return 0
   "$PYTHON" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null && return 0
-  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    say "libnuma is missing; installing it with apt-get"
-    { apt-get update -qq && apt-get install -y -qq --no-install-recommends libnuma1; } >/dev/null </dev/null || die "apt-get could not install libnuma1"
+  if can_install && agreed setup "install libnuma1 with apt-get"; then
+    install_packages libnuma1 >/dev/null || die "apt-get could not install libnuma1"
   else
     say "*** libnuma.so.1 is missing, which vLLM needs: training will not start. On Debian: apt-get install libnuma1 ***"
   fi

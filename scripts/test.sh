@@ -1,17 +1,37 @@
 #!/usr/bin/env bash
-# Runs all tests. Tests of the Docker engine need Docker: as root on Debian, it is installed and started if it is not
-# running, and stopped at the end. Otherwise these tests are reported as not run, which fails in CI. An ssh server is
-# installed too; only the test of daemons behind ssh:// starts it.
+# Runs tests: scripts/test.sh core|rest|all [PYTEST_OPTIONS...]
+#   core  fast tests, and slow ones marked `core`: `make test`
+#   rest  all others, and third-party conformance suites: `make test-rest`
+#   all   both: `make test-all`
+# As root on Debian, it installs what is missing (Docker, Chromium, for "rest" an ssh server), and starts dockerd, which
+# it stops at the end. On a terminal it asks before; YES=1 agrees beforehand. Tests that lack something are listed as
+# not run, which fails in CI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/outside.sh
 
-dockerd_pid=
-daemon_answers() { docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
+CORE="core or not slow"
+part=$1
+shift
+case "$part" in
+  core) select=(-m "$CORE") ;;
+  rest) select=(-m "not ($CORE)") ;;
+  all) select=() ;;
+  *)
+    echo "test: \"$part\" is unknown; use core, rest or all" >&2
+    exit 2
+    ;;
+esac
 
-install_packages() {
-  apt-get update -qq </dev/null && apt-get install -y -qq --no-install-recommends "$@" </dev/null
+left_out=()
+leave_out() {
+  left_out+=("$1")
+  echo "test: *** left out: $1 ***" >&2
 }
 
+daemon_answers() { docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
+
+dockerd_pid=
 stop_dockerd() {
   [ -n "$dockerd_pid" ] || return 0
   kill "$dockerd_pid" 2>/dev/null || true
@@ -21,14 +41,13 @@ stop_dockerd() {
 start_dockerd() {
   local log="${DOCKERD_LOG:-/var/log/forge-env-dockerd.log}" waited=0
   if ! command -v dockerd >/dev/null; then
-    echo "test: Docker is not running; installing docker.io with apt-get"
     install_packages docker.io >"$log" 2>&1 || {
       tail -n 5 "$log" >&2
       return 1
     }
     if daemon_answers; then return 0; fi # the package may have started it
   fi
-  echo "test: starting dockerd (stopped again at the end; its log is $log)"
+  echo "test: starting dockerd (log: $log)"
   dockerd >"$log" 2>&1 </dev/null &
   dockerd_pid=$!
   trap stop_dockerd EXIT
@@ -42,33 +61,40 @@ start_dockerd() {
 }
 
 if ! daemon_answers; then
-  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && start_dockerd; then
+  what="start dockerd, and stop it at the end"
+  command -v dockerd >/dev/null || what="install docker.io with apt-get and $what"
+  if can_install && agreed test "$what" && start_dockerd; then
     :
   elif [ "${CI:-}" = true ]; then
     echo "test: Docker is not running and could not be started; CI runs every test or fails" >&2
     exit 1
   else
-    echo "test: *** Docker is not running: tests marked 'docker' are NOT RUN (start it, or run as root on Debian) ***" >&2
+    leave_out "tests of the Docker engine (to add them: apt-get install docker.io; dockerd &)"
   fi
 fi
 
-if [ "$(id -u)" = 0 ] && [ ! -x /usr/sbin/sshd ] && command -v apt-get >/dev/null; then
-  install_packages openssh-server openssh-client >/dev/null 2>&1 || echo "test: sshd is not installed" >&2
+# Installs the Debian packages $2 if the program $1 is missing; $3 names the tests that need them.
+need() {
+  [ ! -x "$1" ] || return 0
+  # shellcheck disable=SC2086 # several packages
+  if can_install && agreed test "install $2 with apt-get" && install_packages $2 >/dev/null 2>&1; then return 0; fi
+  leave_out "$3 (to add them: apt-get install $2)"
+}
+
+need /usr/bin/chromium chromium "tests in a browser"
+if [ "$part" != core ]; then
+  need /usr/sbin/sshd "openssh-server openssh-client" "the test of Docker daemons behind ssh"
 fi
 
-# Tests marked 'browser' open the pages of `forge-env view` in Chromium.
-if [ "$(id -u)" = 0 ] && [ ! -x /usr/bin/chromium ] && command -v apt-get >/dev/null; then
-  install_packages chromium >/dev/null 2>&1 || echo "test: Chromium is not installed: tests marked 'browser' are not run" >&2
-fi
-
-# Third-party conformance suites can't share an environment with vLLM: they run in separate environments, and first, so
-# that the summary of the whole test suite is the last line.
+# Third-party suites can't share an environment with vLLM: they run in separate environments, and first, so that the
+# summary of pytest comes last.
 kits_status=0
-if [ $# = 0 ] || [ "${CI:-}" = true ]; then
+if [ "$part" != core ] && { [ $# = 0 ] || [ "${CI:-}" = true ]; }; then
   .venv/bin/python -m benchmarks conformance --ci || kits_status=$?
 fi
 status=0
-# Four workers; one starts with the heavy tests and two end with them (tests/conftest.py). To use a debugger:
-# make test ARGS="-n 0 --pdb ..."
-.venv/bin/python -m pytest -n 4 "$@" || status=$?
+# Four workers; tests/conftest.py starts one with the heavy tests. With a debugger: ARGS="-n 0 --pdb ..."
+.venv/bin/python -m pytest -n 4 "${select[@]}" "$@" || status=$?
+for each in "${left_out[@]}"; do echo "test: left out: $each"; done
+[ "$part" != core ] || echo "test: left out: slow tests and third-party suites (to add them: make test-rest)"
 exit $((status ? status : kits_status))

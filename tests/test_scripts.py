@@ -1,12 +1,14 @@
-"""scripts/test.sh and scripts/setup.sh with stand-ins: who starts the daemon, what is installed, what is said."""
+"""scripts/test.sh and scripts/setup.sh with stub programs: what they select, ask, install, start and print."""
 
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +33,8 @@ exit ${PYTEST_EXIT:-0}
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "test.sh", tmp_path / "scripts")
+    for name in ("test.sh", "outside.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     stub(tmp_path / ".venv/bin/python", PYTHON)
     (tmp_path / "stubs").mkdir()
@@ -44,61 +47,85 @@ def stub(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def run(checkout: Path, *arguments: str, user: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(checkout: Path, *arguments: str, user: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
     stubs = checkout / "stubs"
     stub(stubs / "id", f"#!/bin/sh\necho {user}\n")
     stub(stubs / "apt-get", "#!/bin/sh\nexit 1\n")
     base = {"PATH": f"{stubs}:{os.environ['PATH']}", "STUBS": str(stubs), "DOCKERD_LOG": str(stubs / "log")}
+    stdin = options.pop("stdin", subprocess.DEVNULL)
     command = ["bash", str(checkout / "scripts/test.sh"), *arguments]
-    return subprocess.run(command, env={**base, **environ}, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env={**base, **options}, stdin=stdin, capture_output=True, text=True, check=False)
 
 
-def test_a_daemon_that_answers_is_used(checkout: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "selection"), [("core", "-m core or not slow "), ("rest", "-m not (core or not slow) "), ("all", "")]
+)
+def test_options_are_passed_on_and_a_running_daemon_is_kept(checkout: Path, part: str, selection: str) -> None:
     (checkout / "stubs/up").touch()
-    result = run(checkout, "-k", "name")
-    assert result.stdout.splitlines() == ["with a daemon", "args: -m pytest -n 4 -k name"]
+    result = run(checkout, part, "-k", "name")
+    assert f"args: -m pytest -n 4 {selection}-k name" in result.stdout.splitlines()
+    assert "with a daemon" in result.stdout
+    assert ("make test-rest" in result.stdout) == (part == "core")
     assert (checkout / "stubs/up").exists()
 
 
-def test_root_gets_a_daemon_which_is_stopped_at_the_end(checkout: Path) -> None:
+def test_root_starts_a_daemon_which_is_stopped_at_the_end(checkout: Path) -> None:
     stub(checkout / "stubs/dockerd", DOCKERD)
-    result = run(checkout, PYTEST_EXIT="3")
+    result = run(checkout, "all", PYTEST_EXIT="3")
     assert result.returncode == 3
-    assert "starting dockerd" in result.stdout
-    assert result.stdout.splitlines()[-1] == "args: -m pytest -n 4"
+    assert "test would start dockerd" in result.stdout
     assert "with a daemon" in result.stdout
     assert (checkout / "stubs/stopped").exists()
     assert not (checkout / "stubs/up").exists()
 
 
-def test_others_are_told_loudly_what_is_not_run(checkout: Path) -> None:
-    result = run(checkout, user=1000)
+@pytest.mark.parametrize(
+    ("answer", "environ", "starts"), [("y", {}, True), ("n", {}, False), ("", {}, False), ("n", {"YES": "1"}, True)]
+)
+def test_a_terminal_is_asked_before_a_daemon_starts(
+    checkout: Path, answer: str, environ: dict[str, str], starts: bool
+) -> None:
+    stub(checkout / "stubs/dockerd", DOCKERD)
+    ours, terminal = pty.openpty()
+    try:
+        os.write(ours, f"{answer}\n".encode() * 3)
+        result = run(checkout, "core", stdin=terminal, **environ)
+    finally:
+        os.close(ours)
+        os.close(terminal)
+    assert ("with a daemon" in result.stdout) == starts
+    assert ("left out: tests of the Docker engine (to add them: apt-get" in result.stdout) != starts
+
+
+def test_other_users_see_which_tests_are_left_out(checkout: Path) -> None:
+    result = run(checkout, "core", user=1000)
     assert result.returncode == 0
-    assert "NOT RUN" in result.stderr
     assert "args: -m pytest" in result.stdout
+    assert "test: left out: tests of the Docker engine" in result.stdout.partition("args:")[2]
 
 
-def test_a_daemon_that_does_not_start_is_no_silence(checkout: Path) -> None:
+def test_the_log_of_a_daemon_that_fails_to_start_is_shown(checkout: Path) -> None:
     stub(checkout / "stubs/dockerd", BROKEN)
-    result = run(checkout)
+    result = run(checkout, "core")
     assert "no cgroups" in result.stderr
-    assert "NOT RUN" in result.stderr
+    assert "left out: tests of the Docker engine" in result.stdout
 
 
 @pytest.mark.parametrize("user", [0, 1000])
-def test_in_ci_no_daemon_is_a_failure(checkout: Path, user: int) -> None:
+def test_ci_fails_without_a_daemon(checkout: Path, user: int) -> None:
     stub(checkout / "stubs/dockerd", BROKEN)
-    result = run(checkout, user=user, CI="true")
+    result = run(checkout, "core", user=user, CI="true")
     assert result.returncode == 1
     assert "args:" not in result.stdout
 
 
-def test_kits_of_others_run_in_their_own_environments_and_count(checkout: Path) -> None:
+def test_third_party_suites_run_and_their_failure_counts(checkout: Path) -> None:
     (checkout / "stubs/up").touch()
-    assert "kits: -m benchmarks conformance --ci" in run(checkout).stderr
-    assert run(checkout, KITS_EXIT="4").returncode == 4
-    assert "kits" not in run(checkout, "-k", "name").stderr
-    assert "kits" in run(checkout, "-k", "name", CI="true").stderr
+    assert "kits: -m benchmarks conformance --ci" in run(checkout, "rest").stderr
+    assert run(checkout, "all", KITS_EXIT="4").returncode == 4
+    assert "kits" not in run(checkout, "all", "-k", "name").stderr
+    assert "kits" in run(checkout, "rest", "-k", "name", CI="true").stderr
+    assert "kits" not in run(checkout, "core", CI="true").stderr
 
 
 ENVIRONMENT = """\
@@ -113,7 +140,8 @@ esac
 @pytest.mark.parametrize("there", [True, False])
 def test_for_amd_gpus_nothing_of_the_environment_is_replaced(tmp_path: Path, there: bool) -> None:
     (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "setup.sh", tmp_path / "scripts")
+    for name in ("setup.sh", "outside.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements" / "rocm.txt").write_text("torchtitan==0.3.0\n")
     (tmp_path / "pyproject.toml").touch()

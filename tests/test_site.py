@@ -22,7 +22,7 @@ PAGES = [
     *(page for room in ("docs", "apps", "environments") for page in ROOT.glob(f"{room}/**/*.md")),
 ]
 FENCED = re.compile(r"^(`{3,}).*?^\1", re.MULTILINE | re.DOTALL)
-TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 FOLDERS = "forge_env|environments|sandboxes|trainers|apps|tests|benchmarks|scripts"
 
 

@@ -125,6 +125,7 @@ def assert_nothing_left(training: Training, family: list[psutil.Process], shm_be
     assert {path.name for path in training.folder.iterdir()} <= {"runs", "cache", training.output.name}
 
 
+@pytest.mark.core
 def test_a_run_to_its_end(tmp_path: Path) -> None:
     engine = "local" if DockerEngine.unavailable_reason() else "docker"
     shm = shared_memory()

@@ -1,4 +1,4 @@
-"""Every recipe for GPUs, built at its real size and parallel layout: it runs forward and backward, and fits."""
+"""Every GPU recipe at its real size and parallel layout: it runs forward and backward within the planned memory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,14 @@ MORE = [
     ("grpo/llama3_8b", "trainer.procs=8", "trainer.parallelism.context_parallel_degree=2"),
 ]
 """Layouts that no recipe has."""
+CORE = ("coding_rlvr/qwen3_0_6b", "grpo/qwen3_8b", "grpo/qwen3_30b_a3b")
+CASES = [
+    *(pytest.param((name,), id=name, marks=[pytest.mark.core] * (name in CORE)) for name in RECIPES),
+    *(pytest.param(arguments, id=" ".join(arguments)) for arguments in MORE),
+]
 
 
-@pytest.mark.parametrize("arguments", [*((name,) for name in RECIPES), *MORE], ids=" ".join)
+@pytest.mark.parametrize("arguments", CASES)
 def test_a_recipe_at_its_real_size(arguments: tuple[str, ...], tmp_path: Path) -> None:
     config = load_config(arguments[0], arguments[1:])
     section, data = config.trainer, sequences(config)

@@ -1,4 +1,4 @@
-"""Engines with room for two sandboxes: a neighbour that is at work all the time, and the one under attack."""
+"""Engines with two sandboxes: a neighbour that works all the time, and the one under attack."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ async def witness(engine: SandboxEngine) -> AsyncIterator[Neighbour]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The fast tests attack the embedded engine; with the slow ones, Docker's is attacked too."""
+    """Mark attacks on the Docker engine, which take longer, as slow and as part of `make test`."""
     for item in items:
         if item.get_closest_marker("docker") and Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.core)

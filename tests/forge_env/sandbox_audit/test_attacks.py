@@ -1,4 +1,4 @@
-"""Every program of the catalogue on both engines, beside a neighbour that must not notice."""
+"""Every hostile program of the catalogue on both engines, next to a neighbour that must not be affected."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def _parameter(attack: Attack) -> object:
-    # What has to be waited for is slow; conftest.py adds what runs in Docker.
-    marks = [pytest.mark.slow] if attack.group in ("starvation", "cheating") else []
+    # Attacks that end at a time limit are slow; conftest.py marks Docker's.
+    marks = [pytest.mark.slow, pytest.mark.core] if attack.group in ("starvation", "cheating") else []
     return pytest.param(attack, id=f"{attack.group}: {attack.name}", marks=marks)
 
 

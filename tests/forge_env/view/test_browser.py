@@ -194,7 +194,7 @@ def test_text_in_charts_and_on_tokens_can_be_read(scheme: str, browser: Browser,
     assert {pair: ratio for pair, ratio in ratios.items() if ratio < 4.5} == {}
 
 
-SIZES = [(1280, "light"), (360, "dark"), (2560, "dark")]
+SIZES = [pytest.param(1280, "light", marks=pytest.mark.core), (360, "dark"), (2560, "dark")]
 
 
 @pytest.mark.parametrize(("width", "scheme"), SIZES)

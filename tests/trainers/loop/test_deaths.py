@@ -1,4 +1,4 @@
-"""Any process of a run may die: what has a twin heals, all else is started again from the newest checkpoint."""
+"""Death of each actor of a run: replicas heal; the others restart from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def training(tmp_path: Path) -> Iterator[Training]:
     assert not alive
 
 
-def test_whoever_dies_the_run_goes_on(training: Training) -> None:
+@pytest.mark.core
+def test_the_run_continues_after_the_death_of_each_actor(training: Training) -> None:
     for role in ("generator0", "reference", "weights", "buffer", "trainer", "rollouts0"):
         done, lives = training.steps[-1], training.lives(role)
         os.kill(lives[-1], signal.SIGKILL)

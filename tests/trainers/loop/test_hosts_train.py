@@ -1,4 +1,4 @@
-"""A real run over several hosts that talk over TLS, one of which is lost."""
+"""A real run on several hosts over TLS, one of which dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(900)]
 STEPS = 30
 
 
-def test_the_trainers_host_is_lost_and_the_run_goes_on_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.core
+def test_the_run_continues_on_other_hosts_when_the_trainers_host_is_lost(tmp_path: Path) -> None:
     environment = certificates(tmp_path)
     with workers(3, tmp_path, "tls", environment) as hosts:
         recipe = {

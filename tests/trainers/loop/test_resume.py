@@ -1,4 +1,4 @@
-"""A killed run on the real stack goes on as if nothing had happened: in synchronous mode, to the last bit."""
+"""Resuming a killed synchronous run on the real stack gives bit-identical results."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ def folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_killed_synchronous_run_resumes_to_the_last_bit(folder: Path) -> None:
+@pytest.mark.core
+def test_a_killed_synchronous_run_resumes_bit_for_bit(folder: Path) -> None:
     undisturbed = Training(folder, "undisturbed")
     undisturbed.copy_after(KILLED_AFTER, "killed")
     undisturbed.finish()
