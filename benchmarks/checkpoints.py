@@ -28,7 +28,7 @@ from benchmarks.report import record, spread, table
 
 SHORT = [
     *("grpo.groups_per_step=6", "grpo.group_size=4", "evaluation.num_tasks=16"),
-    *("evaluation.extra_tasks=4", "checkpoint.every=1", "sandbox.engine=local"),
+    *("evaluation.extra_num_tasks=4", "checkpoint.every=1", "sandbox.engine=local"),
 ]
 ROUNDS = 8
 

@@ -95,9 +95,9 @@ def run_forge_env(url: str, samples: int, in_flight: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"concurrency": in_flight, "start_concurrency": in_flight, "out": f"{folder}/out"}
-        fe.evaluate(Question, "m", base_url=url, n=2, out=f"{folder}/warm")  # triggers imports
+        fe.evaluate(Question, "m", base_url=url, num_tasks=2, out=f"{folder}/warm")  # triggers imports
         cpu, wall = time.process_time(), time.perf_counter()
-        result = fe.evaluate(Question, "m", base_url=url, n=samples, **settings)
+        result = fe.evaluate(Question, "m", base_url=url, num_tasks=samples, **settings)
         measured = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
     summary = result.summary.environments["Question"]
     assert summary.score is not None

@@ -217,9 +217,29 @@ class GeneratorError(InfrastructureError):
     """A model endpoint or generator that died or refused a request."""
 
 
+MIN_SIMILARITY = 0.85
+"""Minimum share of equal characters (difflib's ratio) of two names, of which one may be a misspelling of the other."""
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice most similar to `name`, or None."""
-    return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)), None)
+    """Return the choice that `name` probably misspells, or None: one edit apart, or `MIN_SIMILARITY` alike."""
+    choices = list(choices)
+    similar = difflib.get_close_matches(name, choices, n=1, cutoff=MIN_SIMILARITY)
+    return next(iter(similar), None) or next((choice for choice in choices if _one_edit_apart(name, choice)), None)
+
+
+def _one_edit_apart(name: str, other: str) -> bool:
+    """Whether one character is added, removed, replaced or swapped with its neighbour."""
+    start = _common_prefix(name, other)
+    end = _common_prefix(name[start:][::-1], other[start:][::-1])
+    one, two = name[start : len(name) - end], other[start : len(other) - end]
+    alike = max(len(one), len(two)) <= 1 or (len(one) == 2 and one == two[::-1])
+    return alike and start + end > 0 and len(name) + len(other) > 4
+
+
+def _common_prefix(name: str, other: str) -> int:
+    same = [one == two for one, two in zip(name, other, strict=False)]
+    return [*same, False].index(False)
 
 
 def suggestion(name: str, choices: Iterable[str], otherwise: str) -> str:

@@ -63,7 +63,7 @@ def _load(config_json: str, split: str) -> Sequence[Task]:
     config = DatasetConfig.model_validate_json(config_json)
     raw = load_raw(config, split)
     if isinstance(raw, StreamedTasks):
-        raise UsageError("rows of programming tasks can't be streamed", fix="set streaming: false, and a limit")
+        raise UsageError("rows of programming tasks can't be streamed", fix="set streaming: false, and num_tasks")
     tasks = [task for row in raw if (task := as_task(row)) is not None]
     if not tasks:
         raise UsageError(f"{config.path} has no usable row", fix=f"rows must have the style of {', '.join(STYLES)}")

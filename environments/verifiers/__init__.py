@@ -22,7 +22,7 @@ from forge_env.errors import InfrastructureError, UsageError
 from forge_env.types import Action, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 
 LOOK_AHEAD = 100
-"""Number of tasks read to determine the size of a taskset, if `max_tasks` is unset."""
+"""Number of tasks read to determine the size of a taskset, if `num_tasks` is unset."""
 
 
 class VerifiersEnvironment(Environment):
@@ -49,8 +49,8 @@ class VerifiersEnvironment(Environment):
         return Task(id=row.id, prompt=row.prompt, data={"position": index}, split=split)
 
     def num_tasks(self, split: str) -> int | None:
-        """Number of tasks, up to `max_tasks`; if that is unset, None for more than `LOOK_AHEAD` tasks."""
-        return self._package.rows.count(self.config.max_tasks or LOOK_AHEAD)
+        """Number of tasks, up to `num_tasks`; if that is unset, None for more than `LOOK_AHEAD` tasks."""
+        return self._package.rows.count(self.config.num_tasks or LOOK_AHEAD)
 
     @property
     def tools(self) -> list[ToolSpec]:

@@ -44,7 +44,7 @@ class VerifiersConfig(EnvironmentConfig):
     """Program that sends the requests to the model; null: a plain conversation with the taskset's tools."""
     runtime: str = "subprocess"
     """Runtime of that program: subprocess, docker, ..."""
-    max_tasks: int | None = Field(None, ge=1)
+    num_tasks: int | None = Field(None, ge=1)
     """Maximum number of tasks to read. Unset: tasks are read on demand and start over after the last."""
     max_turns: int = Field(32, ge=1)
     """Maximum number of assistant messages before the episode is truncated."""
@@ -79,9 +79,9 @@ Play: TypeAlias = Callable[[Row, str], Awaitable[Played]]
 class Package(ABC):
     """An environment of verifiers; its tasks are read once per process and only on demand."""
 
-    def __init__(self, max_tasks: int | None) -> None:
-        self.max_tasks = max_tasks
-        self.rows = Stream(lambda: islice(self.read(), max_tasks))
+    def __init__(self, num_tasks: int | None) -> None:
+        self.num_tasks = num_tasks
+        self.rows = Stream(lambda: islice(self.read(), num_tasks))
 
     @abstractmethod
     def read(self) -> Iterator[Row]:
@@ -95,13 +95,13 @@ class Package(ABC):
 class Taskset(Package):
     """A taskset of verifiers 0.4; `max_turns`, harness and runtime apply to the agent's seat."""
 
-    def __init__(self, settings: Any, seat: str, max_tasks: int | None) -> None:
+    def __init__(self, settings: Any, seat: str, num_tasks: int | None) -> None:
         from verifiers.v1.utils.loaders import load_environment
 
         self._load: Callable[[], Any] = lambda: load_environment(settings)
         self._taskset = self._load().taskset
         self._seat = seat
-        super().__init__(max_tasks)
+        super().__init__(num_tasks)
 
     def read(self) -> Iterator[Row]:
         """Iterate over the tasks in the order of the taskset."""
@@ -138,9 +138,9 @@ class Taskset(Package):
 class OldPackage(Package):
     """A package with `load_environment`, for verifiers' releases up to 0.2."""
 
-    def __init__(self, theirs: Any, max_tasks: int | None) -> None:
+    def __init__(self, theirs: Any, num_tasks: int | None) -> None:
         self._theirs = theirs
-        super().__init__(max_tasks)
+        super().__init__(num_tasks)
 
     def read(self) -> Iterator[Row]:
         """Iterate over the rows of the training dataset, or of the evaluation dataset if there is none."""
@@ -237,7 +237,7 @@ def _old(config: VerifiersConfig, release: str) -> Package:
     theirs = verifiers.load_environment(config.taskset, **config.options)
     if (limit := getattr(theirs, "max_turns", 0)) == -1 or limit > config.max_turns:
         theirs.max_turns = config.max_turns
-    return OldPackage(theirs, config.max_tasks)
+    return OldPackage(theirs, config.num_tasks)
 
 
 def _taskset(config: VerifiersConfig, release: str) -> Package:
@@ -269,7 +269,7 @@ def _taskset(config: VerifiersConfig, release: str) -> Package:
     settings = resolve_env_config({"taskset": {"id": config.taskset, **config.options}, **given})
     for name in seats:
         _check_runtime(getattr(settings, name))
-    return Taskset(settings, seat, config.max_tasks)
+    return Taskset(settings, seat, config.num_tasks)
 
 
 def _check_runtime(seat: Any) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
-from forge_env.errors import ForgeError, UsageError
+from forge_env.errors import ConfigError, ForgeError, UsageError
 from forge_env.visible import visible
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ class Parser(argparse.ArgumentParser):
         """Parse words and keys into `args` from the arguments that are not flags of the command."""
         from forge_env.config.reader import not_understood, read_arguments
 
+        for argument, after in pairwise([*rest, "--"]):  # without a value, so perhaps a misspelt flag
+            if argument.startswith("--") and "=" not in argument and after.startswith("--"):
+                self.refuse_flag(argument, f"{argument} needs a value", required=False)
         args.words, args.overrides = read_arguments(rest, self._short)
         if missing := [word.name for word in self._words[len(args.words) :] if word.required]:
             self.error(f"{missing[0]} is missing")
@@ -94,6 +98,33 @@ class Parser(argparse.ArgumentParser):
             groups[title].add_argument(*letters, f"--{flag}", metavar=metavar, help=_escaped(text))
         self._model = None
         return super().format_help()
+
+    def refuse_flag(self, argument: str, message: str, *, required: bool = True) -> None:
+        """Raise a `UsageError` about an unknown flag; without `required`, only if a flag was probably misspelt."""
+        guess = self.meant(argument.partition("=")[0].lstrip("-"))
+        if guess or required:
+            raise UsageError(message, fix=f"did you mean {guess[0]}?" if guess else f"see {self.prog} --help")
+
+    def with_flags(self, error: ConfigError) -> ConfigError:
+        """Put the command's flags before the keys in other sections, in hints about unknown keys."""
+        from forge_env.config.reader import InvalidConfigError
+
+        if not isinstance(error, InvalidConfigError) or error.source is None:
+            return error
+        problems = []
+        for problem in error.problems:
+            unknown = problem.text.startswith("unknown key") and len(problem.path) == 1
+            flags = self.meant(problem.path[0]) if unknown and all("." in key for key in problem.meant) else []
+            problems.append(problem._replace(text="unknown key", meant=[*flags, *problem.meant]) if flags else problem)
+        return error.source.refuse(problems)
+
+    def meant(self, name: str) -> list[str]:
+        """List the command's flags that an unknown name probably stands for."""
+        from forge_env.config import hints
+
+        flags = {flag[2:].replace("-", "_"): flag for flag in self._option_string_actions if flag.startswith("--")}
+        guesses = [flags.get(key, key) for key in hints.meant([name.replace("-", "_")], (), flags)]
+        return [guess for guess in guesses if guess in flags.values()]
 
     def error(self, message: str) -> NoReturn:
         """Raise a `UsageError` (exit code 2) with the message."""

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forge_env.cli.command import Parser, report_error
+from forge_env.config import hints
 from forge_env.config.evaluation import EvaluationConfig, environment_entries, short_name
 from forge_env.config.reader import KeyPath, Override, Problem, Source, build, read_file, replaced, values
-from forge_env.errors import ConfigError, UsageError, did_you_mean
+from forge_env.errors import ConfigError, UsageError
 from forge_env.interrupts import INTERRUPTED, TERM_GRACE_S, run_until_interrupted, say
 from forge_env.registry import environment_class
 from forge_env.visible import one_line, visible
@@ -45,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
     parser.word(
         "ENV", "environments (`forge-env list`, or module:Class), or a YAML file", required=False, any_number=True
     )
-    parser.keys(EvaluationConfig, short={"m": "model", "n": "n", "o": "out"})
+    parser.keys(EvaluationConfig, short={"m": "model", "n": "num_tasks", "o": "out"})
     parser.add_argument("--resume", action="store_true", help="continue what the folder --out holds")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -155,7 +156,7 @@ def requested(args: argparse.Namespace) -> Source:
         entries[index] = replaced(entries[index], ("options", *path), item.value(), item.written)
         written["environments", str(index), "options", *path] = item.written
     for entry in entries:  # flags apply to all environments
-        for key in {"n", "split"} & {item.key for item in evaluation_keys}:
+        for key in {"num_tasks", "split"} & {item.key for item in evaluation_keys}:
             entry.pop(key, None)
     source = source.with_overrides(values(evaluation_keys, EvaluationConfig))
     if source.data.get("model") is None:
@@ -198,7 +199,7 @@ def _option(item: Override, entries: list[dict[str, Any]]) -> tuple[int, KeyPath
             f"{item.written!r} is a key of the evaluation and an option of the environment",
             fix=f"write --{item.written} VALUE for the one, {next(iter(labels))}.{item.written}=VALUE for the other",
         )
-    if path[0] in fields or (did_you_mean(path[0], fields) and not did_you_mean(path[0], options)):
+    if path[0] in fields or (hints.meant(path, fields, fields) and path[0] not in options):
         return None
     if len(entries) > 1:
         raise ConfigError(f"{item.written!r} is an option of which environment?", fix=f"write ENV.{item.written}=VALUE")

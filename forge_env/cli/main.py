@@ -18,7 +18,7 @@ from importlib import import_module
 
 from forge_env import __version__
 from forge_env.cli.command import Parser, report_error, tidy
-from forge_env.errors import ForgeError, UsageError, root_cause, suggestion
+from forge_env.errors import ConfigError, ForgeError, UsageError, root_cause, suggestion
 from forge_env.redaction import console
 
 LEAVE_S = 60
@@ -161,12 +161,15 @@ def _run(arguments: list[str], debug: bool) -> int:
     if args.parser.takes_keys:
         args.parser.read_rest(args, rest)
     elif rest:
-        raise UsageError(f"unknown argument {rest[0]!r}", fix=f"see forge-env {args.command} --help")
+        args.parser.refuse_flag(rest[0], f"unknown argument {rest[0]!r}")
     from forge_env.interrupts import say
     from forge_env.run.held_up import LoopGuard
 
     with LoopGuard(math.inf, 0.0, say):  # detects endless loops in environments, for every command
-        code: int = args.run(args)
+        try:
+            code: int = args.run(args)
+        except ConfigError as error:
+            raise args.parser.with_flags(error) from error.__cause__
     if args.command != "train":
         tidy()
     return code

@@ -25,7 +25,7 @@ MARKS = {"ok": "ok", "note": "--", "open": "??", "failed": "!!"}
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     add_environment(parser)
-    parser.add_argument("--tasks", type=int, default=NUM_TASKS, metavar="N", help="tasks of each split")
+    parser.add_argument("-n", "--num-tasks", type=int, default=NUM_TASKS, metavar="N", help="tasks of each split")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def verdict(checks: Sequence[Check]) -> str:
 async def _validate(name: str, options: dict[str, Any], args: argparse.Namespace) -> list[Check]:
     checks: list[Check] = []
     async with LazyEngine(args.sandbox, docker_host=args.docker_host) as engine:
-        validator = Validator(lambda: make(name, sandboxes=engine, **options), num_tasks=args.tasks)
+        validator = Validator(lambda: make(name, sandboxes=engine, **options), num_tasks=args.num_tasks)
         with LoopGuard(PATIENCE_S, 0.0, say, at_once=True), _naming_what_stands_still(validator):
             async for check in validator.run():
                 checks.append(check)

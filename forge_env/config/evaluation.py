@@ -25,7 +25,7 @@ CONFIDENCE = 0.95
 ENDLESS_N = 100
 """Tasks taken from an environment with unlimited tasks, when no number is given."""
 FREE_TO_CHANGE = {
-    *("n", "epochs", "budget", "prices", "confidence", "success", "score", "out", "max_samples"),
+    *("num_tasks", "epochs", "budget", "prices", "confidence", "success", "score", "out", "max_samples"),
     *("sandbox", "docker_host", "sandbox_options"),
     *("base_url", "uds", "api_key_env", "timeout_s", "retries", "first_delay_s", "longest_delay_s", "vllm_args"),
     *("concurrency", "start_concurrency", "sample_retries", "max_failures", "max_bug_rate", "stream"),
@@ -96,8 +96,8 @@ reference solutions), `random`, `empty`, `module:function`."""
 class SampleOptions(Section):
     """Samples."""
 
-    n: int | None = Field(None, ge=1)
-    """Take the first n tasks of each environment; unset: all (100 if the environment has unlimited tasks)."""
+    num_tasks: int | None = Field(None, ge=1)
+    """Tasks of each environment, from its first; unset: all (100 if the environment has unlimited tasks)."""
     epochs: int = Field(1, ge=1)
     """Samples of each task."""
     split: Text | None = None
@@ -167,8 +167,8 @@ class EnvironmentChoice(Section):
     """Options of the environment."""
     split: Text | None = None
     """Its split, if different from the evaluation's `split`."""
-    n: int | None = Field(None, ge=1)
-    """Its number of tasks, if different from the evaluation's `n`."""
+    num_tasks: int | None = Field(None, ge=1)
+    """Its number of tasks, if different from the evaluation's `num_tasks`."""
     opponents: dict[str, str | dict[str, Any]] | None = None
     """Its opponents, if different from the evaluation's `opponents`."""
 
@@ -182,7 +182,8 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
     """The evaluation."""
 
     environments: list[EnvironmentChoice] = Field(min_length=1)
-    """Environments to evaluate on: names, or mappings of `name`, `label`, `options`, `split`, `n`, `opponents`."""
+    """Environments to evaluate on: names, or mappings of `name`, `label`, `options`, `split`, `num_tasks` and \
+`opponents`."""
     out: Path | None = None
     """Folder for the results; unset: a new one in runs/."""
     vllm_args: list[str] = Field(default_factory=list)
@@ -267,7 +268,8 @@ def changes(before: EvaluationConfig, now: EvaluationConfig) -> list[str]:
         and not same_settings(getattr(before, name), getattr(now, name))
     ]
     earlier, later = (
-        {choice.label: choice.model_dump(exclude={"n"}) for choice in config.environments} for config in (before, now)
+        {choice.label: choice.model_dump(exclude={"num_tasks"}) for choice in config.environments}
+        for config in (before, now)
     )
     return changed + [
         f"environment {label!r}" for label in earlier if not same_settings(earlier[label], later.get(label))

@@ -25,6 +25,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from forge_env.config import hints
 from forge_env.errors import ConfigError, ForgeError, UsageError, did_you_mean, in_words, with_place
 from forge_env.machine import user_path
 from forge_env.redaction import MARK, learn, redact_settings, redacted_keys
@@ -149,11 +150,11 @@ def dump(value: Any) -> str:
 
 
 class Problem(NamedTuple):
-    """One mistake: the key, a description, and the key that was probably meant."""
+    """One mistake: the key, a description, and the dotted keys that were probably meant, the likeliest first."""
 
     path: KeyPath
     text: str
-    meant: KeyPath = ()
+    meant: Sequence[str] = ()
 
 
 class InvalidConfigError(ConfigError):
@@ -218,10 +219,15 @@ class Source:
         location = ": ".join(filter(None, [f"{self.name}:{line}" if line else self.name, shown]))
         if forced := above is not None or (below and bool(path)):
             location = f"--{shown}"
-        meant = ".".join(problem.meant)
-        if problem.meant and problem.meant[:-1] == path[:-1]:  # same section: use the section's spelling as written
-            meant = ".".join(filter(None, [shown.rpartition(".")[0], problem.meant[-1]]))
-        return forced, line, f"{location}: {problem.text}{f' (did you mean {meant}?)' if meant else ''}"
+        section, as_written = ".".join(path[:-1]), shown.rpartition(".")[0]
+        siblings = {key for key in problem.meant if key.rpartition(".")[0] == section}  # get the section's spelling
+        keys = [
+            ".".join(filter(None, [as_written, key.rpartition(".")[2]])) if key in siblings else key
+            for key in problem.meant
+        ]
+        hint = f" (did you mean {keys[0]}?" if keys else ""
+        hint += f" Also possible: {', '.join(keys[1:])}" if keys[1:] else ""
+        return forced, line, f"{location}: {problem.text}{hint}{')' if hint else ''}"
 
     @contextmanager
     def locating(self) -> Iterator[None]:
@@ -470,7 +476,9 @@ def arguments(make: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
 def unknown(given: Iterable[str], known: Collection[str], at: KeyPath) -> list[Problem]:
     """List a problem for each given name below the key `at` that is not known there."""
     wrong = [(*at, name) for name in given if name not in known]
-    return [_unknown(path, known) if known else Problem(path, "unknown key (known here: none)") for path in wrong]
+    if not known:
+        return [Problem(path, "unknown key (known here: none)") for path in wrong]
+    return [problem for path in wrong for problem in _unknown(path, known)]
 
 
 def _missing(path: KeyPath, example: str = "VALUE") -> Problem:
@@ -485,7 +493,8 @@ def problems(error: ValidationError, model: Any, data: Any, at: KeyPath = ()) ->
         text = in_words(item)
         if text == "unknown key":
             known = dict.fromkeys(name for each in _models(model, inner[:-1]) for name in fields_of(each))
-            yield _unknown(path, known, model if not at else None)
+            method = str(data.get("method", "")) if isinstance(data, dict) else ""
+            yield from _unknown(path, known, model if not at else None, item["input"], method)
         elif text == "missing":
             examples = [example for each in _at(model, inner) for example in each.examples or ()]
             yield _missing(path, *examples[:1])
@@ -495,16 +504,29 @@ def problems(error: ValidationError, model: Any, data: Any, at: KeyPath = ()) ->
             yield Problem(path, text)
 
 
-def _unknown(path: KeyPath, known: Iterable[str], model: Any = None) -> Problem:
-    """Describe an unknown key and guess the key that was meant: in the same section, else elsewhere in the model."""
-    known = list(known)
-    if guess := did_you_mean(path[-1], known):
-        return Problem(path, "unknown key", (*path[:-1], guess))
-    elsewhere = {key.rpartition(".")[2]: key for key in reversed(list(keys(model)))} if model is not None else {}
-    if guess := did_you_mean(path[-1], elsewhere):
-        return Problem(path, "unknown key", tuple(elsewhere[guess].split(".")))
-    listed = 0 < len(known) <= MOST_LISTED
-    return Problem(path, f"unknown key (known here: {', '.join(known)})" if listed else "unknown key")
+def _unknown(
+    path: KeyPath, known: Collection[str], model: Any = None, value: Any = None, method: str = ""
+) -> Iterator[Problem]:
+    """Describe an unknown key; if it is a section of another library, describe the keys in it that have a hint."""
+    every = list(keys(model)) if model is not None else [".".join([*path[:-1], name]) for name in known]
+    inner = [(*path, *key) for key in _leaves(value)]
+    hinted = [Problem(key, "unknown key", meant) for key in inner if (meant := hints.meant(key, (), every, method))]
+    if hinted:
+        yield from hinted
+    elif meant := hints.meant(path, known, every, method):
+        yield Problem(path, "unknown key", meant)
+    else:
+        listed = 0 < len(known) <= MOST_LISTED
+        yield Problem(path, f"unknown key (known here: {', '.join(known)})" if listed else "unknown key")
+
+
+def _leaves(value: Any) -> Iterator[KeyPath]:
+    """Yield the paths of all values in nested mappings."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        if isinstance(inner, dict):
+            yield from ((str(name), *path) for path in _leaves(inner))
+        else:
+            yield (str(name),)
 
 
 def _written(loc: Sequence[int | str], data: Any) -> KeyPath:

@@ -571,7 +571,7 @@ and a score mixes the policy versions that arrive in the meantime."""
     """Opponents in held-out episodes, if different from environment.opponents."""
     extra_splits: list[str] = Field(default_factory=list)
     """Further splits, scored only at the start and the end."""
-    extra_tasks: Positive = 64
+    extra_num_tasks: Positive = 64
     """Tasks of each extra split."""
 
 

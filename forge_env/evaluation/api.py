@@ -1,6 +1,6 @@
 """Python interface to evaluations.
 
-result = fe.evaluate("coding_rlvr", "qwen3-8b", base_url="http://localhost:8000/v1", n=100, epochs=4)
+result = fe.evaluate("coding_rlvr", "qwen3-8b", base_url="http://localhost:8000/v1", num_tasks=100, epochs=4)
 print(result.summary.environments["coding_rlvr"].score)
 frame = result.to_frame()
 """
@@ -64,7 +64,7 @@ def evaluate(
     Examples:
         >>> import tempfile
         >>> import forge_env as fe
-        >>> result = fe.evaluate("calculator", "gold", n=3, out=tempfile.mkdtemp())
+        >>> result = fe.evaluate("calculator", "gold", num_tasks=3, out=tempfile.mkdtemp())
         >>> result.summary.environments["calculator"].score.value
         1.0
     """
@@ -102,7 +102,7 @@ async def evaluate_async(
     Examples:
         >>> import asyncio, tempfile
         >>> import forge_env as fe
-        >>> run = fe.evaluate_async("calculator", lambda messages, tools: "42", n=2, out=tempfile.mkdtemp())
+        >>> run = fe.evaluate_async("calculator", lambda messages, tools: "42", num_tasks=2, out=tempfile.mkdtemp())
         >>> asyncio.run(run).summary.environments["calculator"].score.value
         0.0
     """

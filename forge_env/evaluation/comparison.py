@@ -51,7 +51,8 @@ def other_tasks(label: str, a: Stored, b: Stored) -> str | None:
         return f"{one.name} against {other.name}"
     options = _options(one), _options(other)
     named = sorted(key for key in options[0].keys() | options[1].keys() if options[0].get(key) != options[1].get(key))
-    tasks = min(choice.n or config.n or ENDLESS_N for choice, config in ((one, a.config), (other, b.config)))
+    sides = ((one, a.config), (other, b.config))
+    tasks = min(choice.num_tasks or config.num_tasks or ENDLESS_N for choice, config in sides)
     if not named or _tasks_agree(one, other, split, tasks):
         return None
     return ", ".join(f"{key} {options[0].get(key)!r} against {options[1].get(key)!r}" for key in named)

@@ -157,7 +157,7 @@ def planned(config: EvaluationConfig, possible: Plan, samples: Plan) -> dict[str
         choice.label: Planned(
             possible.shares[choice.label].split,
             samples.shares[choice.label].played,
-            max(possible.shares[choice.label].played, (choice.n or config.n or 0) * config.epochs),
+            max(possible.shares[choice.label].played, (choice.num_tasks or config.num_tasks or 0) * config.epochs),
         )
         for choice in config.environments
     }
@@ -168,13 +168,13 @@ def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environme
     split = choice.split or config.split or ("eval" if "eval" in env.splits else env.splits[0])
     if split not in env.splits:
         raise UsageError(f"{choice.label} has no split {split!r}", fix=f"use one of {', '.join(env.splits)}")
-    wanted, total = choice.n or config.n, number_of_tasks(env, split)
+    wanted, total = choice.num_tasks or config.num_tasks, number_of_tasks(env, split)
     count = (wanted or ENDLESS_N) if total is None else min(wanted or total, total)
     if count == 0:
         raise UsageError(f"{choice.label} has no tasks in split {split!r}")
     if count * config.epochs > MOST_SAMPLES:
         raise UsageError(
-            f"{count * config.epochs:,} samples of {choice.label} would never end", fix="lower --n or --epochs"
+            f"{count * config.epochs:,} samples of {choice.label} would never end", fix="lower --num-tasks or --epochs"
         )
     return split, count
 
@@ -297,7 +297,7 @@ def in_plan(config: EvaluationConfig, trajectory: Trajectory) -> bool:
     """Whether a recorded sample is in the configuration that was last requested: resuming may request fewer."""
     for choice in config.environments:
         if choice.label == trajectory.environment:
-            count = choice.n or config.n
+            count = choice.num_tasks or config.num_tasks
             inside = count is None or trajectory.info["index"] < count
             return inside and bool(trajectory.info["epoch"] < config.epochs)
     return False

@@ -128,7 +128,7 @@ class EvaluationResult:
     Examples:
         >>> import tempfile
         >>> import forge_env as fe
-        >>> result = fe.evaluate("calculator", "gold", n=2, out=tempfile.mkdtemp())
+        >>> result = fe.evaluate("calculator", "gold", num_tasks=2, out=tempfile.mkdtemp())
         >>> [trajectory.reward for trajectory in result.trajectories()]
         [1.0, 1.0]
     """

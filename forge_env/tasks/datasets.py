@@ -164,7 +164,7 @@ class DatasetConfig(BaseModel):
     """Streaming: number of rows read ahead, from which the next one is chosen at random; 0: rows stay in order."""
     shuffle_seed: int = 0
     """Streaming: seed of the random choice."""
-    limit: Annotated[int, Field(gt=0)] | None = None
+    num_tasks: Annotated[int, Field(gt=0)] | None = None
     """Maximum number of tasks of one split."""
 
     @model_validator(mode="before")
@@ -317,7 +317,7 @@ def _tasks(config: DatasetConfig, split: str) -> Iterator[tuple[int, Task]]:
     rows = _rows(config, config.splits.get(split) if config.splits else config.split)
     given = 0
     for number, row in enumerate(rows):
-        if given == config.limit:
+        if given == config.num_tasks:
             return
         task = _as_task(config, split, number, row)
         fraction = None if config.splits else config.eval_fraction

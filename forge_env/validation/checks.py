@@ -131,7 +131,7 @@ class Validator:
 
     def __init__(self, make_env: Callable[[], Environment], *, num_tasks: int = NUM_TASKS) -> None:
         if num_tasks < 1:
-            raise UsageError("validation needs at least one task", fix="--tasks 1 or more")
+            raise UsageError("validation needs at least one task", fix="use --num-tasks 1 or more")
         self.make_env = make_env
         self.num_tasks = num_tasks
         self.num_searched = min(num_tasks, 3)

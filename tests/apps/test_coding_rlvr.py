@@ -32,7 +32,7 @@ SHORT = {
     "grpo.group_size": 4,
     "grpo.max_off_policy_steps": 1,
     "evaluation.num_tasks": 16,
-    "evaluation.extra_tasks": 4,
+    "evaluation.extra_num_tasks": 4,
     "evaluation.every": 2,
 }
 
@@ -194,7 +194,7 @@ def test_an_interrupt_of_the_start_up_ends_it_soon(tmp_path: Path) -> None:
 
 def test_a_closed_terminal_saves_and_leaves_nothing(tmp_path: Path) -> None:
     shm = shared_memory()
-    endless = {"sandbox.engine": "local", "grpo.steps": 500, "evaluation.num_tasks": 4, "evaluation.extra_tasks": 1}
+    endless = {"sandbox.engine": "local", "grpo.steps": 500, "evaluation.num_tasks": 4, "evaluation.extra_num_tasks": 1}
     training = Training(tmp_path, "closed", endless, terminal=True)
     training.wait_for("step 1 trains groups")
     family = training.family()

@@ -27,7 +27,7 @@ def test_from_a_new_package_to_a_rising_curve(tmp_path: Path, clean_environ: pyt
     forge_env(tmp_path, "new", "scale")
     source = tmp_path / "scale" / "src"
     (source / "scale" / "environment.py").write_text(ENVIRONMENT)
-    checked = forge_env(source, "validate", "scale:Scale", "--tasks", "3")
+    checked = forge_env(source, "validate", "scale:Scale", "--num-tasks", "3")
     assert "scale:Scale: no check failed; not checked: the agent is shown no hidden data" in checked
     (source / "train.yaml").write_text(RECIPE)
     forge_env(source, "train", "train.yaml")

@@ -195,7 +195,7 @@ async def test_tasks_are_read_as_far_as_they_are_asked_for_and_servers_are_share
     assert len(answers) == 1  # one server for both
     assert list(range(101)) == vf_endless.READ  # once, up to where it shows that there are more than a hundred
     assert environments[0].num_tasks("train") is None
-    assert fe.make(ADAPTER, taskset="vf-endless", max_tasks=7).num_tasks("train") == 7
+    assert fe.make(ADAPTER, taskset="vf-endless", num_tasks=7).num_tasks("train") == 7
 
 
 async def test_the_seat_may_have_any_name() -> None:

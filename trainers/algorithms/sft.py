@@ -359,7 +359,7 @@ class Session:
     async def _held_out_loss(self, split: str) -> tuple[float, float, int]:
         """Loss per token, its standard error and the number of conversations. Ends early if the run is stopped."""
         section = self.run.config.evaluation
-        wanted = section.num_tasks if split == section.split else section.extra_tasks
+        wanted = section.num_tasks if split == section.split else section.extra_num_tasks
         count = self._environment.num_tasks(split)
         total = wanted if count is None else min(wanted, count)
         sums, counts = array("d"), array("q")

@@ -133,7 +133,7 @@ def check_idle_options(config: RunConfig) -> None:
     if config.method != "sft":
         _refuse_turned("sft", config.sft, tuple(type(config.sft).model_fields), "method=sft")
     if not config.evaluation.extra_splits:
-        _refuse_turned("evaluation", config.evaluation, ("extra_tasks",), "splits in evaluation.extra_splits")
+        _refuse_turned("evaluation", config.evaluation, ("extra_num_tasks",), "splits in evaluation.extra_splits")
 
 
 def _refuse_turned(

@@ -115,4 +115,4 @@ class Evaluator:
         section = self._run.config.evaluation
         await self.evaluate(step, section.split, section.num_tasks)
         for split in section.extra_splits:
-            await self.evaluate(step, split, section.extra_tasks)
+            await self.evaluate(step, split, section.extra_num_tasks)

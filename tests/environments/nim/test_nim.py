@@ -115,7 +115,7 @@ async def test_an_evaluation_has_opponents_and_is_scored_again(tmp_path: Path) -
     result = await evaluate_async(
         ["nim"],
         "environments.nim:Careless",
-        n=12,
+        num_tasks=12,
         out=tmp_path / "one",
         opponents={"second": "environments.nim:Perfect"},
     )
@@ -127,7 +127,7 @@ async def test_an_evaluation_has_opponents_and_is_scored_again(tmp_path: Path) -
     lost = await evaluate_async(
         ["nim"],
         "environments.nim:Careless",
-        n=12,
+        num_tasks=12,
         out=tmp_path / "metric",
         opponents={"second": "environments.nim:Perfect"},
         score="reward_second",
@@ -201,7 +201,7 @@ def test_a_seat_that_cannot_be_played(
 )
 async def test_opponents_that_are_refused(opponents: Any, said_of_it: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        await evaluate_async(["nim"], "random", n=1, out=tmp_path / "one", opponents=opponents)
+        await evaluate_async(["nim"], "random", num_tasks=1, out=tmp_path / "one", opponents=opponents)
     assert said_of_it in str(caught.value)
     with pytest.raises(UsageError, match="plays all seats of nim together"):
-        await evaluate_async(["nim"], "gold", n=1, out=tmp_path / "two", opponents={"second": "random"})
+        await evaluate_async(["nim"], "gold", num_tasks=1, out=tmp_path / "two", opponents={"second": "random"})

@@ -142,7 +142,7 @@ def test_a_new_package_works_at_once(kind: str, tmp_path: Path, capsys: pytest.C
         assert beside.stdout == "MyEnv\n", beside.stderr
     tested = run("-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert tested.returncode == 0, tested.stdout
-    validated = run("-m", "forge_env", "validate", "my_env", "--tasks", "1")
+    validated = run("-m", "forge_env", "validate", "my_env", "--num-tasks", "1")
     assert validated.returncode == 0, validated.stdout + validated.stderr
     assert "ok gold solutions score full marks: 2 of 2" in validated.stdout
     assert "ok API version: 1" in validated.stdout

@@ -43,7 +43,7 @@ def test_a_person_plays_the_model(
 
 
 def test_it_is_validated_and_evaluated(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", NAME, "--tasks", "1", "--sandbox", "local"]) == 0
+    assert main(["validate", NAME, "--num-tasks", "1", "--sandbox", "local"]) == 0
     end = f"{NAME}: no check failed; not checked: the agent is shown no hidden data\n"  # its answers are short
     assert capsys.readouterr().out.endswith(end)
     assert main(["eval", NAME, "--model", "gold", "-n", "1", "--sandbox", "local", "--out", "gold"]) == 0

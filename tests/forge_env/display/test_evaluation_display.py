@@ -60,7 +60,12 @@ async def test_errors_and_requests_in_flight_show_before_any_sample_is_done(
 
     stream = Screen(terminal=live, awaited="EndpointOverloadedError")
     async with Server(behave) as server:
-        settings = {"environments": "tests.forge_env.evaluation.toys:Sums", "model": "m", "first_delay_s": 0.0, "n": 4}
+        settings = {
+            "environments": "tests.forge_env.evaluation.toys:Sums",
+            "model": "m",
+            "first_delay_s": 0.0,
+            "num_tasks": 4,
+        }
         config = EvaluationConfig.model_validate({**settings, "base_url": server.url, "out": tmp_path / "out"})
         evaluation = Evaluation(config, stream=stream)
         running = asyncio.create_task(evaluation.run())

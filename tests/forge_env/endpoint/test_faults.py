@@ -88,7 +88,7 @@ async def test_what_the_model_gets_wrong_in_a_call_is_the_models(out: Path) -> N
         return completion(None, calls=wrong) if request["messages"][-1]["role"] == "user" else right(request, n)
 
     async with Server(behave) as server:
-        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=2, **QUICK)
+        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, num_tasks=2, **QUICK)
     item = result.summary.environments["Sums"]
     assert (item.samples, item.invalid, result.summary.request_errors) == (2, {}, {})
     answers = server.requests[-1]["messages"][-4:]
@@ -156,7 +156,7 @@ async def test_connections_are_kept_where_the_endpoint_keeps_them(out: Path) -> 
 
 async def test_an_endpoint_that_dies_in_the_middle(out: Path) -> None:
     async with Server(right) as server:
-        first = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=5, **QUICK)
+        first = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, num_tasks=5, **QUICK)
         url = server.url
     with pytest.raises(GeneratorError, match="start the server") as caught:
         await fe.evaluate_async(Sums, "m", base_url=url, out=out, resume=True, **QUICK)
@@ -168,7 +168,7 @@ async def test_an_endpoint_that_dies_in_the_middle(out: Path) -> None:
 async def test_ten_megabytes_are_recorded_and_read_back(out: Path) -> None:
     text = "4\u00e9\n" * 3_000_000
     async with Server(lambda request, n: completion(text)) as server:
-        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=1, **QUICK)
+        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, num_tasks=1, **QUICK)
     (trajectory,) = result.trajectories()
     assert trajectory.turns[0].message.content == text
     assert (trajectory.valid, trajectory.reward) == (True, 0.0)
@@ -195,7 +195,7 @@ async def test_ten_megabytes_in_a_stream_of_small_pieces() -> None:
 )
 async def test_unicode_reaches_transcript_and_report(text: str, out: Path) -> None:
     async with Server(lambda request, n: http(json.dumps(completion(text)).encode())) as server:
-        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=2, **QUICK)
+        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, num_tasks=2, **QUICK)
     assert (result.summary.status, result.summary.environments["Sums"].samples) == ("complete", 2)
     stored = [trajectory.turns[0].message.content for trajectory in result.trajectories()]
     assert stored == [text.replace("\ud83d", "\ufffd")] * 2
@@ -261,7 +261,7 @@ async def test_the_file_of_ones_own_authority_is_trusted(
     path, context = certificate(days=9)
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
     async with Server(right, tls=context) as server:
-        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=2, **QUICK)
+        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, num_tasks=2, **QUICK)
     assert result.summary.status == "complete"
 
 
@@ -360,7 +360,7 @@ async def test_waiting_for_the_endpoints_patience_is_no_working_time(out: Path) 
 async def test_a_limit_that_ends_an_endpoints_silence_is_no_zero(limit: str, out: Path) -> None:
     options: dict[str, Any] = {**QUICK, limit: 0.05}
     async with Server(lambda request, n: None) as server:
-        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=2, **options)
+        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, num_tasks=2, **options)
     item = result.summary.environments["Sums"]
     assert (item.samples, item.truncated, item.invalid) == (0, {}, {"EndpointTimeoutError": 2})
     assert result.summary.request_errors == {"EndpointTimeoutError": 2}
@@ -374,6 +374,6 @@ async def test_a_limit_that_ends_slow_answers_truncates(out: Path) -> None:
         return completion(None, calls=[tool_call("add", {"a": 1})])
 
     async with Server(slowly) as server:
-        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=2, time_limit=1.5, **QUICK)
+        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, num_tasks=2, time_limit=1.5, **QUICK)
     item = result.summary.environments["Sums"]
     assert (item.samples, item.truncated, item.invalid) == (2, {"time": 2}, {})

@@ -275,7 +275,7 @@ class Patient(EndpointPolicy, PolicySession):
 def test_a_run_whose_samples_reset_before_they_ask_fills_the_endpoint(tmp_path: Path) -> None:
     async def play() -> tuple[int, int]:
         policy = Patient()
-        result = await fe.evaluate_async(Slow, policy, n=1000, out=tmp_path / "out")
+        result = await fe.evaluate_async(Slow, policy, num_tasks=1000, out=tmp_path / "out")
         return result.summary.environments["Slow"].samples, policy.limiter.size
 
     samples, window = run(play())

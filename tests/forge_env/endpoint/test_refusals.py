@@ -56,7 +56,7 @@ async def test_a_prompt_that_is_always_refused_costs_its_own_sample(status: int,
 async def test_refusing_everything_ends_the_run(status: int, out: Path) -> None:
     async with Server(lambda request, n: http({"error": {"message": "no"}}, status)) as server:
         result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, max_samples=1, **QUICK)
-        short = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out.with_name("b"), n=1, **QUICK)
+        short = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out.with_name("b"), num_tasks=1, **QUICK)
     assert len(server.requests) == 4
     for error in (result.error, short.error):
         assert "rejects every request" in str(error)
@@ -117,7 +117,7 @@ async def test_arguments_nested_without_end_are_the_models_to_repair(block: str,
         return completion(f"<tool_call>{block}</tool_call>") if n == 0 else completion("1")
 
     async with Server(behave) as server:
-        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=1, tools="text", **QUICK)
+        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, num_tasks=1, tools="text", **QUICK)
     (sample,) = result.samples
     assert (sample.valid, sample.score, sample.turns) == (True, 1.0, 2)
 

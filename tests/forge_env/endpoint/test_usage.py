@@ -93,9 +93,11 @@ async def test_a_token_limit_binds_in_a_single_turn_and_rescoring_keeps_it(out: 
     """The endpoint ignores what it was asked for: the answer beyond the limit is recorded and not scored."""
     environment = "tests.forge_env.evaluation.toys:Sums"
     async with Server(lambda request, n: completion("1")) as server:
-        right = await fe.evaluate_async(environment, "m", base_url=server.url, out=out, n=1, token_limit=5, **QUICK)
+        right = await fe.evaluate_async(
+            environment, "m", base_url=server.url, out=out, num_tasks=1, token_limit=5, **QUICK
+        )
         over = await fe.evaluate_async(
-            environment, "m", base_url=server.url, out=out.with_name("over"), n=1, token_limit=4, **QUICK
+            environment, "m", base_url=server.url, out=out.with_name("over"), num_tasks=1, token_limit=4, **QUICK
         )
     assert [request["max_tokens"] for request in server.requests] == [5, 4]
     assert right.summary.environments["Sums"].truncated == {}
@@ -114,7 +116,7 @@ async def test_each_reply_may_be_as_long_as_what_is_left(out: Path) -> None:
 
     async with Server(behave) as server:
         result = await fe.evaluate_async(
-            Sums, "m", base_url=server.url, out=out, n=1, token_limit=11, max_tokens=8, **QUICK
+            Sums, "m", base_url=server.url, out=out, num_tasks=1, token_limit=11, max_tokens=8, **QUICK
         )
     assert [request["max_tokens"] for request in server.requests] == [8, 6, 1]
     assert result.samples[0].truncation == "tokens"
@@ -136,7 +138,14 @@ async def test_a_model_that_knows_the_bound_by_its_other_name_gets_that(out: Pat
 async def test_the_other_name_of_the_field_is_lowered_where_it_is_in_use(out: Path) -> None:
     async with Server(lambda request, n: completion("1")) as server:
         await fe.evaluate_async(
-            Sums, "m", base_url=server.url, out=out, n=1, token_limit=50, extra={"max_completion_tokens": 90}, **QUICK
+            Sums,
+            "m",
+            base_url=server.url,
+            out=out,
+            num_tasks=1,
+            token_limit=50,
+            extra={"max_completion_tokens": 90},
+            **QUICK,
         )
     assert "max_tokens" not in server.requests[0]
     assert server.requests[0]["max_completion_tokens"] == 50

@@ -89,7 +89,7 @@ def evaluated(checkpoint: Path, out: Path) -> fe.EvaluationResult:
     result = fe.evaluate(
         [{"name": name, "options": {"max_turns": 3, **OPTIONS[name]}} for name in TOOLS],
         f"vllm:{checkpoint}",
-        n=8,
+        num_tasks=8,
         seed=1,
         temperature=0.7,
         send_seed=True,

@@ -394,7 +394,9 @@ class Endless(Whole):
     ],
 )
 def test_a_mistake_is_named(cls: type, said: str, fix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", f"tests.forge_env.environment.test_bad_environments:{cls.__name__}", "--tasks", "1"]) in (
+    assert main(
+        ["validate", f"tests.forge_env.environment.test_bad_environments:{cls.__name__}", "--num-tasks", "1"]
+    ) in (
         1,
         2,
     )
@@ -412,21 +414,21 @@ def test_what_is_no_import_path_is_named(name: str, capsys: pytest.CaptureFixtur
 
 
 def test_a_cleanup_that_fails_after_setup_hides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", "tests.forge_env.environment.test_bad_environments:SetupFirst", "--tasks", "1"]) == 1
+    assert main(["validate", "tests.forge_env.environment.test_bad_environments:SetupFirst", "--num-tasks", "1"]) == 1
     assert "forge-env: SetupFirst.setup raised RuntimeError on task 'train-0': no server" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--tasks", "0"], "at least one task"),
-        (["--tasks", "-3"], "at least one task"),
-        (["--tasks", "many"], "invalid int value"),
+        (["--num-tasks", "0"], "at least one task"),
+        (["--num-tasks", "-3"], "at least one task"),
+        (["--num-tasks", "many"], "invalid int value"),
         (["max_turns=0"], "max_turns"),
         (["nothing=1"], "--nothing: unknown key"),
         (["seed.x=1"], "seed"),
         (["seed=1", "seed.x=1"], "--seed.x: 'seed' is a value, not a section"),
-        (["--tasks", "1", "--seed"], "needs a value"),
+        (["--num-tasks", "1", "--seed"], "needs a value"),
         (["--sandbox", "dokcer"], "did you mean 'docker'"),
     ],
 )
@@ -456,7 +458,7 @@ def test_a_model_that_looks_like_a_function_is_said_to_be_none(
 
 
 def test_the_highest_reward_of_a_game_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--env_id", "CliffWalking-v1", "--env_options", "{}", "--max_turns", "2", "--tasks", "1"]
+    options = ["--env_id", "CliffWalking-v1", "--env_options", "{}", "--max_turns", "2", "--num-tasks", "1"]
     assert main(["validate", "gymnasium", *options, "--max_reward", "-3"]) == 1
     assert re.search(r"scored \S+ of -3: set the option max_reward=\S+, or lower the reward", capsys.readouterr().out)
     assert main(["validate", "gymnasium", *options, "--max_reward", "1"]) == 0

@@ -603,7 +603,7 @@ HERE = "tests.forge_env.environment.test_careless_mistakes"
 )
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_a_mistake_is_named(cls: type, said: str, fix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", f"{HERE}:{cls.__name__}", "--tasks", "1"]) in (1, 2)
+    assert main(["validate", f"{HERE}:{cls.__name__}", "--num-tasks", "1"]) in (1, 2)
     error = capsys.readouterr().err
     assert said in error
     assert fix in error
@@ -714,7 +714,7 @@ def test_what_a_sandbox_refuses_is_named_with_the_authors_line(
 ) -> None:
     require("local")
     monkeypatch.setattr(Boxed, "rubric", fe.Rubric(reward))
-    assert main(["validate", f"{HERE}:Boxed", "--tasks", "1", "--sandbox", "local"]) in (1, 2)
+    assert main(["validate", f"{HERE}:Boxed", "--num-tasks", "1", "--sandbox", "local"]) in (1, 2)
     error = capsys.readouterr().err
     assert said in error
     assert "sandboxes/box.py" not in error
@@ -735,7 +735,7 @@ def test_files_that_are_none_are_named(
 ) -> None:
     require("local")
     monkeypatch.setattr(Boxed, "files", lambda self, task: returned)
-    assert main(["validate", f"{HERE}:Boxed", "--tasks", "1", "--sandbox", "local"]) == 1
+    assert main(["validate", f"{HERE}:Boxed", "--num-tasks", "1", "--sandbox", "local"]) == 1
     error = capsys.readouterr().err
     assert said in error
     assert fix in error
@@ -865,7 +865,7 @@ class ScoredByChance(Find):
     ],
 )
 def test_a_finding_is_shown(cls: type, mark: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", f"{HERE}:{cls.__name__}", "--tasks", "1"]) == (1 if mark == "!!" else 0)
+    assert main(["validate", f"{HERE}:{cls.__name__}", "--num-tasks", "1"]) == (1 if mark == "!!" else 0)
     shown = capsys.readouterr()
     assert [line for line in shown.out.splitlines() if line.startswith(mark) and said in line], shown.out
     assert shown.err == ""

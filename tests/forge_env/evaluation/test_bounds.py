@@ -101,7 +101,9 @@ async def test_a_conversation_that_is_full_is_truncated(settings: dict[str, Any]
         )
 
     async with Server(behave) as server:
-        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=tmp_path / "out", n=3, **settings, **QUICK)
+        result = await fe.evaluate_async(
+            Sums, "m", base_url=server.url, out=tmp_path / "out", num_tasks=3, **settings, **QUICK
+        )
     item = result.summary.environments["Sums"]
     assert (item.samples, item.truncated, item.invalid) == (3, {"context": 3}, {})
 
@@ -118,7 +120,7 @@ async def test_the_token_limit_holds_where_the_endpoint_takes_no_bound(tmp_path:
 
     async with Server(behave) as server:
         result = await fe.evaluate_async(
-            Sums, "m", base_url=server.url, out=tmp_path / "out", n=1, token_limit=12, **QUICK
+            Sums, "m", base_url=server.url, out=tmp_path / "out", num_tasks=1, token_limit=12, **QUICK
         )
     item = result.summary.environments["Sums"]
     assert (item.truncated, item.invalid) == ({"tokens": 1}, {})
@@ -128,7 +130,7 @@ async def test_the_token_limit_holds_where_the_endpoint_takes_no_bound(tmp_path:
 async def test_what_has_nothing_to_do_with_lengths_is_not_asked_again(tmp_path: Path) -> None:
     async with Server(lambda request, n: refused("temperature must be 1")) as server:
         result = await fe.evaluate_async(
-            Sums, "m", base_url=server.url, out=tmp_path / "out", n=1, token_limit=12, **QUICK
+            Sums, "m", base_url=server.url, out=tmp_path / "out", num_tasks=1, token_limit=12, **QUICK
         )
     assert result.summary.environments["Sums"].invalid == {"RequestRefusedError": 1}
     assert len(server.requests) == 1

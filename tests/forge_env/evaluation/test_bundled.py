@@ -10,7 +10,7 @@ import forge_env as fe
 from forge_env.registry import environment_class
 
 BUNDLED = [e.name for e in fe.list_environments() if e.target.startswith("environments.") and not e.needs]
-SETTINGS = {"n": 6, "sandbox": "local", "max_samples": 4}
+SETTINGS = {"num_tasks": 6, "sandbox": "local", "max_samples": 4}
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_a_file_says_the_same_as_flags(tmp_path: Path) -> None:
         "environments": [{"name": TOY, "options": {"max_turns": 3}}],
         "model": "m",
         "base_url": "http://localhost:1/v1",
-        "n": 5,
+        "num_tasks": 5,
         "epochs": 2,
         "temperature": 0.5,
         "extra": {"top_k": 4},
@@ -76,7 +76,7 @@ def test_classes_of_one_name_are_told_apart(out: str) -> None:
 
 
 def test_a_class_has_one_label_however_it_is_given(out: str, capsys: Any) -> None:
-    fe.evaluate(Sums, "gold", out=out, n=2)
+    fe.evaluate(Sums, "gold", out=out, num_tasks=2)
     main(["eval", TOY, "--model", "gold", "--out", f"{out}-2", "-n", "2"])
     assert main(["compare", out, f"{out}-2"]) == 0
     main(["eval", OTHER, "--model", "gold", "--out", f"{out}-3", "-n", "2"])
@@ -89,12 +89,14 @@ def test_a_class_has_one_label_however_it_is_given(out: str, capsys: Any) -> Non
 
 def test_a_flag_holds_for_every_environment_of_a_file(tmp_path: Path, out: str) -> None:
     path = tmp_path / "evaluation.yaml"
-    path.write_text(yaml.safe_dump({"environments": [{"name": TOY, "n": 5, "split": "a"}, OTHER], "model": "gold"}))
+    path.write_text(
+        yaml.safe_dump({"environments": [{"name": TOY, "num_tasks": 5, "split": "a"}, OTHER], "model": "gold"})
+    )
     config = config_of(str(path))
-    assert [(choice.n, choice.split) for choice in config.environments] == [(5, "a"), (None, None)]
+    assert [(choice.num_tasks, choice.split) for choice in config.environments] == [(5, "a"), (None, None)]
     config = config_of(str(path), "-n", "2", "--split", "b")
-    assert [(choice.n, choice.split) for choice in config.environments] == [(None, None), (None, None)]
-    assert (config.n, config.split) == (2, "b")
+    assert [(choice.num_tasks, choice.split) for choice in config.environments] == [(None, None), (None, None)]
+    assert (config.num_tasks, config.split) == (2, "b")
 
 
 def test_one_file_is_read_and_a_second_refused(tmp_path: Path, capsys: Any) -> None:

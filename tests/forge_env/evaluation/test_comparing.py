@@ -64,7 +64,7 @@ def test_options_that_change_no_task_may_differ(options: dict[str, Any], tmp_pat
 
 def test_what_was_asked_for_last_is_compared(tmp_path: Path) -> None:
     a, b = played(tmp_path / "a", epochs=2), played(tmp_path / "b")
-    played(tmp_path / "a", n=5, resume=True)
+    played(tmp_path / "a", num_tasks=5, resume=True)
     found = compare_folders(a, b)
     difference = found.environments["levels"]
     assert difference is not None

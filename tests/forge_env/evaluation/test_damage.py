@@ -21,7 +21,7 @@ HIT = 1
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("damage") / "whole"
-    fe.evaluate(Sums, Counted(2), n=N, out=out, max_samples=1)
+    fe.evaluate(Sums, Counted(2), num_tasks=N, out=out, max_samples=1)
     return out
 
 
@@ -47,7 +47,7 @@ def damaged(whole: Path, change: dict[bytes, bytes] | None = None, *, at: int = 
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255))
 def test_any_byte_costs_at_most_its_own_sample(whole: Path, at: int, byte: int) -> None:
     out = damaged(whole, at=at, byte=byte)
-    again = fe.evaluate(Sums, Counted(2), n=N, out=out, score="exact_match", resume=True)
+    again = fe.evaluate(Sums, Counted(2), num_tasks=N, out=out, score="exact_match", resume=True)
     assert again.summary.status == "complete"
     assert [sample.score for sample in again.samples if not sample.id.endswith(f"/{HIT}/0")] == [1.0] * (N - 1)
     load(out)
@@ -68,7 +68,7 @@ def test_any_byte_costs_at_most_its_own_sample(whole: Path, at: int, byte: int) 
 def test_what_still_reads_as_a_trajectory_is_noted_as_damage(old: bytes, new: bytes, whole: Path) -> None:
     out = damaged(whole, {old: new})
     before = (out / "trajectories" / "eval.jsonl").read_bytes()
-    again = fe.evaluate(Sums, Counted(2), n=N, out=out, score="exact_match", resume=True)
+    again = fe.evaluate(Sums, Counted(2), num_tasks=N, out=out, score="exact_match", resume=True)
     assert (again.summary.status, len(again.samples)) == ("complete", N)
     added = (out / "trajectories" / "eval.jsonl").read_bytes().removeprefix(before)
     assert added.count(b"\n") == 1

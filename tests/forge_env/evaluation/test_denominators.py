@@ -80,13 +80,13 @@ AGENTS = [Class(), Unopened(), leaves, later, wants_an_environment, raises_from(
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_whatever_an_agents_own_code_raises_scores_0_with_its_place(agent: Any, tmp_path: Path) -> None:
-    result = fe.evaluate(Sums, agent, n=3, out=tmp_path / "out")
+    result = fe.evaluate(Sums, agent, num_tasks=3, out=tmp_path / "out")
     item = result.summary.environments["Sums"]
     assert item.score is not None
     assert (item.samples, item.crashed, item.score.value, item.invalid) == (3, 3, 0.0, {})
     assert "test_denominators.py:" in (item.first_crash or "")
     assert result.summary.status == "complete"
-    assert (fe.evaluate(Sums, agent, n=3, out=tmp_path / "out", resume=True).samples) == result.samples
+    assert (fe.evaluate(Sums, agent, num_tasks=3, out=tmp_path / "out", resume=True).samples) == result.samples
 
 
 def test_a_crash_on_most_tasks_is_no_perfect_score_anywhere(
@@ -116,7 +116,9 @@ async def test_a_crash_is_one_when_its_transcript_is_scored_again(tmp_path: Path
 
 
 def test_an_opponents_crash_is_not_the_agents(tmp_path: Path) -> None:
-    result = fe.evaluate(Wishes, answer_even, n=2, opponents={"user": f"{__name__}:leaves"}, out=tmp_path / "out")
+    result = fe.evaluate(
+        Wishes, answer_even, num_tasks=2, opponents={"user": f"{__name__}:leaves"}, out=tmp_path / "out"
+    )
     item = result.summary.environments["Wishes"]
     assert (item.samples, item.crashed, item.bugs, item.invalid) == (0, 0, 2, {})
 
@@ -126,7 +128,7 @@ def test_errors_of_forge_env_that_an_agent_raises_are_its_crashes(kind: type[fe.
     def agent(messages: list[fe.Message], tools: Any) -> str:
         raise kind("mine")
 
-    item = fe.evaluate(Sums, agent, n=2, out=tmp_path / "out").summary.environments["Sums"]
+    item = fe.evaluate(Sums, agent, num_tasks=2, out=tmp_path / "out").summary.environments["Sums"]
     assert (item.samples, item.crashed, item.invalid) == (2, 2, {})
 
 
@@ -134,7 +136,7 @@ def test_a_call_of_forge_env_that_an_agent_makes_wrongly_is_its_crash(tmp_path: 
     def agent(messages: list[fe.Message], tools: Any) -> str:
         return str(fe.load_tasks("nothing.jsonl"))
 
-    item = fe.evaluate(Sums, agent, n=2, out=tmp_path / "out").summary.environments["Sums"]
+    item = fe.evaluate(Sums, agent, num_tasks=2, out=tmp_path / "out").summary.environments["Sums"]
     assert (item.crashed, item.invalid) == (2, {})
     assert "there is no file nothing.jsonl" in (item.first_crash or "")
 
@@ -189,7 +191,7 @@ def test_more_than_there_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr()
     assert "50 samples of Sums (eval) were asked for, 12 can be played" in said.err
     assert said.out.splitlines()[0].endswith("over 12 samples; 50 were asked for, 12 can be played")
-    item = fe.evaluate(Sums, "gold", n=5, epochs=2, out=tmp_path / "b").summary.environments["Sums"]
+    item = fe.evaluate(Sums, "gold", num_tasks=5, epochs=2, out=tmp_path / "b").summary.environments["Sums"]
     assert (item.asked, item.planned) == (10, 10)
 
 
@@ -205,7 +207,7 @@ def test_a_file_without_splits_is_wholly_what_is_asked_for(split: str | None, tm
             return fe.load_tasks(fe.DatasetConfig(path=str(path), columns={"prompt": "question"}), split)
 
     for n, played in ((None, 10), (5, 5), (10, 10)):
-        result = fe.evaluate(Rows, answer_even, n=n, split=split, out=tmp_path / f"out-{n}")
+        result = fe.evaluate(Rows, answer_even, num_tasks=n, split=split, out=tmp_path / f"out-{n}")
         item = result.summary.environments["Rows"]
         assert (item.asked, item.samples) == (played, played)
 

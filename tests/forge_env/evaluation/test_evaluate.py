@@ -50,7 +50,7 @@ def test_gold_scores_full_marks_and_random_does_not(out: Path) -> None:
 
 
 def test_figures_by_epoch_difficulty_and_tag(out: Path) -> None:
-    result = fe.evaluate(Sums, f"{answer_even.__module__}:answer_even", epochs=3, n=9, out=out)
+    result = fe.evaluate(Sums, f"{answer_even.__module__}:answer_even", epochs=3, num_tasks=9, out=out)
     item = result.summary.environments["Sums"]
     assert (item.samples, item.tasks, item.score.value) == (27, 9, pytest.approx(5 / 9))
     assert item.pass_at.keys() == {1, 2, 3}
@@ -65,7 +65,7 @@ def test_figures_by_epoch_difficulty_and_tag(out: Path) -> None:
 
 
 def test_the_folder_holds_config_transcripts_summary_and_report(out: Path) -> None:
-    result = fe.evaluate(Sums, "gold", n=3, out=out)
+    result = fe.evaluate(Sums, "gold", num_tasks=3, out=out)
     assert json.loads((out / "summary.json").read_text()) == json.loads(json.dumps(result.summary.to_dict()))
     assert "| Sums (eval) | 3 | 3 | 1.000" in (out / "report.md").read_text()
     stored = list(read_trajectories(out / "trajectories" / "eval.jsonl"))
@@ -83,20 +83,21 @@ def test_the_folder_holds_config_transcripts_summary_and_report(out: Path) -> No
 @pytest.mark.slow  # importing pandas takes seconds
 def test_a_frame_has_a_row_for_every_sample(out: Path) -> None:
     pytest.importorskip("pandas")
-    frame = fe.evaluate(Sums, "gold", n=3, out=out).to_frame()
+    frame = fe.evaluate(Sums, "gold", num_tasks=3, out=out).to_frame()
     assert list(frame["score"]) == [1.0, 1.0, 1.0]
     assert "metrics.exact_match" in frame.columns
 
 
 async def test_it_can_be_called_where_a_loop_runs(out: Path) -> None:
-    result = fe.evaluate(Sums, "gold", n=2, out=out)
-    again = await fe.evaluate_async(Sums, "gold", n=2, out=out.with_name("again"))
+    result = fe.evaluate(Sums, "gold", num_tasks=2, out=out)
+    again = await fe.evaluate_async(Sums, "gold", num_tasks=2, out=out.with_name("again"))
     assert scores(result) == scores(again)
 
 
 def test_several_environments_and_another_score(out: Path) -> None:
     choices = [
-        {"name": "tests.forge_env.evaluation.toys:Sums", "label": label, "n": n} for label, n in (("a", 2), ("b", 4))
+        {"name": "tests.forge_env.evaluation.toys:Sums", "label": label, "num_tasks": n}
+        for label, n in (("a", 2), ("b", 4))
     ]
     result = fe.evaluate(choices, "gold", score="turns", success=1.0, out=out)
     assert {label: item.samples for label, item in result.summary.environments.items()} == {"a": 2, "b": 4}
@@ -115,7 +116,10 @@ class Graded(Sums):
 
 
 def test_a_score_that_is_none_is_named_before_a_sample_where_that_can_be_known(out: Path) -> None:
-    choices = [{"name": f"{__name__}:Graded", "n": 4}, {"name": "tests.forge_env.evaluation.toys:Sums", "n": 4}]
+    choices = [
+        {"name": f"{__name__}:Graded", "num_tasks": 4},
+        {"name": "tests.forge_env.evaluation.toys:Sums", "num_tasks": 4},
+    ]
     with pytest.raises(UsageError, match="Sums has no metric 'grade'") as refused:
         fe.evaluate(choices, "gold", score="grade", out=out)
     assert refused.value.fix == "its metrics: exact_match, turns, tool_calls, tool_errors"
@@ -140,7 +144,9 @@ def test_a_score_that_is_none_is_named_before_a_sample_where_that_can_be_known(o
 def test_limits_truncate_and_are_counted_apart(limit: Any, name: str, policy: Any, out: Path) -> None:
     prices = out.with_name("prices.yaml")
     prices.write_text(PRICES)
-    result = fe.evaluate(Sums, policy, n=2, out=out, **({"prices": prices} if "cost_limit" in limit else {}), **limit)
+    result = fe.evaluate(
+        Sums, policy, num_tasks=2, out=out, **({"prices": prices} if "cost_limit" in limit else {}), **limit
+    )
     item = result.summary.environments["Sums"]
     assert (item.truncated, item.samples, item.invalid) == ({name: 2}, 2, {})
     assert item.untruncated is None
@@ -243,7 +249,7 @@ def test_a_reset_without_end_is_lost(out: Path) -> None:
         async def setup(self, task: fe.Task) -> None:
             await asyncio.Event().wait()
 
-    result = fe.evaluate(Endless, "gold", out=out, n=2, time_limit=0.05, sample_retries=0)
+    result = fe.evaluate(Endless, "gold", out=out, num_tasks=2, time_limit=0.05, sample_retries=0)
     assert result.summary.environments["Endless"].invalid == {"InfrastructureError": 2}
     assert "reset did not end within 0.05 s" in (result.samples[0].error or "")
 
@@ -339,22 +345,22 @@ async def test_cancelling_keeps_what_is_finished(out: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 40, 400])
 def test_a_torn_last_line_is_played_again(cut: int, out: Path) -> None:
-    whole = fe.evaluate(Sums, "gold", n=4, out=out)
+    whole = fe.evaluate(Sums, "gold", num_tasks=4, out=out)
     path = out / "trajectories" / "eval.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
-    assert scores(fe.evaluate(Sums, "gold", n=4, out=out, resume=True)) == scores(whole)
+    assert scores(fe.evaluate(Sums, "gold", num_tasks=4, out=out, resume=True)) == scores(whole)
     assert len(list(read_trajectories(path))) == 4
 
 
 def test_more_samples_can_be_added_and_nothing_else_changed(out: Path) -> None:
-    fe.evaluate(Sums, "gold", n=3, out=out)
-    grown = fe.evaluate(Sums, "gold", n=5, epochs=2, out=out, resume=True)
+    fe.evaluate(Sums, "gold", num_tasks=3, out=out)
+    grown = fe.evaluate(Sums, "gold", num_tasks=5, epochs=2, out=out, resume=True)
     assert len(grown.samples) == 10
     assert len((out / "trajectories" / "eval.jsonl").read_text().splitlines()) == 10
     with pytest.raises(UsageError, match="another seed"):
-        fe.evaluate(Sums, "gold", n=5, seed=7, out=out, resume=True)
+        fe.evaluate(Sums, "gold", num_tasks=5, seed=7, out=out, resume=True)
     with pytest.raises(UsageError, match="holds an evaluation"):
-        fe.evaluate(Sums, "gold", n=5, out=out)
+        fe.evaluate(Sums, "gold", num_tasks=5, out=out)
 
 
 def test_the_collector_is_left_as_it_was(out: Path) -> None:
@@ -362,11 +368,11 @@ def test_the_collector_is_left_as_it_was(out: Path) -> None:
 
     def look(messages: Any, tools: Any) -> str:
         during.append(gc.get_threshold()[0])
-        fe.evaluate(Sums, "gold", n=1, out=out.with_name(f"inner-{len(during)}"))
+        fe.evaluate(Sums, "gold", num_tasks=1, out=out.with_name(f"inner-{len(during)}"))
         during.append(gc.get_threshold()[0])
         return "1"
 
-    fe.evaluate(Sums, FunctionPolicy(look), n=2, out=out, max_samples=1)
+    fe.evaluate(Sums, FunctionPolicy(look), num_tasks=2, out=out, max_samples=1)
     assert gc.get_threshold() == before
     assert len(during) == 4
     assert min(during) > before[0]
@@ -385,10 +391,10 @@ def test_wrong_settings_are_named(out: Path) -> None:
 def test_two_processes_cannot_share_a_folder(out: Path) -> None:
     def inside(messages: Any, tools: Any) -> str:
         with pytest.raises(UsageError, match="another process"):
-            fe.evaluate(Sums, FunctionPolicy(inside), n=1, out=out, resume=True)
+            fe.evaluate(Sums, FunctionPolicy(inside), num_tasks=1, out=out, resume=True)
         return "1"
 
-    fe.evaluate(Sums, FunctionPolicy(inside), n=1, out=out)
+    fe.evaluate(Sums, FunctionPolicy(inside), num_tasks=1, out=out)
 
 
 def test_scoring_again_and_comparing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +413,7 @@ def test_scoring_again_and_comparing(out: Path, monkeypatch: pytest.MonkeyPatch)
 def test_scoring_again_keeps_truncations_and_sees_other_tool_answers(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fe.evaluate("tests.forge_env.evaluation.toys:Sums", Counted(5), n=2, turn_limit=3, out=out)
+    fe.evaluate("tests.forge_env.evaluation.toys:Sums", Counted(5), num_tasks=2, turn_limit=3, out=out)
     same = asyncio.run(rescore(out, out.with_name("same")))
     assert [sample.truncation for sample in same.result.samples] == ["turns", "turns"]
     assert same.diverged == []
@@ -456,10 +462,12 @@ def test_scoring_again_names_what_can_no_longer_be_scored(
 
 
 def test_transcripts_scored_again_cannot_be_resumed_with_the_model(out: Path) -> None:
-    fe.evaluate("tests.forge_env.evaluation.toys:Sums", "gold", n=2, out=out)
+    fe.evaluate("tests.forge_env.evaluation.toys:Sums", "gold", num_tasks=2, out=out)
     asyncio.run(rescore(out, out.with_name("again")))
     with pytest.raises(UsageError, match="scored again"):
-        fe.evaluate("tests.forge_env.evaluation.toys:Sums", "gold", n=5, out=out.with_name("again"), resume=True)
+        fe.evaluate(
+            "tests.forge_env.evaluation.toys:Sums", "gold", num_tasks=5, out=out.with_name("again"), resume=True
+        )
 
 
 def test_an_interrupt_in_a_notebook_gives_up_the_evaluation(out: Path) -> None:
@@ -533,7 +541,7 @@ def test_what_fails_behind_an_evaluation_in_a_notebook_is_shown(out: Path, monke
 
     async def cell() -> None:
         monkeypatch.setattr(asyncio.Runner, "close", broken)
-        assert fe.evaluate(Sums, "gold", n=1, out=out).summary.environments["Sums"].samples == 1
+        assert fe.evaluate(Sums, "gold", num_tasks=1, out=out).summary.environments["Sums"].samples == 1
         monkeypatch.undo()
 
     loop = asyncio.new_event_loop()
@@ -635,7 +643,7 @@ def test_a_folder_that_is_lost_meanwhile_is_noticed_and_the_samples_saved_elsewh
 
 def test_samples_of_other_tasks_are_not_mixed_on_resuming(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Moving, "broken", -1)
-    fe.evaluate(Moving, "gold", n=2, out=out)
+    fe.evaluate(Moving, "gold", num_tasks=2, out=out)
     before = (out / "config.yaml").read_text()
     task = Moving.task
 
@@ -645,8 +653,8 @@ def test_samples_of_other_tasks_are_not_mixed_on_resuming(out: Path, monkeypatch
 
     monkeypatch.setattr(Moving, "task", other)
     with pytest.raises(UsageError, match=r"tasks of 1 finished samples have changed .*: Moving/eval/1/0") as refused:
-        fe.evaluate(Moving, "gold", n=4, out=out, resume=True)
+        fe.evaluate(Moving, "gold", num_tasks=4, out=out, resume=True)
     assert "another --out" in (refused.value.fix or "")
     assert (out / "config.yaml").read_text() == before
     monkeypatch.setattr(Moving, "task", task)
-    assert len(fe.evaluate(Moving, "gold", n=4, out=out, resume=True).samples) == 4
+    assert len(fe.evaluate(Moving, "gold", num_tasks=4, out=out, resume=True).samples) == 4

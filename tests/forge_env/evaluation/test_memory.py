@@ -108,8 +108,8 @@ def test_a_hundred_million_samples_are_planned_without_a_list_of_them() -> None:
 
 def test_more_samples_than_could_ever_be_played_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="would never end") as refused:
-        fe.evaluate(Endless, "gold", n=10**12, epochs=10**12, out=tmp_path / "out")
-    assert refused.value.fix == "lower --n or --epochs"
+        fe.evaluate(Endless, "gold", num_tasks=10**12, epochs=10**12, out=tmp_path / "out")
+    assert refused.value.fix == "lower --num-tasks or --epochs"
     assert not (tmp_path / "out").exists()
 
 
@@ -127,7 +127,7 @@ async def test_of_a_hundred_million_samples_as_many_are_under_way_as_may_be(tmp_
 
     Endless.made = 0
     before = len(asyncio.all_tasks())
-    work = fe.evaluate_async(Endless, wait, n=100 * MILLION, max_samples=10, out=tmp_path / "out")
+    work = fe.evaluate_async(Endless, wait, num_tasks=100 * MILLION, max_samples=10, out=tmp_path / "out")
     evaluation = asyncio.ensure_future(work)
     await under_way.wait()
     for _ in range(100):

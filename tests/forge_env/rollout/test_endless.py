@@ -310,7 +310,7 @@ def test_an_evaluation_says_where_a_tool_was(tmp_path: Path, capsys: pytest.Capt
     def calls(messages: list[fe.Message], tools: Any) -> Any:
         return fe.call_tool("work") if len(messages) == 1 else "x"
 
-    fe.evaluate(kind, calls, n=3, out=tmp_path / "out", show=True)
+    fe.evaluate(kind, calls, num_tasks=3, out=tmp_path / "out", show=True)
     STOPS[-1].append(True)
     said = capsys.readouterr().err
     assert len(re.findall(r"tool 'work' timed out after 0\.1 s: it was in work \(.*test_endless\.py:\d+\)", said)) == 1

@@ -123,7 +123,7 @@ def test_splits_may_be_files_or_the_datasets_own(tmp_path: Path) -> None:
         (tmp_path, {"train": "a", "eval": "b"}),
         (tmp_path / "a.jsonl", {"train": "a.jsonl", "eval": "b.jsonl"}),
     ):
-        config = DatasetConfig(path=str(path), splits=splits, columns=COLUMNS, limit=2)
+        config = DatasetConfig(path=str(path), splits=splits, columns=COLUMNS, num_tasks=2)
         assert [task.prompt for task in load_tasks(config, "train")] == ["0 + 1?", "1 + 1?"]  # type: ignore[union-attr]
         assert [task.id for task in load_tasks(config, "eval")] == ["eval-0", "eval-1"]  # type: ignore[union-attr]
 

@@ -129,7 +129,7 @@ async def test_what_a_server_says_of_itself_is_in_the_log_of_an_evaluation(tmp_p
         api_version = 1
         target = mcp.StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])
 
-    await fe.evaluate_async(Talking, lambda messages, tools: "x", n=1, out=tmp_path / "out")
+    await fe.evaluate_async(Talking, lambda messages, tools: "x", num_tasks=1, out=tmp_path / "out")
     assert re.search(r"MCP server .*: started", (tmp_path / "out" / "run.log").read_text())
 
 

@@ -29,12 +29,12 @@ class Whole(Sound):
 
 
 def test_a_sound_environment_validates(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", f"{__name__}:Whole", "--tasks", "4"]) == 0
+    assert main(["validate", f"{__name__}:Whole", "--num-tasks", "4"]) == 0
     assert capsys.readouterr().out.endswith(f"{__name__}:Whole: sound\n")
 
 
 def test_what_nothing_was_checked_of_is_not_called_sound(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", f"{__name__}:Sound", "--tasks", "4"]) == 0
+    assert main(["validate", f"{__name__}:Sound", "--num-tasks", "4"]) == 0
     shown = capsys.readouterr().out
     unmade = ("the agent is shown no hidden data", "hidden data can't be found with the tools")
     assert shown.endswith(f"{__name__}:Sound: no check failed; not checked: {'; '.join(unmade)}\n")

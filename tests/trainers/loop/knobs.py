@@ -267,7 +267,7 @@ KNOBS: dict[str, Change] = {
             "metric": Change("reward"),
             "opponents": Change({"second": "environments.nim:Careless"}, NIM),
             "extra_splits": Change(["unseen"]),
-            "extra_tasks": Change(2, {"evaluation.extra_splits": ["unseen"]}),
+            "extra_num_tasks": Change(2, {"evaluation.extra_splits": ["unseen"]}),
         },
     ),
     **_below(

@@ -171,7 +171,11 @@ def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> N
             "for schedules that decay",
             "min_lr_ratio=0.02",
         ),
-        ("evaluation={extra_splits: [], extra_tasks: 32}", "extra_tasks=32 does nothing here", "extra_tasks=64"),
+        (
+            "evaluation={extra_splits: [], extra_num_tasks: 32}",
+            "extra_num_tasks=32 does nothing here",
+            "extra_num_tasks=64",
+        ),
         ("model={path: tiny, renderer: llama-3}", "has no tokens for this chat format", "use one of qwen3, "),
         ("trainer.compile=true", "trainer.compile needs GPUs", "trainer.with_gpus=true"),
         (
