@@ -27,7 +27,7 @@ from starlette.routing import Route
 from benchmarks.report import record, spread, table
 from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Gateway
-from forge_env.serve.server import serve
+from forge_env.http.server import serve
 from forge_env.types import Message
 
 RATE = 300.0

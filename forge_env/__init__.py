@@ -8,9 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from forge_env.gym_hook import register_with_gymnasium
-from forge_env.moved import keep_old_names
-
 __version__ = "0.1.0"
 
 _EXPORTS = {
@@ -56,9 +53,6 @@ def __dir__() -> list[str]:
     """All public names, including those not loaded yet, for tab completion."""
     return sorted({*globals(), *__all__})
 
-
-register_with_gymnasium()
-keep_old_names()
 
 if TYPE_CHECKING:
     from forge_env import rewards as rewards

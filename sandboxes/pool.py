@@ -23,8 +23,8 @@ from weakref import WeakSet
 
 from forge_env.concurrency import to_its_end
 from forge_env.errors import EnvironmentBugError, ForgeError, SandboxError
-from forge_env.rollout.working_time import waiting
 from forge_env.sandbox import SandboxSpec
+from forge_env.working_time import waiting
 from sandboxes.box import Box
 
 STUCK_S = 60.0

@@ -20,10 +20,10 @@ from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.sandbox_environment import as_text
 from forge_env.errors import ImageError, InfrastructureError, SandboxFileError, UsageError
 from forge_env.rewards.reasons import LONGEST_FAILURE, explain
-from forge_env.rollout.working_time import limited_elsewhere
 from forge_env.sandbox import ExecResult, Limits, Sandbox, SandboxSpec
 from forge_env.sandbox.protocol import is_below
 from forge_env.types import Action, StepResult, Task
+from forge_env.working_time import limited_elsewhere
 
 VERDICT = f"{LOGS}/verifier"
 """Folder to which tests write their verdict."""

@@ -28,10 +28,10 @@ from pydantic import Field
 
 from forge_env.environment.base import Environment, EnvironmentConfig
 from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
-from forge_env.rollout.working_time import limited_elsewhere, waiting
 from forge_env.tools.json_text import BadJSONError, read_json
 from forge_env.tools.schema import unknown_tool
 from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolCall, ToolSpec, as_message
+from forge_env.working_time import limited_elsewhere, waiting
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from forge_env.serve.limits import MAX_BODY, RefusedRequestError, check_structure
+from forge_env.http.limits import MAX_BODY, RefusedRequestError, check_structure
 from forge_env.types import Message, ToolSpec
 
 MODEL = "forge-env"

@@ -163,7 +163,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     elif rest:
         args.parser.refuse_flag(rest[0], f"unknown argument {rest[0]!r}")
     from forge_env.interrupts import say
-    from forge_env.run.held_up import LoopGuard
+    from forge_env.loop_guard import LoopGuard
 
     with LoopGuard(math.inf, 0.0, say):  # detects endless loops in environments, for every command
         try:

@@ -27,8 +27,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the report and print its path."""
-    from forge_env.display.digest import digest
-    from forge_env.display.report import EXAMPLES, html, markdown, write_picture
+    from forge_env.view.digest import digest
+    from forge_env.view.report import EXAMPLES, html, markdown, write_picture
 
     root = folder_of_run(args.run_folder)
     facts = digest(root, examples=EXAMPLES, cache=cache_dir())

@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         import websockets  # noqa: F401 - without it, uvicorn has no WebSocket support
 
+        from forge_env.http.server import serve
         from forge_env.serve.openenv import app_of
-        from forge_env.serve.server import serve
     except ImportError as error:
         raise UsageError(f"serving needs {error.name}", fix='pip install "forge-env[openenv]"') from error
 

@@ -20,7 +20,7 @@ from forge_env.run.folder import check_readable
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
-    from forge_env.display.digest import Digest
+    from forge_env.view.digest import Digest
 
 WIDEST = 100
 """Maximum columns of a line, for readability."""
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the answers, with the result last."""
     from dataclasses import asdict
 
-    from forge_env.display.digest import digest
+    from forge_env.view.digest import digest
 
     summary = digest(folder_of_run(args.run_folder), cache=cache_dir())
     if args.json:
@@ -126,7 +126,7 @@ def _moved(found: Digest, width: int) -> Iterator[str]:
 
 
 def _failures(found: Digest, width: int) -> Iterator[str]:
-    from forge_env.display.digest import MOST_CLASSES
+    from forge_env.view.digest import MOST_CLASSES
 
     most = max((failure.count for failure in found.failures), default=1)
     for failure in found.failures[:MOST_CLASSES]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.interrupts import run_until_interrupted, say
+from forge_env.loop_guard import LoopGuard
 from forge_env.registry import make
-from forge_env.run.held_up import LoopGuard
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.validation.checks import NUM_TASKS, Check, Validator
 from forge_env.visible import visible

@@ -9,7 +9,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from forge_env.display.terminal import duration
+from forge_env.terminal import duration
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:

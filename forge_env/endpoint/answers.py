@@ -16,7 +16,7 @@ from forge_env.endpoint.errors import (
 from forge_env.endpoint.history import REASONING
 from forge_env.endpoint.http import parse_json
 from forge_env.policy import Reply, estimated_tokens, words_of
-from forge_env.turns import call_of
+from forge_env.tools.turns import call_of
 from forge_env.types import Message, ToolCall, clean_unicode
 
 # ---

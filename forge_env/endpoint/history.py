@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forge_env.tools.json_text import BadJSONError, read_json
-from forge_env.turns import is_malformed
+from forge_env.tools.turns import is_malformed
 from forge_env.types import Message, ToolCall, ToolSpec
 
 INSTRUCTIONS = """You may call tools. They are described here as JSON, one on a line:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from forge_env.rollout.working_time import waiting
+from forge_env.working_time import waiting
 
 # ---
 # Does a larger load increase throughput? Compare the latencies under two loads, considering their variance.

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from forge_env import redaction
 from forge_env.config.evaluation import EndpointOptions
-from forge_env.display.terminal import duration
 from forge_env.endpoint.answers import assemble, fill_in, read_answer
 from forge_env.endpoint.errors import (
     AccessDeniedError,
@@ -37,9 +36,10 @@ from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, suggestion
 from forge_env.policy import NO_TOKENS, Policy, PolicySession, Reply
 from forge_env.rollout.episode import Retry
-from forge_env.rollout.working_time import limited_elsewhere, waiting
-from forge_env.turns import read_turn
+from forge_env.terminal import duration
+from forge_env.tools.turns import read_turn
 from forge_env.types import Message, Observation, ToolSpec
+from forge_env.working_time import limited_elsewhere, waiting
 
 if TYPE_CHECKING:
     from forge_env.endpoint.chat_format import TokenReader

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
-from forge_env.rollout.working_time import limited_code
 from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 from forge_env.visible import shown
+from forge_env.working_time import limited_code
 
 if TYPE_CHECKING:
     from forge_env.rewards.rubric import Rubric
@@ -270,7 +270,7 @@ class Environment(ABC):
         """
         if (actions := self.gold_actions(task)) is None:
             return None
-        from forge_env.gym.host import get_host
+        from forge_env.environment.host import get_host
 
         host = get_host()
         # The engine is not returned: its warm sandboxes serve the next demonstration. The host closes it at exit.
@@ -455,7 +455,7 @@ async def _conversations(env: Environment, task: Task, actions: Sequence[Action]
 
     Messages after a seat's last action are left out.
     """
-    from forge_env.run.held_up import LoopGuard
+    from forge_env.loop_guard import LoopGuard
 
     with LoopGuard(math.inf, 0.0, print, code_s=env.config.code_timeout_s):  # only interrupts; never warns
         try:

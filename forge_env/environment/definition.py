@@ -24,7 +24,7 @@ KEPT = ("answer", "reusable")
 """Properties of the platform's classes; an author's plain attribute of the same name would hide them."""
 _MADE = ("bash", "python", "files", "submit")
 """Functions of `fe.tools` that make a tool; a class must hold their result, not the function."""
-READY_MADE = "forge_env.tools.ready_made"
+READY_MADE = "forge_env.environment.ready_made"
 
 
 _SOUND: WeakSet[type] = WeakSet()

@@ -46,10 +46,10 @@ from forge_env.gateway.request import Answer, ModelRequest
 from forge_env.gateway.server import Access, shared_gateway
 from forge_env.rewards.reasons import explain
 from forge_env.rewards.rubric import RubricResult
-from forge_env.rollout.working_time import limited_elsewhere
 from forge_env.sandbox import ExecResult, Limits
 from forge_env.sandbox.protocol import ORIGIN_URL
 from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
+from forge_env.working_time import limited_elsewhere
 
 _DIRECT = dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1")
 """Variables by which clients bypass the proxy for the model: some can't use a proxy for a local address."""

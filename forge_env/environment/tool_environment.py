@@ -29,7 +29,6 @@ from forge_env.concurrency import settled
 from forge_env.environment.base import Environment, EnvironmentConfig, as_observation
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.rewards.rubric import Rubric, RubricResult
-from forge_env.rollout.working_time import limited_elsewhere
 from forge_env.tools.calls import ToolCalls
 from forge_env.tools.schema import Tool, ToolResult, shorten, tools_of
 from forge_env.types import (
@@ -44,6 +43,7 @@ from forge_env.types import (
     as_message,
     clean_unicode,
 )
+from forge_env.working_time import limited_elsewhere
 
 if TYPE_CHECKING:
     from forge_env.tasks.datasets import StreamedTasks

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TextIO
 
 from forge_env.config.evaluation import EndpointOptions, EnvironmentChoice, EvaluationConfig, changes
 from forge_env.config.reader import changed_yaml, read_as, refuse_redacted
-from forge_env.display.terminal import Display, kept_up_to_date, open_display
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.http import address
 from forge_env.endpoint.policy import EndpointPolicy
@@ -33,6 +32,7 @@ from forge_env.evaluation.results import Results, ResultTable
 from forge_env.evaluation.runner import Runner, TaskSource, WatchedEngine, collecting_seldom
 from forge_env.files import DiskFullError, FolderGoneError, unused, write_whole
 from forge_env.logs import log_to, move_log
+from forge_env.loop_guard import LoopGuard
 from forge_env.policy import Policy
 from forge_env.redaction import learn
 from forge_env.registry import environment_class, make, make_config
@@ -40,8 +40,8 @@ from forge_env.rewards.rubric import SHOWN_TASKS, check_targets
 from forge_env.rollout.opponents import Named, check_named, open_opponents
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
 from forge_env.run.folder import check_readable
-from forge_env.run.held_up import LoopGuard
 from forge_env.tasks.ids import check_unique
+from forge_env.terminal import Display, kept_up_to_date, open_display
 from forge_env.trajectory import TrajectoryWriter
 from forge_env.types import Task
 

@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forge_env.display.terminal import duration
 from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.evaluation.estimates import TaskScores
 from forge_env.evaluation.metering import TokenUsage
 from forge_env.evaluation.plan import SampleResult
 from forge_env.evaluation.tables import counted, counts
+from forge_env.terminal import duration
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class EnvironmentProgress:
 
 @dataclass(slots=True)
 class EvaluationProgress:
-    """Everything that a display may draw, as a line or a panel (`forge_env.display.terminal.View`)."""
+    """Everything that a display may draw, as a line or a panel (`forge_env.terminal.View`)."""
 
     name: str
     model: str

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 from forge_env.concurrency import to_its_end
 from forge_env.config.evaluation import EvaluationConfig
-from forge_env.display.terminal import Display
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.environment.base import Environment
@@ -35,12 +34,13 @@ from forge_env.evaluation.tables import ESTIMATED
 from forge_env.files import DiskFullError
 from forge_env.policy import Policy
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
-from forge_env.rollout.working_time import waiting
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
+from forge_env.terminal import Display
 from forge_env.tools.schema import telling
 from forge_env.trajectory import Trajectory, TrajectoryWriter
 from forge_env.types import Task
+from forge_env.working_time import waiting
 
 # ---
 # Python's garbage collector while thousands of samples are running.

@@ -23,8 +23,8 @@ from forge_env.gateway.request import (
     said,
     tool_of,
 )
-from forge_env.serve.limits import RefusedRequestError
-from forge_env.turns import call_of
+from forge_env.http.limits import RefusedRequestError
+from forge_env.tools.turns import call_of
 from forge_env.types import Message
 
 MOST_ANSWERS = 64

@@ -26,8 +26,8 @@ from forge_env.gateway.request import (
     text_of,
     tool_of,
 )
-from forge_env.serve.limits import RefusedRequestError
-from forge_env.turns import call_of
+from forge_env.http.limits import RefusedRequestError
+from forge_env.tools.turns import call_of
 from forge_env.types import Message, ToolSpec
 
 _STOP = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from forge_env.http.limits import RefusedRequestError
 from forge_env.policy import estimated_tokens, words_of
-from forge_env.serve.limits import RefusedRequestError
 from forge_env.tools.json_text import (
     HALF,
     MAX_DEPTH,

@@ -25,8 +25,8 @@ from forge_env.gateway.request import (
     said,
     tool_of,
 )
-from forge_env.serve.limits import RefusedRequestError
-from forge_env.turns import call_of
+from forge_env.http.limits import RefusedRequestError
+from forge_env.tools.turns import call_of
 from forge_env.types import Message, ToolSpec
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}

@@ -39,8 +39,7 @@ from forge_env.gateway.chat import chat_completion, chat_events, openai_error, r
 from forge_env.gateway.messages import anthropic_error, message_events, message_response, read_messages
 from forge_env.gateway.request import Answer, ModelRequest, read_json
 from forge_env.gateway.responses import read_responses, response, response_events
-from forge_env.policy import words_of
-from forge_env.serve.limits import (
+from forge_env.http.limits import (
     MAX_OPEN,
     Client,
     LoopShare,
@@ -48,7 +47,8 @@ from forge_env.serve.limits import (
     RequestLimits,
     off_loop,
 )
-from forge_env.serve.server import serve
+from forge_env.http.server import serve
+from forge_env.policy import words_of
 from forge_env.types import Message
 
 LOOPBACK = "127.0.0.1"

@@ -1,6 +1,6 @@
 """Environments as synchronous gymnasium environments: one (`make`), or several stepped together (`make_vec`).
 
-    import forge_env, gymnasium
+    import gymnasium, forge_env.gym  # the import registers every environment with gymnasium
 
     env = gymnasium.make("forge_env/coding_rlvr", max_turns=4)
     observation, info = env.reset(seed=3)        # a tuple of `Message`

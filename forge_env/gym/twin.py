@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 
 from forge_env.environment.base import Environment
-from forge_env.gym.host import get_host
+from forge_env.environment.host import get_host
 from forge_env.gym.spaces import AssistantMessage, Messages
 from forge_env.registry import make
 from forge_env.types import Action, Message, Observation

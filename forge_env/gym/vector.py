@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from forge_env.concurrency import gather_or_cancel
-from forge_env.gym.host import get_host
+from forge_env.environment.host import get_host
 from forge_env.gym.spaces import AssistantMessage, Messages
 from forge_env.gym.twin import GymEnvironment, GymObservation, GymStep
 from forge_env.types import Action

@@ -23,9 +23,9 @@ from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.job.addresses import Address
 from forge_env.job.card import Card
+from forge_env.job.needs import CONTROLLER_GB, SANDBOXES_GB
 from forge_env.job.plan import make_plan, units
 from forge_env.redaction import learn_environment, redact_settings
-from forge_env.run.needs import CONTROLLER_GB, SANDBOXES_GB
 
 RECIPE = "recipe.yaml"
 SPARE_GB = 2.0

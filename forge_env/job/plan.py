@@ -10,7 +10,7 @@ from forge_env.config.recipe import JobSection, Role, RunConfig
 from forge_env.errors import UsageError
 from forge_env.job.addresses import Address
 from forge_env.job.card import Card
-from forge_env.run.needs import CONTROLLER_GB, needed_memory
+from forge_env.job.needs import CONTROLLER_GB, needed_memory
 
 BUFFER_GB = 0.5
 

@@ -15,7 +15,7 @@ from forge_env.rewards.quantities import decimal, plain, quantity, spelled, spli
 from forge_env.rewards.reasons import explain
 from forge_env.rewards.spans import last_between, without
 from forge_env.rewards.text import EMPTY_TARGET, NO_TARGET
-from forge_env.turns import split_thoughts
+from forge_env.tools.turns import split_thoughts
 from forge_env.visible import shown
 
 _TAG = ("<answer>", "</answer>")

@@ -25,14 +25,13 @@ from forge_env import machine
 from forge_env.config.reader import render
 from forge_env.config.recipe import RunConfig
 from forge_env.display.state import RunState
-from forge_env.display.terminal import duration, kept_up_to_date, open_display
 from forge_env.errors import ForgeError, root_cause
 from forge_env.files import write_whole
 from forge_env.interrupts import INTERRUPTED, run_until_interrupted
 from forge_env.logs import captured_output, log_to
+from forge_env.loop_guard import LoopGuard
 from forge_env.redaction import learn
 from forge_env.run.folder import RunFolder
-from forge_env.run.held_up import LoopGuard
 from forge_env.run.metrics import open_loggers, read_metrics
 from forge_env.run.outcome import (
     RunOutcome,
@@ -44,6 +43,7 @@ from forge_env.run.outcome import (
     write_summary,
 )
 from forge_env.run.run import Run
+from forge_env.terminal import duration, kept_up_to_date, open_display
 
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 Trainer = Callable[[Run], Awaitable[None]]
@@ -193,7 +193,7 @@ def _refused_write(run: Run, error: Exception) -> ForgeError | None:
 
 
 def _write_report(run: Run, wall_s: float) -> None:
-    from forge_env.display.report import write_report, write_reward_curve
+    from forge_env.view.report import write_report, write_reward_curve
 
     try:
         summary = read_summary(run.folder.summary)

@@ -12,12 +12,7 @@ from forge_env import machine, registry
 from forge_env.config.reader import read_as, refuse_redacted
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import ForgeError, UsageError
-from forge_env.job.survey import survey
-from forge_env.plugins import check_registered, installed
-from forge_env.redaction import redact_settings
-from forge_env.run.folder import RunFolder
-from forge_env.run.metrics import check_loggers
-from forge_env.run.needs import (
+from forge_env.job.needs import (
     gpus_by_role,
     model_size_gb,
     needed_gpus,
@@ -25,6 +20,11 @@ from forge_env.run.needs import (
     needed_memory_gb,
     trained_size_gb,
 )
+from forge_env.job.survey import survey
+from forge_env.plugins import check_registered, installed
+from forge_env.redaction import redact_settings
+from forge_env.run.folder import RunFolder
+from forge_env.run.metrics import check_loggers
 from forge_env.run.trainer import load_trainer
 
 

@@ -27,7 +27,6 @@ from forge_env.config.reader import render
 from forge_env.config.recipe import RunConfig
 from forge_env.display.curves import REWARD
 from forge_env.display.state import HeldOutScore, RunState, Stage
-from forge_env.display.terminal import Display
 from forge_env.files import NO_SPACE, DiskFullError, FolderGoneError, LineWriter, write_whole
 from forge_env.logs import move_log
 from forge_env.redaction import redact_json
@@ -38,6 +37,7 @@ from forge_env.run.metrics import JSONLMetrics, MetricsLogger, TensorBoardMetric
 from forge_env.run.timeline import Timeline, keep_earlier
 from forge_env.run.trajectories import DISK_FULL, MOST_HELD, TrajectoryFiles, is_kept
 from forge_env.schema import with_schema
+from forge_env.terminal import Display
 from forge_env.trajectory import Trajectory
 
 NO_VERSIONS: Mapping[int, int] = {}

@@ -10,8 +10,8 @@ from typing import Any
 from forge_env.config.reader import arguments, construct
 from forge_env.errors import PluginError, SandboxUnavailableError
 from forge_env.plugins import installed, load_plugin
-from forge_env.rollout.working_time import waiting
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
+from forge_env.working_time import waiting
 
 logger = logging.getLogger(__name__)
 GROUP = "forge_env.sandboxes"

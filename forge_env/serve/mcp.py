@@ -35,7 +35,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from forge_env.errors import mistakes
-from forge_env.serve.limits import RefusedRequestError, off_loop
+from forge_env.http.limits import RefusedRequestError, off_loop
 from forge_env.serve.sessions import Session, Sessions, WireError, parse_json, tool_entry
 
 SERVER_ERROR = -32000
@@ -215,7 +215,7 @@ async def answer_rpc(data: Any, sessions: Sessions, own: Session | None = None) 
 
 
 def rpc_refusal(error: RefusedRequestError) -> dict[str, Any]:
-    """Response to a request beyond the limits of `forge_env.serve.limits`."""
+    """Response to a request beyond the limits of `forge_env.http.limits`."""
     return _failed(None, MCPError(types.INVALID_REQUEST, error.message))
 
 

@@ -38,11 +38,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forge_env import __version__
 from forge_env.config.serving import ServeLimits
+from forge_env.http.limits import MAX_OPEN, Hosts, RefusedRequestError, RequestLimits, off_loop
+from forge_env.http.server import OwnPages
 from forge_env.registry import environment_class, make, make_config, summary_of
 from forge_env.sandbox.engines import LazyEngine
-from forge_env.serve.limits import MAX_OPEN, Hosts, RefusedRequestError, RequestLimits, off_loop
 from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc, rpc_refusal
-from forge_env.serve.server import OwnPages
 from forge_env.serve.sessions import (
     RESET,
     AssistantAction,
@@ -228,7 +228,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _beyond_limits(scope: Scope, error: RefusedRequestError) -> Response:
-    """Response to a request beyond the limits of `forge_env.serve.limits`."""
+    """Response to a request beyond the limits of `forge_env.http.limits`."""
     if scope["path"] == "/mcp":
         return JSONResponse(rpc_refusal(error), status_code=error.status)
     bad = error.status == 400

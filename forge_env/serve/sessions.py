@@ -34,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from forge_env.config.serving import ServeLimits
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, InfrastructureError, UsageError, mistakes
-from forge_env.serve.limits import RefusedRequestError, check_structure
+from forge_env.http.limits import RefusedRequestError, check_structure
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ __all__ = ["bash", "files", "python", "submit"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("forge_env.tools.ready_made"), name)
+    return getattr(import_module("forge_env.environment.ready_made"), name)
 
 
 class _Module(ModuleType):
@@ -31,7 +31,7 @@ class _Module(ModuleType):
 sys.modules[__name__].__class__ = _Module
 
 if TYPE_CHECKING:
-    from forge_env.tools.ready_made import bash as bash
-    from forge_env.tools.ready_made import files as files
-    from forge_env.tools.ready_made import python as python
-    from forge_env.tools.ready_made import submit as submit
+    from forge_env.environment.ready_made import bash as bash
+    from forge_env.environment.ready_made import files as files
+    from forge_env.environment.ready_made import python as python
+    from forge_env.environment.ready_made import submit as submit

@@ -53,7 +53,7 @@ from forge_env.errors import (
 from forge_env.tools.decorator import PLAIN, ToolOptions, options_of
 from forge_env.tools.decorator import tool as tool
 from forge_env.tools.json_text import BadJSONError, read_json
-from forge_env.turns import explain, is_malformed
+from forge_env.tools.turns import explain, is_malformed
 from forge_env.types import SlottedModel, ToolCall, ToolSpec
 from forge_env.visible import shown
 

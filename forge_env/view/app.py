@@ -19,7 +19,6 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from forge_env.config.evaluation import CONFIDENCE
-from forge_env.display.report import facts
 from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import mean
 from forge_env.machine import cache_dir
@@ -33,6 +32,7 @@ from forge_env.view.filter import Filter
 from forge_env.view.index import CACHE_FIX, Indexer
 from forge_env.view.news import news
 from forge_env.view.rendering import here, place, static_files, templates
+from forge_env.view.report import facts
 from forge_env.view.runs import Runs, RunView
 
 NAV = (

@@ -18,9 +18,9 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
 
 from forge_env.errors import UsageError
+from forge_env.http.limits import RefusedRequestError
+from forge_env.http.server import NAMES
 from forge_env.machine import cache_dir
-from forge_env.serve.limits import RefusedRequestError
-from forge_env.serve.server import NAMES
 from forge_env.view.index import CACHE_FIX
 
 Scope = MutableMapping[str, Any]
@@ -127,7 +127,7 @@ class Guard:
 
 
 def refusal(scope: Scope, error: RefusedRequestError) -> Application:
-    """Create the response to a request beyond the limits of `forge_env.serve.limits`."""
+    """Create the response to a request beyond the limits of `forge_env.http.limits`."""
 
     async def refused(scope: Scope, receive: Receive, send: Send) -> None:
         await _answer(send, error.status, f"{error.message}.\n")

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from forge_env.serve.limits import Hosts, RequestLimits
-from forge_env.serve.server import serve
+from forge_env.http.limits import Hosts, RequestLimits
+from forge_env.http.server import serve
 from forge_env.view.app import Pages
 from forge_env.view.server import Guard, refusal, token
 

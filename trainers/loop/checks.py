@@ -11,9 +11,9 @@ import forge_env as fe
 from forge_env.config.recipe import ORDERS, ModelSection, RunConfig, Section
 from forge_env.environment.base import Environment, checked_demonstration
 from forge_env.errors import UsageError, suggestion
+from forge_env.job.needs import gpus_by_role
 from forge_env.machine import user_path
 from forge_env.rollout.opponents import check_named
-from forge_env.run.needs import gpus_by_role
 from forge_env.tasks.curriculum import make_order
 from forge_env.tasks.datasets import DatasetConfig
 from trainers.buffer.rules import make_rules

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import TypeVar
 
 from forge_env.config.recipe import WatchdogSection
-from forge_env.display.terminal import duration
 from forge_env.errors import ForgeError
 from forge_env.run import Run
+from forge_env.terminal import duration
 from trainers.actors.stacks import look_at_processes
 
 T = TypeVar("T")

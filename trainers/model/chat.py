@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from forge_env.config.recipe import ModelSection
 from forge_env.errors import ChatFormatError, UsageError
 from forge_env.reading import ANYWHERE, LARGEST_TABLE, read_text
-from forge_env.turns import call_of, is_malformed, malformed, read_call, read_turn, split_thoughts
+from forge_env.tools.turns import call_of, is_malformed, malformed, read_call, read_turn, split_thoughts
 from forge_env.types import Message, ToolCall, ToolSpec
 from trainers.model.folder import read_hf_config
 
@@ -254,7 +254,7 @@ class Chat:
         return None if bridged is None else list(bridged.token_ids)
 
     def parse(self, token_ids: list[int], tools: list[ToolSpec], prompt_ids: list[int]) -> Message:
-        """Parse sampled tokens into an assistant message; never fails (see `forge_env.turns`).
+        """Parse sampled tokens into an assistant message; never fails (see `forge_env.tools.turns`).
 
         Args:
             token_ids: sampled tokens.

@@ -11,8 +11,8 @@ from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.job.addresses import Address
 from forge_env.job.card import Card
+from forge_env.job.needs import needed_gpus
 from forge_env.job.plan import Plan, units
-from forge_env.run.needs import needed_gpus
 from trainers.model.folder import check_generator_heads, check_heads
 from trainers.plan.hardware import PER_HOST, Cluster, Gpu
 from trainers.plan.memory import GIB, RESERVED_GIB, Layout, Memory, generator_memory, scoring_memory, trainer_memory

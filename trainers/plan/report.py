@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from forge_env.config.recipe import RunConfig
-from forge_env.run.needs import needed_gpus
+from forge_env.job.needs import needed_gpus
 from forge_env.run.trainer import Question
 from trainers.plan import hardware
 from trainers.plan.forecast import Forecast

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forge_env.concurrency import for_each
-from forge_env.display.terminal import duration
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError
 from forge_env.run import Run
@@ -27,6 +26,7 @@ from forge_env.run.account import Since
 from forge_env.run.clock import Reading, RemoteClock, read_clock
 from forge_env.run.trajectories import recorded, rename
 from forge_env.tasks.curriculum import make_order
+from forge_env.terminal import duration
 from forge_env.trajectory import Trajectory
 from trainers.actors.remote import ActorDiedError
 from trainers.buffer.types import GroupBuffer, Ticket

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from forge_env.logs import log_to
+from forge_env.loop_guard import LoopGuard
 from forge_env.redaction import learn
 from forge_env.run.folder import RunFolder
-from forge_env.run.held_up import LoopGuard
 from trainers.actors.actor import ForgeActor, concurrent_endpoint
 from trainers.actors.processes import own_host, own_log, settle_heap
 from trainers.actors.withdrawal import Withdrawable

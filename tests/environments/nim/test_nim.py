@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forge_env as fe
+import forge_env.gym  # registers with gymnasium
 from environments.nim import Careless, Perfect
 from environments.nim.game import Piles, after, moves, nim_sum, perfect_move, read_move, read_state, said
 from forge_env.cli.main import main

@@ -142,7 +142,7 @@ def test_every_command_removes_what_killed_processes_left(
     reaped = []
     monkeypatch.setattr("forge_env.run.scratch.reap_scratch", lambda: reaped.append("files"))
     monkeypatch.setattr("forge_env.sandbox.reap_abandoned", lambda: reaped.append("sandboxes"))
-    monkeypatch.setattr("forge_env.display.report.write_reward_curve", lambda folder: True)  # takes half a second
+    monkeypatch.setattr("forge_env.view.report.write_reward_curve", lambda folder: True)  # takes half a second
     assert main(arguments) == 0
     assert reaped == ["files", "sandboxes"]
 

@@ -54,8 +54,8 @@ def test_it_is_validated_and_evaluated(package: Path, capsys: pytest.CaptureFixt
 async def test_its_model_is_played_by_clients_of_the_server() -> None:
     """Each answer is the program's: the next request, or its end."""
     pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"')
+    from forge_env.http.server import serve
     from forge_env.serve.openenv import app_of
-    from forge_env.serve.server import serve
 
     app = app_of(NAME, sandbox="local", limits=ServeLimits())
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -283,7 +283,7 @@ def test_a_training_run_writes_none(
         f"method: {__name__}:leak\n"
     )
     planted.delenv("MY_ENDPOINT")  # nothing in a run reads it, and its name tells nothing
-    planted.setattr("forge_env.display.report.write_reward_curve", lambda folder: True)
+    planted.setattr("forge_env.view.report.write_reward_curve", lambda folder: True)
     assert main(["train", "recipe.yaml", "--name", "first", *debug]) == 1
     run = recipe.parent / "runs/first"
     shown = check_clean(recipe.parent, capfd, given=("recipe.yaml",))

@@ -18,10 +18,10 @@ from rich.cells import cell_len
 from forge_env.cli import show
 from forge_env.cli.main import main
 from forge_env.cli.tail import News, _follow
-from forge_env.display.digest import digest
-from forge_env.display.report import html as report_html
 from forge_env.files import LineWriter
 from forge_env.run import RunFolder
+from forge_env.view.digest import digest
+from forge_env.view.report import html as report_html
 from tests.forge_env.cli.made_run import HOSTILE, STEPS, make_run, played
 from tests.forge_env.test_visible import harmless
 from tests.forge_env.view.made import evaluation, hostile_run

@@ -12,7 +12,8 @@ import pytest
 from forge_env import machine
 from forge_env.cli.main import main
 from forge_env.config import RunConfig
-from forge_env.run import metrics, needs, preflight
+from forge_env.job import needs
+from forge_env.run import metrics, preflight
 from forge_env.sandbox import engines
 
 Capture = pytest.CaptureFixture[str]
@@ -22,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first run's picture is drawn: that takes longer than all else of these runs."""
     if request.function is not test_a_run_from_start_to_end:
-        monkeypatch.setattr("forge_env.display.report.write_reward_curve", lambda folder: True)
+        monkeypatch.setattr("forge_env.view.report.write_reward_curve", lambda folder: True)
 
 
 def test_a_run_from_start_to_end(recipe: Path, capfd: Capture) -> None:

@@ -17,9 +17,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from forge_env import terminal as displays
 from forge_env.config.evaluation import EvaluationConfig
-from forge_env.display import terminal as displays
-from forge_env.display.terminal import LiveDisplay, PlainDisplay
 from forge_env.evaluation.estimates import Estimate
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.plan import Planned
@@ -28,6 +27,7 @@ from forge_env.evaluation.results import ResultTable
 from forge_env.evaluation.summary import GroupSummary, summarize
 from forge_env.evaluation.tables import Table, print_tables, tables
 from forge_env.rollout.scripted import FunctionPolicy
+from forge_env.terminal import LiveDisplay, PlainDisplay
 from tests.forge_env.endpoint.server import Server, http
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from forge_env.config import RunConfig
 from forge_env.display.state import RunState, sparkline
-from forge_env.display.terminal import Display, LiveDisplay, duration, open_display
 from forge_env.run import Run, RunFolder
+from forge_env.terminal import Display, LiveDisplay, duration, open_display
 from tests.forge_env.run.conftest import Clock, plain_run
 
 

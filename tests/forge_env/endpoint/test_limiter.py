@@ -19,7 +19,7 @@ import forge_env as fe
 from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.endpoint.policy import EndpointOptions, EndpointPolicy
 from forge_env.policy import PolicySession, Reply
-from forge_env.rollout.working_time import WorkingTime
+from forge_env.working_time import WorkingTime
 from tests.forge_env.evaluation.toys import Sums
 from tests.trainers.buffer.virtual_time import run
 

@@ -68,6 +68,7 @@ PROGRAM = """
 import random, sys
 import gymnasium
 import forge_env as fe
+import forge_env.gym
 env = fe.make("terminal", sandboxes=fe.open_engine({engine!r}))
 said = env.demonstrate(env.task("train", 0), random.Random(0))
 print([message.role for message in said])

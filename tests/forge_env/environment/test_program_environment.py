@@ -277,7 +277,7 @@ async def test_a_program_that_hangs_after_an_answer_is_ended(engine: SandboxEngi
 async def test_a_program_whose_requests_are_all_refused_is_stopped(
     engine: SandboxEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forge_env.serve.limits.MAX_REFUSED", 5)
+    monkeypatch.setattr("forge_env.http.limits.MAX_REFUSED", 5)
     mischievous = """
 from asking import *
 import urllib.error

@@ -18,7 +18,7 @@ from starlette.requests import Request
 import forge_env as fe
 from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Access, Gateway
-from forge_env.serve.limits import MAX_BODY, MAX_HELD, RefusedRequestError
+from forge_env.http.limits import MAX_BODY, MAX_HELD, RefusedRequestError
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec, call_tool
 
 if TYPE_CHECKING:
@@ -742,7 +742,7 @@ async def test_a_malformed_call_is_one_conversation(gateway: Gateway) -> None:
     from forge_env.gateway.conversations import Conversations
     from forge_env.gateway.request import arguments_object
     from forge_env.tools.json_text import arguments_text
-    from forge_env.turns import call_of, malformed
+    from forge_env.tools.turns import call_of, malformed
 
     for raw in ('{"name": "f",}', '"{}"', "null", "[1]"):
         for arguments in (raw, arguments_object(raw)):
@@ -763,7 +763,7 @@ async def test_a_malformed_call_is_one_conversation(gateway: Gateway) -> None:
 )
 def test_arguments_have_many_spellings(sent: str, same: bool) -> None:
     from forge_env.gateway.conversations import Conversations
-    from forge_env.turns import call_of
+    from forge_env.tools.turns import call_of
 
     conversations = Conversations()
     question = Message(role="user", content="?")
@@ -792,7 +792,7 @@ async def test_old_responses_make_room_for_new_ones(gateway: Gateway, monkeypatc
 async def test_an_episode_that_only_sends_refused_requests_is_stopped(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forge_env.serve.limits.MAX_REFUSED", 3)
+    monkeypatch.setattr("forge_env.http.limits.MAX_REFUSED", 3)
     with gateway.open(Model()) as access, gateway.open(Model("ok")) as neighbour:
         async with httpx.AsyncClient() as client:
 

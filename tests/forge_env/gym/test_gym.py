@@ -15,6 +15,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import forge_env as fe
+import forge_env.gym  # registers with gymnasium
 from forge_env import registry
 from tests.forge_env.environment.test_tool_environment import call, calls
 from tests.forge_env.rollout.test_episode import Golden
@@ -77,7 +78,7 @@ def test_bundled_environments_play_through_gymnasium_without_a_warning(name: str
 
 @pytest.mark.slow
 def test_gymnasium_imports_us_by_itself() -> None:
-    code = "import gymnasium; gymnasium.make('forge_env:forge_env/gsm8k').reset(seed=1)"
+    code = "import gymnasium; gymnasium.make('forge_env.gym:forge_env/gsm8k').reset(seed=1)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -145,9 +146,14 @@ def test_spaces_sample_what_they_contain_and_survive_json() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["import forge_env, gymnasium", "import gymnasium, forge_env"])
-def test_import_order_does_not_matter(order: str) -> None:
-    finders = "[type(finder).__name__ for finder in sys.meta_path]"
-    code = f"import sys; {order}; print('forge_env/coding_rlvr' in gymnasium.registry, '_WhenImported' in {finders})"
+def test_importing_forge_env_gym_registers_the_environments_and_importing_forge_env_installs_no_import_hook() -> None:
+    code = (
+        "import sys, gymnasium\n"
+        "finders = list(sys.meta_path)\n"
+        "import forge_env\n"
+        "print(sys.meta_path == finders, 'forge_env/coding_rlvr' in gymnasium.registry)\n"
+        "import forge_env.gym\n"
+        "print('forge_env/coding_rlvr' in gymnasium.registry)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "False"]
+    assert done.stdout.split() == ["True", "False", "True"]

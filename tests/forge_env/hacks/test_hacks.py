@@ -13,8 +13,6 @@ import pytest
 
 import forge_env as fe
 from forge_env.cli.main import main
-from forge_env.display.digest import digest
-from forge_env.display.report import html, markdown
 from forge_env.errors import UsageError
 from forge_env.hacks.catalogue import CATALOGUE, Sign, hits
 from forge_env.hacks.findings import find
@@ -22,6 +20,8 @@ from forge_env.interchange import atif
 from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn
 from forge_env.types import FunctionCall, Message, ToolCall
+from forge_env.view.digest import digest
+from forge_env.view.report import html, markdown
 from tests.forge_env.cli.made_run import HOSTILE, make_run
 
 HACKS: list[tuple[str, str, dict[str, str]]] = [

@@ -20,22 +20,23 @@ from typing import Any
 import pytest
 
 import forge_env as fe
+from forge_env import loop_guard
 from forge_env.cli.main import main
 from forge_env.concurrency import Running, result_of, start_in_thread
 from forge_env.environment.base import checked_demonstration
+from forge_env.environment.host import get_host
 from forge_env.errors import EnvironmentBugError, InfrastructureError
-from forge_env.gym.host import get_host
+from forge_env.loop_guard import LoopGuard
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
 from forge_env.rollout.scripted import ReplayPolicy
-from forge_env.run import held_up, preflight
-from forge_env.run.held_up import LoopGuard
+from forge_env.run import preflight
 from forge_env.tools import schema
 from tests.forge_env.serve.serving import until
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_up, "BEAT_S", 0.02)
+    monkeypatch.setattr(loop_guard, "BEAT_S", 0.02)
     schema._REPORTED.clear()
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from forge_env.config import RunConfig
 from forge_env.display.state import RunState
-from forge_env.display.terminal import Display, PlainDisplay
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import JSONLMetrics
+from forge_env.terminal import Display, PlainDisplay
 
 
 @pytest.fixture

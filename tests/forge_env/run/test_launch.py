@@ -37,7 +37,7 @@ def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         test_success_leaves_a_complete_folder,
         test_a_run_that_says_nothing_still_leaves_summary_and_report,
     ):
-        monkeypatch.setattr("forge_env.display.report.write_reward_curve", lambda folder: True)
+        monkeypatch.setattr("forge_env.view.report.write_reward_curve", lambda folder: True)
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def test_a_run_that_is_interrupted_while_its_report_is_written_can_be_resumed(
     config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("forge_env.display.report.write_report", lambda folder: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr("forge_env.view.report.write_report", lambda folder: os.kill(os.getpid(), signal.SIGINT))
         outcome = launch(config, folder, lambda: learn)
     assert (outcome.exit, outcome.code) == ("interrupted", 130)
     assert outcome.ending.endswith(f"continue with: forge-env train {folder.config} --resume")

@@ -71,8 +71,8 @@ class Adder(fe.ToolEnvironment):
 async def serving(cls: type[fe.Environment] = Adder, port: int = 0, **limits: Any) -> AsyncIterator[Any]:
     """`(url, sessions)` of a running server."""
     from forge_env.config.serving import ServeLimits
+    from forge_env.http.server import serve
     from forge_env.serve.openenv import app_of
-    from forge_env.serve.server import serve
 
     fe.register("adder", cls)
     app = app_of("adder", limits=ServeLimits(**limits))

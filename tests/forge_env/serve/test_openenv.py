@@ -195,7 +195,7 @@ async def test_a_client_that_gave_up_is_never_given_an_old_answer() -> None:
 
 @contextlib.asynccontextmanager
 async def their_server(app: Any) -> AsyncIterator[str]:
-    from forge_env.serve.server import serve
+    from forge_env.http.server import serve
 
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(serve(app, "127.0.0.1", 0, ready=ready.set_result))

@@ -17,7 +17,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from forge_env.cli.main import main
-from forge_env.serve.server import OwnPages
+from forge_env.http.server import OwnPages
 from tests.forge_env.serve.serving import Adder, serving, until
 
 pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"')

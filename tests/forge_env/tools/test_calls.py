@@ -10,6 +10,7 @@ import gymnasium
 import pytest
 
 import forge_env as fe
+import forge_env.gym  # registers with gymnasium
 from environments.mixture import Mixture
 from forge_env import registry
 from forge_env.config.serving import ServeLimits

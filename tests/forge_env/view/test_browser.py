@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from forge_env.display.report import write_report
+from forge_env.view.report import write_report
 from tests.forge_env.view.made import evaluation, hostile_run, training_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]

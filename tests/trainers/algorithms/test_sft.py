@@ -13,9 +13,9 @@ pytest.importorskip("torch")
 
 from forge_env.config import RunConfig, load_config
 from forge_env.errors import UsageError, root_cause
+from forge_env.job.needs import needed_memory
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import open_loggers, read_metrics
-from forge_env.run.needs import needed_memory
 from tests.trainers.buffer import virtual_time
 from tests.trainers.loop.dry_run import stand_ins
 from tests.trainers.loop.stand_ins import STAND_INS, TitanTrainer, Trace

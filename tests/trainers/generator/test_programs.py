@@ -20,9 +20,9 @@ import forge_env as fe
 from forge_env.errors import ContextLengthExceeded
 from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Access
+from forge_env.http.limits import RefusedRequestError
 from forge_env.rollout.episode import EpisodeLimits, run_episode
 from forge_env.sandbox import ExecResult, SandboxEngine
-from forge_env.serve.limits import RefusedRequestError
 from forge_env.trajectory import Turn
 from forge_env.types import Message, ToolSpec
 from tests.sandboxes.conftest import require

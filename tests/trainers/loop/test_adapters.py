@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from forge_env.config import load_config
+from forge_env.job.needs import needed_memory
 from forge_env.job.plan import units
-from forge_env.run.needs import needed_memory
 from forge_env.run.preflight import needed_disk_gb
 from trainers.loop.stack import prepare_controller
 

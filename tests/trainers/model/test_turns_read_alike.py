@@ -22,7 +22,7 @@ from forge_env.endpoint.chat_format import TokenReader
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Gateway
-from forge_env.turns import is_malformed
+from forge_env.tools.turns import is_malformed
 from forge_env.types import Message, ToolSpec
 from tests.forge_env.endpoint.server import completion
 from tests.forge_env.test_turns import TURNS, nearly

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 
 import pytest
 
-from forge_env.run import held_up
-from forge_env.run.held_up import LoopGuard
+from forge_env import loop_guard
+from forge_env.loop_guard import LoopGuard
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_up, "BEAT_S", 0.01)
+    monkeypatch.setattr(loop_guard, "BEAT_S", 0.01)
 
 
 async def test_what_holds_it_up_is_named_when_it_turns_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -30,13 +31,13 @@ async def test_what_holds_it_up_is_named_when_it_turns_again(caplog: pytest.LogC
             noticed.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_up.logger, "warning", Handler())
+        patch.setattr(loop_guard.logger, "warning", Handler())
         with LoopGuard(0.05, 0.0, told.put_nowait):
             hold_up()
             text = await told.get()
     assert "the event loop was held up for more than" in text
     assert "by hold_up (" in text
-    assert "test_held_up.py" in text
+    assert "test_loop_guard.py" in text
 
 
 async def test_one_that_never_turns_again_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +49,7 @@ async def test_one_that_never_turns_again_ends_the_process(monkeypatch: pytest.M
         codes.append(code)
         ended.set()
 
-    monkeypatch.setattr(held_up.os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", end)
     with LoopGuard(0.02, 0.05, told.append):
         ended.wait()
     assert codes[0] == 1

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from forge_env.serve.server import serve
+from forge_env.http.server import serve
 
 
 async def main():

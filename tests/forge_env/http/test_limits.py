@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from forge_env.concurrency import BURST_S, SHARE, Pace
-from forge_env.serve import limits, server
-from forge_env.serve.limits import (
+from forge_env.http import limits, server
+from forge_env.http.limits import (
     CROWD_S,
     MAX_BODY,
     MAX_HEADERS,

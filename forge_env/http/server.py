@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forge_env.errors import UsageError
-from forge_env.serve.limits import MAX_BODY, MAX_HEADERS
+from forge_env.http.limits import MAX_BODY, MAX_HEADERS
 
 TOO_MUCH = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 """Raw response to a request that is refused before it reaches the application."""

@@ -1,6 +1,6 @@
 """A run's report: `report.html`, one self-contained file, and the same as Markdown and as a picture.
 
-It gives the answers of `forge-env show` (`forge_env.display.digest`), curves, example failures and successes, the time
+It gives the answers of `forge-env show` (`forge_env.view.digest`), curves, example failures and successes, the time
 account, and the run's settings and machine. `reward_curve.png` is the headline chart alone.
 """
 
@@ -29,20 +29,20 @@ from forge_env.display.curves import (
     unit_bounds,
 )
 from forge_env.display.svg import SERIES, legend, line_chart, number, share_bars
-from forge_env.display.terminal import duration
 from forge_env.files import write_whole, written_whole
 from forge_env.reading import LARGEST_RECIPE, read_text
 from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
+from forge_env.terminal import duration
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from forge_env.display.digest import Digest, Example
     from forge_env.hacks.findings import Findings
     from forge_env.types import Message
+    from forge_env.view.digest import Digest, Example
 
 Row = Mapping[str, Any]
 EXAMPLES = 3
@@ -72,7 +72,7 @@ def write_report(root: Path, out: Path | None = None) -> Path:
         OSError: it can't be written.
         sqlite3.Error: there is no space for the temporary index of the trajectories.
     """
-    from forge_env.display.digest import digest
+    from forge_env.view.digest import digest
 
     out = out or root / "report.html"
     write_whole(out, html(digest(root, examples=EXAMPLES)))
@@ -81,7 +81,7 @@ def write_report(root: Path, out: Path | None = None) -> Path:
 
 def html(found: Digest) -> str:
     """Render the page."""
-    text = files("forge_env.display").joinpath("report.html").read_text(encoding="utf-8")
+    text = files("forge_env.view").joinpath("templates", "report.html").read_text(encoding="utf-8")
     script = re.search(r"<script>(.*)</script>", text, re.DOTALL)
     assert script is not None
     return Template(text).substitute(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.tools.json_text import MAX_DEPTH, BadJSONError, arguments_text, read_json
-from forge_env.turns import call_of, explain, is_malformed, read_turn
+from forge_env.tools.turns import call_of, explain, is_malformed, read_turn
 from forge_env.types import Message
 
 F = '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>'

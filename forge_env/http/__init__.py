@@ -1,0 +1,1 @@
+"""HTTP servers: limits on connections and requests, checks of hosts and origins."""
