@@ -1,4 +1,4 @@
-"""What holds for every bundled environment: it is a package like a user's, and no model output breaks it."""
+"""Checks on every bundled environment: its package, validation, separate splits, and any model output."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import forge_env as fe
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.sandbox import SandboxEngine
+from forge_env.validation.checks import Validator
 from tests.forge_env.cli.test_hostile_output import WILD
 from tests.sandboxes.conftest import require
 
@@ -49,27 +50,11 @@ async def engine() -> AsyncIterator[SandboxEngine]:
         yield engine
 
 
-def test_there_is_one_of_each_kind() -> None:
-    assert set(BUNDLED) == {
-        *(
-            "blackjack",
-            "calculator",
-            "coding_rlvr",
-            "data_analysis",
-            "distractors",
-            "frozen_lake",
-            "gsm8k",
-            "helpdesk",
-            "nim",
-            "repairs",
-            "search",
-            "sql",
-            "terminal",
-            "text_world",
-            "tic_tac_toe",
-            "wordle",
-        ),
-    }
+def test_names_of_the_bundled_environments() -> None:
+    without_sandbox = (
+        "blackjack calculator distractors frozen_lake gsm8k helpdesk nim search sql text_world tic_tac_toe wordle"
+    )
+    assert set(BUNDLED) == SANDBOXED | set(without_sandbox.split())
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -88,6 +73,35 @@ def test_each_is_a_package_with_everything(name: str) -> None:
         assert any(env.gold_actions(env.task(split, index)) is not None for index in range(5))
 
 
+SLOW = {"blackjack", "distractors", "frozen_lake", "text_world"}
+WITHOUT_SANDBOX = sorted(set(BUNDLED) - SANDBOXED)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in WITHOUT_SANDBOX]
+)
+async def test_validation_passes(name: str) -> None:
+    checks = [check async for check in Validator(lambda: fe.make(name), num_tasks=6).run()]
+    assert {check.status for check in checks} <= {"ok", "note"}, checks
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("data_analysis", "public_shop"),
+        ("distractors", "public_office"),
+        ("frozen_lake", "public_lake"),
+        ("search", "public_corpus"),
+        ("sql", "public_world"),
+        ("text_world", "public_world"),
+    ],
+)
+def test_splits_share_no_world(name: str, key: str) -> None:
+    env = fe.make(name, **({"levels": [3]} if name == "frozen_lake" else {}))
+    train, held_out = ({str(env.task(split, index).data[key]) for index in range(50)} for split in ("train", "eval"))
+    assert not train & held_out
+
+
 async def play(name: str, actions: list[Any], engine: SandboxEngine | None) -> None:
     options = {"wall_s": 1.0, "cpu_s": 0.5} if name in SANDBOXED else {}
     trajectory = await run_episode(
@@ -102,7 +116,7 @@ async def play(name: str, actions: list[Any], engine: SandboxEngine | None) -> N
 
 
 @ASYNC
-@pytest.mark.parametrize("name", sorted(set(BUNDLED) - SANDBOXED))
+@pytest.mark.parametrize("name", WITHOUT_SANDBOX)
 @given(st.lists(ACTIONS, max_size=8))
 async def test_any_output_leaves_a_valid_episode(name: str, actions: list[Any]) -> None:
     await play(name, actions, None)

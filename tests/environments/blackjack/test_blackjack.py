@@ -102,10 +102,8 @@ async def test_a_player_loses_some_and_wins_some() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["blackjack", ADAPTER])
-async def test_it_is_sound(name: str) -> None:
-    options = {} if name == "blackjack" else LAKE
-    checks = [check async for check in Validator(lambda: fe.make(name, **options), num_tasks=10).run()]
+async def test_validation_passes() -> None:
+    checks = [check async for check in Validator(lambda: fe.make(ADAPTER, **LAKE), num_tasks=10).run()]
     assert "failed" not in [check.status for check in checks], checks
 
 

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import forge_env as fe
 from environments.calculator import Calculator
 from environments.calculator.environment import calculated
 from forge_env.errors import ToolError
-from forge_env.validation.checks import Validator
-
-
-async def test_the_calculator_is_sound() -> None:
-    checks = [check async for check in Validator(lambda: fe.make("calculator"), num_tasks=10).run()]
-    assert {check.status for check in checks} <= {"ok", "note"}, checks
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,3 @@ async def test_reading_answers_and_options() -> None:
     assert given_answer("2") is None
     with pytest.raises(ConfigError, match="'guess' is not a valid kind"):
         fe.make("data_analysis", kinds=["guess"])
-    env = fe.make("data_analysis")
-    shops = [{env.task(split, i).data["public_shop"] for i in range(100)} for split in ("train", "eval")]
-    assert not shops[0] & shops[1]

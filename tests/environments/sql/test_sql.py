@@ -12,14 +12,8 @@ from environments.sql.guard import MOST_ROWS, guarded, rows_as_text
 from environments.sql.questions import KINDS, Kind
 from environments.sql.world import draw_world
 from forge_env.errors import ToolError
-from forge_env.validation.checks import Validator
 
 HUGE = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
-
-
-async def test_it_is_sound() -> None:
-    checks = [check async for check in Validator(lambda: fe.make("sql"), num_tasks=10).run()]
-    assert "failed" not in [check.status for check in checks], checks
 
 
 @pytest.mark.parametrize("kind", [kind for kinds in KINDS.values() for kind in kinds], ids=lambda kind: kind.__name__)
@@ -77,11 +71,9 @@ def test_what_is_shown() -> None:
     database.close()
 
 
-def test_levels_and_splits() -> None:
+def test_levels() -> None:
     env = SQL(SQLConfig(levels=[3]))
     assert {env.task("train", index).difficulty for index in range(10)} == {3}
-    worlds = {split: {env.task(split, i).data["public_world"] for i in range(50)} for split in env.splits}
-    assert not worlds["train"] & worlds["eval"]
 
 
 @pytest.mark.parametrize(
