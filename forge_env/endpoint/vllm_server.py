@@ -65,6 +65,7 @@ class VLLMServer:
                         "GLOO_SOCKET_IFNAME": "lo",  # otherwise torch listens on the host name's network
                         "VLLM_RPC_BASE_PATH": self._folder,  # its processes leave their sockets behind
                         **os.environ,
+                        "VLLM_API_KEY": "",  # the socket's folder admits this user only; samples send no key
                     },
                 )
             async with asyncio.timeout(self._ready_s):

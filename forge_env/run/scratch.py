@@ -26,11 +26,7 @@ def scratch_folder() -> Iterator[Path]:
 
     The folder is created in TMPDIR, or in /tmp if that path is too long for the sockets in it.
     """
-    parent = parent_of_sockets()
-    hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
-    lock = os.open(hidden / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    folder = hidden.rename(parent / hidden.name.removeprefix("."))  # visible to reapers only once it is locked
+    folder, lock = locked_folder()
     earlier = os.environ.get("TMPDIR"), tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     # Monarch's own log is outside TMPDIR; this suffix identifies the run that it belongs to.
@@ -46,6 +42,15 @@ def scratch_folder() -> Iterator[Path]:
             os.environ["TMPDIR"] = earlier[0]
         _remove(folder)
         os.close(lock)
+
+
+def locked_folder() -> tuple[Path, int]:
+    """Create a temporary folder that `reap_scratch` leaves alone until the returned descriptor is closed."""
+    parent = parent_of_sockets()
+    hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
+    lock = os.open(hidden / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return hidden.rename(parent / hidden.name.removeprefix(".")), lock  # visible to reapers only once it is locked
 
 
 def reap_scratch() -> int:

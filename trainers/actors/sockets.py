@@ -99,15 +99,18 @@ def _private_mkdir(path: bytes, mode: int) -> int:
 
 @cache
 def private_folder() -> Path:
-    """Folder of this process's sockets: the run's temporary folder, or a new one that is removed at exit."""
+    """Folder of this process's sockets: the run's temporary folder, or a new one that is removed at exit.
+
+    If the process is killed, the next command removes the new folder.
+    """
     shared = Path(tempfile.gettempdir())
     status = shared.stat()
     private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
     if private and len(os.fsencode(shared)) <= LONGEST:
         return shared
-    from forge_env.run.scratch import parent_of_sockets  # takes half a second
+    from forge_env.run.scratch import locked_folder  # takes half a second
 
-    folder = Path(tempfile.mkdtemp(prefix="forge-env-sockets-", dir=parent_of_sockets()))
+    folder, _ = locked_folder()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

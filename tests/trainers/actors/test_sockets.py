@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("monarch")
 
 from forge_env.errors import ForgeError
+from forge_env.run.scratch import PREFIX, reap_scratch
 from tests.listeners import Listener, as_another_user, listeners
 from trainers.actors import sockets
 
@@ -72,7 +73,29 @@ def test_another_user_connects_to_no_process(tmp_path: Path, mode: int, umask: i
             there = listeners(family)
             assert {each.pid for each in there if each.kind == "unix"} >= {process.pid for process in family}
             assert set(as_another_user(there).values()) == {"PermissionError"}
-        assert not [path for path in Path(folder).iterdir() if path.name.startswith("forge-env-sockets-")]
+        assert not [path for path in Path(folder).iterdir() if path.name.startswith(PREFIX)]
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_command(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # so that a folder of its own is needed
+    code = "from trainers.actors.sockets import private_folder; print(private_folder(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(folder.parent))
+            assert reap_scratch() == 0, "its process lives"
+            process.kill()
+            process.wait()
+            assert reap_scratch() == 1
+    assert not folder.exists()
 
 
 @ROOT
