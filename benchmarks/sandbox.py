@@ -25,7 +25,7 @@ from benchmarks.report import record, spread, table
 from benchmarks.sandbox_ways import Way, docker_image, engine_way, exec_ways, floor_way, peer_ways, plain_container
 from benchmarks.sandbox_ways import unsafe_way as subprocess_way
 from forge_env.sandbox import available_engines, open_engine
-from forge_env.sandbox.protocol import SandboxSpec
+from forge_env.sandbox.spec import SandboxSpec
 
 CALLERS = 2 * len(os.sched_getaffinity(0))
 COLD_STARTS = 3

@@ -27,6 +27,7 @@ from forge_env.sandbox import (
     CallOutcome,
     CallsResult,
     ExecResult,
+    Judging,
     Limits,
     Sandbox,
     SandboxEngine,
@@ -46,7 +47,7 @@ HARNESS = (
 )
 
 
-class UnsafeSandbox(Sandbox):
+class UnsafeSandbox(Sandbox, Judging):
     """Sandbox without isolation: a child process for each call, with the user's permissions."""
 
     async def exec(
@@ -95,18 +96,10 @@ class UnsafeEngine(SandboxEngine):
 
     name = UNSAFE
 
-    @classmethod
-    def unavailable_reason(cls) -> str | None:
-        return None
-
-    async def start(self) -> None: ...
-
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
         return UnsafeSandbox()
 
     async def release(self, sandbox: Sandbox) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 async def rollouts_per_s(engine: SandboxEngine, episodes: int) -> float:

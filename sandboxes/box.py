@@ -23,21 +23,25 @@ from forge_env.errors import (
     UsageError,
 )
 from forge_env.sandbox import (
+    Archives,
     CallOutcome,
     CallsResult,
     ExecResult,
     How,
+    Interpreter,
+    Interpreters,
+    Judging,
     Limits,
     OutputChunk,
     Process,
+    Programs,
     Sandbox,
     SandboxSpec,
-    Session,
     TestsResult,
     Usage,
     phase,
 )
-from forge_env.sandbox.protocol import is_below
+from forge_env.sandbox.spec import is_below
 from sandboxes.connection import Connection, Listener
 from sandboxes.images.packages import bare_name
 from sandboxes.network import AllowList, FilteringProxy, receive_listener
@@ -112,7 +116,7 @@ class Box(ABC):
         return dirty
 
 
-class BoxSandbox(Sandbox):
+class BoxSandbox(Sandbox, Judging, Archives, Interpreters, Programs):
     """One user's access to a box. Calls on one sandbox run one at a time."""
 
     def __init__(self, box: Box) -> None:
@@ -240,13 +244,13 @@ class BoxSandbox(Sandbox):
 
     async def shell(  # noqa: D102
         self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, limits: Limits | None = None
-    ) -> Session:
-        return BoxSession(*await self._open("shell", surroundings(env, cwd), limits))
+    ) -> Interpreter:
+        return BoxInterpreter(*await self._open("shell", surroundings(env, cwd), limits))
 
     async def python(  # noqa: D102
         self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, limits: Limits | None = None
-    ) -> Session:
-        return BoxSession(*await self._open("session", surroundings(env, cwd), limits))
+    ) -> Interpreter:
+        return BoxInterpreter(*await self._open("session", surroundings(env, cwd), limits))
 
     async def spawn(  # noqa: D102
         self,
@@ -334,7 +338,7 @@ class _Persistent:
         await self._ask({"op": "take", "wait_s": GRACE_S}, wait_s=GRACE_S)
 
 
-class BoxSession(_Persistent, Session):
+class BoxInterpreter(_Persistent, Interpreter):
     """A shell or Python session."""
 
     def __init__(self, connection: Connection, number: int) -> None:

@@ -25,7 +25,7 @@ import h11
 from forge_env.concurrency import Pace
 from forge_env.errors import SandboxError, UsageError
 from forge_env.sandbox import SandboxSpec
-from forge_env.sandbox.protocol import PROXY_PORT
+from forge_env.sandbox.spec import PROXY_PORT
 from sandboxes.addresses import is_public
 
 DEFAULT_PORTS = (80, 443)

@@ -18,7 +18,7 @@ from decimal import Decimal
 from typing import Any, Literal, NotRequired, TypedDict
 
 from forge_env.concurrency import parse_python
-from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, Limits, Sandbox
+from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, Judging, Limits, Sandbox
 
 TOLERANCE = 1e-6
 """Tolerated absolute or relative error of real numbers, as usual in programming contests."""
@@ -74,9 +74,10 @@ async def run_checks(
         return await _run_programs(sandbox, code, checks, limits)
     calls = [check for check in checks if "test" not in check]
     asserts = [check for check in checks if "test" in check]
+    judge = Judging.of(sandbox)
     result = CallsResult([], ExecResult(exit_code=0))
     if calls or not asserts:
-        result = await sandbox.run_calls(code, [check.get("run", check["call"]) for check in calls], limits=limits)
+        result = await judge.run_calls(code, [check.get("run", check["call"]) for check in calls], limits=limits)
     if not asserts or len(result.outcomes) < len(calls):
         return result
     reserved = {name for check in asserts for name in check.get("reserved", [])}
@@ -85,7 +86,7 @@ async def run_checks(
         outcome = CallOutcome(error="NameError", message=message)
         return CallsResult([*result.outcomes, *[outcome] * len(asserts)], result.execution)
     tests = {f"test_row_{number}.py": check["test"] for number, check in enumerate(asserts)}
-    judged = await sandbox.run_tests(code, tests, how="apart", limits=limits)
+    judged = await judge.run_tests(code, tests, how="apart", limits=limits)
     outcome = CallOutcome(value=True)
     if not judged.passed:
         line = judged.failures[0] if judged.failures else "AssertionError: no test ran"

@@ -20,8 +20,8 @@ from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.sandbox_environment import as_text
 from forge_env.errors import ImageError, InfrastructureError, SandboxFileError, UsageError
 from forge_env.rewards.reasons import LONGEST_FAILURE, explain
-from forge_env.sandbox import ExecResult, Limits, Sandbox, SandboxSpec
-from forge_env.sandbox.protocol import is_below
+from forge_env.sandbox import Archives, ExecResult, Images, Limits, Sandbox, SandboxSpec
+from forge_env.sandbox.spec import is_below
 from forge_env.types import Action, StepResult, Task
 from forge_env.working_time import limited_elsewhere
 
@@ -127,7 +127,7 @@ class Harbor(fe.SandboxEnvironment):
             return missing
         for task in tasks:
             try:
-                await engine.build(self.spec_of(task))
+                await Images.of(engine).build(self.spec_of(task))
             except (ImageError, UsageError) as error:
                 missing[task.id] = str(error)
         return missing
@@ -223,14 +223,14 @@ class Harbor(fe.SandboxEnvironment):
         task = self.playing
         folders = [folder for folder in self._spec.writable if folder not in (TESTS, SOLUTION)]
         try:
-            left = await self.sandbox.pack(folders, leave_out=[VERDICT])
+            left = await Archives.of(self.sandbox).pack(folders, leave_out=[VERDICT])
         except SandboxFileError:  # too much to copy
             self.left_unmoved = True
             explain("left too many files to copy to the tests")
             return 0.0
         with limited_elsewhere():
             async with self.fresh_sandbox() as fresh:
-                await fresh.unpack(left, instead_of=folders)
+                await Archives.of(fresh).unpack(left, instead_of=folders)
                 ended = await self._run_tests(fresh, task)
                 self.verdict = await _verdict(fresh, ended, task)
         reward = 0.0 if self.verdict is None else _reward(self.verdict)

@@ -15,7 +15,7 @@ import forge_env as fe
 from environments.swe_bench.instances import Instance, files_at, parts_of, read_instances
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.errors import UsageError
-from forge_env.sandbox import Limits, Outcome, SandboxSpec, TestsResult
+from forge_env.sandbox import Judging, Limits, Outcome, SandboxSpec, TestsResult
 from forge_env.types import Action, Task
 from forge_env.visible import one_line
 
@@ -144,7 +144,8 @@ class SWEBench(fe.SandboxEnvironment):
         if self.sandboxes is None:
             raise UsageError("instances are proved in sandboxes", fix="fe.make(NAME, sandboxes=engine)")
         async with self.sandboxes.session(self.sandbox_spec) as fresh:
-            return await fresh.run_tests(files=files, tests=self.hidden_tests(task), how="counted", limits=self.limits)
+            judge = Judging.of(fresh)
+            return await judge.run_tests(files=files, tests=self.hidden_tests(task), how="counted", limits=self.limits)
 
     def hidden_tests(self, task: Task) -> dict[str, bytes]:
         """Files for scoring: required tests, pytest settings, conftest files, and support files in their test folders.

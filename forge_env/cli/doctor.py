@@ -115,8 +115,9 @@ def _training() -> Iterator[Finding]:
 
 
 def _sandboxes() -> Iterator[Finding]:
+    from forge_env.sandbox.capabilities import Images
     from forge_env.sandbox.engines import available_engines, load_engine
-    from forge_env.sandbox.protocol import SandboxSpec
+    from forge_env.sandbox.spec import SandboxSpec
 
     try:
         engines = available_engines()
@@ -125,9 +126,10 @@ def _sandboxes() -> Iterator[Finding]:
         return
     for name, reason_not in engines.items():
         if reason_not is None:
-            version = load_engine(name).version()
+            engine = load_engine(name)
+            version = engine.version()
             yield Finding("ok", f"engine {name}", f"can isolate code here{version and f' ({version})'}")
-            if usage := load_engine(name).storage():
+            if issubclass(engine, Images) and (usage := engine.storage()):
                 yield Finding("ok", f"disk of {name}", f"{usage}; forge-env sandbox reap --images removes the unused")
         else:
             yield Finding("note", f"engine {name}", reason_not)

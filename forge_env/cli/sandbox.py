@@ -16,7 +16,16 @@ from forge_env.cli.command import Parser, add_docker_host
 from forge_env.config.reader import construct, parse_overrides
 from forge_env.errors import ForgeError, UsageError
 from forge_env.plugins import installed
-from forge_env.sandbox import ExecResult, Limits, SandboxEngine, SandboxSpec, open_engine
+from forge_env.sandbox import (
+    ExecResult,
+    Images,
+    Inventory,
+    Judging,
+    Limits,
+    SandboxEngine,
+    SandboxSpec,
+    open_engine,
+)
 from forge_env.sandbox.engines import GROUP, load_engine
 from forge_env.sandbox_audit.attacks import ATTACKS, GROUPS, Attack
 from forge_env.visible import visible
@@ -142,7 +151,7 @@ def run_build(args: argparse.Namespace) -> int:
 
 async def _build(engine: SandboxEngine, image: str | None) -> str:
     try:
-        return await engine.build(image)
+        return await Images.of(engine).build(image)
     finally:
         await engine.close()
 
@@ -151,7 +160,8 @@ def run_ps(args: argparse.Namespace) -> int:
     """`sandbox ps`: list the sandboxes of all engines."""
     rows = [("ENGINE", "ID", "OWNER", "AGE", "IMAGE")]
     for name in installed(GROUP):
-        for box in load_engine(name).running():
+        engine = load_engine(name)
+        for box in engine.running() if issubclass(engine, Inventory) else ():
             owner = "abandoned" if box.abandoned else f"pid {box.owner_pid}" if box.owner_pid else "elsewhere"
             age = f"{time.time() - box.started:.0f} s" if box.started else "?"
             rows.append((name, box.id, owner, age, box.image))
@@ -164,8 +174,9 @@ def run_reap(args: argparse.Namespace) -> int:
     """`sandbox reap`: remove sandboxes of dead owners and, with `--images`, unused images of other versions."""
     for name in installed(GROUP):
         engine = load_engine(name)
-        print(f"{name}: {engine.reap_abandoned()} removed")
-        for image in engine.prune() if args.images else ():
+        removed = engine.reap_abandoned() if issubclass(engine, Inventory) else 0
+        print(f"{name}: {removed} removed")
+        for image in engine.prune() if args.images and issubclass(engine, Images) else ():
             print(f"  {image}")
     return 0
 
@@ -236,7 +247,7 @@ def _steps(engine: SandboxEngine) -> Iterator[tuple[str, Callable[[], Awaitable[
 
     async def judged() -> None:
         async with engine.session() as sandbox:
-            _check((await sandbox.run_calls("def f(x): return x + 1", calls)).execution)
+            _check((await Judging.of(sandbox).run_calls("def f(x): return x + 1", calls)).execution)
 
     yield "acquire, print(1+1), release", lambda: program("print(1+1)")
     yield "acquire, 20 unittest cases, release", lambda: program(unittest)

@@ -46,8 +46,8 @@ from forge_env.gateway.request import Answer, ModelRequest
 from forge_env.gateway.server import Access, shared_gateway
 from forge_env.rewards.reasons import explain
 from forge_env.rewards.rubric import RubricResult
-from forge_env.sandbox import ExecResult, Limits
-from forge_env.sandbox.protocol import ORIGIN_URL
+from forge_env.sandbox import ExecResult, Limits, Programs
+from forge_env.sandbox.spec import ORIGIN_URL
 from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 from forge_env.working_time import limited_elsewhere
 
@@ -158,7 +158,7 @@ class ProgramEnvironment(SandboxEnvironment):
             task: the task to solve.
             access: access to the model.
         """
-        process = await self.sandbox.spawn(
+        process = await Programs.of(self.sandbox).spawn(
             list(self.argv(task)), env={**_DIRECT, **access.environment, **self.environment(task)}, limits=self.limits
         )
         try:

@@ -35,7 +35,17 @@ from forge_env.errors import (
     environment_code,
 )
 from forge_env.rewards.reasons import explain
-from forge_env.sandbox import ExecResult, How, Limits, Sandbox, SandboxSpec, Session, TestsResult
+from forge_env.sandbox import (
+    ExecResult,
+    How,
+    Interpreter,
+    Interpreters,
+    Judging,
+    Limits,
+    Sandbox,
+    SandboxSpec,
+    TestsResult,
+)
 from forge_env.trajectory import NOT_CHEAT_PROOF
 from forge_env.types import Task
 
@@ -120,7 +130,7 @@ class SandboxEnvironment(ToolEnvironment):
         self._doubtful = False
         """Whether hidden tests passed that a cheat could also have passed."""
         self._holding = AsyncExitStack()
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, Interpreter] = {}
         self._session_turn = asyncio.Lock()
 
     def files(self, task: Task) -> Mapping[str, str | bytes]:
@@ -234,7 +244,9 @@ class SandboxEnvironment(ToolEnvironment):
             limits: limits of each process; None: `self.limits`.
         """
         async with self.fresh_sandbox() as fresh:
-            result = await fresh.run_tests(files=self._left, tests=tests, how=how, limits=limits or self.limits)
+            result = await Judging.of(fresh).run_tests(
+                files=self._left, tests=tests, how=how, limits=limits or self.limits
+            )
         if (results := TESTS_RESULTS.get()) is not None:
             results.append(result)
         if result.passed and result.doubts:
@@ -288,7 +300,8 @@ class SandboxEnvironment(ToolEnvironment):
             session, note = self._sessions.get(kind), ""
             if session is None or not session.alive:
                 note = "" if session is None else f"[a new {kind} session: nothing of the last one is left but files]\n"
-                begin = self.sandbox.shell if kind == "shell" else self.sandbox.python
+                interpreters = Interpreters.of(self.sandbox)
+                begin = interpreters.shell if kind == "shell" else interpreters.python
                 where: _Where = {"env": self.command_variables, "cwd": self.command_folder} if kind == "shell" else {}
                 session = self._sessions[kind] = await begin(limits=limits, **where)
             result = await session.run(source, limits=limits)

@@ -35,7 +35,8 @@ from forge_env.files import DiskFullError
 from forge_env.policy import Policy
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
 from forge_env.sandbox.engines import LazyEngine
-from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
+from forge_env.sandbox.protocol import Sandbox, SandboxEngine
+from forge_env.sandbox.spec import SandboxSpec
 from forge_env.terminal import Display
 from forge_env.tools.schema import telling
 from forge_env.trajectory import Trajectory, TrajectoryWriter

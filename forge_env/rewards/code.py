@@ -8,7 +8,9 @@ from typing import Any
 from forge_env.errors import UsageError
 from forge_env.rewards.reasons import explain
 from forge_env.rewards.spans import last_fenced
-from forge_env.sandbox.protocol import CallOutcome, Limits
+from forge_env.sandbox.capabilities import Judging
+from forge_env.sandbox.results import CallOutcome
+from forge_env.sandbox.spec import Limits
 from forge_env.types import Task
 from forge_env.visible import shown
 
@@ -55,7 +57,7 @@ class CodeTests:
             raise UsageError("CodeTests runs code and was given no sandboxes", fix="fe.make(NAME, sandboxes=engine)")
         async with env.sandboxes.session() as sandbox:
             calls = [test["call"] for test in tests]
-            result = await sandbox.run_calls(extract_code(answer), calls, limits=self.limits)
+            result = await Judging.of(sandbox).run_calls(extract_code(answer), calls, limits=self.limits)
         # Calls that were not reached have no outcome and count as failed.
         reached = [*result.outcomes, *[None] * (len(tests) - len(result.outcomes))]
         failures = [why for outcome, test in zip(reached, tests, strict=True) if (why := _what_failed(outcome, test))]

@@ -1,45 +1,55 @@
 """Sandboxes, in which all model-written code runs. Engines are plug-ins that implement `SandboxEngine`."""
 
 from forge_env.sandbox.callers import HOLDER, TENANT, on_behalf_of, phase, seen_by
+from forge_env.sandbox.capabilities import (
+    Archives,
+    Images,
+    Interpreter,
+    Interpreters,
+    Inventory,
+    Judging,
+    Process,
+    Programs,
+)
 from forge_env.sandbox.engines import available_engines, open_engine, reap_abandoned
-from forge_env.sandbox.protocol import (
-    SANDBOXES_PER_CPU,
-    WORK,
+from forge_env.sandbox.protocol import Sandbox, SandboxEngine
+from forge_env.sandbox.results import (
     CallOutcome,
     CallsResult,
     ExecResult,
     How,
-    Limits,
     Outcome,
     OutputChunk,
-    Process,
     RunningSandbox,
-    Sandbox,
-    SandboxEngine,
-    SandboxSpec,
-    Session,
     TestsResult,
     Usage,
 )
+from forge_env.sandbox.spec import SANDBOXES_PER_CPU, WORK, Limits, SandboxSpec
 
 __all__ = [
     "HOLDER",
     "SANDBOXES_PER_CPU",
     "TENANT",
     "WORK",
+    "Archives",
     "CallOutcome",
     "CallsResult",
     "ExecResult",
     "How",
+    "Images",
+    "Interpreter",
+    "Interpreters",
+    "Inventory",
+    "Judging",
     "Limits",
     "Outcome",
     "OutputChunk",
     "Process",
+    "Programs",
     "RunningSandbox",
     "Sandbox",
     "SandboxEngine",
     "SandboxSpec",
-    "Session",
     "TestsResult",
     "Usage",
     "available_engines",

@@ -10,7 +10,9 @@ from typing import Any
 from forge_env.config.reader import arguments, construct
 from forge_env.errors import PluginError, SandboxUnavailableError
 from forge_env.plugins import installed, load_plugin
-from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
+from forge_env.sandbox.capabilities import Images, Inventory
+from forge_env.sandbox.protocol import Sandbox, SandboxEngine
+from forge_env.sandbox.spec import SandboxSpec
 from forge_env.working_time import waiting
 
 logger = logging.getLogger(__name__)
@@ -58,7 +60,9 @@ def reap_abandoned() -> int:
     count = 0
     for name in installed(GROUP):
         try:
-            count += load_engine(name).reap_abandoned()
+            engine = load_engine(name)
+            if issubclass(engine, Inventory):
+                count += engine.reap_abandoned()
         except Exception:  # task boundary: no error of a plug-in's engine may stop the command
             logger.debug("engine %s could not tidy up", name, exc_info=True)
     return count
@@ -119,7 +123,7 @@ def _made(engine: type[SandboxEngine], name: str, options: dict[str, Any]) -> Sa
     return made
 
 
-class LazyEngine(SandboxEngine):
+class LazyEngine(SandboxEngine, Images):
     """A stand-in for `open_engine(name, **options)`, which is opened when the first sandbox is acquired.
 
     It is for callers that can't know whether a sandbox is needed: an environment that runs no code never opens it.
@@ -132,11 +136,6 @@ class LazyEngine(SandboxEngine):
         self._opening = asyncio.Lock()
         self._checked: set[SandboxSpec] = set()
 
-    @classmethod
-    def unavailable_reason(cls) -> str | None:
-        """None: the reason is known only once the engine is opened."""
-        return None
-
     def check(self, spec: SandboxSpec) -> None:
         """Check with the real engine. With `auto`, nothing is checked until one is open."""
         if self._engine is not None:
@@ -144,10 +143,6 @@ class LazyEngine(SandboxEngine):
         elif self.name != "auto" and spec not in self._checked:
             _made(load_engine(self.name), self.name, _given(self._options)).check(spec)
             self._checked.add(spec)
-
-    async def start(self) -> None:
-        """Do nothing; the real engine starts with the first sandbox."""
-        return
 
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
         """Acquire a sandbox of the real engine, and start that first if needed.
@@ -165,7 +160,7 @@ class LazyEngine(SandboxEngine):
         with waiting():
             await self._open()
         assert self._engine is not None
-        return await self._engine.build(image)
+        return await Images.of(self._engine).build(image)
 
     async def _open(self) -> None:
         async with self._opening:

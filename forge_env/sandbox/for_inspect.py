@@ -24,7 +24,8 @@ from pydantic import BaseModel, ConfigDict
 
 from forge_env.errors import SandboxFileError
 from forge_env.sandbox.engines import LazyEngine
-from forge_env.sandbox.protocol import WORK, Limits, Sandbox, SandboxSpec
+from forge_env.sandbox.protocol import Sandbox
+from forge_env.sandbox.spec import WORK, Limits, SandboxSpec
 
 LONGEST_S = 24 * 3600.0
 """Limit of a command for which inspect_ai sets none, in seconds."""

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_env.errors import ForgeError
-from forge_env.sandbox.protocol import ExecResult, Limits, Process, Sandbox, SandboxEngine, Session
+from forge_env.sandbox.capabilities import Interpreter, Interpreters, Judging, Process, Programs
+from forge_env.sandbox.protocol import Sandbox, SandboxEngine
+from forge_env.sandbox.results import ExecResult
+from forge_env.sandbox.spec import Limits
 from forge_env.sandbox_audit.attacks import BAIT, EXPECTED, LEAK, TESTS, Attack
 
 LOOK = """\
@@ -109,7 +112,7 @@ class Neighbour:
     """A well-behaved user of the same engine, whose file, session and process must survive all attacks."""
 
     sandbox: Sandbox
-    session: Session
+    session: Interpreter
     process: Process
     usual: dict[str, Any]
     """Output of `LOOK` in a clean sandbox."""
@@ -123,10 +126,10 @@ class Neighbour:
         self.sandbox = await self._engine.acquire()
         self.usual = json.loads((await self.sandbox.run_python(LOOK, limits=_PATIENT)).stdout)
         await self.sandbox.write_file("mine", b"untouched")
-        self.session = await self.sandbox.python()
+        self.session = await Interpreters.of(self.sandbox).python()
         await self.session.run("turns = 0")
         self._turns = 0
-        self.process = await self.sandbox.spawn(["cat"])
+        self.process = await Programs.of(self.sandbox).spawn(["cat"])
 
     async def leave(self) -> None:
         """Release the sandbox."""
@@ -206,7 +209,7 @@ async def carry_out(sandbox: Sandbox, attack: Attack) -> list[str]:
 
 async def _run(sandbox: Sandbox, attack: Attack) -> list[str]:
     if attack.session:
-        session = await sandbox.python()
+        session = await Interpreters.of(sandbox).python()
         await sandbox.run_python("")
         result = await session.run(attack.code, limits=attack.limits)
     else:
@@ -238,14 +241,15 @@ async def _cheat(sandbox: Sandbox, attack: Attack) -> list[str]:
 async def _judge(sandbox: Sandbox, who: str, code: str, tests: str, earns: int, limits: Limits) -> list[str]:
     """Judge a solution by calls and by tests. `earns` is the number of right answers that it should get."""
     problems = []
-    outcomes = (await sandbox.run_calls(code, ["f(1)", "f(2)"], limits=limits)).outcomes
+    judge = Judging.of(sandbox)
+    outcomes = (await judge.run_calls(code, ["f(1)", "f(2)"], limits=limits)).outcomes
     right = [
         outcome.error is None and type(outcome.value) is int and outcome.value == expected
         for outcome, expected in zip(outcomes, EXPECTED, strict=False)
     ]
     if sum(right) != earns:
         problems.append(f"{who} earned {sum(right)} answers instead of {earns}")
-    passed = (await sandbox.run_tests(code, tests, limits=limits)).passed
+    passed = (await judge.run_tests(code, tests, limits=limits)).passed
     if passed is not (earns == len(EXPECTED)):
         problems.append(f"{who} {'passed' if passed else 'failed'} its tests")
     return problems

@@ -7,22 +7,36 @@
             async with MyEngine(concurrency=2) as engine:
                 yield engine
 
-Needs pytest and pytest-asyncio. The engine must allow at least two sandboxes at once.
+Needs pytest and pytest-asyncio. The engine must allow at least two sandboxes at once. Tests of capabilities that it
+lacks are skipped.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import pytest_asyncio
 
 from forge_env.errors import SandboxError, SandboxFileError, SandboxPathError, UsageError
-from forge_env.sandbox.protocol import ExecResult, How, Limits, OutputChunk, Sandbox, SandboxEngine, SandboxSpec
+from forge_env.sandbox.capabilities import Archives, Capability, Interpreters, Judging, Programs
+from forge_env.sandbox.protocol import Sandbox, SandboxEngine
+from forge_env.sandbox.results import ExecResult, How, OutputChunk
+from forge_env.sandbox.spec import Limits, SandboxSpec
 
 SHORT = Limits(wall_s=0.6)
+C = TypeVar("C", bound=Capability)
+
+
+def needed(of: Callable[[object], C], provider: object) -> C:
+    """Call a capability's `of`; skip the test if the engine lacks the capability."""
+    try:
+        return of(provider)
+    except UsageError as error:
+        pytest.skip(str(error))
 
 
 class LifeTests:
@@ -306,18 +320,19 @@ class WritableTests:
         hide = "cd /data; mkdir s; echo 3 > s/x; ln s/x y; chmod 0 s/x s"
         hidden = await left.exec(["sh", "-c", hide])
         assert hidden.ok, hidden.stderr[-500:]
-        archive = await left.pack(["/app", "/data"], leave_out=["/app/d/no"])
+        archive = await needed(Archives.of, left).pack(["/app", "/data"], leave_out=["/app/d/no"])
         async with engine.session(self.SPEC) as right:
+            target = needed(Archives.of, right)
             await right.exec(["sh", "-c", "echo old > /app/old; echo kept > /data/kept"])
-            await right.unpack(archive, instead_of=["/app"])
+            await target.unpack(archive, instead_of=["/app"])
             modes = await right.exec(["sh", "-c", "cd /data; stat -c %a s y; chmod 700 s; rm -rf s y"])
             assert modes.stdout.split() == ["0", "0"]
             look = await right.exec(["sh", "-c", "cd /app; find . | sort; stat -c %a d/a; cat l h; ls /data"])
             assert look.stdout.split() == [".", "./d", "./d/a", "./e", "./h", "./l", "750", "1", "1", "kept"]
             with pytest.raises(SandboxFileError):
-                await right.unpack(b"no archive")
+                await target.unpack(b"no archive")
             with pytest.raises(SandboxPathError):
-                await right.pack(["/etc"])
+                await target.pack(["/etc"])
         await engine.release(left)
 
 
@@ -334,7 +349,8 @@ class SessionTests:
 
     async def test_shell_session(self, sandbox: Sandbox) -> None:
         """Variables, functions and working directory persist; statuses and output belong to their command."""
-        shell = await sandbox.shell(env={"A": "1"})
+        interpreters = needed(Interpreters.of, sandbox)
+        shell = await interpreters.shell(env={"A": "1"})
         await shell.run("mkdir -p d; cd d; f() { echo f$A; }; B=2; false")
         home = (await sandbox.exec(["pwd"])).stdout.strip()
         result = await shell.run("pwd; f; echo $B >&2; (exit 5)")
@@ -350,7 +366,8 @@ class SessionTests:
 
     async def test_python_session(self, sandbox: Sandbox) -> None:
         """Names persist; the last expression is printed; an error or a time-out leaves the session usable."""
-        python = await sandbox.python()
+        interpreters = needed(Interpreters.of, sandbox)
+        python = await interpreters.python()
         assert (await python.run("x = 20\nx + 1")).stdout == "21\n"
         failed = await python.run("def f():\n    return 1 / 0\nf()")
         assert failed.exit_code == 1
@@ -363,7 +380,8 @@ class SessionTests:
 
     async def test_stubborn_session_ends(self, sandbox: Sandbox) -> None:
         """A session that resists an interrupt ends with its command, without affecting others."""
-        python = await sandbox.python()
+        interpreters = needed(Interpreters.of, sandbox)
+        python = await interpreters.python()
         stubborn = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
         result = await python.run(stubborn, limits=SHORT)
         assert result.timed_out
@@ -372,7 +390,8 @@ class SessionTests:
 
     async def test_background_process(self, sandbox: Sandbox) -> None:
         """A background program reads, writes, outlives other calls, and ends when killed."""
-        process = await sandbox.spawn(["cat"])
+        programs = needed(Programs.of, sandbox)
+        process = await programs.spawn(["cat"])
         await process.write(b"one\n")
         assert (await sandbox.exec(["true"])).ok
         seen = ""
@@ -382,7 +401,7 @@ class SessionTests:
         result = await process.wait(10)
         assert result is not None
         assert (result.stdout, result.exit_code) == ("two\n", 0)
-        sleeper = await sandbox.spawn(["sleep", "100"])
+        sleeper = await programs.spawn(["sleep", "100"])
         assert await sleeper.wait(0.05) is None
         await sleeper.kill()
         ended = await sleeper.wait(5)
@@ -391,8 +410,9 @@ class SessionTests:
 
     async def test_streaming(self, sandbox: Sandbox) -> None:
         """Output arrives while the program runs, and the result at the end."""
+        programs = needed(Programs.of, sandbox)
         line = "echo a; sleep 0.2; echo b >&2; exit 4"
-        *chunks, result = [item async for item in sandbox.stream(["sh", "-c", line])]
+        *chunks, result = [item async for item in programs.stream(["sh", "-c", line])]
         assert chunks == [OutputChunk("stdout", b"a\n"), OutputChunk("stderr", b"b\n")]
         assert isinstance(result, ExecResult)
         assert (result.exit_code, result.stdout, result.stderr) == (4, "a\n", "b\n")
@@ -401,12 +421,13 @@ class SessionTests:
         """Release ends sessions and background programs, and the next user sees none of them."""
         for _ in range(3):
             async with engine.session() as sandbox:
-                shell = await sandbox.shell()
+                interpreters = needed(Interpreters.of, sandbox)
+                shell = await interpreters.shell()
                 await shell.run("sleep 1000 & touch /tmp/x")
-                await sandbox.spawn(["sleep", "1000"])
+                await needed(Programs.of, sandbox).spawn(["sleep", "1000"])
                 await sandbox.run_python("print(1)")
             with pytest.raises(SandboxError):
-                await sandbox.shell()
+                await interpreters.shell()
         async with engine.session() as sandbox:
             assert "sleep" not in (await sandbox.exec(["ps", "ax"])).stdout
             assert (await sandbox.exec(["ls", "/tmp"])).stdout == ""
@@ -417,42 +438,47 @@ class JudgingTests:
 
     async def test_calls_return_exact_plain_types(self, sandbox: Sandbox) -> None:
         """Values of plain types arrive equal and of the same type."""
+        judge = needed(Judging.of, sandbox)
         expected: list[object] = [1, -(2**80), True, None, 1.5, float("inf"), 1j, "ä\n", b"\0"]
         expected += [[1, [2]], (1,), {1: {2}}, {"a": (1, 2)}, {}, set(), frozenset({1})]
         code = "inf = float('inf')\ndef same(x): return x"
-        result = await sandbox.run_calls(code, [f"same({value!r})" for value in expected])
+        result = await judge.run_calls(code, [f"same({value!r})" for value in expected])
         values = [outcome.value for outcome in result.outcomes]
         assert values == expected
         assert [type(value) for value in values] == [type(value) for value in expected]
 
     async def test_calls_raise(self, sandbox: Sandbox) -> None:
         """An exception is the outcome of one call; a broken definition has no outcomes."""
-        result = await sandbox.run_calls("def f(x): return 1 / x", ["f(0)", "exit()", "f(1)", "g()"])
+        judge = needed(Judging.of, sandbox)
+        result = await judge.run_calls("def f(x): return 1 / x", ["f(0)", "exit()", "f(1)", "g()"])
         assert [outcome.error for outcome in result.outcomes] == ["ZeroDivisionError", "SystemExit", None, "NameError"]
-        broken = await sandbox.run_calls("def f(:", ["f()"])
+        broken = await judge.run_calls("def f(:", ["f()"])
         assert broken.outcomes == []
         assert broken.execution.exit_code == 1
 
     async def test_objects_do_not_travel(self, sandbox: Sandbox) -> None:
         """Only exact plain types are returned: an object that claims to equal everything is an error, not a value."""
+        judge = needed(Judging.of, sandbox)
         code = (
             "class E(int):\n    def __eq__(s, o): return True\n    __hash__ = int.__hash__\n"
             "def f(): return E(7)\ndef g(): return [E(7)]\ndef deep():\n    x = []\n"
             "    for _ in range(5000): x = [x]\n    return x\n"
         )
-        result = await sandbox.run_calls(code, ["f()", "g()", "E", "deep()", "1"])
+        result = await judge.run_calls(code, ["f()", "g()", "E", "deep()", "1"])
         assert [outcome.error for outcome in result.outcomes] == ["TypeError"] * 4 + [None]
 
     async def test_leaving_early_gives_no_values(self, sandbox: Sandbox) -> None:
         """A program that exits answers only the calls made before."""
+        judge = needed(Judging.of, sandbox)
         for code in ("import os; os._exit(0)", "import sys; sys.exit(0)"):
-            result = await sandbox.run_calls(code + "\ndef f(): return 1", ["f()"])
+            result = await judge.run_calls(code + "\ndef f(): return 1", ["f()"])
             assert result.outcomes == []
-        result = await sandbox.run_calls("import os\ndef f(): return 1\ndef g(): os._exit(0)", ["f()", "g()", "f()"])
+        result = await judge.run_calls("import os\ndef f(): return 1\ndef g(): os._exit(0)", ["f()", "g()", "f()"])
         assert [outcome.value for outcome in result.outcomes] == [1]
 
     async def test_tests_run_apart_from_the_code(self, sandbox: Sandbox) -> None:
         """unittest cases, test functions and plain asserts judge code in another process."""
+        judge = needed(Judging.of, sandbox)
         code = "class Stack:\n    def __init__(s): s.x = []\n    def push(s, v): s.x.append(v)\n"
         code += "    def pop(s): return s.x.pop()\ndef double(x): return x * 2\ndef fail(): raise KeyError('k')\n"
         cases = (
@@ -461,21 +487,22 @@ class JudgingTests:
             "    def test_b(self):\n        s = Stack(); s.push(3); self.assertEqual(s.pop(), 3)\n"
             "        self.assertRaises(IndexError, s.pop)\n"
         )
-        result = await sandbox.run_tests(code, cases)
+        result = await judge.run_tests(code, cases)
         assert (result.passed, result.total, result.failures) == (True, 2, []), result
         functions = "def test_a(): assert double(1) == 2\ndef test_b(): assert double(1) == 3\n"
-        result = await sandbox.run_tests(code, functions)
+        result = await judge.run_tests(code, functions)
         assert (result.passed, result.total, len(result.failures)) == (False, 2, 1), result
-        assert (await sandbox.run_tests(code, "assert double('a') == 'aa'")).passed
-        assert not (await sandbox.run_tests("x = (", "pass")).passed
-        assert not (await sandbox.run_tests("import os\ndef f(): os._exit(0)", "f()\nassert True")).passed
+        assert (await judge.run_tests(code, "assert double('a') == 'aa'")).passed
+        assert not (await judge.run_tests("x = (", "pass")).passed
+        assert not (await judge.run_tests("import os\ndef f(): os._exit(0)", "f()\nassert True")).passed
         undecodable = "def f(data): return data.decode()"
         for expected in ("UnicodeDecodeError", "ValueError"):
             checks = f"try: f(bytes([255]))\nexcept {expected}: pass\nelse: assert False"
-            assert (await sandbox.run_tests(undecodable, checks)).passed
+            assert (await judge.run_tests(undecodable, checks)).passed
 
     async def test_files_are_judged_by_test_files(self, sandbox: Sandbox) -> None:
         """Test files judge packages, apart or counted; code that ends the process earns nothing."""
+        judge = needed(Judging.of, sandbox)
         files = {"src/pkg/__init__.py": "from pkg.box import Box, size\n"}
         files["src/pkg/box.py"] = (
             "class Box:\n    def __init__(s, n): s.n = n\n    def __eq__(s, o): return s.n == o.n\n"
@@ -486,10 +513,10 @@ class JudgingTests:
         objects = {"tests/test_a.py": case.format("Box") + "self.assertEqual(Box(1), Box(1))\n"}
         ways: tuple[tuple[dict[str, str], How], ...] = ((calls, "apart"), (objects, "apart"), (objects, "counted"))
         for tests, how in ways:
-            result = await sandbox.run_tests(files=files, tests=tests, how=how)
+            result = await judge.run_tests(files=files, tests=tests, how=how)
             assert (result.passed, result.total, result.failures, result.how) == (True, 1, [], how)
             for code in ("import os\nos._exit(0)\n", "size = Box = lambda *a: 0\nraise SystemExit(0)\n"):
-                cheat = await sandbox.run_tests(files={**files, "src/pkg/box.py": code}, tests=tests, how=how)
+                cheat = await judge.run_tests(files={**files, "src/pkg/box.py": code}, tests=tests, how=how)
                 assert (cheat.passed, cheat.how) == (False, how)
 
 

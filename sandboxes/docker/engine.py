@@ -17,7 +17,7 @@ from docker.errors import APIError, ImageNotFound
 
 from forge_env.concurrency import to_its_end
 from forge_env.errors import SandboxError, UsageError
-from forge_env.sandbox import RunningSandbox, SandboxSpec
+from forge_env.sandbox import Images, Inventory, RunningSandbox, SandboxSpec
 from sandboxes import owner
 from sandboxes.box import Box
 from sandboxes.connection import Connection
@@ -64,7 +64,7 @@ class DockerBox(Box):
             self._undead.add(self.name)
 
 
-class DockerEngine(PooledEngine):
+class DockerEngine(PooledEngine, Images, Inventory):
     """Sandboxes in hardened containers.
 
     Args:

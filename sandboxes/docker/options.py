@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from forge_env.sandbox import SandboxSpec
-from forge_env.sandbox.protocol import PROXY_PORT
+from forge_env.sandbox.spec import PROXY_PORT
 from sandboxes.engine import CPU_PERIOD_US, PIDS, RUNNER_MB, SCRATCH_MB
 from sandboxes.images.cache import RUNNER_PACKAGE
 from sandboxes.images.packages import has_pytest

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.concurrency import to_its_end
 from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
-from forge_env.sandbox import RunningSandbox, SandboxSpec
+from forge_env.sandbox import SandboxSpec
 from sandboxes import owner
 from sandboxes.box import Box
 from sandboxes.connection import Connection
@@ -106,10 +106,6 @@ class KubernetesEngine(PooledEngine):
         except (SandboxUnavailableError, SandboxError) as error:
             return str(error)
         return None
-
-    @classmethod
-    def running(cls) -> list[RunningSandbox]:  # noqa: D102
-        return []  # the cluster is shared; `kubectl get pods -l forge_env` lists them
 
     def _has_room(self, spec: SandboxSpec) -> bool:
         return True  # the cluster's scheduler decides

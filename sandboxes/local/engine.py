@@ -16,8 +16,8 @@ from typing import IO, Any
 import psutil
 
 from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
-from forge_env.sandbox import RunningSandbox, SandboxSpec
-from forge_env.sandbox.protocol import PROXY_PORT
+from forge_env.sandbox import Images, Inventory, RunningSandbox, SandboxSpec
+from forge_env.sandbox.spec import PROXY_PORT
 from sandboxes.box import Box
 from sandboxes.connection import Connection
 from sandboxes.engine import MAX_USES, SCRATCH_MB, PooledEngine
@@ -54,7 +54,7 @@ class LocalBox(Box):
                 await asyncio.wait([self._ended], timeout=GRACE_S)
 
 
-class LocalEngine(PooledEngine):
+class LocalEngine(PooledEngine, Images, Inventory):
     """Sandboxes in user, mount, pid, network, ipc, uts and cgroup namespaces.
 
     Args:

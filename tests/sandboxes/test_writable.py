@@ -9,7 +9,7 @@ import pytest
 from forge_env.errors import SandboxUnavailableError, UsageError
 from forge_env.sandbox import SandboxSpec, open_engine
 from forge_env.sandbox.dockerfile import with_base
-from forge_env.sandbox.protocol import WORK
+from forge_env.sandbox.spec import WORK
 
 from .conftest import require
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from forge_env.sandbox.protocol import Limits
+from forge_env.sandbox.spec import Limits
 
 Group = Literal["escape", "starvation", "leftovers", "network", "cheating"]
 GROUPS: tuple[Group, ...] = get_args(Group)

@@ -6,7 +6,7 @@ and a wrong solution are judged in the same sandbox. Each must earn what it woul
 
 from __future__ import annotations
 
-from forge_env.sandbox.protocol import Limits
+from forge_env.sandbox.spec import Limits
 from forge_env.sandbox_audit.attacks.attack import TESTS, Attack, Unguarded
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_env.sandbox.protocol import Limits
+from forge_env.sandbox.spec import Limits
 from forge_env.sandbox_audit.attacks.attack import Attack
 
 _DEAF = "import os, signal, time\nfor s in set(range(1, 32)) - {9, 17, 19}: signal.signal(s, signal.SIG_IGN)\n"

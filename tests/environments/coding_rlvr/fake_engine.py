@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
 from forge_env.errors import SandboxError
-from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, Limits, Sandbox, SandboxEngine, SandboxSpec
+from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, Judging, Limits, Sandbox, SandboxEngine, SandboxSpec
 
 
-class FakeSandbox(Sandbox):
+class FakeSandbox(Sandbox, Judging):
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
         self.seen: list[tuple[str, list[str]]] = []
@@ -41,16 +41,6 @@ class FakeSandbox(Sandbox):
     async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
         raise NotImplementedError
 
-    async def run_python(
-        self,
-        code: str,
-        *,
-        stdin: str | bytes = "",
-        files: Mapping[str, str | bytes] | None = None,
-        limits: Limits | None = None,
-    ) -> ExecResult:
-        raise NotImplementedError
-
     async def write_file(self, path: str, data: str | bytes) -> None:
         raise NotImplementedError
 
@@ -69,13 +59,6 @@ class FakeEngine(SandboxEngine):
         self.handed_out: list[FakeSandbox] = []
         self.open = 0
 
-    @classmethod
-    def unavailable_reason(cls) -> str | None:
-        return None
-
-    async def start(self) -> None:
-        return
-
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
         self.open += 1
         self.handed_out.append(FakeSandbox(self))
@@ -83,6 +66,3 @@ class FakeEngine(SandboxEngine):
 
     async def release(self, sandbox: Sandbox) -> None:
         self.open -= 1
-
-    async def close(self) -> None:
-        return

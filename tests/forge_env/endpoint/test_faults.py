@@ -16,7 +16,8 @@ import pytest
 import forge_env as fe
 from forge_env.endpoint.policy import EndpointOptions, EndpointPolicy
 from forge_env.errors import GeneratorError
-from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
+from forge_env.sandbox.protocol import Sandbox, SandboxEngine
+from forge_env.sandbox.spec import SandboxSpec
 from tests.forge_env.endpoint.server import Server, completion, delta, events, http, tool_call
 from tests.forge_env.endpoint.test_endpoint import FAULTS
 from tests.forge_env.evaluation.toys import Sums
@@ -283,14 +284,6 @@ class TwoPlaces(SandboxEngine):
     def __init__(self) -> None:
         self.places = asyncio.Semaphore(2)
         self.waiting = self.most_waiting = 0
-
-    @classmethod
-    def unavailable_reason(cls) -> str | None:
-        return None
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
 
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
         self.waiting += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from forge_env import rewards as r
 from forge_env.errors import EnvironmentBugError, GeneratorError
 from forge_env.rewards.ensemble import combine
 from forge_env.rollout.scripted import FunctionPolicy, ReplayPolicy
-from forge_env.sandbox.protocol import CallOutcome, CallsResult, ExecResult
+from forge_env.sandbox.capabilities import Judging
+from forge_env.sandbox.results import CallOutcome, CallsResult, ExecResult
 
 
 @pytest.mark.parametrize(
@@ -134,11 +136,11 @@ def test_any_text_is_scored_in_bounds(response: str, target: str) -> None:
     assert r.ThinkingReward()(target, response) in (0.0, 0.2, 1.0)
 
 
-class FakeSandbox:
+class FakeSandbox(Judging):
     def __init__(self, outcomes: list[CallOutcome]) -> None:
         self.outcomes = outcomes
 
-    async def run_calls(self, code: str, calls: list[str], *, limits: Any = None) -> CallsResult:
+    async def run_calls(self, code: str, calls: Sequence[str], *, limits: Any = None) -> CallsResult:
         assert code == "def f(x): return x\n"
         return CallsResult(self.outcomes[: len(calls)], ExecResult(0))
 

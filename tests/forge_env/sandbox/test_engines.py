@@ -26,18 +26,10 @@ class Foreign(SandboxEngine):
     def __init__(self, region: str = "here") -> None:
         self.region = region
 
-    @classmethod
-    def unavailable_reason(cls) -> str | None:
-        return None
-
-    async def start(self) -> None: ...
-
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
         raise NotImplementedError
 
     async def release(self, sandbox: Sandbox) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class Demanding(Foreign):

@@ -17,7 +17,8 @@ from inspect_ai.util._sandbox.registry import registry_find_sandboxenv  # noqa: 
 from inspect_ai.util._sandbox.self_check import *  # noqa: E402, F403
 
 from forge_env.sandbox.for_inspect import LONGEST_S, ForgeSandboxConfig, ForgeSandboxEnvironment  # noqa: E402
-from forge_env.sandbox.protocol import ExecResult, Limits  # noqa: E402
+from forge_env.sandbox.results import ExecResult  # noqa: E402
+from forge_env.sandbox.spec import Limits  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 NOT_OURS = {"test_exec_as_user": "a sandbox has one user, who is not root; the suite has providers mark such a check"}

@@ -10,7 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_env.sandbox import CallsResult, ExecResult, Limits, Sandbox, SandboxEngine, SandboxSpec, TestsResult, Usage
+from forge_env.sandbox import (
+    CallsResult,
+    ExecResult,
+    Judging,
+    Limits,
+    Sandbox,
+    SandboxEngine,
+    SandboxSpec,
+    TestsResult,
+    Usage,
+)
 
 PYTHON = (sys.executable, "-S")
 """Without the packages that are installed: it starts in a third of the time."""
@@ -30,7 +40,7 @@ for name, value in list(names.items()):
 """
 
 
-class UnguardedSandbox(Sandbox):
+class UnguardedSandbox(Sandbox, Judging):
     """A folder and plain processes of this user. For attacks that are known to be harmless."""
 
     def __init__(self, folder: Path) -> None:
@@ -95,18 +105,10 @@ class ForgetfulEngine(SandboxEngine):
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
 
-    @classmethod
-    def unavailable_reason(cls) -> str | None:
-        return None
-
-    async def start(self) -> None: ...
-
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
         return self.sandbox
 
     async def release(self, sandbox: Sandbox) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 def all_powerful() -> bool:

@@ -157,14 +157,6 @@ class NoEngine(SandboxEngine):
 
     name = "none"
 
-    @classmethod
-    def unavailable_reason(cls) -> str | None:
-        return None
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
         raise AssertionError("no environment here runs code")
 
