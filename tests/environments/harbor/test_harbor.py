@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from forge_env.errors import SandboxFileError, UsageError
 from forge_env.registry import given_in
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
-from forge_env.sandbox import WORK, ExecResult, SandboxEngine
+from forge_env.sandbox import WORK, Archives, ExecResult, SandboxEngine
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.trajectory import Trajectory
 from forge_env.types import Action
@@ -289,11 +289,14 @@ async def test_a_verdict_is_a_number_from_0_to_1(text: str, reward: float | None
     assert (None if said is None else _reward(said)) == reward
 
 
-class TooFull:
-    """A sandbox with more in it than can be moved."""
+class TooFull(Archives):
+    """A sandbox whose folders are too large to be moved."""
 
-    async def pack(self, folders: list[str], leave_out: list[str]) -> bytes:
+    async def pack(self, folders: Sequence[str], *, leave_out: Sequence[str] = ()) -> bytes:
         raise SandboxFileError(errno.EFBIG, "too much", "/app")
+
+    async def unpack(self, archive: bytes, *, instead_of: Sequence[str] = ()) -> None:
+        raise NotImplementedError
 
 
 async def test_what_cant_be_moved_has_a_metric_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
