@@ -261,7 +261,7 @@ class SandboxEnvironment(ToolEnvironment):
             self._doubtful = True
             return result
         if result.how == "counted":
-            fix = "write tests that can run apart (docs/sandboxes.md), or set require_cheat_proof: false"
+            fix = "write tests that can run apart (docs/sandboxes/judging.md), or set require_cheat_proof: false"
             raise UsageError(f"hidden tests of {type(self).__name__} are not cheat-proof: {result.doubts[0]}", fix=fix)
         return replace(result, passed=False, failed=result.total, failures=result.doubts)
 

@@ -310,7 +310,7 @@ def _access(metadata: dict[str, Any]) -> list[dict[str, Any]]:
         _of("v1", "ServiceAccount", metadata),
         {
             **_of("rbac.authorization.k8s.io/v1", "Role", metadata),
-            "rules": [  # for sandboxes in pods (docs/sandboxes.md)
+            "rules": [  # for sandboxes in pods (docs/sandboxes/remote.md)
                 _rule("", "pods", "create", "list", "watch", "delete"),
                 _rule("", "pods/attach", "create", "get"),
                 _rule("networking.k8s.io", "networkpolicies", "create", "get"),

@@ -251,7 +251,7 @@ class Run:
     def trained(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
         """Record the groups that `step` was trained on.
 
-        The thread that writes trajectories writes a line of `trained.jsonl` (docs/running.md).
+        The thread that writes trajectories writes a line of `trained.jsonl` (docs/run_folder.md).
 
         Args:
             step: the training step.

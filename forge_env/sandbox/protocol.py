@@ -186,6 +186,131 @@ class Sandbox(ABC):
         target = await asyncio.to_thread(_new_folder, folder)
         await asyncio.to_thread(_write_below, target, await self.read_files(path))
 
+    async def pack(self, folders: Sequence[str], *, leave_out: Sequence[str] = ()) -> bytes:
+        """Archive folders of `SandboxSpec.writable` as tar, with links, modes and empty folders; 128 MiB at most.
+
+        Args:
+            folders: absolute paths.
+            leave_out: paths to leave out, with everything below them.
+
+        Raises:
+            SandboxPathError: a folder is not writable.
+            SandboxFileError: a folder does not exist, or is too large.
+        """
+        raise UsageError(f"{type(self).__name__} packs no folders")
+
+    async def unpack(self, archive: bytes, *, instead_of: Sequence[str] = ()) -> None:
+        """Extract an archive of `pack` to its original paths, in the same or another sandbox.
+
+        Args:
+            archive: the result of `pack`.
+            instead_of: folders to empty first, so that they hold only the archive's files.
+
+        Raises:
+            SandboxPathError: one of these is not writable.
+            SandboxFileError: it is not such an archive, there is no space left, or a path exists and is not a file.
+        """
+        raise UsageError(f"{type(self).__name__} unpacks no archives")
+
+    async def run_tests(
+        self,
+        code: str | None = None,
+        tests: str | Mapping[str, str | bytes] = "",
+        *,
+        files: Mapping[str, str | bytes] | None = None,
+        packages: Sequence[str] = (),
+        how: How | None = None,
+        limits: Limits | None = None,
+    ) -> TestsResult:
+        """Judge code by tests: unittest cases, `test_*` functions, plain asserts, or tests that need pytest.
+
+        `apart`: tests and code run in separate processes. Tests reach objects of the judged code through mirrors,
+        results come back as plain values, and the verdict is sent over a channel that the code can't reach.
+        `counted`: tests that patch, derive from judged classes or read files run in one process with the code, several
+        times, each time with some tests replaced by twins that honest code fails (docs/sandboxes/judging.md).
+
+        Args:
+            code: a single module, which the tests import as `solution`.
+            tests: either one text that tests `code`, or test files by path, with files they import (`conftest.py` too).
+                They replace judged files of the same path.
+            files: the judged files by path; a package in `src/` is importable as well. A `conftest.py` or pytest
+                settings among them are left out.
+            packages: packages that the tests need, checked against the sandbox's `SandboxSpec.packages`.
+            how: `apart` or `counted`; by default `apart`, unless the text of the tests needs `counted`. The judged code
+                has no influence on it.
+            limits: limits of each process.
+
+        Raises:
+            UsageError: the tests can't be parsed, or the sandbox was acquired without one of the packages.
+        """
+        raise UsageError(f"{type(self).__name__} can't run tests")
+
+    def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str | bytes = "",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+    ) -> AsyncIterator[OutputChunk | ExecResult]:
+        """Run a program and yield its output as it comes: chunks up to `output_bytes`, then the result.
+
+        Args:
+            argv: the program and its arguments.
+            stdin: its standard input.
+            env: environment variables, in addition to the sandbox's own.
+            cwd: working directory, relative to the work folder.
+            limits: limits of this call; None: the defaults of `Limits`.
+        """
+        raise UsageError(f"{type(self).__name__} does not stream")
+
+    async def shell(
+        self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, limits: Limits | None = None
+    ) -> Session:
+        """Start a bash session, which keeps variables, functions and working directory between commands.
+
+        Of `limits`, those on memory, processes, files and descriptors apply to the session.
+
+        Args:
+            env: environment variables, in addition to the sandbox's own.
+            cwd: working directory, relative to the work folder.
+            limits: limits of the session.
+        """
+        raise UsageError(f"{type(self).__name__} has no shell sessions")
+
+    async def python(
+        self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, limits: Limits | None = None
+    ) -> Session:
+        """Start a Python session, which keeps names between cells and prints the value of a cell's last expression.
+
+        `limits` apply as for `shell`.
+
+        Args:
+            env: environment variables, in addition to the sandbox's own.
+            cwd: working directory, relative to the work folder.
+            limits: limits of the session.
+        """
+        raise UsageError(f"{type(self).__name__} has no Python sessions")
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+    ) -> Process:
+        """Start a program in the background, where it runs until it ends, is killed, or the sandbox is released.
+
+        Args:
+            argv: the program and its arguments.
+            env: environment variables, in addition to the sandbox's own.
+            cwd: working directory, relative to the work folder.
+            limits: limits of the program.
+        """
+        raise UsageError(f"{type(self).__name__} has no background processes")
+
 
 def _files_below(folder: Path) -> tuple[dict[str, bytes], list[str]]:
     """The regular files of a local folder by relative path, and the relative paths of executable ones."""

@@ -113,7 +113,7 @@ def check_rights(cluster: Cluster) -> None:
             review = _review(verb, resource, subresource, cluster.namespace)
             if not checked(client.post(_REVIEWS, json=review))["status"]["allowed"]:
                 what = f"{resource}/{subresource}" if subresource else resource
-                fix = "see the Role in docs/sandboxes.md"
+                fix = "see the Role in docs/sandboxes/remote.md"
                 text = f"not allowed to {verb} {what} in namespace {cluster.namespace!r}"
                 raise SandboxUnavailableError(text, fix=fix)
 

@@ -69,7 +69,7 @@ def test_no_call_is_in_two_groups() -> None:
 
 
 def test_the_documentation_has_the_table_s_counts() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "sandboxes.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "sandboxes" / "security.md").read_text(encoding="utf-8")
     assert f"| allowed | {len(ALLOWED)}, of which {len(CONDITIONS)} with certain arguments only |" in page
     assert f"| {len(REFUSED)} | EPERM |" in page
     assert f"| {len(MISSING)}, and the rest | ENOSYS" in page

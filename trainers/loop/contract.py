@@ -390,7 +390,7 @@ class Contract:
         episodes = sum(len(group.table) for group in groups)
         if doubtful:
             self._scores_doubtful = True
-            fix = "write tests that run apart (docs/sandboxes.md), or set environment.options.require_cheat_proof=true"
+            fix = "let tests run apart (docs/sandboxes/judging.md), or set environment.options.require_cheat_proof=true"
             text = f"{doubtful:,} of {episodes:,} episodes were scored by tests in the judged code's process: {fix}"
             self._say("scores", "doubtful", text)
         elif self._is_open("scores"):

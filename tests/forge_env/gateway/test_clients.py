@@ -60,7 +60,7 @@ SHOWN = {
 
 @pytest.mark.slow
 def test_every_row_of_the_page_is_shown() -> None:
-    page = Path(fe.__file__).parents[1] / "docs/environments/programs.md"
+    page = Path(fe.__file__).parents[1] / "docs/environments/gateway.md"
     (table,) = re.findall(r"\| \| chat completions \|.*\n\|-+.*\n((?:\|.*\n)+)", page.read_text())
     assert [row.split(" | ")[0].removeprefix("| ") for row in table.splitlines()] == list(SHOWN)
     assert {name for names in SHOWN.values() for name in names} <= globals().keys()
