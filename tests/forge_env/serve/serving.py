@@ -14,7 +14,7 @@ import forge_env as fe
 from forge_env.errors import SandboxError
 from forge_env.registry import unregister
 
-PAGE = Path(__file__).parents[3] / "docs" / "environments" / "interop.md"
+PAGE = Path(__file__).parents[3] / "docs" / "environments" / "serve.md"
 
 
 class Adder(fe.ToolEnvironment):
