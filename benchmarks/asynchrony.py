@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import DOCUMENT, has_succeeded, record, table
+from benchmarks.report import has_succeeded, record, table
 from forge_env.display.curves import merge_rows, time_account
 from forge_env.run.metrics import read_metrics
 
@@ -178,7 +178,7 @@ def main() -> None:
     print("\n".join(account))
     text = [*lines, "", about, "", *account]
     title = "Asynchronous against synchronous"
-    record("asynchrony", title, "make bench ARGS=asynchrony", text, document=DOCUMENT.with_name("asynchrony.md"))
+    record("asynchrony", title, "make bench ARGS=asynchrony", text)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import DOCUMENT, has_succeeded, record, spread, table
+from benchmarks.report import has_succeeded, record, spread, table
 from forge_env.display.curves import merge_rows, score_curve
 from forge_env.run.metrics import read_metrics
 
@@ -36,7 +36,6 @@ ARMS = {
     "corrected": [],
     "uncorrected": ["grpo.loss={name: simple_grpo, options: {beta: 0.0}}"],
 }
-PAGE = DOCUMENT.with_name("asynchrony.md")
 COLORS = ("#111827", "#2563eb", "#059669", "#d97706", "#dc2626", "#9333ea")
 
 
@@ -142,7 +141,7 @@ def main() -> None:
         f"{args.steps} steps. ![held-out score over steps by degree of asynchrony, corrected and not]({args.out.name})"
     )
     text = [*lines, "", about]
-    record("off_policy", "Learning off-policy", "make bench ARGS=off_policy", text, document=PAGE)
+    record("off_policy", "Learning off-policy", "make bench ARGS=off_policy", text)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.report import DOCUMENT, record, table
+from benchmarks.report import record, table
 from benchmarks.rollouts import GROUP_SIZE, TURNS, Case, one
 from benchmarks.simulated import SimulatedGenerator
 from trainers.actors.remote import result
@@ -152,7 +152,7 @@ def main() -> None:
     """Measure, simulate, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=400)
-    parser.add_argument("--record", action="store_true", help="write the table to docs/scale.md")
+    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
     args = parser.parse_args()
     costs = measure(args.groups)
     rows = [
@@ -180,8 +180,7 @@ def main() -> None:
     lines = [*table(columns, rows), "", about]
     print("\n".join(lines))
     if args.record:
-        page = DOCUMENT.with_name("scale.md")
-        record("scale", "The simulation", "make bench ARGS='scale --record'", lines, document=page)
+        record("scale", "Simulated scale", "make bench ARGS='scale --record'", lines)
 
 
 if __name__ == "__main__":
