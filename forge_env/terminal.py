@@ -1,25 +1,21 @@
 """Progress of a run or an evaluation on a terminal, in a pipe or in a log.
 
-Everything that is shown is a `View`: it can be drawn as one line and as a panel. A display draws it, live on a terminal
-and in sparse lines elsewhere. Drawing is done by the caller, never by a thread, since the view changes in the event
-loop at the same time.
+A `View` can be drawn as one line and as a panel. A display subscribes to events (`forge_env.events`) and draws the
+view: live on a terminal, in sparse lines elsewhere. The publisher's thread
+draws, since the view changes in its event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from forge_env.events import Subscriber
 from forge_env.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-log = logging.getLogger(__name__)
 QUIET_S = 15.0
 """Minimum seconds between plain lines of progress."""
 REDRAW_S = 0.25
@@ -48,7 +44,7 @@ class View(Protocol):
         """Return the whole view as a rich renderable."""
 
 
-class PlainDisplay:
+class PlainDisplay(Subscriber):
     """Plain lines for important events, each with the time since the start in front."""
 
     def __init__(self, view: View, stream: TextIO) -> None:
@@ -71,11 +67,8 @@ class PlainDisplay:
         self._stream.write(f"[{duration(self._view.elapsed):>7}] {visible(text)}\n")
         self._stream.flush()
 
-    def close(self) -> None:
-        """Do nothing; written lines stay."""
 
-
-class LiveDisplay:
+class LiveDisplay(Subscriber):
     """A panel that is redrawn a few times a second; notes scroll by above it."""
 
     def __init__(self, view: View, stream: TextIO) -> None:
@@ -122,62 +115,6 @@ class LiveDisplay:
         self._live.refresh()
 
 
-class Display:
-    """Display of a run or an evaluation that draws until drawing fails; without `drawn`, it draws nothing.
-
-    A run is worth more than its picture, so it never raises.
-    """
-
-    def __init__(self, drawn: PlainDisplay | LiveDisplay | None = None) -> None:
-        self._drawn = drawn
-
-    def update(self) -> None:
-        """Redraw after a change, or at regular intervals; displays limit how often they redraw."""
-        self._try(lambda drawn: drawn.update())
-
-    def event(self, text: str) -> None:
-        """Show an event that the panel shows as well: a line if there is no panel."""
-        self._try(lambda drawn: drawn.event(text))
-
-    def note(self, text: str) -> None:
-        """Show a note: a line on every display."""
-        self._try(lambda drawn: drawn.note(text))
-
-    def close(self) -> None:
-        """End, leaving the last state on the screen."""
-        self._try(lambda drawn: drawn.close())
-
-    def _try(self, draw: Callable[[PlainDisplay | LiveDisplay], object]) -> None:
-        if (drawn := self._drawn) is None:
-            return
-        try:
-            draw(drawn)
-        except Exception as error:  # drawing errors (a closed pipe, rich) must not end the run
-            self._drawn = None
-            shown = None if isinstance(error, OSError) else error
-            log.warning("progress is no longer drawn: %s: %s", type(error).__name__, error, exc_info=shown)
-            with suppress(Exception):  # restores the cursor, if that still works
-                drawn.close()
-
-
-def open_display(view: View, stream: TextIO, *, live: bool = True) -> Display:
+def open_display(view: View, stream: TextIO, *, live: bool = True) -> PlainDisplay | LiveDisplay:
     """Open the display that fits the stream: live on a terminal if `live` allows it, else plain."""
-    display = Display(LiveDisplay(view, stream) if live and stream.isatty() else PlainDisplay(view, stream))
-    display.update()
-    return display
-
-
-@asynccontextmanager
-async def kept_up_to_date(display: Display) -> AsyncIterator[None]:
-    """Update the display regularly during the block, also while nothing happens."""
-
-    async def tick() -> None:
-        while True:
-            await asyncio.sleep(REDRAW_S)
-            display.update()
-
-    ticking = asyncio.create_task(tick())
-    try:
-        yield
-    finally:
-        ticking.cancel()
+    return LiveDisplay(view, stream) if live and stream.isatty() else PlainDisplay(view, stream)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from forge_env.cli.command import Parser, report_error, tidy
 from forge_env.config.finding import read_run
 from forge_env.config.reader import build, values
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
+
+if TYPE_CHECKING:
+    from forge_env.run.run import Run
 
 
 def add_arguments(parser: Parser) -> None:
@@ -62,12 +67,29 @@ def run(args: argparse.Namespace) -> int:
         for change in preflight.changed_keys(config, folder.config):
             print(f"changed on resume: {change}", flush=True)
     tidy()
-    outcome = launch(config, folder, lambda: load_trainer(config.method), resume=args.resume, debug=args.debug)
+    outcome = launch(
+        config,
+        folder,
+        lambda: load_trainer(config.method),
+        subscribe=partial(subscribe, live=not args.debug),
+        resume=args.resume,
+        debug=args.debug,
+    )
     if outcome.error is not None:
         report_error(outcome.error, hint=f"the traceback is at the end of {folder.log}")
     with suppress(OSError):  # the terminal was closed
         print(outcome.ending, flush=True)
     return outcome.code
+
+
+def subscribe(run: Run, terminal: TextIO, *, live: bool = True) -> None:
+    """Show a run's progress on the terminal, and write its report when it has ended."""
+    from forge_env.display.training import TrainingView
+    from forge_env.terminal import open_display
+    from forge_env.view.report import ReportWriter
+
+    run.events.subscribe(open_display(TrainingView(run.state), terminal, live=live))
+    run.events.subscribe(ReportWriter(run))
 
 
 def _file(args: argparse.Namespace) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-REWARD = "reward/mean"
-"""Mean reward of the training batch."""
+from forge_env.run.metrics import REWARD
+
 TIME_PREFIX = "time/"
 """Prefix of `time/ACTOR/ACTIVITY`: seconds that an actor spent on an activity in a step (or its share of the step)."""
 

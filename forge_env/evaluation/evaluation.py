@@ -30,6 +30,7 @@ from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgres
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder
 from forge_env.evaluation.results import Results, ResultTable
 from forge_env.evaluation.runner import Runner, TaskSource, WatchedEngine, collecting_seldom
+from forge_env.events import Events, ticking
 from forge_env.files import DiskFullError, FolderGoneError, unused, write_whole
 from forge_env.logs import log_to, move_log
 from forge_env.loop_guard import LoopGuard
@@ -41,7 +42,7 @@ from forge_env.rollout.opponents import Named, check_named, open_opponents
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
 from forge_env.run.folder import check_readable
 from forge_env.tasks.ids import check_unique
-from forge_env.terminal import Display, kept_up_to_date, open_display
+from forge_env.terminal import open_display
 from forge_env.trajectory import TrajectoryWriter
 from forge_env.types import Task
 
@@ -275,12 +276,14 @@ class Evaluation:
         if not len(pending):
             return
         async with AsyncExitStack() as stack:
-            display = Display() if self.stream is None else open_display(self.progress, self.stream)
-            stack.callback(display.close)
-            await stack.enter_async_context(kept_up_to_date(display))
+            events = Events()
+            stack.callback(events.close)
+            if self.stream is not None:
+                events.subscribe(open_display(self.progress, self.stream))
+                await stack.enter_async_context(ticking(events))
             for damage in self.folder.damage:
-                display.note(f"{damage}; its sample is played again")
-            policy = await self._open_policy(stack, display)
+                events.note(f"{damage}; its sample is played again")
+            policy = await self._open_policy(stack, events)
             opponents = self.opponents or {
                 choice.label: await open_opponents(stack, self._opponents_of(choice), "opponents")
                 for choice in self.config.environments
@@ -295,7 +298,7 @@ class Evaluation:
                 writer,
                 self._meter,
                 self.progress,
-                display,
+                events,
                 opponents,
                 results,
                 rescued=self._rescued,
@@ -304,8 +307,8 @@ class Evaluation:
                 return
             if isinstance(policy, EndpointPolicy):
                 self.progress.limiter, self.progress.request_errors = policy.limiter, policy.errors
-                policy.tell = display.note
-            with LoopGuard(HELD_UP_S, 0.0, display.note):
+                policy.tell = events.note
+            with LoopGuard(HELD_UP_S, 0.0, events.note):
                 await self._run_samples(self._runner, pending)
 
     async def _run_samples(self, runner: Runner, pending: Plan) -> None:
@@ -326,12 +329,12 @@ class Evaluation:
         if not playing.cancelled():
             playing.result()
 
-    async def _open_policy(self, stack: AsyncExitStack, display: Display) -> Policy:
+    async def _open_policy(self, stack: AsyncExitStack, events: Events) -> Policy:
         if self.policy is not None:
             return self.policy
         options: EndpointOptions = self.config
         if options.model.startswith(VLLM):
-            display.note("starting vLLM")
+            events.note("starting vLLM")
             server = VLLMServer(options.model.removeprefix(VLLM), self.folder.root / "vllm.log", self.config.vllm_args)
             self._server = await stack.enter_async_context(server)
             options = options.model_copy(

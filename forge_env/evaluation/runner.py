@@ -31,13 +31,13 @@ from forge_env.evaluation.plan import Sample, SampleResult, result_of, task_dige
 from forge_env.evaluation.progress import EvaluationProgress
 from forge_env.evaluation.results import ResultTable
 from forge_env.evaluation.tables import ESTIMATED
+from forge_env.events import Events
 from forge_env.files import DiskFullError
 from forge_env.policy import Policy
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine
 from forge_env.sandbox.spec import SandboxSpec
-from forge_env.terminal import Display
 from forge_env.tools.schema import telling
 from forge_env.trajectory import Trajectory, TrajectoryWriter
 from forge_env.types import Task
@@ -179,7 +179,7 @@ class Runner:
     writer: TrajectoryWriter
     meter: Meter
     progress: EvaluationProgress
-    display: Display
+    events: Events
     opponents: dict[str, dict[str, Policy]] = field(default_factory=dict)
     """Policies that play seats in place of the evaluated policy, by label and seat."""
     results: ResultTable = field(default_factory=ResultTable)
@@ -219,7 +219,7 @@ class Runner:
     async def run(self, samples: Iterable[Sample]) -> None:
         """Play `samples` in order. If cancelled, it abandons running samples; all finished ones are written."""
         pending = iter(samples)
-        with ThreadPoolExecutor(1, "forge-env-write") as self._thread, telling(self.display.note):
+        with ThreadPoolExecutor(1, "forge-env-write") as self._thread, telling(self.events.note):
             while True:
                 await self._play_all(pending)
                 if not await self._has_room():
@@ -265,7 +265,7 @@ class Runner:
         while not await self._writing(self.writer.flush) and not self.stopping:
             notice = f"the disk is full: {self.writer.held} finished samples wait to be written; free some space"
             if not waited:
-                self.display.note(notice)
+                self.events.note(notice)
             waited, self.progress.notice = True, notice
             self._changed.clear()
             with suppress(TimeoutError):
@@ -325,14 +325,14 @@ class Runner:
             log.error("sample %s: %s", sample.id, trajectory.error, exc_info=None if known else error)
             if isinstance(error, EnvironmentBugError) and error.same not in self._told:
                 self._told.add(error.same)
-                self.display.note(f"a bug in the environment: {error}")
+                self.events.note(f"a bug in the environment: {error}")
         return self._noted(trajectory)
 
     def _noted(self, trajectory: Trajectory) -> Trajectory:
         """Report the first failure of the agent's code on the display."""
         if trajectory.crashed and not self._crash_noted:
             self._crash_noted = True
-            self.display.note(f"agent crashed: {trajectory.error}; such samples score 0")
+            self.events.note(f"agent crashed: {trajectory.error}; such samples score 0")
         return trajectory
 
     async def _record(self, sample: Sample, trajectory: Trajectory, metered: MeteredPolicy) -> None:
@@ -370,7 +370,7 @@ class Runner:
         self._note_estimates(result)
         self._watch_bugs(result)
         self._watch_losses(result)
-        self.display.update()
+        self.events.update()
 
     def _writing(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Run `work` in the writer's thread, after all earlier calls."""
@@ -382,7 +382,7 @@ class Runner:
             self._estimates_noted = True
             text = f"the endpoint does not count tokens: {ESTIMATED}; limits and budget use this estimate"
             log.warning("%s", text)
-            self.display.note(text)
+            self.events.note(text)
 
     def _hopeless(self, *, enough: int = REFUSED_SAMPLES) -> EndpointError | None:
         """The error that every other request will meet too, or None.

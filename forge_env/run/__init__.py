@@ -1,4 +1,4 @@
-"""A training run: its folder, metrics, live display and final report."""
+"""A training run: its folder, metrics, events and outcome."""
 
 from forge_env.run.folder import RunFolder
 from forge_env.run.run import Run

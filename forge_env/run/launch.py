@@ -1,6 +1,6 @@
-"""Running a trainer: display, log, signals, summary and report around it.
+"""Running a trainer: log, signals, events and summary around it.
 
-terminal <-- display <-- Run <-- trainer (entry point in `forge_env.trainers`)
+subscribers (terminal, report) <-- Run.events <-- Run <-- trainer (entry point in `forge_env.trainers`)
 run.log  <-- stdout and stderr of every process, logging, tracebacks
 Ctrl-C   --> once: `run.stop`; twice: the trainer's task is cancelled (`forge_env.interrupts`)
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import sqlite3
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -24,8 +23,8 @@ from typing import Any, TextIO
 from forge_env import machine
 from forge_env.config.reader import render
 from forge_env.config.recipe import RunConfig
-from forge_env.display.state import RunState
 from forge_env.errors import ForgeError, root_cause
+from forge_env.events import ticking
 from forge_env.files import write_whole
 from forge_env.interrupts import INTERRUPTED, run_until_interrupted
 from forge_env.logs import captured_output, log_to
@@ -43,7 +42,7 @@ from forge_env.run.outcome import (
     write_summary,
 )
 from forge_env.run.run import Run
-from forge_env.terminal import duration, kept_up_to_date, open_display
+from forge_env.run.state import RunState
 
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 Trainer = Callable[[Run], Awaitable[None]]
@@ -55,6 +54,7 @@ def launch(
     folder: RunFolder,
     load_trainer: Callable[[], Trainer],
     *,
+    subscribe: Callable[[Run, TextIO], object] = lambda run, terminal: None,
     resume: bool = False,
     debug: bool = False,
 ) -> RunOutcome:
@@ -64,6 +64,7 @@ def launch(
         config: the resolved recipe.
         folder: the run's folder, created here and held until the end.
         load_trainer: imports the trainer; called after the display has started, since it may take seconds.
+        subscribe: called with the run and the terminal before the trainer is loaded, to subscribe to `run.events`.
         resume: continue the run in `folder`.
         debug: leave stdout and stderr alone and log everything to them.
     """
@@ -79,7 +80,7 @@ def launch(
             earlier = read_summary(folder.summary) if resume else {}
             state = RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
             run = _open_run(config, folder, state, resume, earlier)
-            run.display = open_display(state, terminal, live=not debug)
+            subscribe(run, terminal)
             return _play(run, load_trainer, float(earlier.get("wall_s") or 0.0), debug=debug)
     finally:
         folder.release()
@@ -119,7 +120,7 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float, *, de
             outcome = replace(outcome, exit="interrupted", code=INTERRUPTED)
             return replace(outcome, ending=describe_end(run, outcome))
     finally:
-        run.display.close()
+        run.events.close()
 
 
 def _recorded(run: Run, outcome: RunOutcome, earlier_s: float) -> RunOutcome:
@@ -132,7 +133,7 @@ def _recorded(run: Run, outcome: RunOutcome, earlier_s: float) -> RunOutcome:
     outcome = replace(outcome, ending=describe_end(run, outcome))
     if outcome.error is not None:
         logger.error("the run failed", exc_info=outcome.raised or outcome.error)
-    _write_report(run, wall_s)
+    run.events.ended(wall_s)
     logger.info("%s", outcome.ending)
     if nothing_to_resume(run, outcome):
         run.folder.give_up()
@@ -155,7 +156,7 @@ def _outcome(run: Run, load_trainer: Callable[[], Trainer], *, debug: bool) -> R
     async def train() -> None:
         section = run.config.watchdog
         guard = LoopGuard(section.warn_s, 0.0 if debug else section.end_s, run.warn)  # a debugger blocks it for long
-        async with kept_up_to_date(run.display):
+        async with ticking(run.events):
             trainer = load_trainer()
             with guard:
                 await trainer(run)
@@ -190,22 +191,3 @@ def _refused_write(run: Run, error: Exception) -> ForgeError | None:
     if isinstance(cause, OSError) and cause.errno in NO_PERMISSION and cause.filename:
         return ForgeError(f"can't write to {cause.filename}: {cause.strerror}", fix=f"make it writable again, {then}")
     return None
-
-
-def _write_report(run: Run, wall_s: float) -> None:
-    from forge_env.view.report import write_report, write_reward_curve
-
-    try:
-        summary = read_summary(run.folder.summary)
-        drawn = write_reward_curve(run.folder)
-        write_report(run.folder.root)
-    except (OSError, sqlite3.Error) as error:  # a full disk must not hide how the run ended
-        run.warn(f"can't write the report: {error}")
-        return
-    if summary.get("heldout_start") is not None and summary["steps"]:
-        run.note(
-            f"held-out {summary['heldout_start']:.3f} -> {summary['heldout_end']:.3f} "
-            f"in {summary['steps']} steps and {duration(wall_s)}"
-        )
-    if drawn:
-        run.note(f"report: {run.folder.report}")

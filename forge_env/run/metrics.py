@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 GROUP = "forge_env.loggers"
+REWARD = "reward/mean"
+"""Mean reward of the training batch."""
 LARGEST_STEP, LARGEST_FIGURE = 53, 1000
 """Maximum bits of a step and of a metric in a curve."""
 

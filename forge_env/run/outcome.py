@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import forge_env
-from forge_env.display.state import RunState
 from forge_env.errors import ForgeError, UsageError, root_cause
 from forge_env.files import write_whole
 from forge_env.reading import read_text
 from forge_env.run.run import Run
+from forge_env.run.state import RunState
 from forge_env.schema import with_schema, without_schema
 
 Exit = Literal["success", "failed", "interrupted"]

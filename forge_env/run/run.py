@@ -1,4 +1,4 @@
-"""`Run`: the interface of a training run for its trainer, with recipe, folder, metrics, logging and display.
+"""`Run`: the interface of a training run for its trainer, with recipe, folder, metrics, logging and events.
 
 A trainer is an entry point in the group `forge_env.trainers`:
 
@@ -25,19 +25,18 @@ from typing import Any
 
 from forge_env.config.reader import render
 from forge_env.config.recipe import RunConfig
-from forge_env.display.curves import REWARD
-from forge_env.display.state import HeldOutScore, RunState, Stage
+from forge_env.events import Events
 from forge_env.files import NO_SPACE, DiskFullError, FolderGoneError, LineWriter, write_whole
 from forge_env.logs import move_log
 from forge_env.redaction import redact_json
 from forge_env.run.account import Account
 from forge_env.run.contract import Clause
 from forge_env.run.folder import RunFolder
-from forge_env.run.metrics import JSONLMetrics, MetricsLogger, TensorBoardMetrics, read_metrics
+from forge_env.run.metrics import REWARD, JSONLMetrics, MetricsLogger, TensorBoardMetrics, read_metrics
+from forge_env.run.state import HeldOutScore, RunState, Stage
 from forge_env.run.timeline import Timeline, keep_earlier
 from forge_env.run.trajectories import DISK_FULL, MOST_HELD, TrajectoryFiles, is_kept
 from forge_env.schema import with_schema
-from forge_env.terminal import Display
 from forge_env.trajectory import Trajectory
 
 NO_VERSIONS: Mapping[int, int] = {}
@@ -54,8 +53,8 @@ class Run:
         resume: continue from the newest checkpoint of `folder`.
         earlier: the summary that the run had when it was resumed; counters continue from it.
         summary: merged into summary.json; also written when the run fails.
-        state: data for the displays.
-        display: draws `state`.
+        state: the live state, which displays read.
+        events: announces changes of `state` to displays and other subscribers.
         facts: merged into summary.json first: start time, versions and machine.
         loggers: destinations of metrics.
     """
@@ -67,7 +66,6 @@ class Run:
         *,
         resume: bool = False,
         state: RunState | None = None,
-        display: Display | None = None,
         loggers: Sequence[MetricsLogger] = (),
         earlier: Mapping[str, Any] | None = None,
     ) -> None:
@@ -79,7 +77,7 @@ class Run:
         self.summary: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.state = state or RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
-        self.display = display or Display()
+        self.events = Events()
         self.loggers = list(loggers)
         self.gone: FolderGoneError | None = None
         """Set when the folder was removed or replaced: `folder` is then a new one, in which the run is saved."""
@@ -104,7 +102,7 @@ class Run:
         self.state.done = self.state.total = 0
         self.state.progress_fields = {}
         logger.info("stage %s%s", name, f": {detail}" if detail else "")
-        self.display.event(f"{name}: {detail}" if detail else name)
+        self.events.event(f"{name}: {detail}" if detail else name)
 
     def end_stage(self) -> None:
         """End the current stage."""
@@ -121,7 +119,7 @@ class Run:
         """
         self.state.done, self.state.total = done, total
         self.state.progress_fields = fields
-        self.display.update()
+        self.events.update()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record one row of metrics: metrics.jsonl, TensorBoard, Weights & Biases, display.
@@ -134,7 +132,7 @@ class Run:
         self.state.step = max(self.state.step, step)
         if (reward := metrics.get(REWARD)) is not None:
             self.state.rewards.append(reward)
-        self.display.update()
+        self.events.update()
 
     def check_folder(self) -> bool:
         """If the run's folder was removed or replaced, continue in a new one and ask the run to stop, which saves it.
@@ -208,7 +206,7 @@ class Run:
         mixed = f"; {scored.played_by}" if scored.played_by else ""
         message = f"held-out ({split}) after step {step}: {score:.3f} ± {stderr:.3f} (standard error, n={n}){mixed}"
         logger.info("%s", message)
-        self.display.event(message)
+        self.events.event(message)
 
     def saved(self, step: int) -> None:
         """Record the step of the checkpoint that a resumed run would continue from; 0: there is none yet.
@@ -228,7 +226,7 @@ class Run:
             fields: the changed figures.
         """
         self.state.status |= fields
-        self.display.update()
+        self.events.update()
 
     def trajectory(self, trajectory: Trajectory, kind: str) -> None:
         """Append to `trajectories/KIND.jsonl` ("train", "eval", ...) if the recipe keeps that kind.
@@ -330,7 +328,7 @@ class Run:
             text: one line.
         """
         logger.info("%s", text)
-        self.display.note(text)
+        self.events.note(text)
 
     def warn(self, text: str) -> None:
         """Warn the user; a repeated text is shown once and counted.
@@ -342,7 +340,7 @@ class Run:
         self.state.warnings[text] = count + 1
         logger.warning("%s", text)
         if not count:
-            self.display.event(f"warning: {text}")
+            self.events.event(f"warning: {text}")
 
     def disk_full(self) -> None:
         """Warn that something could not be written for lack of disk space; it stays in memory and the run continues."""

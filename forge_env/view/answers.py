@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forge_env.display.curves import REWARD, is_waiting, time_account
+from forge_env.display.curves import is_waiting, time_account
 from forge_env.evaluation.estimates import Times, clustered
+from forge_env.run.metrics import REWARD
 from forge_env.trajectory_index import SCORED, out_of
 from forge_env.view.filter import TRAIN, VALID
 from forge_env.view.queries import Queries

@@ -12,7 +12,6 @@ from typing import Any
 
 from forge_env.display.curves import (
     COLOURS,
-    REWARD,
     TIME_PREFIX,
     Curve,
     Panel,
@@ -22,6 +21,7 @@ from forge_env.display.curves import (
 )
 from forge_env.display.curves import PANELS as REPORTED
 from forge_env.display.svg import SERIES, line_chart
+from forge_env.run.metrics import REWARD
 from forge_env.run.trained import Trained
 
 MOST_POINTS = 1_000

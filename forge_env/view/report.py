@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
@@ -29,11 +30,14 @@ from forge_env.display.curves import (
     unit_bounds,
 )
 from forge_env.display.svg import SERIES, legend, line_chart, number, share_bars
+from forge_env.events import Subscriber
 from forge_env.files import write_whole, written_whole
 from forge_env.reading import LARGEST_RECIPE, read_text
 from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
+from forge_env.run.outcome import read_summary
+from forge_env.run.run import Run
 from forge_env.terminal import duration
 from forge_env.visible import one_line, visible
 
@@ -383,6 +387,35 @@ def _folded(example: Example) -> Iterator[str]:
     text = visible("\n\n".join(_cut(text) for text in texts))
     fence = "`" * (3 + max((len(run) for run in re.findall("`+", text)), default=0))
     yield from ["<details><summary>A typical failure</summary>", "", f"{fence}text", text, fence, "", "</details>", ""]
+
+
+# ---
+# The end of a run
+
+
+class ReportWriter(Subscriber):
+    """Writes the report and the headline chart when a run has ended."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def ended(self, wall_s: float) -> None:
+        """Write both, and note the held-out scores; a report that can't be written is a warning."""
+        run = self._run
+        try:
+            summary = read_summary(run.folder.summary)
+            drawn = write_reward_curve(run.folder)
+            write_report(run.folder.root)
+        except (OSError, sqlite3.Error) as error:  # a full disk must not hide how the run ended
+            run.warn(f"can't write the report: {error}")
+            return
+        if summary.get("heldout_start") is not None and summary["steps"]:
+            run.note(
+                f"held-out {summary['heldout_start']:.3f} -> {summary['heldout_end']:.3f} "
+                f"in {summary['steps']} steps and {duration(wall_s)}"
+            )
+        if drawn:
+            run.note(f"report: {run.folder.report}")
 
 
 # ---

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from forge_env.config.reader import read_yaml
-from forge_env.display.curves import REWARD, evaluation_splits, merge_rows
+from forge_env.display.curves import evaluation_splits, merge_rows
 from forge_env.errors import UsageError
 from forge_env.files import NewLines
 from forge_env.machine import cache_dir
@@ -36,7 +36,7 @@ from forge_env.reading import (
 )
 from forge_env.run.contract import Clause, read_contract
 from forge_env.run.folder import LARGEST, RunFolder, unreadable
-from forge_env.run.metrics import metrics_row
+from forge_env.run.metrics import REWARD, metrics_row
 from forge_env.run.trained import Trained, TrainedEpisode, TrainedGroup
 from forge_env.view.charts import Chart, histograms
 from forge_env.view.index import SOLVED, RunIndex

@@ -17,6 +17,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from forge_env import events
 from forge_env import terminal as displays
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.evaluation.estimates import Estimate
@@ -99,6 +100,7 @@ async def test_notes_are_drawn_as_they_are(tmp_path: Path) -> None:
 
 async def test_only_the_event_loop_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn changes there: another thread would find a dictionary growing under its hands."""
+    monkeypatch.setattr(events, "TICK_S", 0.001)
     monkeypatch.setattr(displays, "REDRAW_S", 0.001)
     threads: set[threading.Thread] = set()
     seen = asyncio.Event()
@@ -139,7 +141,7 @@ async def test_a_display_that_fails_ends_no_run(
     )
     result = await Evaluation(config, stream=Gone(terminal=terminal)).run()
     assert (result.summary.status, result.error) == ("complete", None)
-    assert "progress is no longer drawn: BrokenPipeError" in (tmp_path / "out" / "run.log").read_text()
+    assert "Display failed and was closed: BrokenPipeError" in (tmp_path / "out" / "run.log").read_text()
 
 
 @pytest.mark.slow

@@ -10,9 +10,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from forge_env.config import RunConfig
-from forge_env.display.state import RunState, sparkline
+from forge_env.display.training import TrainingView, sparkline
+from forge_env.events import Events
 from forge_env.run import Run, RunFolder
-from forge_env.terminal import Display, LiveDisplay, duration, open_display
+from forge_env.run.state import RunState
+from forge_env.terminal import LiveDisplay, duration, open_display
 from tests.forge_env.run.conftest import Clock, plain_run
 
 
@@ -38,8 +40,8 @@ def test_plain_lines_are_sparse(config: RunConfig, folder: RunFolder, state: Run
 
 def test_the_live_panel_shows_what_matters(config: RunConfig, folder: RunFolder, state: RunState, clock: Clock) -> None:
     stream = io.StringIO()
-    display = Display(LiveDisplay(state, stream))
-    run = Run(config, folder, state=state, display=display)
+    run = Run(config, folder, state=state)
+    run.events.subscribe(LiveDisplay(TrainingView(state), stream))
     run.stage("sandbox", "docker")
     clock.now += 2
     run.stage("training")
@@ -51,7 +53,7 @@ def test_the_live_panel_shows_what_matters(config: RunConfig, folder: RunFolder,
     run.status(staleness=1, tokens_per_s=3000.0, waiting={"trainer": "episodes"})
     run.warn("one group was lost")
     run.request_stop()
-    display.close()
+    run.events.close()
     text = stream.getvalue()
     for part in (
         "✓ sandbox 2.0s", "● training", "10/40", "3m00s left", "reward", "0.600 ± 0.040", "from 0.400", "staleness 1/2",
@@ -76,7 +78,7 @@ def test_the_live_panel_is_calm_at_80_columns(
     for _ in range(3):
         run.warn("no episode of a group can be trained on, so the group is replaced \x1b[2J " * 3)
     console = Console(width=80, file=io.StringIO())
-    console.print(state.panel())
+    console.print(TrainingView(state).panel())
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert max(map(cell_len, lines)) == 80
@@ -99,26 +101,27 @@ def test_a_terminal_that_is_gone_ends_no_run(
         def write(self, text: str) -> int:
             raise OSError(errno.EIO, "Input/output error")
 
-    run = Run(config, folder, state=state, display=open_display(state, Gone()))
+    run = Run(config, folder, state=state)
+    run.events.subscribe(open_display(TrainingView(state), Gone()))
     run.stage("training")
     run.note("worth a line")
     run.warn("careful")
     run.evaluation(0, "eval", 0.4, 128, 0.04)
-    run.display.close()
-    assert [text for text in caplog.messages if "no longer drawn" in text] == [
-        "progress is no longer drawn: OSError: [Errno 5] Input/output error"
+    run.events.close()
+    assert [text for text in caplog.messages if "Display" in text] == [
+        f"{'Live' if terminal else 'Plain'}Display failed and was closed: OSError: [Errno 5] Input/output error"
     ]
 
 
 def test_a_mistake_in_what_is_drawn_is_in_the_log_with_its_place(
     state: RunState, caplog: pytest.LogCaptureFixture
 ) -> None:
-    display = open_display(state, io.StringIO())
-    display.note(None)  # type: ignore[arg-type]
+    events = Events(open_display(TrainingView(state), io.StringIO()))
+    events.note(None)  # type: ignore[arg-type]
     (record,) = caplog.records
-    assert "no longer drawn: AttributeError" in record.message
+    assert "PlainDisplay failed and was closed: AttributeError" in record.message
     assert record.exc_info
-    display.note("worth another")
+    events.note("worth another")
     assert len(caplog.records) == 1
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from forge_env.config import RunConfig
-from forge_env.display.state import RunState
+from forge_env.display.training import TrainingView
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import JSONLMetrics
-from forge_env.terminal import Display, PlainDisplay
+from forge_env.run.state import RunState
+from forge_env.terminal import PlainDisplay
 
 
 @pytest.fixture
@@ -45,4 +46,6 @@ def plain_run(config: RunConfig, folder: RunFolder, state: RunState) -> tuple[Ru
     folder.create()
     stream = io.StringIO()
     sink = JSONLMetrics(folder.metrics, lambda: state.elapsed)
-    return Run(config, folder, state=state, display=Display(PlainDisplay(state, stream)), loggers=[sink]), stream
+    run = Run(config, folder, state=state, loggers=[sink])
+    run.events.subscribe(PlainDisplay(TrainingView(state), stream))
+    return run, stream

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from forge_env.cli.train import subscribe
 from forge_env.config import RunConfig, load_config
 from forge_env.run import RunFolder
 from forge_env.run.launch import launch
@@ -21,7 +22,7 @@ def test_the_trainer_runs(config: RunConfig, folder: RunFolder) -> None:
     (program,) = blocks("python")
     scope: dict[str, Any] = {}
     exec(program, scope)
-    assert launch(config, folder, lambda: scope["train"]).exit == "success"
+    assert launch(config, folder, lambda: scope["train"], subscribe=subscribe).exit == "success"
     assert folder.reward_curve.exists()
 
 

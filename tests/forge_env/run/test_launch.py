@@ -14,20 +14,24 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forge_env.cli.train import subscribe
 from forge_env.config import RunConfig
 from forge_env.errors import ForgeError, SandboxError, UsageError
 from forge_env.run import Run, RunFolder
 from forge_env.run.folder import choose_folder
-from forge_env.run.launch import launch
+from forge_env.run.launch import launch as launch_run
 from forge_env.run.metrics import read_metrics
 from forge_env.run.outcome import RunOutcome, read_summary, save_progress
 from forge_env.run.trained import read_trained
 from forge_env.trajectory import Trajectory, read_trajectories
+
+launch = partial(launch_run, subscribe=subscribe)
 
 
 @pytest.fixture(autouse=True)
@@ -383,6 +387,7 @@ def test_nobody_reading_the_terminal_ends_no_run(folder: RunFolder) -> None:
     code = (
         "from forge_env.config import RunConfig\n"
         "from forge_env.run.folder import RunFolder\n"
+        "from forge_env.cli.train import subscribe\n"
         "from forge_env.run.launch import launch\n"
         "async def train(run):\n"
         "    for step in range(3):\n"
@@ -390,7 +395,7 @@ def test_nobody_reading_the_terminal_ends_no_run(folder: RunFolder) -> None:
         "        run.log(step, {'reward/mean': 0.5})\n"
         "        run.warn('careful')\n"
         "config = RunConfig.model_validate({'environment': {'name': 'coding_rlvr'}})\n"
-        f"raise SystemExit(launch(config, RunFolder({str(folder.root)!r}), lambda: train).code)\n"
+        f"raise SystemExit(launch(config, RunFolder({str(folder.root)!r}), lambda: train, subscribe=subscribe).code)\n"
     )
     reader, writer = os.pipe()
     os.close(reader)
@@ -398,7 +403,7 @@ def test_nobody_reading_the_terminal_ends_no_run(folder: RunFolder) -> None:
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
     assert (summary(folder)["exit"], summary(folder)["steps"]) == ("success", 2)
-    assert "progress is no longer drawn: BrokenPipeError" in folder.log.read_text()
+    assert "Display failed and was closed: BrokenPipeError" in folder.log.read_text()
 
 
 @pytest.mark.slow

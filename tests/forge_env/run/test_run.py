@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from forge_env.config import RunConfig
-from forge_env.display.state import RunState
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import read_metrics
 from forge_env.run.outcome import read_summary, write_summary
+from forge_env.run.state import RunState
 from forge_env.run.trajectories import MOST_OPEN, MOST_WAITING
 from forge_env.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 from forge_env.trajectory_index import is_index

@@ -17,9 +17,9 @@ import pytest
 
 import forge_env
 from forge_env.config import RunConfig, load_config
-from forge_env.display.state import HeldOutScore
 from forge_env.errors import UsageError
 from forge_env.run import Run, RunFolder
+from forge_env.run.state import HeldOutScore
 from trainers.buffer.core import BufferCore
 from trainers.buffer.packed import PackedGroup
 from trainers.buffer.types import BufferSettings

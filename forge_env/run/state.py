@@ -1,0 +1,99 @@
+"""Live state of a training run. `Run` updates it; displays read it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+
+@dataclass(slots=True)
+class Stage:
+    """A stage of the run."""
+
+    name: str
+    detail: str
+    started: float
+    """Seconds since the run's start."""
+    ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutScore:
+    """One held-out score."""
+
+    step: int
+    split: str
+    score: float
+    n: int
+    """Number of valid episodes."""
+    stderr: float
+    versions: Mapping[int, int] = field(default_factory=dict)
+    """Number of tokens sampled by each policy version, if known."""
+
+    @property
+    def played_by(self) -> str:
+        """The policy versions that sampled it, in words; empty if unknown, or if all tokens are of version `step`."""
+        if set(self.versions) <= {self.step}:
+            return ""
+        most, tokens = max(self.versions.items(), key=itemgetter(1))
+        share = tokens / sum(self.versions.values())
+        if len(self.versions) == 1:
+            return f"played by version {most}"
+        return f"played by versions {min(self.versions)} to {max(self.versions)}, {share:.0%} by {most}"
+
+
+@dataclass(slots=True)
+class RunState:
+    """Stages, curves, waiting actors and remaining time of a run."""
+
+    name: str
+    split: str = "eval"
+    """The split with the headline score."""
+    max_staleness: int | None = None
+    clock: Callable[[], float] = time.monotonic
+    started: float = 0.0
+    stages: list[Stage] = field(default_factory=list)
+    done: int = 0
+    total: int = 0
+    """Progress of the current stage; 0 if unknown."""
+    progress_fields: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+    saved: int | None = None
+    """Steps of the newest checkpoint, 0 without one; None if the trainer doesn't report it."""
+    rewards: list[float] = field(default_factory=list)
+    evaluations: list[HeldOutScore] = field(default_factory=list)
+    warnings: dict[str, int] = field(default_factory=dict)
+    """Messages and how often each occurred."""
+    stopping: bool = False
+    exit: str = ""
+    """How the run ended; empty until then."""
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self.clock() - self.started
+
+    @property
+    def stage(self) -> Stage | None:
+        """The current stage."""
+        return self.stages[-1] if self.stages and self.stages[-1].ended is None else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left: the trainer's estimate if there is one, else extrapolated from the current stage."""
+        if (estimate := self.status.get("eta_s")) is not None:
+            return float(estimate)
+        if self.stage is None or not 0 < self.done <= self.total:
+            return None
+        return (self.total - self.done) * (self.elapsed - self.stage.started) / self.done
+
+    def scores(self, split: str | None = None) -> list[HeldOutScore]:
+        """List the evaluations of one split (default: the headline split) in order."""
+        return [evaluation for evaluation in self.evaluations if evaluation.split == (split or self.split)]
