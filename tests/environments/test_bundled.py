@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +17,7 @@ from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.sandbox import SandboxEngine
 from forge_env.validation.checks import Validator
 from tests.forge_env.cli.test_hostile_output import WILD
-from tests.sandboxes.conftest import require
+from tests.sandboxes.conftest import engine_fixture
 
 ASYNC = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).parents[2]
@@ -43,11 +41,7 @@ ACTIONS = TEXTS | st.builds(
 )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[SandboxEngine]:
-    require("local")
-    async with fe.open_engine("local", concurrency=2, warm=1) as engine:
-        yield engine
+engine = engine_fixture()
 
 
 def test_names_of_the_bundled_environments() -> None:

@@ -1,4 +1,4 @@
-"""Engines for the tests of this folder. In CI nothing is skipped: a missing engine is a failure."""
+"""Sandbox engines for tests. In CI a missing engine is a failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forge_env.sandbox.engines import load_engine
 
 
 def require(name: str) -> None:
-    """Skip loudly, or fail in CI, when the engine can't work here."""
+    """Skip the test, or fail in CI, if the engine can't work here."""
     if reason := load_engine(name).unavailable_reason():
         if os.environ.get("CI"):
             pytest.fail(f"{name} engine: {reason}")
@@ -22,14 +22,24 @@ def require(name: str) -> None:
 
 
 ENGINES = [pytest.param("docker", marks=pytest.mark.docker), "local"]
+WITH_SLOW_DOCKER = [pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]), "local"]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
-async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
-    """A started engine with room for three sandboxes, shared by the tests of one file."""
-    require(request.param)
-    async with open_engine(request.param, concurrency=3, warm=2) as engine:
-        yield engine
+def engine_fixture(*engines: Any, concurrency: int = 2, warm: int = 1) -> Any:
+    """Return a fixture `engine` for a module, started once: the embedded engine, or each of `engines`."""
+    names = engines or ("local",)
+
+    @pytest_asyncio.fixture(scope="module", loop_scope="module", params=names if len(names) > 1 else None)
+    async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
+        name = getattr(request, "param", names[0])
+        require(name)
+        async with open_engine(name, concurrency=concurrency, warm=warm) as engine:
+            yield engine
+
+    return engine
+
+
+engine = engine_fixture(*ENGINES, concurrency=3, warm=2)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -153,11 +153,3 @@ async def test_any_text_is_answered(text: str) -> None:
 def test_the_adapter_may_be_imported_before_gymnasium() -> None:
     code = "import forge_env.gym.adapter, gymnasium; gymnasium.spec('forge_env/blackjack')"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_through_gymnasium_and_back() -> None:
-    env: Any = gymnasium.make("forge_env/blackjack")
-    observation, _ = env.reset(seed=1)
-    assert "Your hand" in observation[0].content
-    env.step("stick")
-    env.close()

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
-
 import pytest
-import pytest_asyncio
 
 from environments.coding_rlvr import CodingRLVR, CodingRLVRConfig
 from environments.coding_rlvr.conversation import as_answer
 from forge_env.sandbox import SandboxEngine
-from forge_env.sandbox.engines import load_engine
 from tests.environments.coding_rlvr.fake_engine import FakeEngine
 from tests.environments.coding_rlvr.test_environment import call
-from tests.sandboxes.conftest import ENGINES, require
+from tests.sandboxes.conftest import ENGINES, engine_fixture
 
 OPTIONS = CodingRLVRConfig(wall_s=3.0, cpu_s=1.0)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
-async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
-    require(request.param)
-    async with load_engine(request.param)(concurrency=2, warm=1) as engine:
-        yield engine
+engine = engine_fixture(*ENGINES)
 
 
 async def told(engine: SandboxEngine, code: str) -> str:

@@ -7,12 +7,10 @@ import json
 import os
 import pickle
 import zlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import forge_env as fe
 from environments.coding_rlvr.asserts import suite_of
@@ -22,7 +20,7 @@ from forge_env.errors import UsageError
 from forge_env.sandbox import SandboxEngine
 from forge_env.sandbox.engines import load_engine
 from forge_env.validation.checks import Validator
-from tests.sandboxes.conftest import require
+from tests.sandboxes.conftest import engine_fixture, require
 
 ROWS = Path(__file__).parent / "rows"
 MBPP = {
@@ -73,11 +71,7 @@ async def rewards(engine: SandboxEngine, given: dict[str, Any], *answers: str) -
     return found
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[SandboxEngine]:
-    require("local")
-    async with load_engine("local")(concurrency=2, warm=1) as engine:
-        yield engine
+engine = engine_fixture()
 
 
 @pytest.mark.asyncio(loop_scope="module")

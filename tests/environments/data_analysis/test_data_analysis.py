@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import forge_env as fe
 from environments.data_analysis import DataAnalysis
@@ -20,25 +17,13 @@ from forge_env.errors import ConfigError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy
 from forge_env.sandbox import SandboxEngine
-from forge_env.sandbox.engines import load_engine
-from forge_env.types import FunctionCall, Message, ToolCall
 from forge_env.validation.checks import Validator
-from tests.sandboxes.conftest import require
+from tests.sandboxes.conftest import WITH_SLOW_DOCKER, engine_fixture
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-ENGINES = [pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]), "local"]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
-async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
-    require(request.param)
-    async with load_engine(request.param)(concurrency=4, warm=2) as engine:
-        yield engine
-
-
-def call(tool: str, **arguments: str) -> Message:
-    function = FunctionCall(name=tool, arguments=json.dumps(arguments))
-    return Message(role="assistant", tool_calls=[ToolCall(id="1", function=function)])
+engine = engine_fixture(*WITH_SLOW_DOCKER, concurrency=4, warm=2)
 
 
 async def start(engine: SandboxEngine, **options: Any) -> DataAnalysis:
@@ -71,10 +56,10 @@ async def test_python_and_sql_agree_on_the_answer(kind: str) -> None:
 async def test_an_episode_with_both_tools(engine: SandboxEngine) -> None:
     env = await start(engine, kinds=["customers_of_city"])
     task = env.current_task
-    observation, *_ = await env.step(call("sql", query=task.data["query"]))
+    observation, *_ = await env.step(fe.call_tool("sql", query=task.data["query"]))
     assert observation[0].content == f"COUNT(*)\n{task.data['answer']}\n"
     code = f"import sqlite3\nprint(sqlite3.connect('shop.db').execute({task.data['query']!r}).fetchone()[0])"
-    observation, *_ = await env.step(call("python", code=code))
+    observation, *_ = await env.step(fe.call_tool("python", code=code))
     assert observation[0].content == f"{task.data['answer']}\n"
     _, reward, terminated, _, info = await env.step(f"<answer> {task.data['answer']}.0 </answer>")
     assert (reward, terminated, info["metrics"]["answered"]) == (1.0, True, 1.0)
@@ -97,7 +82,7 @@ async def test_what_the_tools_say_when_it_goes_wrong(engine: SandboxEngine) -> N
         ("python", "import os; os._exit(3)", "[exit code 3]"),
     ]:
         argument = {"sql": "query", "python": "code"}[tool]
-        observation, _, terminated, truncated, _ = await env.step(call(tool, **{argument: text}))
+        observation, _, terminated, truncated, _ = await env.step(fe.call_tool(tool, **{argument: text}))
         assert said in observation[0].content, text
         assert (terminated, truncated) == (False, False)
     await env.close()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import forge_env as fe
 from environments.harbor import Harbor, HarborConfig
@@ -24,17 +23,13 @@ from forge_env.sandbox import WORK, Archives, ExecResult, SandboxEngine
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.trajectory import Trajectory
 from forge_env.types import Action
-from tests.sandboxes.conftest import require
+from tests.sandboxes.conftest import engine_fixture
 
 TASKS = Path(__file__).parent / "tasks"
 NAMES = ["greeting", "needs_packages", "old_sum", "repair", "tool_at_home"]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[SandboxEngine]:
-    require("docker")
-    async with fe.open_engine("docker", concurrency=2, warm=0) as engine:
-        yield engine
+engine = engine_fixture("docker", warm=0)
 
 
 async def play(engine: SandboxEngine, name: str, *actions: Action) -> Trajectory:

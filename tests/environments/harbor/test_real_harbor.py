@@ -7,13 +7,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
 import docker
 import pytest
-import pytest_asyncio
 
 import forge_env as fe
 from forge_env.rollout.episode import run_episode
@@ -21,7 +19,7 @@ from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox import SandboxEngine
 from forge_env.sandbox.dockerfile import with_base
 from sandboxes.images.build import ensure_image
-from tests.sandboxes.conftest import require
+from tests.sandboxes.conftest import engine_fixture
 
 WHY = "NOT RUN: harbor is not installed (`make conformance` makes an environment for it)"
 mappers = pytest.importorskip("harbor.mappers.terminal_bench", reason=WHY)
@@ -30,11 +28,7 @@ HERE = Path(__file__).parent
 NEW, OLD = ("greeting", "repair", "tool_at_home"), "old_sum"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[SandboxEngine]:
-    require("docker")
-    async with fe.open_engine("docker", concurrency=1, warm=0) as engine:
-        yield engine
+engine = engine_fixture("docker", concurrency=1, warm=0)
 
 
 @pytest.fixture(scope="module")

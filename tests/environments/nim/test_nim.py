@@ -6,7 +6,6 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import gymnasium
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 import forge_env as fe
 import forge_env.gym  # registers with gymnasium
-from environments.nim import Careless, Perfect
+from environments.nim import Careless
 from environments.nim.game import Piles, after, moves, nim_sum, perfect_move, read_move, read_state, said
 from forge_env.cli.main import main
 from forge_env.errors import UsageError
@@ -25,7 +24,6 @@ from forge_env.evaluation.rescoring import rescore
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.trajectory import read_trajectories
-from forge_env.types import as_message
 
 
 @cache
@@ -79,31 +77,6 @@ async def test_no_legal_move_loses(said_first: str) -> None:
     played = await run_episode(lambda: fe.make("nim", levels=[1]), ReplayPolicy([said_first]), seed=0)
     assert played.rewards == {"first": 0.0, "second": 1.0}
     assert (len(played.turns), played.metrics["legal"]) == (1, 0.0)
-
-
-async def test_players_win_as_they_should() -> None:
-    async def share(first: Any, second: Any) -> float:
-        played = [
-            await run_episode(lambda: fe.make("nim"), first, seed=number, opponents={"second": second})
-            for number in range(40)
-        ]
-        assert all(item.metrics["legal"] for item in played)
-        return sum(item.reward for item in played) / len(played)
-
-    assert await share(Perfect(), Careless()) == await share(Perfect(), Perfect()) == 1.0
-    assert await share(Careless(), Perfect()) < 0.3
-
-
-async def test_a_demonstration_is_a_seats_part_of_a_legal_game() -> None:
-    env: Any = fe.make("nim", levels=[1], demo_skill=1.0)
-    task = env.task("train", 0)
-    gold = [as_message(move) for move in env.gold_actions(task)]
-    found = {
-        tuple(message.content for message in env.demonstrate(task, Random(number)) if message.role != "user")
-        for number in range(6)
-    }
-    assert found == {tuple(move.content for move in gold[0::2]), tuple(move.content for move in gold[1::2])}
-    await env.close()
 
 
 async def test_an_evaluation_has_opponents_and_is_scored_again(tmp_path: Path) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import forge_env as fe
 from environments.repairs import Repairs, RepairsConfig
@@ -18,20 +15,12 @@ from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox import SandboxEngine
 from forge_env.validation.checks import Validator
-from tests.sandboxes.conftest import require
+from tests.sandboxes.conftest import WITH_SLOW_DOCKER, engine_fixture
 
 ASYNC = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(
-    scope="module",
-    loop_scope="module",
-    params=[pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]), "local"],
-)
-async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
-    require(request.param)
-    async with fe.open_engine(request.param, concurrency=2, warm=2) as engine:
-        yield engine
+engine = engine_fixture(*WITH_SLOW_DOCKER, warm=2)
 
 
 PASS = """

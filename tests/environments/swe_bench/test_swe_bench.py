@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import forge_env as fe
 from environments.swe_bench import SWEBench, SWEBenchConfig
@@ -20,7 +18,7 @@ from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox import ExecResult, SandboxEngine, TestsResult
 from tests.environments.coding_rlvr.fake_engine import FakeEngine
-from tests.sandboxes.conftest import require
+from tests.sandboxes.conftest import engine_fixture
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +26,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("small"))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[SandboxEngine]:
-    require("local")
-    async with fe.open_engine("local", concurrency=2, warm=1) as engine:
-        yield engine
+engine = engine_fixture()
 
 
 def changed(small: Path, folder: Path, **fields: object) -> str:

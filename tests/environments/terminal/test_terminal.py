@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import forge_env as fe
 from environments.terminal import Terminal
@@ -18,28 +15,18 @@ from forge_env.errors import ConfigError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy
 from forge_env.sandbox import WORK, SandboxEngine
-from forge_env.sandbox.engines import load_engine
-from forge_env.types import FunctionCall, Message, ToolCall
+from forge_env.types import Message
 from forge_env.validation.checks import Validator
-from tests.sandboxes.conftest import require
+from tests.sandboxes.conftest import WITH_SLOW_DOCKER, engine_fixture
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(
-    scope="module",
-    loop_scope="module",
-    params=[pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]), "local"],
-)
-async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
-    require(request.param)
-    async with load_engine(request.param)(concurrency=4, warm=2) as engine:
-        yield engine
+engine = engine_fixture(*WITH_SLOW_DOCKER, concurrency=4, warm=2)
 
 
 def bash(command: str) -> Message:
-    function = FunctionCall(name="bash", arguments=json.dumps({"command": command}))
-    return Message(role="assistant", tool_calls=[ToolCall(id="1", function=function)])
+    return fe.call_tool("bash", command=command)
 
 
 async def start(engine: SandboxEngine, **options: Any) -> Terminal:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import forge_env as fe
-from environments.tic_tac_toe import Careless, Perfect
+from environments.tic_tac_toe import Perfect
 from environments.tic_tac_toe.game import (
     EMPTY,
     Board,
@@ -32,7 +31,6 @@ from environments.tic_tac_toe.game import (
 from forge_env.errors import UsageError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
-from forge_env.types import as_message
 
 
 @cache
@@ -119,27 +117,3 @@ async def test_a_draw_is_worth_half() -> None:
     assert not has_won(board, "O")
     with pytest.raises(UsageError, match="reset"):
         await env.step("1")
-
-
-async def test_players_win_as_they_should() -> None:
-    async def share(first: Any, second: Any) -> float:
-        played = [
-            await run_episode(lambda: fe.make("tic_tac_toe"), first, seed=number, opponents={"second": second})
-            for number in range(40)
-        ]
-        assert all(item.metrics["legal"] for item in played)
-        return sum(item.reward for item in played) / len(played)
-
-    assert await share(Perfect(), Careless()) == await share(Perfect(), Perfect()) == 1.0
-    assert await share(Careless(), Perfect()) < 0.6
-
-
-async def test_a_demonstration_is_a_seats_part_of_a_legal_game() -> None:
-    env: Any = fe.make("tic_tac_toe", levels=[2], demo_skill=1.0)
-    task = env.task("train", 0)
-    gold = [as_message(move) for move in env.gold_actions(task)]
-    found = {
-        tuple(message.content for message in env.demonstrate(task, Random(number)) if message.role != "user")
-        for number in range(6)
-    }
-    assert found == {tuple(move.content for move in gold[0::2]), tuple(move.content for move in gold[1::2])}

@@ -13,20 +13,12 @@ import forge_env as fe
 from forge_env.errors import UsageError
 from forge_env.sandbox import WORK, SandboxEngine
 from forge_env.types import FunctionCall, Message, ToolCall
-from tests.sandboxes.conftest import require
+from tests.sandboxes.conftest import WITH_SLOW_DOCKER, engine_fixture
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(
-    scope="module",
-    loop_scope="module",
-    params=[pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]), "local"],
-)
-async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
-    require(request.param)
-    async with fe.open_engine(request.param, concurrency=2, warm=1) as engine:
-        yield engine
+engine = engine_fixture(*WITH_SLOW_DOCKER)
 
 
 class Workshop(fe.SandboxEnvironment):

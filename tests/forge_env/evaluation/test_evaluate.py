@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import json
-import os
-import re
 import shutil
 import signal
 import threading
@@ -28,6 +25,7 @@ from forge_env.rollout.scripted import FunctionPolicy
 from forge_env.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 from tests.forge_env.endpoint.server import Server, completion, http
 from tests.forge_env.evaluation.toys import Broken, Counted, Dying, Sums, Unlucky, answer_even, model_answer
+from tests.forge_env.test_files import Disk
 
 PRICES = "Counted: {input: 1.0, output: 10.0}\nm: {input: 1.0, output: 10.0, cached_input: 0.1}\n"
 
@@ -184,30 +182,6 @@ def test_a_bug_of_the_environment_costs_only_its_own_sample(out: Path) -> None:
     (bad,) = [sample for sample in result.samples if not sample.valid]
     assert "no such picture" in (bad.error or "")
     assert "no such picture" in (out / "run.log").read_text()
-
-
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_a_crash_of_the_agent_scores_0_and_is_named(wrapped: bool, out: Path) -> None:
-    def wrong(messages: Any, tools: Any) -> str:
-        return str(1 / (int(messages[-1].content.split()[0]) - 3))
-
-    class Wrong(Policy, PolicySession):
-        def session(self, tools: Any, *, seed: int | None = None) -> Any:
-            return self
-
-        async def reply(self, observation: Any) -> Any:
-            wrong(observation, None)
-            return await FunctionPolicy(answer_even).session([]).reply(observation)
-
-    result = fe.evaluate(Sums, FunctionPolicy(wrong) if wrapped else Wrong(), out=out)
-    item = result.summary.environments["Sums"]
-    assert (item.samples, item.crashed, item.invalid, item.bounds) == (12, 1, {}, None)
-    (bad,) = [sample for sample in result.samples if sample.crashed]
-    assert (bad.valid, bad.score) == (True, 0.0)
-    assert re.search(r"division by zero \[wrong, .*test_evaluate.py:\d+\]", bad.error or "")
-    assert item.first_crash == bad.error
-    assert "over 12 samples; agent crashed on 1, which score 0" in str(result)
-    assert "test_evaluate.py" in (out / "run.log").read_text()
 
 
 def test_a_function_plays_and_what_cannot_play_is_named_before_anything_starts(out: Path) -> None:
@@ -550,22 +524,8 @@ def test_what_fails_behind_an_evaluation_in_a_notebook_is_shown(out: Path, monke
     assert [str(each.exc_value) for each in told] == ["it does not close"]
 
 
-class FullDisk:
-    """Writes until `room` bytes are used up."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-
-    def __call__(self, descriptor: int, data: bytes) -> int:
-        if self.room <= 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written = os.write(descriptor, data[: self.room])
-        self.room -= written
-        return written
-
-
 def test_a_full_disk_tears_no_record_and_loses_none(tmp_path: Path) -> None:
-    path, disk = tmp_path / "eval.jsonl", FullDisk(500)
+    path, disk = tmp_path / "eval.jsonl", Disk(500)
     writer = TrajectoryWriter(path, reserve=1000, write=disk)
     reserve = path.with_name("eval.jsonl.reserve")
     assert reserve.exists()

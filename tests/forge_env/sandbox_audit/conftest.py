@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from forge_env.sandbox import SandboxEngine, open_engine
+from forge_env.sandbox import SandboxEngine
 from forge_env.sandbox_audit.audit import Neighbour, neighbour
-from tests.sandboxes.conftest import ENGINES, require
+from tests.sandboxes.conftest import ENGINES, engine_fixture
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
-async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
-    require(request.param)
-    async with open_engine(request.param, concurrency=2, warm=2) as engine:
-        yield engine
+engine = engine_fixture(*ENGINES, warm=2)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from forge_env.errors import SandboxError
-from forge_env.sandbox import ExecResult, Sandbox, SandboxEngine, SandboxSpec, Usage, open_engine
+from forge_env.sandbox import ExecResult, Sandbox, SandboxEngine, SandboxSpec, Usage
 from forge_env.sandbox_audit.attacks import ATTACKS, LEAK, Attack
 from forge_env.sandbox_audit.audit import Neighbour, carry_out, differences, neighbour, try_attack
-from tests.sandboxes.conftest import require
+from tests.sandboxes.conftest import engine_fixture
 
 from .unguarded import ForgetfulEngine, UnguardedSandbox, all_powerful
 
@@ -28,11 +28,7 @@ def _named(*groups: str) -> list[object]:
     return [pytest.param(attack, id=f"{attack.group}: {attack.name}") for attack in found]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[SandboxEngine]:
-    require("local")
-    async with open_engine("local", concurrency=2, warm=2) as engine:
-        yield engine
+engine = engine_fixture(warm=2)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

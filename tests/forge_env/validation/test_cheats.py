@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
-import pytest_asyncio
 
 import forge_env as fe
 from forge_env.errors import EnvironmentBugError
 from forge_env.sandbox import SandboxEngine
 from forge_env.validation import cheats
 from forge_env.validation.checks import Check, Validator
-from tests.sandboxes.conftest import require
+from tests.sandboxes.conftest import engine_fixture
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 GOLD = "def double(x):\n    return 2 * x\n"
@@ -22,11 +21,7 @@ TESTS = (
 )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[SandboxEngine]:
-    require("local")
-    async with fe.open_engine("local", concurrency=2, warm=1) as engine:
-        yield engine
+engine = engine_fixture()
 
 
 class Repository(fe.SandboxEnvironment):
