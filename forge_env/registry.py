@@ -128,7 +128,7 @@ def environment_class(name: str | type[Environment]) -> type[Environment]:
         return _checked(name.__name__, name)
     if not isinstance(name, str):
         what = f"{shown(name)} is neither the name nor the class of an environment"
-        fix = f"pass its class: {type(name).__name__}" if isinstance(name, Environment) else "`forge-env list`"
+        fix = f"pass its class: {type(name).__name__}" if isinstance(name, Environment) else "`forge-env info`"
         raise UsageError(what, fix=fix)
     name, _ = given_in(name)
     target = _REGISTERED.get(name, name)

@@ -62,7 +62,7 @@ def test_a_wheel_works_elsewhere(installed: Path, tmp_path: Path) -> None:
     for place in run(installed / "python", "-c", code, cwd=tmp_path).split():
         assert Path(place).is_relative_to(installed.parent)
     forge_env = installed / "forge-env"
-    assert "coding_rlvr  " in run(forge_env, "list", cwd=tmp_path)
+    assert "coding_rlvr  " in run(forge_env, "info", cwd=tmp_path)
     assert "max_off_policy_steps" in run(forge_env, "config", "coding_rlvr", cwd=tmp_path)
     run(forge_env, "new", "mine", cwd=tmp_path)
     require("local")

@@ -204,12 +204,14 @@ def tidy() -> None:
     reap_abandoned()
 
 
-def add_environment(parser: Parser) -> None:
+def add_environment(parser: Parser, *, required: bool = True) -> None:
     """Add arguments for an environment, its options, and its sandbox engine."""
     command = parser.prog.rpartition(" ")[2]
-    parser.usage = f"forge-env {command} NAME [--key VALUE | key=VALUE ...] [--sandbox ENGINE] [...]"
+    name = "NAME" if required else "[NAME]"
+    parser.usage = f"forge-env {command} {name} [--key VALUE | key=VALUE ...] [--sandbox ENGINE] [...]"
     parser.description = f"{parser.description} Options of the environment are given as --key VALUE or key=VALUE."
-    parser.word("NAME", "an installed environment (`forge-env list`), NAME:VALUE with its option, or module:Class")
+    text = "an installed environment (`forge-env info` lists them), NAME:VALUE with its option, or module:Class"
+    parser.word("NAME", text, required=required)
     parser.keys()
     parser.add_argument("--sandbox", default="auto", metavar="ENGINE", help="auto, docker, local, kubernetes")
     add_docker_host(parser)

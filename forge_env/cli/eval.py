@@ -44,11 +44,17 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.epilog = EPILOG
     parser.word(
-        "ENV", "environments (`forge-env list`, or module:Class), or a YAML file", required=False, any_number=True
+        "ENV", "environments (`forge-env info`, or module:Class), or a YAML file", required=False, any_number=True
     )
     parser.keys(EvaluationConfig, short={"m": "model", "n": "num_tasks", "o": "out"})
     parser.add_argument("--resume", action="store_true", help="continue what the folder --out holds")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument(
+        "--rescore",
+        metavar="DIR",
+        help="score the transcripts of the evaluation in DIR with the current version of its environments, without "
+        "the model; results go to --out (default: DIR-rescored)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     from forge_env.evaluation.evaluation import Evaluation
     from forge_env.evaluation.tables import counted
 
+    if args.rescore is not None:
+        return _rescore(args)
     source = requested(args)
     config = build(EvaluationConfig, source)
     with source.locating():
@@ -87,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         if bugs := sum(item.bugs for item in items):
             hint = f"see {evaluation.folder.log}"
             say(f"forge-env: the environment's own code failed on {counted(bugs, 'sample')}, {hint}")
-            say(f"  -> when it is fixed: forge-env score {evaluation.folder.root}, without asking the model again")
+            say(f"  -> when it is fixed, score without the model: forge-env eval --rescore {evaluation.folder.root}")
         say(f"  -> {_resume_hint(evaluation)} plays them again")
         return 1
     crashed = [label for label, item in result.summary.environments.items() if item.crashed == item.samples > 0]
@@ -96,6 +104,43 @@ def run(args: argparse.Namespace) -> int:
         say(f"  -> see {evaluation.folder.log}; when it is fixed, evaluate with another --out")
         return 1
     return 0
+
+
+def _rescore(args: argparse.Namespace) -> int:
+    """Score the transcripts of a folder again; return 0 if all could be scored."""
+    from forge_env.evaluation.rescoring import rescore
+    from forge_env.evaluation.tables import counted
+
+    if args.words or any(item.key != "out" for item in args.overrides) or args.resume:
+        raise UsageError("--rescore uses the settings of DIR", fix="give no other keys than --out")
+    out = args.overrides[-1].text if args.overrides else f"{args.rescore.rstrip('/')}-rescored"
+    running: list[Evaluation] = []
+    work = rescore(args.rescore, out, stream=sys.stderr, on_start=running.append)
+    try:
+        rescored = run_until_interrupted(work, finish=lambda: finish(running), grace_s=TERM_GRACE_S)
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+    if args.json:
+        print(json.dumps(rescored.result.summary.to_dict(), indent=2))
+    else:
+        show(rescored.result)
+        print(f"{counted(len(rescored.changed), 'score')} changed; forge-env compare {args.rescore} {out}")
+        for name, before, now in rescored.changed[:20]:
+            print(f"  {visible(name)}: {before:g} -> {now:g}")
+    if rescored.diverged:
+        samples = counted(len(rescored.diverged), "sample")
+        say(f"forge-env: in {samples} the environment answered differently than recorded")
+    if rescored.result.error is not None:
+        report_error(rescored.result.error)
+    for damage in rescored.damage:
+        say(f"forge-env: {damage}")
+    if rescored.unscored:
+        say(f"forge-env: {counted(len(rescored.unscored), 'sample')} could not be scored again:")
+        for name, reason in list(rescored.unscored.items())[:5]:
+            say(f"  {name}: {reason}")
+        say(f"  -> {out}/rescored.json lists all of them; they are not in the figures above")
+    return 0 if rescored.result.summary.status == "complete" and not rescored.unscored else 1
 
 
 def finish(evaluations: Sequence[Evaluation]) -> str | None:
@@ -141,7 +186,7 @@ def requested(args: argparse.Namespace) -> Source:
         source = source.with_overrides([("environments", chosen)])
     source = source.with_overrides(values((item for item in overrides if item.key == "environments"), EvaluationConfig))
     if "environments" not in source.data:
-        raise UsageError("nothing to evaluate on", fix="name an environment (forge-env list) or a YAML file")
+        raise UsageError("nothing to evaluate on", fix="name an environment (forge-env info) or a YAML file")
     try:
         entries: list[dict[str, Any]] = [dict(entry) for entry in environment_entries(source.data["environments"])]
     except ValueError as error:

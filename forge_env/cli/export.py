@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from forge_env.cli.command import Parser
-from forge_env.cli.trajectories import episodes, trajectory_files
+from forge_env.cli.trajectory import episodes, trajectory_files
 from forge_env.errors import UsageError
 from forge_env.interrupts import say
 from forge_env.plugins import load_plugin

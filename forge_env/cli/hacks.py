@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--hidden", metavar="METRIC", help="what it does not (one named so, or the held-out score)")
     parser.add_argument("--judge", metavar="MODULE:FUNCTION", help="a second judge: a Trajectory to its score")
     parser.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help="rewarded episodes it is asked about")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="for a person or for a program")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--catalogue", action="store_true", help="also print every sign that is looked for")
 
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--sample {args.sample} is not a number of episodes", fix="use 1 or more")
     judge = None if args.judge is None else _judge(args.judge)
     findings = find(_root(args.folder), visible=args.visible, hidden=args.hidden, judge=judge, sample=args.sample)
-    if args.format == "json":
+    if args.json:
         json.dump(findings.as_json(), sys.stdout, indent=2, default=str)
         print()
         return 0

@@ -1,4 +1,4 @@
-"""`forge-env info`: describe an environment: tasks, options, tools, rewards, and an example episode."""
+"""`forge-env info`: list the environments, or describe one: tasks, options, tools, rewards, and an example episode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError
 from forge_env.interrupts import run_until_interrupted
-from forge_env.registry import make, summary_of
+from forge_env.registry import list_environments, make, summary_of
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.splits import check_split, count_tasks
 from forge_env.trajectory import Trajectory
@@ -21,13 +21,15 @@ from forge_env.visible import visible
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    add_environment(parser)
-    parser.add_argument("--json", action="store_true", help="machine-readable, without the example episode")
-    parser.add_argument("--no-example", action="store_true", help="don't show the example episode")
+    add_environment(parser, required=False)
+    parser.add_argument("--json", action="store_true", help="print JSON, without the example episode")
+    parser.add_argument("--no-example", action="store_true", help="don't play the example episode")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the description."""
+    """Print the description, or the list without a name."""
+    if not args.words:
+        return _list(as_json=args.json)
     name, options = environment_options(args)
     env = make(name, **options)
     facts = describe(name, env)
@@ -55,6 +57,25 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_example:
         print("\nexample episode")
         run_until_interrupted(_print_example(name, options, args))
+    return 0
+
+
+def _list(*, as_json: bool) -> int:
+    """Print every environment; for a broken one, print the reason."""
+    entries = list_environments()
+    if as_json:
+        shown = ("name", "target", "source", "summary", "needs", "error")
+        print(json.dumps([{key: getattr(entry, key) for key in shown} for entry in entries], indent=2))
+        return 0
+    width = max((len(entry.name) for entry in entries), default=0)
+    for entry in entries:
+        needs = f" (needs {', '.join(entry.needs)})" if entry.needs else ""
+        if len(entry.needs) == 1:
+            needs = f" (needs {entry.needs[0]}: {entry.name}:{entry.needs[0].upper()})"
+        print(f"{entry.name:<{width}}  {entry.summary if entry.error is None else 'BROKEN: ' + entry.error}{needs}")
+        print(f"{'':<{width}}  from {entry.source} ({entry.target})")
+    if not entries:
+        print("no environment is installed; create one with forge-env new my_env")
     return 0
 
 

@@ -26,43 +26,50 @@ LEAVE_S = 60
 LEAVE_INTERRUPTED_S = 5
 """The same after a signal, so that threads blocked in downloads or locks don't delay the exit."""
 COMMANDS = {
-    "train": "train a model on a recipe",
+    "train": "train a model on a recipe, or estimate what that takes",
     "config": "print a recipe with every key explained",
-    "plan": "say what a recipe will take: GPUs, memory, time, cost",
-    "list": "list the installed environments",
-    "info": "show an environment: tasks, tools, options, an example episode",
-    "validate": "check that an environment is correct, without a model",
-    "play": "be the agent in an environment yourself",
-    "serve": "serve an environment to clients of OpenEnv and MCP",
-    "new": "write an installable package with a new environment",
-    "eval": "evaluate a model or policy on environments",
-    "score": "score stored transcripts again, without the model",
+    "info": "list environments, or describe one: tasks, tools, options, an example episode",
+    "validate": "test an environment without a model",
+    "play": "play an environment yourself",
+    "serve": "serve an environment over OpenEnv and MCP",
+    "new": "create an installable package with a new environment",
+    "eval": "evaluate a model or policy on environments, or score an evaluation again",
     "compare": "compare two evaluations, paired by task",
-    "view": "look at runs and evaluations in the browser",
-    "show": "say in short whether a run learned, how it fails, why its reward moved, what limited its speed",
-    "tail": "follow a run while it goes on",
-    "hacks": "look for rewards that were not earned",
-    "trajectory": "read one recorded episode as a conversation",
-    "report": "write a run's report as a page, as Markdown or as a picture",
-    "trajectories": "list the recorded episodes of a run or an evaluation, or show one in full",
-    "export": "write the model of a checkpoint as a Hugging Face folder, or its adapters in PEFT's format",
-    "job": "write what Slurm, Kubernetes or SkyPilot need to run a recipe on several hosts",
-    "worker": "let runs on other machines use this one",
+    "view": "browse runs and evaluations in the browser",
+    "show": "summarize a run, write its report, or follow it",
+    "hacks": "look for reward hacking in a run or in transcripts",
+    "trajectory": "list recorded episodes, or print one as a conversation",
+    "export": "export a model to Hugging Face or PEFT format, or episodes to ATIF or inspect_ai format",
+    "job": "write or submit the files of a Slurm, Kubernetes or SkyPilot job",
+    "worker": "let runs on other machines use this machine",
     "sandbox": "run code in a sandbox, and manage sandboxes",
-    "doctor": "check what is installed and what this machine can do",
+    "doctor": "check the installation and this machine",
 }
 """One-line descriptions of the commands; each command is a module of this folder."""
+ALIASES = {
+    **dict.fromkeys(("list", "ls", "envs", "environments", "describe"), "info [NAME]"),
+    **dict.fromkeys(("plan", "estimate", "dry-run"), "train FILE --plan"),
+    **dict.fromkeys(("evaluate", "eval-set", "vf-eval"), "eval ENV --model MODEL"),
+    **dict.fromkeys(("score", "rescore"), "eval --rescore DIR"),
+    **dict.fromkeys(("tail", "log", "watch", "follow"), "show RUN --follow"),
+    "report": "show RUN --format html",
+    **dict.fromkeys(("trajectories", "trace", "transcript", "episode"), "trajectory RUN [ID]"),
+    **dict.fromkeys(("init", "create", "scaffold"), "new NAME"),
+    **dict.fromkeys(("grpo", "sft", "rl"), "train FILE"),
+    **dict.fromkeys(("check", "verify", "test"), "validate NAME"),
+}
+"""Commands that users of other tools may try -> ours."""
 DESCRIPTION = "Write an LLM agent environment once: evaluate models on it, train on it, run its code in sandboxes."
 EXAMPLES = """\
 first steps:
-  forge-env doctor                                  what is missing on this machine, and how to install it
-  forge-env list                                    the installed environments
+  forge-env doctor                                  check this machine, and say how to install what is missing
+  forge-env info                                    list the installed environments
   forge-env train coding_rlvr                       train; results go to runs/
-  forge-env train coding_rlvr seed=1 --name first   any key of the recipe can be set
+  forge-env train coding_rlvr seed=1 --name first   set any key of the recipe
   forge-env train runs/first/config.yaml --resume   continue a run
-  forge-env config coding_rlvr                      every key of the recipe, explained
+  forge-env config coding_rlvr                      explain every key of the recipe
 
-`forge-env COMMAND --help` explains a command.
+`forge-env COMMAND --help` shows the arguments of a command.
 """
 
 
@@ -103,7 +110,7 @@ def _main(arguments: list[str], *, last: bool) -> int:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED
         return code
-    except BrokenPipeError:  # the reader closed the pipe, e.g. `forge-env list | head -1`
+    except BrokenPipeError:  # the reader closed the pipe, e.g. `forge-env info | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except Exception as error:  # noqa: BLE001 - the boundary of the program: one message instead of a traceback
@@ -150,7 +157,8 @@ def _run(arguments: list[str], debug: bool) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     if command is not None and command not in COMMANDS:
-        fix = suggestion(command, COMMANDS, f"commands: {', '.join(COMMANDS)}")
+        listed = f"commands: {', '.join(COMMANDS)}"
+        fix = f"use forge-env {ALIASES[command]}" if command in ALIASES else suggestion(command, COMMANDS, listed)
         raise UsageError(f"there is no command {command!r}", fix=fix)
     parser = build_parser(command)
     args, rest = parser.parse_known_args(arguments)

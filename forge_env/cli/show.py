@@ -1,4 +1,4 @@
-"""`forge-env show`: answer the four main questions about a run in words."""
+"""`forge-env show`: a run's results in words, as a report, or line by line while it runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from forge_env.cli.command import Parser
 from forge_env.errors import UsageError
+from forge_env.files import write_whole
 from forge_env.machine import cache_dir, user_path
 from forge_env.run.contract import in_a_sentence
 from forge_env.run.folder import check_readable
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 WIDEST = 100
 """Maximum columns of a line, for readability."""
+LINES = 10
+"""Lines before those that `--follow` waits for."""
 SHOWN_REASONS = 4
 BAR = 20
 
@@ -31,20 +34,47 @@ BAR = 20
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Did it learn? What does a typical failure look like? Why did the reward move? What limited the speed? "
-        "The answers come from the files of the run, finished or not; of an evaluation, score and failures are shown."
+        "Summarize a run: did it learn, what does a typical failure look like, why did the reward move, what limited "
+        "the speed? For an evaluation: its scores and failures. The run may still be running."
     )
-    parser.add_argument("run_folder", metavar="RUN", help="folder of a run or an evaluation")
-    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("run_folder", metavar="RUN", help="folder of a run or an evaluation, or a name in runs/")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument(
+        "--format",
+        choices=("text", "html", "md", "png"),
+        default="text",
+        help="write a report with curves and example episodes instead: a self-contained page, Markdown or a picture",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="file of the report (default: report.html or report.png in RUN; md is printed)"
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="print steps, held-out scores and warnings until the run ends",
+    )
+    parser.add_argument(
+        "--lines", type=int, metavar="N", help=f"print the last N of these lines (with --follow, default: {LINES})"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the answers, with the result last."""
+    """Print the summary with the result last, write the report, or follow the run."""
     from dataclasses import asdict
 
     from forge_env.view.digest import digest
 
-    summary = digest(folder_of_run(args.run_folder), cache=cache_dir())
+    if args.out and args.format == "text":
+        raise UsageError("--out is the file of a report", fix="add --format html, md or png")
+    root = folder_of_run(args.run_folder)
+    if args.follow or args.lines is not None:
+        from forge_env.cli.follow import follow
+
+        follow(root, LINES if args.lines is None else max(args.lines, 0), to_end=args.follow)
+        return 0
+    if args.format != "text":
+        return _report(root, args.format, args.out)
+    summary = digest(root, cache=cache_dir())
     if args.json:
         answers = {
             "name": summary.name,
@@ -61,6 +91,23 @@ def run(args: argparse.Namespace) -> int:
     width = min(shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDEST, WIDEST)
     for line in lines(summary, width):
         print(line)
+    return 0
+
+
+def _report(root: Path, form: str, out: str | None) -> int:
+    from forge_env.view.digest import digest
+    from forge_env.view.report import EXAMPLES, html, markdown, write_picture
+
+    facts = digest(root, examples=EXAMPLES, cache=cache_dir())
+    if form == "md" and out is None:
+        print(markdown(facts), end="")
+        return 0
+    path = user_path(out) if out else root / f"report.{form}"
+    if form == "png":
+        write_picture(facts, path)
+    else:
+        write_whole(path, html(facts) if form == "html" else markdown(facts))
+    print(path)
     return 0
 
 

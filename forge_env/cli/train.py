@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from forge_env.cli.command import Parser, report_error, tidy
 from forge_env.config.finding import read_run
-from forge_env.config.reader import build, values
+from forge_env.config.reader import Source, build, values
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 
@@ -21,21 +21,30 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.usage = "forge-env train FILE [--a.b VALUE | a.b=VALUE ...] [--name NAME] [--resume] [--debug]"
+    parser.usage = "forge-env train FILE [--a.b VALUE | a.b=VALUE ...] [--name NAME] [--resume] [--plan] [--debug]"
     parser.description = (
         "Train on a recipe. Every key of it can be set: --grpo.steps 20, or grpo.steps=20. With job.kind slurm, "
-        "kubernetes or skypilot outside of a job, submit one and follow it (docs/jobs.md)."
+        "kubernetes or skypilot outside of a job, submit a job and follow it (docs/jobs.md)."
     )
-    parser.epilog = "Ctrl-C once ends the run in order and saves it, twice stops now."
+    parser.epilog = "Ctrl-C once stops after the current step and saves a checkpoint; twice stops immediately."
     help_text = "a YAML file, or the name of a bundled recipe (`forge-env config` lists them); by default $CONFIG_FILE"
     parser.word("FILE", help_text, required=False)
     parser.keys(RunConfig)
-    parser.add_argument("--config", metavar="FILE", help="the same as FILE alone")
+    parser.add_argument("--config", metavar="FILE", help="the same as FILE")
     parser.add_argument("--resume", action="store_true", help="continue the run NAME from its last checkpoint")
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="start nothing; estimate the placement, memory, step time and cost of the run (docs/plan.md)",
+    )
+    parser.add_argument("--gpus", metavar="NxKIND", help="for --plan: GPUs (default: as many H100 as needed)")
+    parser.add_argument("--prompt", type=int, metavar="N", help="for --plan: prompt and tool tokens of an episode")
+    parser.add_argument("--reply", type=int, metavar="N", help="for --plan: sampled tokens of an episode")
+    parser.add_argument("--price", type=float, metavar="X", help="for --plan: price of one GPU-hour")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, or submit a job that does; return the exit code of the run."""
+    """Train, or submit a job that does, or print a plan; return the exit code of the run."""
     from forge_env.files import claim
     from forge_env.job.files import Request, job_name, needed_hosts
     from forge_env.job.submit import submit, to_be_submitted
@@ -46,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
 
     source = read_run(_file(args), values(args.overrides, RunConfig), os.environ)
     config = build(RunConfig, source)
+    if args.plan:
+        return _plan(args, source, config)
+    if only := [name for name in ("gpus", "prompt", "reply", "price") if getattr(args, name) is not None]:
+        raise UsageError(f"--{only[0]} is for --plan", fix=f"add --plan, or leave --{only[0]} out")
     if to_be_submitted(config.job):
         if args.resume:
             raise UsageError("a run can't be resumed from outside of its job", fix="see docs/jobs.md for each platform")
@@ -90,6 +103,17 @@ def subscribe(run: Run, terminal: TextIO, *, live: bool = True) -> None:
 
     run.events.subscribe(open_display(TrainingView(run.state), terminal, live=live))
     run.events.subscribe(ReportWriter(run))
+
+
+def _plan(args: argparse.Namespace, source: Source, config: RunConfig) -> int:
+    """Print the estimated resources of the run."""
+    from forge_env.run.trainer import Question, load_trainer
+
+    with source.locating():
+        question = Question(args.gpus, args.prompt, args.reply, args.price)
+        for line in load_trainer(config.method).plan(config, question):
+            print(line)
+    return 0
 
 
 def _file(args: argparse.Namespace) -> str:

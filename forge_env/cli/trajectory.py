@@ -1,4 +1,4 @@
-"""`forge-env trajectory`: show one episode as a readable conversation."""
+"""`forge-env trajectory`: list recorded episodes, or print one as a conversation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.cli.command import Parser
-from forge_env.cli.show import folder_of_run
+from forge_env.cli.info import earned
 from forge_env.errors import UsageError
 from forge_env.evaluation.tables import counted
+from forge_env.interrupts import say
+from forge_env.machine import user_path
 from forge_env.reading import LONGEST_LINE, open_file
-from forge_env.run.folder import RunFolder
+from forge_env.run.folder import RunFolder, check_readable
 from forge_env.run.trained import read_trained
-from forge_env.trajectory import DAMAGE, Trajectory, Turn
+from forge_env.trajectory import DAMAGE, Trajectory, Turn, read_trajectories
 from forge_env.trajectory_index import IndexReader, IndexRow, is_index
 from forge_env.types import Message, ToolCall
 from forge_env.visible import one_line, visible
@@ -31,45 +33,109 @@ COLOURS = {"system": "2", "user": "36", "assistant": "32", "tool": "33"}
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run_folder", metavar="RUN", help="folder of a run or an evaluation")
-    parser.add_argument("id", metavar="ID", help="of the episode (`forge-env trajectories RUN` lists them)")
-    parser.add_argument("--kind", metavar="KIND", help="file to look in: train, eval-00010, ... (default: the newest)")
-    parser.add_argument("--full", action="store_true", help=f"show all of every text, not {LONGEST} characters")
+    parser.add_argument(
+        "path", metavar="PATH", help="folder of a run or an evaluation, a name in runs/, or a file of trajectories"
+    )
+    parser.add_argument("id", metavar="ID", nargs="?", help="episode to print (default: list all, one per line)")
+    parser.add_argument("--kind", metavar="KIND", help="kind of episodes: train, eval-00010, ... (default: all)")
+    parser.add_argument("--full", action="store_true", help=f"print texts in full instead of {LONGEST:,} characters")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the episode, with its reward last."""
-    root = folder_of_run(args.run_folder)
-    path, row, others = find(root, args.id, args.kind)
+    """List the episodes, or print one with its reward last."""
+    source = source_of(args.path)
+    if args.id is None:
+        for file, trajectory in episodes(source):
+            if of_kind(file, args.kind):
+                print(visible(summary_line(trajectory).replace("\n", " ")))
+        return 0
+    path, row, others = find(source, args.id, args.kind)
     episode = _read(path, row)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
     for line in conversation(episode, colour=sys.stdout.isatty(), width=width, longest=None if args.full else LONGEST):
         print(line)
     print()
-    for line in figures(episode, root, path):
+    for line in figures(episode, path.parent.parent, path):
         print(visible(line))
     if others:
-        print(visible(f"also in {', '.join(others)}: choose with --kind"))
+        print(visible(f"also in {', '.join(others)}; --kind chooses one"))
     print(visible(result(episode)))
     return 0
 
 
-def find(root: Path, name: str, kind: str | None) -> tuple[Path, IndexRow, list[str]]:
+def source_of(text: str) -> Path:
+    """Find a file of trajectories, or a folder with some: the given path, or `runs/NAME`.
+
+    Raises:
+        UsageError: there is no such path, or it is a run with an unreadable file.
+    """
+    for path in (user_path(text), Path("runs") / text):
+        if path.exists():
+            if path.is_dir():
+                check_readable(path.absolute())
+            return path.absolute()
+    raise UsageError(f"there is no {one_line(text)}", fix="give a run, an evaluation, or a file of trajectories")
+
+
+def left_out(why: str) -> None:
+    """Report a record that can't be shown; the remaining records are still shown."""
+    say(f"forge-env: {why}")
+
+
+def episodes(source: Path) -> Iterator[tuple[Path, Trajectory]]:
+    """Yield the episodes of a path with their files; records that can't be shown are reported."""
+    root = None if source.is_file() else source
+    for file in trajectory_files(source):
+        for trajectory in read_trajectories(file, on_damage=left_out, on_newer=left_out, root=root):
+            yield file, trajectory
+
+
+def trajectory_files(path: Path) -> Iterator[Path]:
+    """Yield the trajectory files of a path: the file itself, or those in the folder of a run or an evaluation."""
+    folder = path / "trajectories"
+    candidates = [path] if path.is_file() else sorted((folder if folder.is_dir() else path).glob("*.jsonl"))
+    files = [file for file in candidates if not is_index(file)]
+    if not files:
+        raise UsageError(
+            f"{path} holds no trajectories", fix="give a .jsonl file, or the folder of a run or an evaluation"
+        )
+    yield from files
+
+
+def of_kind(path: Path, kind: str | None) -> bool:
+    """Whether a trajectory file is of a kind; each host of a run writes a file of its own, `KIND-HOST.jsonl`."""
+    return kind is None or path.stem == kind or path.stem.startswith(f"{kind}-")
+
+
+def summary_line(trajectory: Trajectory) -> str:
+    """Format an episode in one line: id, task, reward, size and end."""
+    end = f"truncated ({trajectory.truncation})" if trajectory.truncated else "ended"
+    if trajectory.crashed:
+        end = f"agent crashed ({' '.join((trajectory.error or '').split())[:200]})"
+    elif not trajectory.valid:
+        end = f"lost ({' '.join((trajectory.error or '').split())[:200]})"
+    tokens = f", {trajectory.num_sampled_tokens} sampled tokens" if trajectory.num_sampled_tokens else ""
+    return (
+        f"{trajectory.id}  {trajectory.environment} {trajectory.task_id}  {earned(trajectory)}  "
+        f"{len(trajectory.turns)} turns{tokens}  {end}"
+    )
+
+
+def find(source: Path, name: str, kind: str | None) -> tuple[Path, IndexRow, list[str]]:
     """Find an episode: its file, its index row, and the names of other files with an episode of the same id.
 
     Raises:
         UsageError: there is no such episode.
     """
     rows: dict[Path, IndexRow] = {}
-    for path in sorted((root / "trajectories").glob("*.jsonl")):
-        if not is_index(path) and (kind is None or path.stem == kind or path.stem.startswith(f"{kind}-")):
-            for row in IndexReader(path).news():
-                if row.id == name and (path not in rows or row.offset > rows[path].offset):
-                    rows[path] = row
+    for path in trajectory_files(source):
+        for row in IndexReader(path).news() if of_kind(path, kind) else ():
+            if row.id == name and (path not in rows or row.offset > rows[path].offset):
+                rows[path] = row
     if not rows:
-        where = f"{root.name}, kind {kind}" if kind else root.name
+        where = f"{source.name}, kind {kind}" if kind else source.name
         raise UsageError(
-            f"{one_line(where)} holds no episode {one_line(name)!r}", fix=f"forge-env trajectories {root} lists all"
+            f"{one_line(where)} has no episode {one_line(name)!r}", fix=f"forge-env trajectory {source} lists them"
         )
     path = max(rows, key=lambda path: (path.stem != "train", path.stem))
     return path, rows[path], sorted(other.stem for other in rows if other != path)

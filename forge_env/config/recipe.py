@@ -464,7 +464,7 @@ class EnvironmentSection(Section):
     """The environment to train on."""
 
     name: str = Field(examples=["coding_rlvr"])
-    """Registered name of the environment (`forge-env list`)."""
+    """Registered name of the environment (`forge-env info`)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment's own config class (`forge-env info NAME`)."""
     opponents: dict[str, str | dict[str, Any]] = Field(default_factory=dict)

@@ -218,7 +218,7 @@ def test_a_folder_that_may_not_be_read_hides_no_other(
     assert {name: runs.figures(name) is not None for name in ("good", "locked")} == {"good": True, "locked": True}
 
 
-@pytest.mark.parametrize("command", ["show", "report", "tail", "trajectory"])
+@pytest.mark.parametrize("command", ["show", "show --format html", "show --follow", "trajectory"])
 def test_commands_name_the_file_and_end(
     made: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,7 +226,7 @@ def test_commands_name_the_file_and_end(
     shutil.copytree(made, root)
     (root / "run.log").unlink()
     os.mkfifo(root / "run.log")
-    assert main([command, str(root), *(["train-0-0"] if command == "trajectory" else [])]) == 2
+    assert main([*command.split(), str(root)]) == 2
     assert f"{root}/run.log is a named pipe, not a file" in capsys.readouterr().err
 
 
@@ -238,9 +238,9 @@ def test_no_command_reads_episodes_from_elsewhere(
     (root / "trajectories" / "eval.jsonl").unlink()
     make(root / "trajectories" / "eval.jsonl")
     for command in (
-        ["trajectories", str(root)],
+        ["trajectory", str(root)],
         ["compare", str(good), str(root)],
-        ["score", str(root)],
+        ["eval", "--rescore", str(root)],
         ["hacks", str(root)],
         ["export", "--format", "atif", str(root), str(tmp_path / "out")],
         ["eval", "--resume", "--out", str(root)],
@@ -254,4 +254,4 @@ def test_a_file_that_a_person_names_may_be_a_link(tmp_path: Path) -> None:
     root = evaluation(tmp_path / "run", tasks=2, epochs=1)
     (tmp_path / "link.jsonl").symlink_to(root / "trajectories" / "eval.jsonl")
     assert len([*read_trajectories(tmp_path / "link.jsonl")]) == 2
-    assert main(["trajectories", str(tmp_path / "link.jsonl")]) == 0
+    assert main(["trajectory", str(tmp_path / "link.jsonl")]) == 0

@@ -96,7 +96,7 @@ def test_adapters_have_names_and_say_what_they_need(capsys: pytest.CaptureFixtur
     mixture = fe.make("mixture", environments={"gsm8k": {"weight": 2}, "wordle": {}})
     assert mixture.task("train", 0).tags[0] in ("gsm8k", "wordle")
     assert fe.make("openenv", url="http://localhost:1").config.model_dump()["url"] == "http://localhost:1"
-    assert main(["list"]) == 0
+    assert main(["info"]) == 0
     assert "(needs taskset: verifiers:TASKSET)" in capsys.readouterr().out
 
 

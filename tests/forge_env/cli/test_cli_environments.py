@@ -1,4 +1,4 @@
-"""`forge-env list`, `info`, `validate`, `new`, `play`."""
+"""`forge-env info`, `validate`, `new`, `play`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def registered() -> Iterator[None]:
 
 
 def test_list_names_environments_and_their_source(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--json"]) == 0
+    assert main(["info", "--json"]) == 0
     found = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     assert found["sums"]["summary"] == "Adding numbers, soundly."
-    assert main(["list"]) == 0
+    assert main(["info"]) == 0
     assert "sums" in capsys.readouterr().out
 
 

@@ -26,7 +26,7 @@ def test_help_teaches(capsys: Capture) -> None:
         main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for part in ("train", "config", "doctor", "list", "forge-env train coding_rlvr seed=1 --name first"):
+    for part in ("train", "config", "doctor", "info", "forge-env train coding_rlvr seed=1 --name first"):
         assert part in text
 
 
@@ -122,7 +122,7 @@ def test_a_folder_that_is_gone(recipe: Path, tmp_path: Path, capsys: Capture) ->
     gone.mkdir()
     os.chdir(gone)
     gone.rmdir()
-    assert main(["list"]) == 2
+    assert main(["info"]) == 2
     assert "the current folder has been removed\n  -> cd to one that exists" in capsys.readouterr().err
 
 

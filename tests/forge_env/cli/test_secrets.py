@@ -201,7 +201,7 @@ def test_a_resumed_evaluation_needs_them_again(
     again = ["eval", "--out", str(tmp_path / "out"), "--resume"]
     assert main(again) == 2
     assert "base_url, extra.headers.Authorization, extra.api_key" in capfd.readouterr().err
-    assert main(["score", str(tmp_path / "out")]) == 2
+    assert main(["eval", "--rescore", str(tmp_path / "out")]) == 2
     assert "let the environment read it from an environment variable" in capfd.readouterr().err
     again += [f"--base-url={endpoint}/{SECRETS['path']}/v1"]
     assert main(again) == 2

@@ -1,4 +1,4 @@
-"""`show`, `tail`, `trajectory` and `report`: answers in words, and nothing that an agent wrote does anything."""
+"""`show` and `trajectory`: answers in words, and nothing that an agent wrote does anything."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 from rich.cells import cell_len
 
 from forge_env.cli import show
+from forge_env.cli.follow import News, _follow
 from forge_env.cli.main import main
-from forge_env.cli.tail import News, _follow
 from forge_env.files import LineWriter
 from forge_env.run import RunFolder
 from forge_env.view.digest import digest
@@ -79,7 +79,7 @@ def test_what_is_paid_and_not_solved_is_said_first(folder: RunFolder, capsys: py
     classes = re.findall(r"\d+  (full reward, not solved|out of tool calls)", shown)
     assert classes[:2] == ["full reward, not solved", "out of tool calls"]
     assert f"read one: forge-env trajectory {shlex.quote(str(folder.root))} train-500-" in shown
-    assert main(["report", str(folder.root), "--out", str(folder.root / "r.html")]) == 0
+    assert main(["show", str(folder.root), "--format", "html", "--out", str(folder.root / "r.html")]) == 0
     text = (folder.root / "r.html").read_text()
     assert "does the reward measure the goal?" in text
     assert re.search(r"<summary>full reward, not solved: train-500-\d", text)
@@ -101,9 +101,8 @@ def test_the_answers_are_had_as_json(folder: RunFolder, capsys: pytest.CaptureFi
 
 
 def test_what_is_no_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["show"], ["tail"], ["report"], ["trajectory"]):
-        words = [*command, str(tmp_path / "none"), *(["train-0-0"] if command == ["trajectory"] else [])]
-        assert main(words) == 2
+    for options in ([], ["--follow"], ["--format", "html"]):
+        assert main(["show", str(tmp_path / "none"), *options]) == 2
         assert "holds no run and no evaluation" in capsys.readouterr().err
 
 
@@ -118,7 +117,7 @@ def test_an_episode_is_a_conversation(folder: RunFolder, capsys: pytest.CaptureF
     assert any(line.startswith("trained on in step 1: advantage -0.250, 0 versions old") for line in lines)
     assert lines[-1] == "ended by the limit of tool_calls: reward 0"
     assert main(["trajectory", str(folder.root), "train-999-0"]) == 2
-    assert "holds no episode 'train-999-0'" in capsys.readouterr().err
+    assert "has no episode 'train-999-0'" in capsys.readouterr().err
 
 
 def test_the_later_of_two_records_is_read(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,12 +131,12 @@ def test_the_later_of_two_records_is_read(folder: RunFolder, capsys: pytest.Capt
     assert capsys.readouterr().out.endswith("ended: reward 0.5\n")
     assert main(["trajectory", str(folder.root), "train-2-1"]) == 0
     shown = capsys.readouterr().out
-    assert "also in train: choose with --kind" in shown
+    assert "also in train; --kind chooses one" in shown
     assert shown.endswith("ended: reward 0.25\n")
 
 
 def test_a_finished_run_is_told_line_by_line(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tail", str(folder.root), "-n", "2"]) == 0
+    assert main(["show", str(folder.root), "--lines", "2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "[  1m00s] step 10  reward 1.000  tokens/s 900",
         "[  1m00s] held-out (eval) after step 10: 0.800 ± 0.030 (n=64, 25% by other versions)",
@@ -185,7 +184,7 @@ class Page(HTMLParser):
 
 
 def test_a_report_answers_and_shows_episodes(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(folder.root)]) == 0
+    assert main(["show", str(folder.root), "--format", "html"]) == 0
     assert capsys.readouterr().out == f"{folder.report}\n"
     page = Page(folder.report.read_text())
     for part in (
@@ -202,7 +201,7 @@ def test_a_report_answers_and_shows_episodes(folder: RunFolder, capsys: pytest.C
 
 
 def test_hostile_episodes_do_nothing_in_a_report(hostile: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(hostile.root)]) == 0
+    assert main(["show", str(hostile.root), "--format", "html"]) == 0
     text = hostile.report.read_text(encoding="utf-8")
     page = Page(text)
     assert [tag for tag, _ in page.tags].count("script") == 1
@@ -214,19 +213,21 @@ def test_hostile_episodes_do_nothing_in_a_report(hostile: RunFolder, capsys: pyt
     assert "live\\u202elive" in page.text
 
 
-@pytest.mark.parametrize("words", [["show"], ["tail"], ["trajectory"], ["report", "--format", "md"], ["trajectories"]])
+@pytest.mark.parametrize(
+    "words", ["show", "show --follow", "show --format md", "trajectory", "trajectory train-0-3"], ids=str
+)
 def test_hostile_episodes_do_nothing_on_a_terminal(
-    words: list[str], hostile: RunFolder, capsys: pytest.CaptureFixture[str]
+    words: str, hostile: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command, *options = words
-    assert main([command, str(hostile.root), *(["train-0-3"] if command == "trajectory" else []), *options]) == 0
+    command, *options = words.split()
+    assert main([command, str(hostile.root), *options]) == 0
     shown = capsys.readouterr().out
     assert harmless(shown)
     shown.encode()
 
 
 def test_markdown_keeps_an_agents_text_in_its_block(hostile: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(hostile.root), "--format", "md"]) == 0
+    assert main(["show", str(hostile.root), "--format", "md"]) == 0
     text = capsys.readouterr().out
     fence = re.search(r"^(`{4,})text$", text, re.MULTILINE)
     assert fence is not None
@@ -239,7 +240,7 @@ def test_markdown_keeps_an_agents_text_in_its_block(hostile: RunFolder, capsys: 
 
 def test_a_picture_is_drawn(hostile: RunFolder, tmp_path: Path) -> None:
     out = tmp_path / "report.png"
-    assert main(["report", str(hostile.root), "--format", "png", "--out", str(out)]) == 0
+    assert main(["show", str(hostile.root), "--format", "png", "--out", str(out)]) == 0
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
@@ -250,18 +251,16 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path, monkeypatch: pyt
     folder.release()
     folder.metrics.touch()
     for form in ("html", "md", "png"):
-        assert main(["report", str(folder.root), "--format", form, "--out", str(tmp_path / f"r.{form}")]) == 0
+        assert main(["show", str(folder.root), "--format", form, "--out", str(tmp_path / f"r.{form}")]) == 0
     assert main(["show", str(folder.root)]) == 0
-    assert main(["tail", str(folder.root), "--no-follow"]) == 0
+    assert main(["show", str(folder.root), "--lines", "5"]) == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["show"], ["show", "--json"], ["report", "--format", "md"], ["report"], ["tail"]])
-def test_a_folder_of_damaged_files_is_told_of(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("options", ["", "--json", "--format md", "--format html", "--follow"])
+def test_a_folder_of_damaged_files_is_told_of(options: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = hostile_run(tmp_path / "run")
-    assert main([words[0], str(root), *words[1:]]) == 0
+    assert main(["show", str(root), *options.split()]) == 0
     assert "\x1b" not in capsys.readouterr().out
 
 
@@ -272,8 +271,8 @@ def test_lines_of_metrics_that_are_damaged_cost_themselves_only(
     with folder.metrics.open("ab") as file:
         file.write(b'{"step": 11, "\xc8": 1}\n\xff\n' + b"[" * 100_000 + b"\n")
         file.write("".join(json.dumps({**odd, "step": step}) + "\n" for step in (3, "x", 10**400, None)).encode())
-    for words in (["show"], ["report"], ["report", "--format", "png", "--out", str(folder.root / "r.png")], ["tail"]):
-        assert main([words[0], str(folder.root), *words[1:]]) == 0, words
+    for options in ("", "--format html", "--format png", "--follow"):
+        assert main(["show", str(folder.root), *options.split()]) == 0, options
     assert "first: finished" in capsys.readouterr().out
 
 
@@ -283,8 +282,8 @@ def test_a_summary_that_no_run_writes_costs_its_own_lines_only(
 ) -> None:
     names = ["wall_s", "environments", "environment", "model", "steps", "heldout", "warnings", "stages", "exit", "seed"]
     folder.summary.write_text(json.dumps(dict.fromkeys(names, value)))
-    for words in (["show"], ["report"], ["report", "--format", "md"], ["tail"]):
-        assert main([words[0], str(folder.root), *words[1:]]) == 0, words
+    for options in ("", "--format html", "--format md", "--follow"):
+        assert main(["show", str(folder.root), *options.split()]) == 0, options
 
 
 def test_an_evaluation_that_goes_on_shows_its_score_so_far(
@@ -302,7 +301,7 @@ def test_an_evaluation_that_goes_on_shows_its_score_so_far(
         (command,) = re.findall(r"read one: forge-env (.*)", shown)
         assert main(shlex.split(command)) == 0, "the line can be copied, whatever the folder is called"
         capsys.readouterr()
-        assert main(["report", str(root), "--format", "md"]) == 0
+        assert main(["show", str(root), "--format", "md"]) == 0
         assert "What limited the speed?" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""`forge-env trajectories`: what a person sees of recorded episodes."""
+"""`forge-env trajectory`: lists of recorded episodes, and single ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_all_episodes_of_a_folder_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trajectories", str(folder)]) == 0
+    assert main(["trajectory", str(folder)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "a  arithmetic train-3  reward 1  4 turns, 4 sampled tokens  ended",
         "first  sums train-1  reward 0.5  1 turns, 1 sampled tokens  ended",
@@ -40,20 +40,20 @@ def test_all_episodes_of_a_folder_are_listed(folder: Path, capsys: pytest.Captur
 
 def test_one_episode_is_shown_in_full_and_moves_no_cursor(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "trajectories" / "train.jsonl"
-    assert main(["trajectories", str(path), "first"]) == 0
+    assert main(["trajectory", str(path), "first", "--full"]) == 0
     shown = capsys.readouterr().out
-    assert "  [user] how much?\n" in shown
+    assert "\nuser\n  how much?\n" in shown
     assert r"\x1b[2J\ud800\rgone " + "x" * 3000 + "\n" in shown
-    assert '  [assistant] -> add({"a": 3})\n' in shown
+    assert "\nassistant\n  → add\n    a: 3\n" in shown
     assert "\x1b" not in shown
-    assert shown.endswith("reward 0.5  1 turns, 1 sampled tokens  ended  {'m': 1.0}\n")
+    assert shown.endswith("m 1\nended: reward 0.5\n")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trajectories", "nowhere"], "nowhere holds no trajectories"),
-        (["trajectories", "{}", "fourth"], "holds no trajectory 'fourth'"),
+        (["trajectory", "nowhere"], "there is no nowhere"),
+        (["trajectory", "{}", "fourth"], "has no episode 'fourth'"),
     ],
 )
 def test_what_is_not_there_is_said(
@@ -66,7 +66,7 @@ def test_what_is_not_there_is_said(
 def test_a_damaged_line_is_told_and_the_others_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "trajectories" / "train.jsonl"
     path.write_bytes(b"garbage\n" + path.read_bytes())
-    assert main(["trajectories", str(path)]) == 0
+    assert main(["trajectory", str(path)]) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 3
     assert "line 1 is not a trajectory" in err
@@ -77,7 +77,7 @@ def test_a_record_of_a_newer_version_is_told_and_the_others_are_shown(
 ) -> None:
     path = folder / "trajectories" / "train.jsonl"
     path.write_bytes(b'{"schema":99,"id":"later"}\n' + b"[" * 100_000 + b"\n" + path.read_bytes())
-    for words in (["trajectories", str(folder)], ["export", "--format", "atif", str(path), str(folder / "out")]):
+    for words in (["trajectory", str(folder)], ["export", "--format", "atif", str(path), str(folder / "out")]):
         assert main(words) == 0
         said = capsys.readouterr()
         assert "line 1: the trajectory has version 99" in said.err

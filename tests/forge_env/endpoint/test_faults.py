@@ -335,7 +335,7 @@ async def test_waiting_for_the_endpoints_patience_is_no_working_time(out: Path) 
     def behave(request: dict[str, Any], n: int) -> Any:
         return http({}, 429, {"retry-after": "0.6"}) if n % 4 else right(request, n)
 
-    options: dict[str, Any] = {**QUICK, "retries": 9, "max_samples": 1, "n": 3}
+    options: dict[str, Any] = {**QUICK, "retries": 9, "max_samples": 1, "num_tasks": 3}
     async with Server(behave) as server:
         working = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, working_limit=0.5, **options)
     async with Server(behave) as server:

@@ -184,7 +184,7 @@ def test_one_sample_is_no_samples(out: str, capsys: Any) -> None:
 def test_what_can_no_longer_be_scored_is_exit_code_1(out: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     main(["eval", TOY, "--model", "gold", "--out", out])
     monkeypatch.setattr("tests.forge_env.evaluation.toys.Sums.num_tasks", lambda self, split: 11)
-    assert main(["score", out]) == 1
+    assert main(["eval", "--rescore", out]) == 1
     captured = capsys.readouterr()
     assert "1 sample could not be scored again" in captured.err
     assert "Sums/eval/11/0: the environment has no such task any more" in captured.err
@@ -200,7 +200,7 @@ def test_scoring_keeps_to_the_plan_and_names_what_was_lost(out: str, capsys: Any
     hit = json.loads(lines[valid])["id"]
     path.write_bytes(b"".join([*lines[:valid], b"\x00garbage\n", *lines[valid + 1 :]]))
     capsys.readouterr()
-    assert main(["score", out]) == 1
+    assert main(["eval", "--rescore", out]) == 1
     shown = capsys.readouterr().err
     assert f"line {valid + 1} is not a trajectory" in shown
     assert "7 samples could not be scored again" in shown
@@ -218,7 +218,7 @@ def test_scoring_what_gold_played_misses_no_task_without_gold(out: str, monkeypa
         lambda self, task: [task.gold] if task.difficulty == 1 else None,
     )
     assert main(["eval", TOY, "--model", "gold", "--out", out]) == 0
-    assert main(["score", out]) == 0
+    assert main(["eval", "--rescore", out]) == 0
     summary = json.loads((Path(f"{out}-rescored") / "summary.json").read_text())
     assert (summary["status"], *(item["planned"] for item in summary["environments"].values())) == ("complete", 6)
 
@@ -244,7 +244,7 @@ def test_eval_score_and_compare(out: str, capsys: Any) -> None:
     shown = capsys.readouterr().out
     assert "0.500 ± " in shown
     assert "pass@k" in shown
-    assert main(["score", out]) == 0
+    assert main(["eval", "--rescore", out]) == 0
     assert "0 scores changed" in capsys.readouterr().out
     assert main(["compare", out, f"{out}-rescored", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["environments"]["Sums"]["difference"]["value"] == 0.0
@@ -347,8 +347,8 @@ def test_a_damaged_line_costs_only_its_own_sample(line: bytes, out: str, capsys:
 
 def test_scoring_twice_needs_another_folder(out: str, capsys: Any) -> None:
     assert main(["eval", TOY, "--model", "gold", "--out", out, "-n", "2"]) == 0
-    assert main(["score", out]) == 0
-    assert main(["score", out]) == 2
+    assert main(["eval", "--rescore", out]) == 0
+    assert main(["eval", "--rescore", out]) == 2
     assert "choose another --out, or remove it" in capsys.readouterr().err
 
 

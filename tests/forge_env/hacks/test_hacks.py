@@ -255,7 +255,7 @@ async def in_its_own_time(own: Trajectory) -> float:
 @pytest.mark.parametrize("judge", ["strict", "in_its_own_time"])
 def test_a_stricter_judge_sees_a_sample(tmp_path: Path, judge: str, capsys: pytest.CaptureFixture[str]) -> None:
     root = made_training(tmp_path / "hacked", honest=False)
-    assert main(["hacks", str(root), "--judge", f"{__name__}:{judge}", "--format", "json", "--sample", "10"]) == 0
+    assert main(["hacks", str(root), "--judge", f"{__name__}:{judge}", "--json", "--sample", "10"]) == 0
     judged = json.loads(capsys.readouterr().out)["judged"]
     assert 0 < judged["episodes"] <= 10
     assert judged["overpaid"] == judged["episodes"]

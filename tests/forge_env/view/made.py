@@ -286,7 +286,8 @@ def evaluation(folder: Path, *, tasks: int = 20, epochs: int = 2, solved: float 
                     made.valid, made.error = False, "ConnectionError: the sandbox went away"
                 writer.write(made)
     (folder / "config.yaml").write_text(
-        f"schema: 1\nmodel: made-up\nn: {tasks}\nepochs: {epochs}\nenvironments:\n- name: calculator\n  label: made\n"
+        f"schema: 1\nmodel: made-up\nnum_tasks: {tasks}\nepochs: {epochs}\n"
+        "environments:\n- name: calculator\n  label: made\n"
     )
     (folder / "summary.json").write_text(
         json.dumps({"schema": 1, "status": "lossy", "environments": {"made": {"planned": tasks * epochs}}})

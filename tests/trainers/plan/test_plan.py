@@ -1,4 +1,4 @@
-"""`forge-env plan`: shapes, speeds and what is said of them; no torch."""
+"""`forge-env train --plan`: shapes, speeds and what is said of them; no torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
     """What the command prints."""
 
     def run(*arguments: str) -> str:
-        assert main(["plan", *arguments]) == 0
+        assert main(["train", *arguments, "--plan"]) == 0
         return capsys.readouterr().out
 
     return run
@@ -129,12 +129,12 @@ def test_what_does_not_fit_is_said(plan: Plan) -> None:
 def test_wrong_usage_is_one_message(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", "grpo/qwen3_8b", *arguments]) == 2
+    assert main(["train", "grpo/qwen3_8b", "--plan", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_method_that_knows_nothing_of_plans_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "coding_rlvr/base"]) == 2
+    assert main(["train", "coding_rlvr/base", "--plan"]) == 2
     assert "method=warmup does not say what a recipe will take" in capsys.readouterr().err
 
 

@@ -1,8 +1,7 @@
-"""`forge-env tail`: follow a run line by line."""
+"""The events of a run as lines of text, for `forge-env show --follow`."""
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -10,8 +9,6 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
-from forge_env.cli.command import Parser
-from forge_env.cli.show import folder_of_run
 from forge_env.display.curves import evaluation_splits
 from forge_env.errors import UsageError
 from forge_env.evaluation.tables import counted
@@ -22,31 +19,17 @@ from forge_env.terminal import duration
 from forge_env.trajectory_index import SCORED, IndexReader, is_index
 from forge_env.visible import one_line
 
-LINES = 10
 PROBLEM = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
 
 
-def add_arguments(parser: Parser) -> None:
-    """Add the command's arguments."""
-    parser.description = (
-        "Follow a run or an evaluation: a line for each training step, each held-out score, each warning, and for how "
-        "many samples are done. It ends when the run does; Ctrl-C ends it before, and leaves the run alone."
-    )
-    parser.add_argument("run_folder", metavar="RUN", help="folder of a run or an evaluation")
-    parser.add_argument("-n", "--lines", type=int, default=LINES, metavar="N", help="begin with the last N lines")
-    parser.add_argument("--no-follow", action="store_true", help="print these and end")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print the last lines, then new ones as they arrive."""
-    root = folder_of_run(args.run_folder)
-    reader = News(root)
-    for line in deque(reader.lines(), max(args.lines, 0)):
+def follow(root: Path, lines: int, *, to_end: bool) -> None:
+    """Print the last `lines` events of a run; with `to_end`, also new ones until the run has ended."""
+    news = News(root)
+    for line in deque(news.lines(), lines):
         print(line, flush=True)
-    if not args.no_follow:
-        run_until_interrupted(_follow(root, reader))
+    if to_end:
+        run_until_interrupted(_follow(root, news))
     print(ending(root))
-    return 0
 
 
 async def _follow(root: Path, news: News) -> None:
