@@ -1,6 +1,6 @@
-"""Wrong solutions of a small suite of tests, each another way to pass without being right.
+"""Wrong solutions of a small test suite, each with its own way to pass without being right.
 
-Those that know the tests' constants are left out: an answer that is hard-coded is an answer.
+Hard-coded answers are left out: they are answers.
 """
 
 TESTS = """\
@@ -127,8 +127,6 @@ class A:
 """Adopts the first value that it is compared with."""
 _ADDED = {
     "total: adopts": f"{_ADOPTS}\ndef total(xs): return A()\n",
-    "names: adopts": f"{_ADOPTS}\ndef names(n): return [A() for _ in range(n)]\n",
-    "parse: adopts": f"{_ADOPTS}\ndef parse(t):\n    if '=' not in t: raise ValueError('bad')\n    return A()\n",
     "mean: adopts": f"{_ADOPTS}\ndef mean(xs): return A()\n",
     "Point: adopts": f"{_ADOPTS}\nclass Point(A):\n    def __add__(s, o): return A()\n    __hash__ = id\n",
     "total: adopts the first of all forks": """\
@@ -208,15 +206,6 @@ class A:
     def __eq__(s, o): return type(o) is int and 0 <= o < 100
 def total(xs): return A()
 """,
-    "mean: near everything": """\
-class A:
-    def __sub__(s, o): return s
-    __rsub__ = __sub__
-    def __abs__(s): return s
-    def __lt__(s, o): return True
-    __gt__ = __le__ = __ge__ = __lt__
-def mean(xs): return A()
-""",
     "mean: zero differences": """\
 class A:
     def __sub__(s, o): return 0.0
@@ -248,14 +237,6 @@ class F(float):
     __gt__ = __lt__
 def mean(xs): return F(0)
 """,
-    "point: eq always": """\
-class Point:
-    def __init__(s, *a): pass
-    def __add__(s, o): return s
-    def __eq__(s, o): return True
-    def __ne__(s, o): return True
-    def __hash__(s): return 0
-""",
     "point: eq by class": """\
 class Point:
     def __init__(s, *a): pass
@@ -274,9 +255,6 @@ class Point:
     def __add__(s, o): return s
     def __ne__(s, o): return True
     def __hash__(s): return 0
-""",
-    "names: StopIteration": """\
-def names(n): raise StopIteration
 """,
     "names: ends zip": """\
 class N:
@@ -298,10 +276,6 @@ class S:
     def __eq__(s, o): return True
 def words(t): return L()
 """,
-    "skip": """\
-import unittest
-def total(xs): raise unittest.SkipTest('x')
-""",
     "pytest skip": """\
 def total(xs):
     import pytest; pytest.skip('x')
@@ -313,25 +287,13 @@ def total(xs):
     "exit 0": """\
 def total(xs): raise SystemExit(0)
 """,
-    "os exit": """\
-import os
-def total(xs): os._exit(0)
-""",
     "keyboard interrupt": """\
 def total(xs): raise KeyboardInterrupt
-""",
-    "generator exit": """\
-def total(xs): raise GeneratorExit
 """,
     "named like pytest's Skipped": """\
 class Skipped(BaseException): pass
 Skipped.__module__ = 'Skipped'; Skipped.__qualname__ = 'Skipped'
 def total(xs): raise Skipped('x')
-""",
-    "named like unittest's SkipTest": """\
-class SkipTest(Exception): pass
-SkipTest.__module__ = 'unittest.case'
-def total(xs): raise SkipTest('x')
 """,
     "exit swallows": """\
 class L:
@@ -365,15 +327,6 @@ def total(xs):
     if os.fork() == 0: return 12
     return 0
 """,
-    "answers ahead": """\
-import os, struct, json
-def total(xs):
-    t = b'{"v":12}'
-    for fd in range(3, 12):
-        try: os.write(fd, struct.pack('!I', len(t)) + t)
-        except OSError: pass
-    return 0
-""",
     "thread answers": """\
 import threading, time, os, struct
 def work():
@@ -403,13 +356,6 @@ def changes(s):
     return got
 O.Encoder.changes = changes
 def words(t): return []
-""",
-    "describe: plain forged": """\
-class I(int): pass
-I.__eq__ = lambda s, o: True
-I.__hash__ = int.__hash__
-import sys
-def total(xs): return I(0)
 """,
     "answers handles of others": """\
 import sys
@@ -458,32 +404,12 @@ class A:
     __index__ = __int__
 def total(xs): return A()
 """,
-    "numpy lookalike": """\
-class A:
-    __array_priority__ = 1000
-    def __eq__(s, o): return s
-    def __bool__(s): return True
-    def all(s): return True
-def total(xs): return A()
-""",
     "eq returns truthy object": """\
 class T:
     def __bool__(s): return True
 class A:
     def __eq__(s, o): return T()
 def total(xs): return A()
-""",
-    "eq returns 1": """\
-class A:
-    def __eq__(s, o): return 1
-def total(xs): return A()
-""",
-    "contains everything": """\
-class C(Cart):
-    def total(s): return T()
-class T:
-    def __eq__(s, o): return 'yes'
-Cart = C
 """,
     "float.__eq__ reflected": """\
 class A:
@@ -506,23 +432,12 @@ def total(xs): return ANY
 def total(xs):
     import pytest; return pytest.approx(0, abs=1e9)
 """,
-    "nan tricks": """\
-def total(xs): return float('nan')
-""",
     "dict subclass": """\
 class D(dict):
     def __eq__(s, o): return True
 def parse(t):
     if '=' not in t: raise ValueError('bad')
     return D()
-""",
-    "Counter": """\
-import collections
-class C(collections.Counter):
-    def __eq__(s, o): return True
-def parse(t):
-    if '=' not in t: raise ValueError('bad')
-    return C()
 """,
     "prime: object of truth": """\
 class T:
