@@ -1,4 +1,4 @@
-"""A run is not alone on its machine, and the machine's clock is not its own."""
+"""A run next to other runs and other users, and under a wall clock that jumps."""
 
 from __future__ import annotations
 
@@ -83,43 +83,21 @@ def sandboxes(run: Training) -> list[psutil.Process]:
     return [process for process in run.family() if "sandboxes/local/launch.py" in " ".join(process.cmdline())]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_connects_to_no_process_of_a_run(root: Path) -> None:
-    """Every socket that is seen from start to training is in the list, and refuses others when the run trains."""
-    seen: set[Listener] = set()
-
-    def trains() -> bool:
-        seen.update(listeners(run.family()))
-        return max(run.steps, default=0) >= 2
-
-    with training(root, "shared", "trainer.procs=2", "generator.engine=async_llm") as run:
-        run.until(trains)
-        there = listeners(run.family())
-        ends = as_another_user(there)
-        finish(run)
-    actors = {pid for role in ROLES for pid in run.lives(role)}
-    assert {each.pid for each in there if each.kind == "unix"} >= {run.process.pid, *actors}
-    assert any(each.kind == "tcp" for each in there), "torch's groups"
-    assert set(ends.values()) == {"PermissionError", "TimeoutError"}, ends
-    unknown = [
-        each for each in seen if not any(entry.refuses_others for entry in matching(each.kind, each.address, "train"))
-    ]
-    assert not unknown
-
-
 @dataclass(frozen=True)
 class Other:
-    """A run beside which others come and go, and whose wall clock can be set.
+    """A run that trains next to others, with every kind of socket, and a wall clock that can be set.
 
     Attributes:
         run: the run.
-        library: holds the clock; None without a compiler, which leaves it the machine's.
-        file: says how many seconds it is ahead.
+        library: the clock's library, or None without a compiler.
+        file: holds the seconds by which the clock is ahead.
+        seen: sockets that it listened on between its start and its second step.
     """
 
     run: Training
     library: Path | None
     file: Path
+    seen: set[Listener]
 
     def jump(self, days: int) -> None:
         with self.file.open("r+b") as file:
@@ -134,11 +112,36 @@ def other(root: Path) -> Iterator[Other]:
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
     clock.write_bytes(struct.pack("q", 0))
     variables = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(clock)} if library else {}
-    with training(root, "other", variables=variables) as run:
-        yield Other(run, library, clock)
+    seen: set[Listener] = set()
+
+    def trains() -> bool:
+        seen.update(listeners(run.family()))
+        return max(run.steps, default=0) >= 2
+
+    with training(root, "other", "trainer.procs=2", "generator.engine=async_llm", variables=variables) as run:
+        run.until(trains)
+        yield Other(run, library, clock, seen)
         finish(run)
     assert scratch(root) == set()
     assert_no_shared_memory(before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_connects_to_no_process_of_a_run(other: Other) -> None:
+    """Every socket seen from start to training is in the list of listeners, and refuses other users."""
+    run = other.run
+    there = listeners(run.family())
+    ends = as_another_user(there)
+    actors = {pid for role in ROLES for pid in run.lives(role)}
+    assert {each.pid for each in there if each.kind == "unix"} >= {run.process.pid, *actors}
+    assert any(each.kind == "tcp" for each in there), "torch's groups"
+    assert set(ends.values()) == {"PermissionError", "TimeoutError"}, ends
+    unknown = [
+        each
+        for each in other.seen
+        if not any(entry.refuses_others for entry in matching(each.kind, each.address, "train"))
+    ]
+    assert not unknown
 
 
 def test_two_runs_at_once_leave_each_other_alone(root: Path, other: Other) -> None:
