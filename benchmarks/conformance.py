@@ -193,7 +193,7 @@ KITS = [
     ),
     Kit(
         "agents trained",
-        "the small model, three steps through the loops of pydantic-ai and the OpenAI Agents SDK",
+        "the small model, two steps through the loops of pydantic-ai and the OpenAI Agents SDK",
         "renderers",
         "tests/apps/test_program_agents.py",
         ci=False,  # the sandbox downloads them from the package index

@@ -75,7 +75,8 @@ class Judging(Capability):
         `apart`: tests and code run in separate processes. Tests reach objects of the judged code through mirrors,
         results come back as plain values, and the verdict is sent over a channel that the code can't reach.
         `counted`: tests that patch, derive from judged classes or read files run in one process with the code, several
-        times, each time with some tests replaced by twins that honest code fails. docs/sandboxes.md describes both.
+        times, each time with some tests replaced by twins that honest code fails
+        (docs/sandboxes/judging.md).
 
         Args:
             code: a single module, which the tests import as `solution`.

@@ -1,4 +1,4 @@
-"""`forge-env train program_agent/coding_cpu`, shortened: a program with the real client is trained, token by token."""
+"""A shortened run of `program_agent/coding_cpu`: a program with OpenAI's client is trained token by token."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.sandboxes.wheels import use_client
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 SHORT = (
-    *("grpo.steps=3", "grpo.groups_per_step=2", "grpo.group_size=4", "trainer.threads=1", "generator.spare=false"),
-    *("evaluation.num_tasks=4", "evaluation.every=0", "sandbox.engine=local"),
+    *("grpo.steps=2", "grpo.groups_per_step=2", "grpo.group_size=3", "trainer.threads=1", "generator.spare=false"),
+    *("evaluation.num_tasks=2", "evaluation.every=0", "sandbox.engine=local"),
 )
 
 
@@ -29,32 +29,23 @@ def test_a_program_is_trained(
 
 
 def trained(folder: Path, *options: str) -> None:
-    """Train for three steps: all episodes count, conversations go on token by token, each token is trained once."""
+    """Train two steps: all episodes are valid, turns continue exact tokens, and each token is trained once."""
     require("local")
-    command = [
-        sys.executable,
-        "-m",
-        "forge_env",
-        "train",
-        "program_agent/coding_cpu",
-        "--name",
-        "run",
-        *SHORT,
-        *options,
-    ]
+    command = [sys.executable, "-m", "forge_env", "train", "program_agent/coding_cpu", "--name", "run"]
+    command += [*SHORT, *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     run = folder / "runs" / "run"
     steps = [row["step"] for row in read_metrics(run / "metrics.jsonl") if "staleness/max" in row]
-    assert steps == [1, 2, 3]
+    assert steps == [1, 2]
     clauses = [json.loads(line) for line in (run / "contract.jsonl").read_text().splitlines()]
     verdicts = {each["clause"]: each["verdict"] for each in clauses}
     assert (verdicts["tokens"], verdicts["log-probs"], verdicts["weights"]) == ("holds", "holds", "holds"), clauses
     episodes = [each for file in (run / "trajectories").glob("train.jsonl") for each in read_trajectories(file)]
-    assert len(episodes) >= 3 * 2 * 4
+    assert len(episodes) >= 2 * 2 * 3
     assert all(episode.valid and episode.turns[0].seat == "c1" for episode in episodes)
     for episode in episodes:
         assert sum(int(segment.mask.sum()) for segment in episode.segments()) == episode.num_sampled_tokens
         for turn in episode.turns[1:]:
             if turn.seat == "c1":
-                assert turn.reply.continues, "a request that goes on continues the very tokens"
+                assert turn.reply.continues, "a turn continues the exact tokens of the one before"

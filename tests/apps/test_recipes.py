@@ -60,7 +60,6 @@ def test_a_model_is_fine_tuned_and_teaches_another_that_is_itself(tmp_path: Path
     [
         (("apps.grpo.main", "--config"), "grpo/math_cpu"),
         (("forge_env", "train"), "self_play/nim_cpu"),
-        (("forge_env", "train"), "tool_use/calculator_cpu"),
     ],
 )
 def test_a_recipe_trains(program: tuple[str, ...], recipe: str, tmp_path: Path) -> None:
