@@ -5,7 +5,7 @@
 
 The task is trivial (one turn, exact match) and the endpoint, a separate process, answers at once. Every harness runs in
 its own process, in turns, with the same number of requests in flight. The floor sends the same requests through bare
-httpx transports, one connection each. `--inspect` and `--verifiers` name interpreters with these packages (verifiers
+httpx2 transports, one connection each. `--inspect` and `--verifiers` name interpreters with these packages (verifiers
 below 0.2: later versions start a program for each rollout). CPU time is compared, because the machine may be shared;
 imports are excluded. A second part measures the floor and forge-env with up to 10,000 requests in flight, and four
 requests to each connection, so that opening connections does not dominate.

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
+import httpx2
 
 from benchmarks.report import record, table
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn
@@ -187,7 +187,7 @@ async def pages(root: Path, cache: Path, repeats: int, version: int) -> list[lis
     loaded = time.process_time() - started
     guard = Guard(shown.application(), "t" * 40, lambda: PORT)
     rows: list[list[object]] = [["loaded at the start of the server", f"{1000 * loaded:.0f}", ""]]
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=f"http://127.0.0.1:{PORT}") as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(guard), base_url=f"http://127.0.0.1:{PORT}") as client:
         await client.get(f"/?token={'t' * 40}")
         first = (await client.get("/run/big/trajectories?kind=train")).text
         (name,) = re.findall(r'data-row="(/run/big/t/train/[^"]+)"', first)[:1]

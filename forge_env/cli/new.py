@@ -18,9 +18,9 @@ from forge_env.plugins import SIBLINGS
 from forge_env.registry import names
 
 TAKEN = (
-    "datasets docker examples forge forge_env gym gymnasium httpx jax mcp monarch numpy openai openenv pandas pip"
-    " pyarrow pydantic pytest ray requests rich scipy setuptools src starlette tensorflow test tests tokenizers torch"
-    " torchstore torchtitan torchvision transformers trl triton uvicorn verifiers vllm wandb yaml"
+    "datasets docker examples forge forge_env gym gymnasium httpx httpx2 jax mcp monarch numpy openai openenv pandas"
+    " pip pyarrow pydantic pytest ray requests rich scipy setuptools src starlette tensorflow test tests tokenizers"
+    " torch torchstore torchtitan torchvision transformers trl triton uvicorn verifiers vllm wandb yaml"
 )
 """Names of packages that may be installed beside an environment on some machine, and so can't be used."""
 

@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from time import time
 from typing import ClassVar
 
-import httpx
+import httpx2
 
 from forge_env.errors import GeneratorError
 from forge_env.redaction import redact
@@ -144,7 +144,7 @@ def refusal(status: int, headers: Mapping[str, str], content: bytes) -> Endpoint
     return EndpointFailureError(text)
 
 
-def redirected(status: int, headers: Mapping[str, str], url: httpx.URL, path: str) -> EndpointError | None:
+def redirected(status: int, headers: Mapping[str, str], url: httpx2.URL, path: str) -> EndpointError | None:
     """The error for a redirect, naming its target; None for any other answer.
 
     Redirects are not followed: the user did not ask to repeat a request as GET, or to send the key to another host.
@@ -154,7 +154,7 @@ def redirected(status: int, headers: Mapping[str, str], url: httpx.URL, path: st
     location = headers.get("location", "")
     try:
         target = url.join(location) if location else None
-    except httpx.InvalidURL:
+    except httpx2.InvalidURL:
         target = None
     if target is None:
         return RedirectedError(f"status {status}: {url} has moved", fix="check --base-url")

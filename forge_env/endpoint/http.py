@@ -1,7 +1,7 @@
 """HTTP exchanges with a model endpoint, and their errors.
 
-httpx's connection pool checks every connection for every request, which costs tens of milliseconds per request with
-thousands in flight. Here each connection is a separate `httpx.AsyncHTTPTransport`, and idle ones form a stack, so the
+httpx2's connection pool checks every connection for every request, which costs tens of milliseconds per request with
+thousands in flight. Here each connection is a separate `httpx2.AsyncHTTPTransport`, and idle ones form a stack, so the
 work per request is constant.
 """
 
@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-import httpx
+import httpx2
 
 from forge_env.endpoint.errors import (
     AnswerTooLargeError,
@@ -36,7 +36,7 @@ from forge_env.redaction import learn_address, redact
 
 CONNECT_S = 15.0
 MAX_ANSWER_BYTES = 64 * 2**20
-_ONE = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=30.0)
+_ONE = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=30.0)
 
 
 class Connections:
@@ -52,13 +52,13 @@ class Connections:
             "user-agent": "forge-env",
             **({"authorization": f"Bearer {api_key}"} if api_key else {}),
         }
-        self._headers = httpx.Headers(headers)
+        self._headers = httpx2.Headers(headers)
         self._uds = uds
         self._proxy = None if uds else _proxy(self.base_url)
         tls = self.base_url.scheme == "https" or self._proxy is not None
         self._verify = ssl.create_default_context() if tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._idle: list[httpx.AsyncHTTPTransport] = []
-        self._busy: set[httpx.AsyncHTTPTransport] = set()
+        self._idle: list[httpx2.AsyncHTTPTransport] = []
+        self._busy: set[httpx2.AsyncHTTPTransport] = set()
         allow_many_connections()
 
     async def exchange(self, method: str, path: str, body: Any = None, *, timeout_s: float) -> Any:
@@ -73,9 +73,9 @@ class Connections:
                 response = await self._send(method, path, body)
         except TimeoutError:
             raise EndpointTimeoutError(f"no complete answer within {timeout_s:g} s") from None
-        except httpx.ConnectTimeout:
+        except httpx2.ConnectTimeout:
             raise EndpointUnreachableError(f"no connection to {self.base_url.host} within {CONNECT_S:g} s") from None
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise self._broken(error) from error
         status, headers, content = response
         if status // 100 != 2:
@@ -84,8 +84,8 @@ class Connections:
             raise refused
         return content if "text/event-stream" in headers.get("content-type", "") else parse_json(content)
 
-    async def _send(self, method: str, path: str, body: Any) -> tuple[int, httpx.Headers, bytes]:
-        request = httpx.Request(
+    async def _send(self, method: str, path: str, body: Any) -> tuple[int, httpx2.Headers, bytes]:
+        request = httpx2.Request(
             method,
             self._url(path),
             content=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
@@ -105,17 +105,17 @@ class Connections:
             self._idle.append(transport)  # the transport reopens a broken connection
         return response.status_code, response.headers, content
 
-    def _open(self) -> httpx.AsyncHTTPTransport:
-        return httpx.AsyncHTTPTransport(
+    def _open(self) -> httpx2.AsyncHTTPTransport:
+        return httpx2.AsyncHTTPTransport(
             verify=self._verify, limits=_ONE, uds=self._uds, proxy=self._proxy, trust_env=False
         )
 
-    def _broken(self, error: httpx.TransportError) -> EndpointError:
-        if isinstance(error, httpx.ConnectError):
+    def _broken(self, error: httpx2.TransportError) -> EndpointError:
+        if isinstance(error, httpx2.ConnectError):
             return _no_connection(self.base_url, error)
         if "complete message body" in str(error) or "incomplete" in str(error) or isinstance(error, _Interrupted):
             return TruncatedAnswerError("the connection ended in the middle of the answer")
-        if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
+        if isinstance(error, httpx2.RemoteProtocolError) and "disconnected" not in str(error):
             return MalformedAnswerError(f"the answer is not HTTP: {error}")
         return EndpointUnreachableError(f"the connection broke: {error or type(error).__name__}")
 
@@ -126,7 +126,7 @@ class Connections:
         self._idle.clear()
 
 
-def _no_connection(url: httpx.URL, error: httpx.ConnectError) -> EndpointError:
+def _no_connection(url: httpx2.URL, error: httpx2.ConnectError) -> EndpointError:
     """The error for a failed connection, as specific as its causes allow."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
@@ -140,11 +140,11 @@ def _no_connection(url: httpx.URL, error: httpx.ConnectError) -> EndpointError:
     return EndpointUnreachableError(f"no connection to {url}: {error}", fix=fix)
 
 
-class _Interrupted(httpx.ReadError):
+class _Interrupted(httpx2.ReadError):
     """The connection was lost after the answer had begun."""
 
 
-def address(base_url: str) -> httpx.URL:
+def address(base_url: str) -> httpx2.URL:
     """Parse an endpoint's address into a URL to which paths can be joined. Path parts that look like keys are redacted.
 
     Raises:
@@ -153,8 +153,8 @@ def address(base_url: str) -> httpx.URL:
     """
     learn_address(base_url, "base_url", path=True)
     try:
-        url = httpx.URL(base_url.strip().rstrip("/") + "/")
-    except httpx.InvalidURL as error:
+        url = httpx2.URL(base_url.strip().rstrip("/") + "/")
+    except httpx2.InvalidURL as error:
         if "@" in base_url:  # the error message would show part of a password
             raise _unsent("the address", "a name or password") from None
         raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint: {redact(str(error))}") from error
@@ -178,7 +178,7 @@ def _unsent(address: str, part: str) -> UsageError:
     )
 
 
-async def _read(response: httpx.Response) -> bytes:
+async def _read(response: httpx2.Response) -> bytes:
     """The decoded body, limited in size so that a faulty endpoint can't exhaust the memory."""
     chunks: list[bytes] = []
     size = 0
@@ -188,9 +188,9 @@ async def _read(response: httpx.Response) -> bytes:
             if size > MAX_ANSWER_BYTES:
                 raise AnswerTooLargeError(f"the answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
             chunks.append(chunk)
-    except httpx.DecodingError as error:
+    except httpx2.DecodingError as error:
         raise MalformedAnswerError(f"the answer can't be decompressed: {error}") from error
-    except httpx.ReadError as error:
+    except httpx2.ReadError as error:
         raise _Interrupted(str(error)) from error
     return b"".join(chunks)
 
@@ -203,7 +203,7 @@ def parse_json(content: bytes) -> Any:
         raise MalformedAnswerError(f"the answer is not JSON: {excerpt(content)}") from error
 
 
-def _proxy(url: httpx.URL) -> str | None:
+def _proxy(url: httpx2.URL) -> str | None:
     """Proxy for this address according to the environment variables, or None."""
     if urllib.request.proxy_bypass(url.host) or url.host in ("localhost", "127.0.0.1", "::1"):
         return None

@@ -128,7 +128,7 @@ CATALOGUE: tuple[Sign, ...] = (
         "the answer, or a package that has it, from somewhere else",
         r"(?:^|[;&|(`$\s])(?:curl|wget|aria2c)\s|\bpip3?\s+(?:install|download)\b|\buv\s+(?:pip|add)\b|\bnpm\s+(?:i|install)\b"
         r"|\bgit\s+(?:clone|fetch|pull)\b|\b(?:apt|apt-get|conda|cargo|go)\s+(?:install|get)\b"
-        r"|\burllib\.request\b|\brequests\.(?:get|post)\(|\burlopen\(|\bhttpx\.|\baiohttp\.",
+        r"|\burllib\.request\b|\brequests\.(?:get|post)\(|\burlopen\(|\bhttpx2?\.|\baiohttp\.",
     ),
     _sign(
         "reads answers",

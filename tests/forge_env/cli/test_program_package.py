@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from forge_env.cli.main import main
@@ -62,7 +62,7 @@ async def test_its_model_is_played_by_clients_of_the_server() -> None:
     running = asyncio.create_task(serve(app, "127.0.0.1", 0, ready=ready.set_result))
     try:
         url = f"http://127.0.0.1:{await ready}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as client:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as client:
 
             async def post(path: str, **body: Any) -> Any:
                 answer = await client.post(path, json=body)

@@ -8,7 +8,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -254,8 +254,8 @@ async def test_terminal_and_page_show_the_same_figures(tmp_path: Path) -> None:
     root = tmp_path / "runs" / "one"
     result = await fe.evaluate_async(Partly, "gold", epochs=2, confidence=0.9, out=root)
     score = result.summary.environments["Partly"].score
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(Pages(Runs(root.parent, cache=tmp_path / "cache")).application()),
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(Pages(Runs(root.parent, cache=tmp_path / "cache")).application()),
         base_url="http://x",
     ) as client:
         page = unescape((await client.get("/run/one")).text)

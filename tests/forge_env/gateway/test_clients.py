@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
+import httpx2
 import pytest
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -263,7 +263,7 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="
 )
 async def test_what_cannot_be_answered_is_refused(gateway: Gateway, body: Any, why: str) -> None:
     with gateway.open(Model()) as access:
-        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
+        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
             found = await client.post(f"{access.openai_url}/chat/completions", json=body)
     assert found.status_code == 400
     assert re.search(why, found.json()["error"]["message"]), found.text
@@ -463,7 +463,7 @@ async def test_a_request_that_was_read_when_its_episode_had_ended_is_not_answere
             access.close("the limit of 3 turns is reached")
             yield b'"content": "?"}]}'
 
-        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
+        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
             found = await client.post(f"{access.openai_url}/chat/completions", content=late())
     assert (found.status_code, found.json()["error"]["message"]) == (403, "the limit of 3 turns is reached")
     assert model.asked == []
@@ -481,9 +481,9 @@ async def test_what_an_episode_asks_at_once_is_bounded_in_bytes(gateway: Gateway
     size = MAX_BODY - 1000
     body = {"messages": [{"role": "user", "content": "x" * size}]}
     with gateway.open(slow) as access, gateway.open(Model("small")) as neighbour:
-        async with httpx.AsyncClient(timeout=60.0) as client:
+        async with httpx2.AsyncClient(timeout=60.0) as client:
 
-            async def post(whose: Access) -> httpx.Response:
+            async def post(whose: Access) -> httpx2.Response:
                 head = {"Authorization": f"Bearer {whose.key}"}
                 return await client.post(f"{whose.openai_url}/chat/completions", json=body, headers=head)
 
@@ -532,7 +532,7 @@ def nested(levels: int) -> dict[str, Any]:
 )
 async def test_what_would_take_others_time_is_refused(gateway: Gateway, body: Any, why: str) -> None:
     with gateway.open(Model()) as access:
-        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
             found = await client.post(f"{access.url}/v1/messages", json=body)
     assert (found.status_code, found.json()["type"]) == (400, "error")
     assert found.json()["error"]["message"].startswith(why)
@@ -590,7 +590,7 @@ async def test_halves_of_surrogate_pairs_reach_no_tokenizer(gateway: Gateway, pa
     """What cuts text between the two, as JavaScript does, writes them; neither UTF-8 nor a tokenizer has any."""
     model = Model("ok")
     with gateway.open(model) as access:
-        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
             found = await client.post(f"{access.url}/{path}", content=json.dumps(body))
     assert found.status_code == 200, found.text
     (asked,) = model.asked
@@ -687,7 +687,7 @@ async def test_a_huge_request_is_refused(gateway: Gateway) -> None:
             yield b" " * (1 << 20)
 
     with gateway.open(Model()) as access:
-        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
+        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
             found = await client.post(f"{access.openai_url}/chat/completions", content=endless())
     assert (found.status_code, found.json()["error"]["message"]) == (413, "the body has more than 8 MiB")
 
@@ -702,7 +702,7 @@ def _call(arguments: Any) -> list[Any]:
 async def test_arguments_of_a_repeated_call(gateway: Gateway, arguments: Any) -> None:
     model = Model("ok")
     with gateway.open(model) as access:
-        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
             answer = await client.post(f"{access.openai_url}/chat/completions", json={"messages": _call(arguments)})
     assert answer.status_code == 200
     assert model.asked[0].messages[1].tool_calls[0].function.arguments == "{}"
@@ -720,7 +720,7 @@ async def test_tools_without_description_or_parameters(gateway: Gateway, path: s
     model = Model("ok")
     body = {"input": "hi"} if path == "responses" else {"messages": [{"role": "user", "content": "hi"}]}
     with gateway.open(model) as access:
-        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
             answer = await client.post(f"{access.openai_url}/{path}", json={**body, "tools": [tool]})
     assert answer.status_code == 200, answer.text
     assert model.asked[0].tools == [ToolSpec(name="x")]
@@ -728,7 +728,7 @@ async def test_tools_without_description_or_parameters(gateway: Gateway, path: s
 
 async def test_a_mistake_in_a_list_names_its_item(gateway: Gateway) -> None:
     with gateway.open(Model()) as access:
-        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
             items = [{"role": "user", "content": "hi"}, {"type": "reasoning", "summary": None}]
             answer = await client.post(f"{access.openai_url}/responses", json={"input": items})
     assert (answer.status_code, answer.json()["error"]["message"]) == (
@@ -778,9 +778,9 @@ def test_arguments_have_many_spellings(sent: str, same: bool) -> None:
 async def test_old_responses_make_room_for_new_ones(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forge_env.gateway.server.MAX_REMEMBERED", 250)
     with gateway.open(Model(*["ok"] * 4)) as access:
-        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
 
-            async def respond(**body: Any) -> httpx.Response:
+            async def respond(**body: Any) -> httpx2.Response:
                 return await client.post(f"{access.url}/v1/responses", json=body)
 
             first, second = [(await respond(input="x" * 100)).json()["id"] for _ in range(2)]
@@ -794,9 +794,9 @@ async def test_an_episode_that_only_sends_refused_requests_is_stopped(
 ) -> None:
     monkeypatch.setattr("forge_env.http.limits.MAX_REFUSED", 3)
     with gateway.open(Model()) as access, gateway.open(Model("ok")) as neighbour:
-        async with httpx.AsyncClient() as client:
+        async with httpx2.AsyncClient() as client:
 
-            async def post(key: str, body: bytes) -> httpx.Response:
+            async def post(key: str, body: bytes) -> httpx2.Response:
                 return await client.post(f"{gateway.url}/v1/messages", content=body, headers={"x-api-key": key})
 
             statuses = [

@@ -489,13 +489,13 @@ async def test_messages_of_a_served_environment_are_bounded() -> None:
 
 @pytest.mark.parametrize("path", ["/reset", "/step", "/close", "/mcp"])
 async def test_bodies_of_a_served_environment_are_bounded(path: str) -> None:
-    import httpx
+    import httpx2
 
     async def body() -> AsyncIterator[bytes]:
         for _ in range(20):
             yield b" " * (1 << 20)
 
-    async with serving() as (url, _), httpx.AsyncClient(timeout=60, trust_env=False) as client:
+    async with serving() as (url, _), httpx2.AsyncClient(timeout=60, trust_env=False) as client:
         found = await client.post(url + path, content=body())
         assert found.status_code == 413
         told = found.json()

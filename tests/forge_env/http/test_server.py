@@ -10,7 +10,7 @@ import asyncio, sys
 
 sys.modules["websockets"] = sys.modules["wsproto"] = None
 
-import httpx
+import httpx2
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -22,7 +22,7 @@ async def main():
     app = Starlette(routes=[Route("/", lambda request: PlainTextResponse("here"))])
     port = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(app, "127.0.0.1", 0, ready=port.set_result))
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with httpx2.AsyncClient(trust_env=False, timeout=60) as client:
         print((await client.get(f"http://127.0.0.1:{await port}/")).text)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)

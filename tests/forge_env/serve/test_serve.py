@@ -292,9 +292,9 @@ async def test_many_clients_at_once() -> None:
 
 
 async def test_the_documents_of_a_server() -> None:
-    import httpx
+    import httpx2
 
-    async with serving() as (url, _), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with serving() as (url, _), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
         assert (await client.get("/health")).json() == {"status": "healthy"}
         assert (await client.get("/metadata")).json() == {
             "name": "adder", "description": "Add what you are told.", "version": fe.__version__

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from starlette.responses import PlainTextResponse
 
@@ -31,7 +31,7 @@ HOSTS = {"games": 200, "games.example": 200, "calculators": 200, "evil.example":
 
 @asynccontextmanager
 async def client_of(**limits: Any) -> AsyncIterator[Any]:
-    async with serving(**limits) as (url, sessions), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with serving(**limits) as (url, sessions), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
         client.sessions, client.served_at = sessions, url  # type: ignore[attr-defined]
         yield client
 
@@ -185,14 +185,14 @@ def serve(*arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_it_is_stopped(ending: signal.Signals) -> None:
-    import httpx
+    import httpx2
 
     with serve("gsm8k", "--port", "0", "levels=[2]", "--name", "games", "--name=games.example") as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("gsm8k is served at http://localhost:"), process.communicate()
         url = line.split(" at ")[1].split()[0]
-        with httpx.Client(base_url=url, trust_env=False) as client:
+        with httpx2.Client(base_url=url, trust_env=False) as client:
             assert client.get("/metadata").json()["name"] == "gsm8k"
             for host, status in {"games": 200, "games.example": 200, "evil.example": 421}.items():
                 assert client.get("/health", headers={"Host": host}).status_code == status
@@ -232,7 +232,7 @@ def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("path", ["/reset", "/mcp", "/health"])
 async def test_pages_of_other_sites_have_no_access(path: str) -> None:
-    async with serving() as (url, sessions), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with serving() as (url, sessions), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
         for headers, status, said in [
             ({"Host": "evil.example"}, 421, "start it with --name"),
             ({"Host": "evil.example:80", "Origin": "http://evil.example"}, 421, "start it with --name"),
@@ -263,8 +263,8 @@ async def test_a_server_has_the_names_that_it_is_given_and_pages_of_its_own(addr
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await PlainTextResponse("here")(scope, receive, send)
 
-    transport = httpx.ASGITransport(OwnPages(answer, ["games.example", "Games:8000"]))  # asked at this address
-    async with httpx.AsyncClient(transport=transport, base_url=address) as client:
+    transport = httpx2.ASGITransport(OwnPages(answer, ["games.example", "Games:8000"]))  # asked at this address
+    async with httpx2.AsyncClient(transport=transport, base_url=address) as client:
         for headers, status in [
             ({}, 200),
             ({"Host": "10.0.0.8:8000"}, 200),
@@ -287,7 +287,7 @@ async def test_names_come_from_python_and_from_the_environment(monkeypatch: pyte
     from forge_env.serve.openenv import app_of
 
     monkeypatch.setenv("FORGE_ENV_NAMES", "games games.example")
-    transport = httpx.ASGITransport(app_of("calculator", names=["calculators"]))
-    async with httpx.AsyncClient(transport=transport, base_url="http://10.0.0.7") as client:
+    transport = httpx2.ASGITransport(app_of("calculator", names=["calculators"]))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://10.0.0.7") as client:
         found = {host: (await client.get("/health", headers={"Host": host})).status_code for host in HOSTS}
     assert found == HOSTS

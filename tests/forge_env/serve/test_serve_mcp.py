@@ -127,9 +127,9 @@ async def test_a_slow_start_holds_up_nobody_else() -> None:
 
 
 async def test_the_protocol_over_plain_http() -> None:
-    import httpx
+    import httpx2
 
-    async with serving(Counter) as (url, _), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with serving(Counter) as (url, _), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
         headers = {"Accept": "application/json, text/event-stream"}
         discover = {"jsonrpc": "2.0", "id": 7, "method": "server/discover", "params": {}}
         answer = await client.post("/mcp", json=discover, headers={**headers, "MCP-Protocol-Version": "2026-07-28"})

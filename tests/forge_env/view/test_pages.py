@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
-import httpx
+import httpx2
 import pytest
 from jinja2 import FileSystemLoader
 
@@ -37,11 +37,11 @@ BASE = f"http://127.0.0.1:{PORT}"
 
 
 @asynccontextmanager
-async def opened(root: Path, cache: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def opened(root: Path, cache: Path) -> AsyncIterator[httpx2.AsyncClient]:
     """A browser that has been given the address."""
     pages = Pages(Runs(root, cache))
     guard = Guard(pages.application(), "t" * 40, lambda: PORT)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=BASE) as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(guard), base_url=BASE) as client:
         answer = await client.get(f"/?token={'t' * 40}")
         assert answer.status_code == 303
         yield client
@@ -83,7 +83,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_only_who_has_the_token_is_answered(folder: Path, cache: Path) -> None:
     pages = Pages(Runs(folder, cache))
     guard = Guard(pages.application(), "s" * 40, lambda: PORT)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=BASE) as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(guard), base_url=BASE) as client:
         assert (await client.get("/")).status_code == 403
         assert (await client.get("/?token=wrong")).status_code == 403
         assert (await client.get("/", headers={"cookie": f"forge_env_7001={'s' * 40}"})).status_code == 403
@@ -333,7 +333,7 @@ async def test_an_update_of_forge_env_changes_no_page_of_a_server_that_runs(shor
         path.write_text("{{ something_new }}")
         os.utime(path, (1e9, 1e9))
     guard = Guard(pages.application(), "t" * 40, lambda: PORT)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=BASE) as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(guard), base_url=BASE) as client:
         await client.get(f"/?token={'t' * 40}")
         for path in ("/run/first", "/run/first/t/train/train-1-1?tab=tokens", "/run/none"):
             assert "forge-env</a>" in (await client.get(path)).text, path
@@ -482,9 +482,9 @@ async def test_a_recipe_that_no_run_writes_costs_the_recipe_only(short: Path, re
             assert (await client.get(path)).status_code == 200, path
 
 
-async def crawl(client: httpx.AsyncClient, start: str, most: int) -> dict[str, httpx.Response]:
+async def crawl(client: httpx2.AsyncClient, start: str, most: int) -> dict[str, httpx2.Response]:
     """Every page that a link leads to."""
-    found: dict[str, httpx.Response] = {}
+    found: dict[str, httpx2.Response] = {}
     left = [start]
     while left and len(found) < most:
         path = left.pop(0)
@@ -603,7 +603,7 @@ async def test_a_cache_folder_without_room_is_named(
         token(tmp_path / "cache")
     pages = Pages(Runs(tmp_path / "runs", tmp_path / "cache"))
     guard = Guard(pages.application(), "t" * 40, lambda: PORT)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=BASE) as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(guard), base_url=BASE) as client:
         await client.get(f"/?token={'t' * 40}")
         for path in ("/", "/run/first", "/run/first/trajectories"):
             answer = await client.get(path)

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 pytest.importorskip("renderers")
@@ -121,7 +121,7 @@ async def through_the_gateway(messages: list[Message]) -> list[Message]:
         return next(left)
 
     read: list[Message] = []
-    async with Gateway() as gateway, httpx.AsyncClient() as client:
+    async with Gateway() as gateway, httpx2.AsyncClient() as client:
         with gateway.open(answer) as access:
             for _ in messages:
                 body = {"messages": [{"role": "user", "content": "?"}]}
