@@ -56,6 +56,15 @@ def test_the_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(scope["frame"]) == 20
 
 
+def test_the_readme_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[3] / "README.md").read_text(), re.DOTALL)
+    exec(program, {"__name__": "double"})
+    assert capsys.readouterr().out.strip() == program.rpartition("# ")[2].strip()
+
+
 def test_every_kind_of_error_is_explained() -> None:
     kinds = {
         name for name, value in vars(endpoint_errors).items() if isinstance(value, type) and name.endswith("Error")
