@@ -124,15 +124,13 @@ def rows_of(results: list[dict[str, Any]]) -> list[list[object]]:
 
 
 def accounts_of(results: list[dict[str, Any]]) -> list[list[object]]:
-    """Return the share of time that each actor spent on each activity, with one column for each result."""
+    """Return the share of time that each actor spent on each activity, a column per result, without constant rows."""
     accounts = [result["account"] for result in results]
     activities = dict.fromkeys(
         (actor, activity) for account in accounts for actor in account for activity in account[actor]
     )
-    return [
-        [actor, activity, *(f"{account.get(actor, {}).get(activity, 0.0):.1%}" for account in accounts)]
-        for actor, activity in activities
-    ]
+    rows = {key: [f"{account.get(key[0], {}).get(key[1], 0.0):.1%}" for account in accounts] for key in activities}
+    return [[*key, *shares] for key, shares in rows.items() if set(shares) not in ({"0.0%"}, {"100.0%"})]
 
 
 def main() -> None:

@@ -48,12 +48,10 @@ for _ in range({REQUESTS}):
 open("answer.txt", "w").write(said["content"])
 """
 ABOUT = (
-    "A program of some ten lines, of the standard library alone, in a sandbox of its own each; three requests, over a "
-    "plain socket. No answer is given before all have asked. Memory of the process that plays them, gateway included, "
-    "is what it grew by; that of sandboxes is theirs alone, with its share of what they share (PSS). CPU of a request "
-    "is all that the process does for it (gateway, episode, sandbox's connection), its program's end and scoring "
-    "included. Memory bounds how many there can be: a program that imports more takes more, as with `urllib.request`, "
-    "which loads TLS."
+    "A program of about ten lines in a sandbox each, with three requests over a plain socket. No request is answered "
+    "before all programs have asked. Memory of the process, gateway included, is its growth; memory of sandboxes "
+    "includes their share of common pages (PSS). CPU of a request includes gateway, episode, connection and scoring. "
+    "Programs that import more need more memory."
 )
 
 

@@ -105,13 +105,11 @@ COLUMNS = (
     "aim beside",
 )
 ABOUT = (
-    "A repository of 21 files, judged by ten tests or so. Judged: a fresh sandbox, the files, the tests in the way "
-    "that their text asks for, and the verdict. The others are the tests' own time: run plainly in a sandbox of the "
-    "same kind that has the files, in an interpreter with the framework loaded (as the judge has), and as "
-    "`python -m unittest` or `python -m pytest`. A sandbox used before: given back, wiped, checked and taken again; a "
-    "new one: started when the one before is gone. Median (smallest to largest) of the rounds; each difference is of "
-    "one round. The quickest quarter of each kind is what was disturbed least, where the machine has other work: the "
-    "difference of its means."
+    "A repository of 21 files and about ten tests. Judged: fresh sandbox, files, tests and verdict. For comparison, "
+    "the tests run plainly in such a sandbox, in an interpreter with the framework loaded, and as `python -m "
+    "unittest` or `python -m pytest`. A used sandbox is released, wiped, checked and acquired again. Median "
+    "(smallest to largest) of the rounds; each difference is of one round. The quickest quarter is the least "
+    "disturbed: the difference of its means."
 )
 
 

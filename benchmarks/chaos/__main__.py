@@ -32,22 +32,18 @@ from benchmarks.report import record, table
 
 DEATHS_OF_A_CHAIN = 10
 HOW = (
-    "A process that is killed or stopped never comes back; one that is starved has a twentieth of the time for 12 s; "
-    "the controller is stopped as long. Healed: the run went on; survived: nothing had to end; resumed: the run ended "
-    "with the cause, and the next one went on. Seconds are the median: until the role had a new process or the run had "
-    "ended, and until another step was trained. In the files of every chain of runs no group was trained twice or "
-    "lost and no episode counted twice, and nothing was left behind. In synchronous chains nothing is done to "
-    "sandboxes, and the final weights are those of an undisturbed run, to the bit. Faults are rows with a moment or a "
-    "condition; their runs are synchronous, and end with the weights of an undisturbed run, to the bit, after "
-    "`--resume` where they ended."
+    "Killed or stopped processes never come back; starved ones get a twentieth of the CPU for 12 s; the controller "
+    "is stopped as long. Healed: the run continued; survived: nothing had to end; resumed: the run ended with the "
+    "cause, and the next continued. Seconds are medians: until the role had a new process or the run ended, and "
+    "until the next trained step. No group was trained twice or lost, no episode was counted twice, and nothing was "
+    "left behind. Synchronous runs end with the weights of an undisturbed run, to the bit."
 )
 MINIATURE = (
-    "The command, the run folder, checkpoints, records, summary and report are those of every run; the trainer "
-    "(`tests/miniature.py`) has a chain of checksums for weights, and neither actors nor sandboxes. An outcome is the "
-    "exit codes of the run, and of the one that resumed it. What a resumed run ends with is equal to an undisturbed "
-    "one's, and nothing was left behind. Disks that are full are a tmpfs, read-only and immutable folders a bind mount "
-    "and `chattr +i`, the slow disk is a FUSE file system with delays, the clock is a preloaded library "
-    "(`tests/trainers/loop/clock.c`)."
+    "Command, run folder, checkpoints, records, summary and report are those of every run; the trainer "
+    "(`tests/miniature.py`) has a chain of checksums as weights, and neither actors nor sandboxes. An outcome is the "
+    "exit codes of the run and of the resumed one, whose result equals an undisturbed run's. A full disk is a tmpfs, "
+    "read-only and immutable folders are a bind mount and `chattr +i`, the slow disk is a FUSE file system, the "
+    "clock is a preloaded library (`tests/trainers/loop/clock.c`)."
 )
 
 
@@ -59,7 +55,9 @@ def lines(deaths: list[Death]) -> list[str]:
 
     def seconds(values: Iterable[float | None]) -> str:
         known = [value for value in values if value is not None]
-        return f"{statistics.median(known):.1f} (at most {max(known):.1f})" if known else ""
+        if len(known) < 2:
+            return "".join(f"{value:.1f}" for value in known)
+        return f"{statistics.median(known):.1f} (at most {max(known):.1f})"
 
     cells = []
     for (role, kind), each in sorted(rows.items()):
