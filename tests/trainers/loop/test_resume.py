@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 pytest.importorskip("torch")
@@ -27,6 +22,7 @@ from safetensors.torch import load_file
 import forge_env as fe
 from forge_env.trajectory import read_trajectories
 from forge_env.types import Message, Observation, StepResult
+from tests.trainers.loop.training import Training
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS, KILLED_AFTER, TURNS = 5, 2, 3
@@ -83,75 +79,62 @@ class Chatter(fe.Environment):
         return [], reward, True, False, {"metrics": {"solved": float(reward == 1)}}
 
 
-class Training:
-    """One `forge-env train` in a process of its own."""
-
-    def __init__(self, folder: Path, name: str, *arguments: str) -> None:
-        self.run = folder / "runs" / name
-        self.output = folder / f"{name}.out"
-        (folder / "recipe.yaml").write_text(json.dumps(RECIPE))
-        environment = {**os.environ, "FORGE_ENV_CACHE": str(folder / "cache"), "TMPDIR": str(folder)}
-        environment["PYTHONPATH"] = str(Path(__file__).parents[3])
-        command = [sys.executable, "-m", "forge_env", "train", "recipe.yaml", "--name", name, *arguments]
-        with self.output.open("a") as output:
-            self.process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)
+class ResumableRun(Training):
+    """A run whose folder can be copied as a kill would leave it."""
 
     def finish(self) -> None:
-        assert self.process.wait(600) == 0, self.output.read_text()
+        assert self.process.wait(600) == 0, self.said
 
     def copy_after(self, step: int, name: str) -> None:
-        """What a kill would leave at a moment in which it samples or trains what comes after that step's checkpoint."""
-        deadline, log = time.monotonic() + 300, self.run / "run.log"
-        while not log.exists() or f"step {step} saved" not in log.read_text():
-            assert self.process.poll() is None, self.output.read_text()
-            assert time.monotonic() < deadline, self.output.read_text()
-            time.sleep(0.02)  # the output of another program has no event to wait for
-        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        """Copy the folder while the run samples or trains what comes after that step's checkpoint."""
+        self.until(lambda: f"step {step} saved" in self.log)
+        family = self.family()
         for process in family:
             process.suspend()
         try:
-            shutil.copytree(self.run, self.run.with_name(name))
+            shutil.copytree(self.folder, self.folder.with_name(name))
         finally:
             for process in family:
                 process.resume()
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        return load_file(self.run / "checkpoints" / f"step-{STEPS:06d}" / "model" / "model.safetensors")
+        return load_file(self.folder / "checkpoints" / f"step-{STEPS:06d}" / "model" / "model.safetensors")
 
     @property
     def state(self) -> dict[str, Any]:
         data: dict[str, Any] = json.loads(
-            (self.run / "checkpoints" / f"step-{STEPS:06d}" / "progress.json").read_text()
+            (self.folder / "checkpoints" / f"step-{STEPS:06d}" / "progress.json").read_text()
         )
         return data
 
     def episodes(self) -> dict[str, list[list[int]]]:
         """By name, the tokens of every turn; of those played again, the last."""
-        played = read_trajectories(self.run / "trajectories" / "train.jsonl")
+        played = read_trajectories(self.folder / "trajectories" / "train.jsonl")
         return {episode.id: [turn.reply.token_ids.tolist() for turn in episode.turns] for episode in played}
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """Of each step, the last."""
-        lines = (self.run / "metrics.jsonl").read_text().splitlines()
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
         return {row["step"]: row for row in map(json.loads, lines) if "reward/mean" in row}
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short: it is the TMPDIR of runs whose sockets lie below it."""
+def root() -> Iterator[Path]:
+    """A folder with a short path: sockets are below it."""
     with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.mark.core
-def test_a_killed_synchronous_run_resumes_bit_for_bit(folder: Path) -> None:
-    undisturbed = Training(folder, "undisturbed")
+def test_a_killed_synchronous_run_resumes_bit_for_bit(root: Path) -> None:
+    variables = {"TMPDIR": str(root)}
+    undisturbed = ResumableRun(root, RECIPE, "undisturbed", variables=variables)
     undisturbed.copy_after(KILLED_AFTER, "killed")
     undisturbed.finish()
-    resumed = Training(folder, "killed", "--resume")
+    resumed = ResumableRun(root, RECIPE, "killed", "--resume", variables=variables)
     resumed.finish()
-    assert "Resuming after step" in resumed.output.read_text()
+    assert "Resuming after step" in resumed.said
     expected, found = undisturbed.weights, resumed.weights
     assert undisturbed.episodes() == resumed.episodes(), "the same tasks, each with the same replies"
     for name, tensor in expected.items():

@@ -121,7 +121,7 @@ async def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 @ALL_WEIGHTS
-@pytest.mark.parametrize("engine", ["in_process", "async_llm"])
+@pytest.mark.parametrize("engine", ["in_process", pytest.param("async_llm", marks=pytest.mark.core)])
 async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(
     started: Started, engine: Literal["in_process", "async_llm"]
 ) -> None:

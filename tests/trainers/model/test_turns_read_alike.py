@@ -25,7 +25,7 @@ from forge_env.gateway.server import Gateway
 from forge_env.tools.turns import is_malformed
 from forge_env.types import Message, ToolSpec
 from tests.forge_env.endpoint.server import completion
-from tests.forge_env.test_turns import TURNS, nearly
+from tests.forge_env.tools.test_turns import TURNS, nearly
 from trainers.model.chat import Chat, FolderTokenizer, token_reader
 
 pytestmark = pytest.mark.stack
