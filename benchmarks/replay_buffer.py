@@ -192,7 +192,7 @@ async def actor_step(held: int, steps: int) -> tuple[float, float]:
     from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
 
     process = await ReplayBuffer.as_actor(settings(held, "fifo"))
-    buffer: RemoteReplayBuffer[PackedGroup] = RemoteReplayBuffer(process)
+    buffer: Any = RemoteReplayBuffer(process)
     rng = random.Random(0)
     adding, sampling = [], []
     try:

@@ -41,7 +41,7 @@ from forge_env.config import RunConfig  # noqa: E402
 from forge_env.run import Run, RunFolder  # noqa: E402
 from trainers.algorithms.grpo import Weighing  # noqa: E402
 from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer  # noqa: E402
-from trainers.buffer.types import BufferSettings  # noqa: E402
+from trainers.buffer.types import BufferSettings, GroupBuffer  # noqa: E402
 from trainers.generator.client import Member  # noqa: E402
 from trainers.rollout.crew import Crew  # noqa: E402
 from trainers.rollout.local import LocalWorker, WorkerSettings  # noqa: E402
@@ -172,7 +172,7 @@ async def play(case: Case, scratch: Path) -> Measured:
             actors.append(await placed.as_actor(token_ids, case.latency_s))
         settings = BufferSettings(case.open, 0, steps=-(-case.groups // case.open))
         actors.append(await ReplayBuffer.options(mesh_name="buffer").as_actor(settings))
-        buffer: RemoteReplayBuffer[Any] = RemoteReplayBuffer(actors[-1])
+        buffer: Any = RemoteReplayBuffer(actors[-1])
         settings_of_workers = [
             WorkerSettings(number, config, run.folder.root, model, Weighing) for number in range(case.workers or 1)
         ]
@@ -196,7 +196,7 @@ async def play(case: Case, scratch: Path) -> Measured:
         run.folder.release()
 
 
-async def measure(case: Case, rollouts: Rollouts, buffer: RemoteReplayBuffer[Any], pids: Mapping[str, int]) -> Measured:
+async def measure(case: Case, rollouts: Rollouts, buffer: GroupBuffer[Any], pids: Mapping[str, int]) -> Measured:
     """Play all groups and measure from the first ticket to the last step."""
     if case.counted:
         tracemalloc.start()

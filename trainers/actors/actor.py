@@ -22,10 +22,11 @@ from trainers.actors.processes import (
     survive_deaths,
 )
 from trainers.actors.remote import ActorDiedError, result, sendable
+from trainers.actors.served import Calls, methods_of, serving
 from trainers.actors.service import Service, ServiceOptions
 from trainers.actors.spare import Spare
 
-__all__ = ["ForgeActor", "concurrent_endpoint", "endpoint", "get_or_spawn_controller", "own_rank"]
+__all__ = ["ForgeActor", "Served", "concurrent_endpoint", "endpoint", "get_or_spawn_controller", "own_rank"]
 
 # Silences libraries' start-up messages, which would appear in every run's log.
 QUIET = {"TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}
@@ -227,6 +228,33 @@ class ForgeActor(Actor):  # type: ignore[misc]
     @endpoint
     async def setup(self) -> None:
         """Slow or fallible initialization; override it."""
+
+
+class Served(ForgeActor):
+    """Base class of actors that serve an object: its methods are their endpoints (`trainers.actors.served`).
+
+    Calls run concurrently. Each takes an argument `call`, an identifier for `withdraw`. `setup` has to set `served`.
+
+    Attributes:
+        served: the object.
+        calls: calls in progress.
+    """
+
+    served: Any
+
+    def __init_subclass__(cls, interface: type | None = None) -> None:
+        if interface is not None:
+            for name in methods_of(interface):
+                if name not in vars(cls):
+                    setattr(cls, name, concurrent_endpoint(serving(name)))
+
+    def __init__(self) -> None:
+        self.calls = Calls()
+
+    @concurrent_endpoint
+    async def withdraw(self, call: str) -> None:
+        """Cancel a call whose caller no longer waits for it."""
+        self.calls.withdraw(call)
 
 
 async def _death(telling: Awaitable[None], pids: Sequence[int], lost: Sequence[asyncio.Future[None]]) -> None:

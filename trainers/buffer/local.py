@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,23 @@ from forge_env.trajectory import Segment
 from trainers.buffer.core import BufferCore
 from trainers.buffer.sequences import BatchSizes, Computed, at_targets, in_batch
 from trainers.buffer.types import Batch, BufferSettings, BufferStats, G, Outcome, Reservation, Ticket
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _changing(
+    method: Callable[Concatenate[BufferCore[Any], P], T],
+) -> Callable[Concatenate[LocalReplayBuffer[Any], P], Coroutine[Any, Any, T]]:
+    """Method that changes the core without waiting, and then wakes the calls that wait for a change."""
+
+    async def change(self: LocalReplayBuffer[Any], /, *args: P.args, **options: P.kwargs) -> T:
+        result = method(self._core, *args, **options)
+        self._changed()
+        return result
+
+    change.__name__, change.__doc__ = method.__name__, method.__doc__
+    return change
 
 
 class LocalReplayBuffer(Generic[G]):
@@ -73,11 +90,6 @@ class LocalReplayBuffer(Generic[G]):
     async def in_progress(self, ticket: Ticket) -> bool:
         """See `GroupBuffer`."""
         return self._core.in_progress(ticket)
-
-    async def discard(self, ticket: Ticket) -> None:
-        """See `GroupBuffer`."""
-        self._core.discard(ticket)
-        self._changed()
 
     async def sample(self, curr_policy_version: int) -> Batch[G]:
         """See `GroupBuffer`.
@@ -140,21 +152,11 @@ class LocalReplayBuffer(Generic[G]):
             self._core.release(version)
         self._changed()
 
-    async def evict(self, curr_policy_version: int) -> int:
-        """See `GroupBuffer`."""
-        dropped = self._core.evict(curr_policy_version)
-        self._changed()
-        return dropped
-
-    async def clear(self) -> None:
-        """See `GroupBuffer`."""
-        self._core.clear()
-        self._changed()
-
-    async def restart(self, version: int) -> None:
-        """See `GroupBuffer`."""
-        self._core.restart(version)
-        self._changed()
+    discard = _changing(BufferCore.discard)
+    evict = _changing(BufferCore.evict)
+    clear = _changing(BufferCore.clear)
+    restart = _changing(BufferCore.restart)
+    load_state_dict = _changing(BufferCore.load_state_dict)
 
     async def undo(self, granted: Ticket | Reservation | Batch[G]) -> None:
         """Take back a result granted to a cancelled caller, as if the call had never been made."""
@@ -172,12 +174,3 @@ class LocalReplayBuffer(Generic[G]):
         """See `GroupBuffer`."""
         with self._account.during("save"):
             return self._core.state_dict(trained)
-
-    async def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """See `GroupBuffer`.
-
-        Raises:
-            UsageError: the state has the format of another version of this program.
-        """
-        self._core.load_state_dict(saved)
-        self._changed()

@@ -193,8 +193,9 @@ class BufferStats(Counters):
 
 @runtime_checkable
 class GroupBuffer(Protocol[G]):
-    """Replay buffer interface, implemented in the process (`LocalReplayBuffer`) and as an actor (`RemoteReplayBuffer`).
+    """Interface of the replay buffer, for callers in the same process and, through an actor, in others.
 
+    `LocalReplayBuffer` implements it; `trainers.buffer.actor` derives the actor's endpoints and its client from it.
     Cancelling a waiting call takes nothing from the buffer.
     """
 
@@ -239,6 +240,9 @@ class GroupBuffer(Protocol[G]):
 
     async def restart(self, version: int) -> None:
         """Restart at policy version `version`: groups in progress are rolled out again, with the same index."""
+
+    async def undo(self, granted: Ticket | Reservation | Batch[G]) -> None:
+        """Take back a result granted to a cancelled caller, as if the call had never been made."""
 
     async def stats(self) -> BufferStats:
         """Counters and current contents."""

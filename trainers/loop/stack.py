@@ -10,7 +10,7 @@ import string
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from forge_env.config.recipe import LoRASection, RunConfig
 from forge_env.errors import ForgeError, InfrastructureError
@@ -18,7 +18,7 @@ from forge_env.machine import SELDOM
 from forge_env.run import Run
 from trainers.actors.placement import Placement
 from trainers.actors.remote import ActorDiedError, result
-from trainers.buffer.types import BufferSettings
+from trainers.buffer.types import BufferSettings, GroupBuffer
 from trainers.generator.arguments import engine_arguments, process_environment
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.reference import Reference
@@ -29,7 +29,6 @@ from trainers.rollout.types import Preparation
 
 if TYPE_CHECKING:
     from trainers.actors.hosts import Hosts
-    from trainers.buffer.actor import RemoteReplayBuffer
     from trainers.rollout.crew import Crew
 
 logger = logging.getLogger(__name__)
@@ -294,7 +293,7 @@ class Stack:
         self._again["reference"] = again
         return reference
 
-    async def start_buffer(self) -> RemoteReplayBuffer[Any]:
+    async def start_buffer(self) -> GroupBuffer[Any]:
         """Start the replay buffer."""
         from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
 
@@ -315,9 +314,9 @@ class Stack:
         async def again() -> None:
             buffer.actor = await start()
 
-        buffer: RemoteReplayBuffer[Any] = RemoteReplayBuffer(await start())
+        buffer: Any = RemoteReplayBuffer(await start())
         self._again["buffer"] = again
-        return buffer
+        return cast("GroupBuffer[Any]", buffer)
 
     async def start_workers(self, run_folder: Path, model: Path, preparation: type[Preparation]) -> Crew:
         """Start the rollout workers with the tokenizer of the checkpoint folder `model`."""

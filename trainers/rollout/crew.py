@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from trainers.actors.served import withdrawn_when_cancelled
 from trainers.actors.service import Replica, ReplicaState, Service
-from trainers.actors.withdrawal import withdrawn_when_cancelled
 from trainers.rollout.local import WorkerSettings
 from trainers.rollout.types import Links, WorkerStatus
 from trainers.rollout.worker import RolloutWorker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -33,7 +33,8 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
 
         prepare_controller()
         started.append(await ReplayBuffer.as_actor(settings))
-        return RemoteReplayBuffer(started[-1])
+        client: Any = RemoteReplayBuffer(started[-1])
+        return cast("GroupBuffer[FakeGroup]", client)
 
     yield local if request.param == "local" else remote
     for own in started:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from safetensors.numpy import save_file
 
 from forge_env.run.clock import Reading, read_clock
-from trainers.actors.withdrawal import Withdrawable
+from trainers.actors.served import Calls
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.sequences import Computed
 from trainers.buffer.types import Reservation
@@ -264,7 +264,7 @@ class RolloutWorker(Actor):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._worker, self._calls = LocalWorker(*self.arguments), Withdrawable()
+        self._worker, self._calls = LocalWorker(*self.arguments), Calls()
 
     async def do_setup(self) -> None:
         await self._worker.setup()

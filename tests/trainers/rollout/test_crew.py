@@ -24,7 +24,7 @@ from trainers.actors.processes import survive_deaths
 from trainers.actors.remote import result
 from trainers.algorithms.grpo import Weighing
 from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
-from trainers.buffer.types import BufferSettings
+from trainers.buffer.types import BufferSettings, GroupBuffer
 from trainers.generator.client import Member
 from trainers.loop.stack import prepare_controller
 from trainers.model.tiny import build_tiny_folder
@@ -48,7 +48,7 @@ KEYS = [
 class Parts:
     """Two workers, a generator and a buffer, in processes; the trainer is missing."""
 
-    def __init__(self, run: Run, crew: Crew, generator: Any, buffer: RemoteReplayBuffer[Any]) -> None:
+    def __init__(self, run: Run, crew: Crew, generator: Any, buffer: GroupBuffer[Any]) -> None:
         self.run, self.crew, self.generator, self.buffer = run, crew, generator, buffer
         self.rollouts = Rollouts(run, fe.make("coding_rlvr"), crew)
 
@@ -69,7 +69,8 @@ async def parts(root: Path) -> AsyncIterator[Parts]:
     crew = Crew([WorkerSettings(number, config, run.folder.root, model, Weighing) for number in range(2)])
     try:
         await crew.start()
-        made = Parts(run, crew, generator, RemoteReplayBuffer(buffer))
+        client: Any = RemoteReplayBuffer(buffer)
+        made = Parts(run, crew, generator, client)
         await made.rollouts.connect(Links([Member(0, 1, generator, True)], made.buffer))
         yield made
     finally:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.trainers.buffer import virtual_time
-from trainers.actors.withdrawal import Withdrawable, withdrawn_when_cancelled
+from trainers.actors.served import Calls, withdrawn_when_cancelled
 
 
 def test_a_cancelled_call_has_ended_on_the_other_side() -> None:
     async def play() -> list[str]:
-        there, log = Withdrawable(), []
+        there, log = Calls(), []
 
         async def work() -> str:
             try:
