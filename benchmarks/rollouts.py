@@ -43,9 +43,8 @@ from trainers.algorithms.grpo import Weighing  # noqa: E402
 from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer  # noqa: E402
 from trainers.buffer.types import BufferSettings, GroupBuffer  # noqa: E402
 from trainers.generator.client import Member  # noqa: E402
-from trainers.rollout.crew import Crew  # noqa: E402
 from trainers.rollout.local import LocalWorker, WorkerSettings  # noqa: E402
-from trainers.rollout.rollouts import Rollouts  # noqa: E402
+from trainers.rollout.rollouts import Crew, Rollouts  # noqa: E402
 from trainers.rollout.types import Links  # noqa: E402
 
 TURNS, GROUP_SIZE, GENERATORS = 10, 8, 2

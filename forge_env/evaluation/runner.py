@@ -11,7 +11,6 @@ import asyncio
 import gc
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -34,6 +33,7 @@ from forge_env.evaluation.tables import ESTIMATED
 from forge_env.events import Events
 from forge_env.files import DiskFullError
 from forge_env.policy import Policy
+from forge_env.rollout.bugs import BugRate
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine
@@ -130,7 +130,6 @@ T = TypeVar("T")
 REFUSED_SAMPLES = 3
 """Successive samples rejected with 403 or 404, before any request succeeded, after which the run is aborted: a single
 one may be rejected for its content."""
-RECENT, FEWEST = 100, 20
 """Number of recent samples for the bug rate, and the minimum number to compute it."""
 ROOM_S = 2.0
 """Seconds between attempts to write to a full disk; no event signals free space."""
@@ -197,7 +196,7 @@ class Runner:
         self._running = 0
         self._estimates_noted = self._crash_noted = False
         self._lost = 0  # samples lost since the last one that wasn't
-        self._bugs: deque[bool] = deque(maxlen=RECENT)
+        self._bugs = BugRate(config.max_bug_rate, "samples")
         self._told: set[str] = set()
         self._answered_before = self.meter.total.requests > 0
         self.engine.on_change = self._changed.set
@@ -397,14 +396,9 @@ class Runner:
 
     def _watch_bugs(self, result: SampleResult) -> None:
         """Abort if the environment's code fails often: the score would only cover answers that it can handle."""
-        self._bugs.append(result.is_bug)
-        rate = sum(self._bugs) / len(self._bugs)
-        if self.error is None and len(self._bugs) >= FEWEST and rate > self.config.max_bug_rate:
-            self.error = RunAbortedError(
-                f"the environment's own code failed on {rate:.0%} of the last {len(self._bugs)} samples, "
-                f"the last time: {result.error}",
-                fix="fix the environment, then --resume; --max-bug-rate is the limit",
-            )
+        message = self._bugs.add((result.error or "") if result.is_bug else None)
+        if message is not None and self.error is None:
+            self.error = RunAbortedError(message, fix="fix the environment, then --resume; --max-bug-rate is the limit")
             self.stop()
 
     def _watch_losses(self, result: SampleResult) -> None:

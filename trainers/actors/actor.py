@@ -21,9 +21,9 @@ from trainers.actors.processes import (
     stop_processes,
     survive_deaths,
 )
-from trainers.actors.remote import ActorDiedError, result, sendable
-from trainers.actors.served import Calls, methods_of, serving
-from trainers.actors.service import Service, ServiceOptions
+from trainers.actors.remote import ActorDiedError, Calls, methods_of, result, sendable, serving
+from trainers.actors.replicas import ServiceOptions
+from trainers.actors.service import Service
 from trainers.actors.spare import Spare
 
 __all__ = ["ForgeActor", "Served", "concurrent_endpoint", "endpoint", "get_or_spawn_controller", "own_rank"]
@@ -231,7 +231,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
 
 
 class Served(ForgeActor):
-    """Base class of actors that serve an object: its methods are their endpoints (`trainers.actors.served`).
+    """Base class of actors that serve an object: its methods are their endpoints (`trainers.actors.remote`).
 
     Calls run concurrently. Each takes an argument `call`, an identifier for `withdraw`. `setup` has to set `served`.
 

@@ -30,7 +30,8 @@ from forge_env.trajectory import Trajectory
 from trainers.algorithms.grpo import GRPO
 from trainers.algorithms.parts import learned, make_mask
 from trainers.buffer.packed import PackedGroup, pack
-from trainers.loop.system import Method, System
+from trainers.loop.method import Method
+from trainers.loop.system import System
 from trainers.rollout.types import Group, Preparation, ScoreFunction
 
 

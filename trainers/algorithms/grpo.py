@@ -27,7 +27,8 @@ from forge_env.errors import UsageError
 from trainers.algorithms.parts import learned, make_advantage, make_filter, make_mask, token_advantages
 from trainers.buffer.packed import PackedGroup, pack
 from trainers.buffer.types import Ticket
-from trainers.loop.system import Algorithm, Method, System
+from trainers.loop.method import Method
+from trainers.loop.system import Algorithm, System
 from trainers.rollout.types import Group, Preparation, ScoreFunction
 
 

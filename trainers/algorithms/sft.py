@@ -40,9 +40,10 @@ from forge_env.tasks.order import Order, TaskOrder
 from forge_env.trajectory import Segment
 from trainers.loop import checks
 from trainers.loop.checkpoints import Checkpoints, Saved
+from trainers.loop.healing import MAX_DEATHS_IN_A_ROW
+from trainers.loop.method import find_hosts, stage_of
 from trainers.loop.prepare import build_tiny, find_model, resumed_model
-from trainers.loop.stack import RoleDiedError, Stack, prepare_controller
-from trainers.loop.system import MAX_DEATHS_IN_A_ROW, find_hosts, stage_of, unless_stopped
+from trainers.loop.stack import RoleDiedError, Stack, prepare_controller, unless_stopped
 from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import demonstration
 from trainers.loop.watchdog import Watchdog

@@ -14,9 +14,9 @@ from forge_env.run import Run
 from forge_env.run.scratch import scratch_folder
 from forge_env.run.trainer import Trainer
 from trainers.loop import checks
+from trainers.loop.method import find_hosts, stage_of
 from trainers.loop.prepare import build_tiny, find_model
-from trainers.loop.stack import Stack, prepare_controller
-from trainers.loop.system import find_hosts, stage_of, unless_stopped
+from trainers.loop.stack import Stack, prepare_controller, unless_stopped
 from trainers.loop.warmup import warm_up
 from trainers.loop.watchdog import Watchdog
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainers.actors.actor import Served, concurrent_endpoint
-from trainers.actors.served import Client
+from trainers.actors.remote import Client
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings, GroupBuffer
 

@@ -69,13 +69,12 @@ class GeneratorClient:
     """
 
     def __init__(self, replicas: int, max_num_seqs: int = 128) -> None:
-        self._router = Router(replicas, max(1, max_num_seqs // 8))
+        self._router = Router(replicas, max(1, max_num_seqs // 8))  # the engine queues what exceeds its batch
         self._members: dict[int, Member] = {}
         self._dead: set[tuple[int, int]] = set()
         self._waiting: dict[tuple[int, int], set[asyncio.Timeout]] = {}
         """Timeouts that end the calls in flight, by the key of the replica's life."""
         self._view = 0
-        self._changed = asyncio.Event()
         self._name, self._count = uuid.uuid4().hex[:8], itertools.count()
 
     def update(self, members: Sequence[Member]) -> None:
@@ -88,7 +87,7 @@ class GeneratorClient:
         for key in alive:
             self._waiting.setdefault(key, set())
         self._view += 1
-        self._changed.set()
+        self._router.wake()
 
     def lives(self, key: tuple[int, int]) -> bool:
         """Whether this life of a replica (`Member.key`) is, as far as this client knows, not over."""
@@ -123,38 +122,37 @@ class GeneratorClient:
             GeneratorError: too many replicas died during this request, or the replica raised an error.
         """
         prompt = np.asarray(prompt_ids, np.int32)
-        prefix, deaths, refused = hash(prompt.tobytes()), 0, set[tuple[int, int, int]]()
-        while True:
-            member = await self._choose(session, prefix, held, refused)
-            view = self._view
-            try:
-                return await self._ask(member, prompt, options, held is not None, at_least)
-            except (ActorDiedError, EngineFailedError) as error:
+        deaths, refused = 0, set[tuple[int, int, int]]()
+        member, view = None, 0  # of the current attempt
+
+        def serving() -> list[int]:
+            if held is None:
+                return self._serving(refused)
+            if not self.lives(held):
+                raise WeightsLostError("the weights that were held are gone: their generator died")
+            return [held[0]]
+
+        async def ask(number: int) -> Completion:
+            nonlocal member, view
+            member, view = self._members[number], self._view
+            return await self._ask(member, prompt, options, held is not None, at_least)
+
+        def retry(number: int, error: Exception) -> None:
+            nonlocal deaths
+            assert member is not None
+            if isinstance(error, ActorDiedError | EngineFailedError):
                 deaths += 1
                 self._dead.add(member.key)
                 if held is not None:
                     raise WeightsLostError(f"the weights that were held are gone: {error}") from error
                 if deaths > REPEATS:
                     raise GeneratorError(f"{deaths} generators died with this request; the last: {error}") from error
-            except (WeightsHeldError, WeightsOldError):
-                if held is not None:
-                    raise
+            elif isinstance(error, WeightsHeldError | WeightsOldError) and held is None:
                 refused.add((*member.key, view))
-            finally:
-                self._router.done(member.number)
+            else:
+                raise error
 
-    async def _choose(
-        self, session: object, prefix: int, held: tuple[int, int] | None, refused: set[tuple[int, int, int]]
-    ) -> Member:
-        """Wait for and choose the replica of a request, and count the request as in flight there."""
-        if held is not None:
-            if not self.lives(held):
-                raise WeightsLostError("the weights that were held are gone: their generator died")
-            return self._members[self._router.choose([held[0]], session, prefix)]
-        while not (serving := self._serving(refused)):
-            self._changed.clear()
-            await self._changed.wait()
-        return self._members[self._router.choose(serving, session, prefix)]
+        return await self._router.route(ask, serving, retry, session=session, prefix=hash(prompt.tobytes()))
 
     def _serving(self, refused: set[tuple[int, int, int]]) -> list[int]:
         """List replicas for ordinary requests; replicas that refused are left out until the next `update`."""

@@ -16,9 +16,8 @@ from trainers.actors.processes import leave_as_it_stands, settle_heap, settle_im
 from trainers.actors.ranks import LedActor
 from trainers.actors.remote import ActorDiedError
 from trainers.generator.arguments import prepare_process, show_model
-from trainers.generator.hold import Hold
 from trainers.generator.lockstep import Order, name_rank
-from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsDroppedError
+from trainers.generator.types import Completion, EngineFailedError, Hold, SamplingOptions, WeightsDroppedError
 
 if TYPE_CHECKING:
     from trainers.generator.engine import Engine

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 
 from forge_env.errors import GeneratorError
 from trainers.actors.remote import ActorDiedError
-from trainers.actors.service import TOLD_S, Replica, ReplicaState, Service
+from trainers.actors.replicas import NOTICE_S, Replica, Replicas, ReplicaState
 from trainers.generator.client import GeneratorClient, Member
 from trainers.generator.types import (
     Completion,
@@ -90,7 +90,7 @@ class HeldWeights:
         return await self._client.generate(prompt_ids, options, session, self.key)
 
 
-class GeneratorPool(Service):
+class GeneratorPool(Replicas):
     """All generators of a run.
 
     Args:
@@ -121,7 +121,6 @@ class GeneratorPool(Service):
         self._updates = 0
         """Number of `update_weights` calls that have not finished their swap."""
         self._updating = asyncio.Lock()
-        self._looked = asyncio.Event()
         self._followers: list[Callable[[list[Member]], None]] = [self.client.update]
         self._past: dict[str, float] = {}
         """Counters summed over lives that have ended."""
@@ -143,11 +142,7 @@ class GeneratorPool(Service):
 
     def members(self) -> list[Member]:
         """List the live replicas."""
-        return [
-            Member(replica.number, replica.life, replica.actor, self._serves(replica))
-            for replica in self.replicas
-            if replica.healthy
-        ]
+        return [Member(replica.number, replica.life, replica.actor, self._serves(replica)) for replica in self.healthy]
 
     def _serves(self, replica: Replica) -> bool:
         """Whether a replica takes ordinary requests: it is up to date and, unless it is the only one, not held."""
@@ -161,8 +156,8 @@ class GeneratorPool(Service):
         return sum(replica.metrics.state is not ReplicaState.FAILED for replica in self.replicas) == 1
 
     def _told(self) -> None:
-        """Wake all waiters of `_until` and notify every follower of a change."""
-        self._looked.set()
+        """Wake all waiters of `until` and notify every follower of a change."""
+        self.notify()
         members = self.members()
         for follower in self._followers:
             follower(members)
@@ -179,16 +174,6 @@ class GeneratorPool(Service):
         elif replica.healthy and replica.metrics.deaths:
             self.tell(f"{self.name} {number} is back at version {self._weights[number].version[1]}")
         self._told()
-
-    async def _until(self, true: Callable[[], bool]) -> None:
-        while not true():
-            self._looked.clear()
-            await self._looked.wait()
-
-    def check(self) -> None:
-        """Raise the error that ended a replica permanently, if there is one."""
-        if self.failure.done() and not self.failure.cancelled() and (error := self.failure.exception()) is not None:
-            raise error
 
     # --- life
 
@@ -223,7 +208,7 @@ class GeneratorPool(Service):
         """
         self._awake.clear()
         try:
-            await self._until(lambda: not self._loading)
+            await self.until(lambda: not self._loading)
             await self._tell_healthy("sleep")
             yield
         finally:
@@ -231,8 +216,7 @@ class GeneratorPool(Service):
             self._awake.set()
 
     async def _tell_healthy(self, endpoint: str) -> None:
-        calls = (replica.call(endpoint) for replica in self.replicas if replica.healthy)
-        for result in await asyncio.gather(*calls, return_exceptions=True):
+        for result in (await self.call_healthy(endpoint)).values():
             if isinstance(result, BaseException) and not isinstance(result, ActorDiedError | EngineFailedError):
                 raise result
 
@@ -266,15 +250,15 @@ class GeneratorPool(Service):
     def _aim_at(self, target: Version, published: Published | None) -> None:
         """Set the target; wakes replicas that wait for a new one because the last one's weights were dropped."""
         self._target, self._published = target, published
-        self._looked.set()
+        self.notify()
 
     async def _bring_all(self, version: int, published: Published | None, *, patient: bool) -> dict[str, float]:
         self._updates += 1
         try:
             async with self._updating:
-                await self._until(self._may_update)
+                await self.until(self._may_update)
                 self._aim_at((self._target[0], version), published)
-                free = [replica for replica in self.replicas if replica.healthy and not self._holders(replica)]
+                free = [replica for replica in self.healthy if not self._holders(replica)]
                 bringing = {replica.number: self._bring(replica) for replica in free}
                 await self._arrive(bringing.values(), patient=patient)
                 self._arrived = self._target
@@ -302,7 +286,7 @@ class GeneratorPool(Service):
             timeout = None if until is None else until - clock()
             _, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             self.check()
-            arrived = any(replica.healthy and self._has_target(replica) for replica in self.replicas)
+            arrived = any(map(self._has_target, self.healthy))
             if until is None and arrived and not patient:
                 until = clock() + (clock() - began) + PATIENCE_S
 
@@ -313,8 +297,7 @@ class GeneratorPool(Service):
         return self._weights[replica.number].holders
 
     def _may_update(self) -> bool:
-        healthy = [replica for replica in self.replicas if replica.healthy]
-        return not healthy or not all(map(self._holders, healthy))
+        return not self.healthy or not all(map(self._holders, self.healthy))
 
     def _bring(self, replica: Replica) -> asyncio.Task[dict[str, float]]:
         """Start a task that loads the target into a replica, or return the running one; follows target changes."""
@@ -360,13 +343,13 @@ class GeneratorPool(Service):
             try:
                 times = await replica.call("update_weights", wanted[1], self._published)
             except WeightsDroppedError:  # newer weights exist or will exist, and become the target
-                await self._until(lambda wanted=wanted: self._target != wanted or self._over(weights))  # type: ignore[misc]
+                await self.until(lambda wanted=wanted: self._target != wanted or self._over(weights))  # type: ignore[misc]
             except GeneratorError:
                 if self._target == wanted or self._over(weights):
                     raise
             else:
                 weights.version = wanted
-                self._looked.set()
+                self.notify()
             if self._over(weights):
                 raise ActorDiedError("it is started again")
         return times
@@ -386,7 +369,7 @@ class GeneratorPool(Service):
         Raises:
             WeightsLostError: the replica died before it could be held.
         """
-        await self._until(lambda: self._to_hold() is not None)
+        await self.until(lambda: self._to_hold() is not None)
         replica = self._to_hold()
         assert replica is not None
         weights = self._weights[replica.number]
@@ -403,13 +386,13 @@ class GeneratorPool(Service):
             yield held
         except WeightsLostError:
             with suppress(TimeoutError):
-                async with asyncio.timeout(TOLD_S):
-                    await self._until(lambda: weights is not self._weights[replica.number])
+                async with asyncio.timeout(NOTICE_S):
+                    await self.until(lambda: weights is not self._weights[replica.number])
             raise
         finally:
             held.released = True
             weights.holders -= 1
-            self._looked.set()
+            self.notify()
             if not weights.holders and weights is self._weights[replica.number]:  # the replica is still alive
                 self._bring(replica)
 
@@ -420,8 +403,8 @@ class GeneratorPool(Service):
         """
         if self._updates:
             return None
-        for replica in self.replicas:
-            if replica.healthy and self._holders(replica) and self._weights[replica.number].version == self._arrived:
+        for replica in self.healthy:
+            if self._holders(replica) and self._weights[replica.number].version == self._arrived:
                 return replica
         serving = [replica for replica in self.replicas if self._serves(replica)]
         if not serving or (len(serving) == 1 and not self._alone):
@@ -436,38 +419,31 @@ class GeneratorPool(Service):
 
     async def checksums(self, published: Published | None = None) -> dict[int, Served]:
         """Compute weight checksums of all healthy replicas, by replica number; see `Generator.checksums`."""
-        healthy = [replica for replica in self.replicas if replica.healthy]
-        calls = (replica.call("checksums", published) for replica in healthy)
         served = {}
-        for replica, result in zip(healthy, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+        for number, result in (await self.call_healthy("checksums", published)).items():
             if isinstance(result, ActorDiedError | EngineFailedError | WeightsDroppedError):
                 continue  # the replica will load other weights
             if isinstance(result, BaseException):
                 raise result
-            served[replica.number] = result
+            served[number] = result
         return served
 
     async def stats(self) -> dict[str, float]:
         """Sum the counters over replicas and their lives; `replicas` is the number of healthy replicas."""
-        healthy = [replica for replica in self.replicas if replica.healthy]
-        for weights, result in zip(
-            [self._weights[replica.number] for replica in healthy],
-            await asyncio.gather(*(replica.call("get_stats") for replica in healthy), return_exceptions=True),
-            strict=True,
-        ):
+        weights = list(self._weights)  # a replica that dies meanwhile gets new ones
+        results = await self.call_healthy("get_stats")
+        for number, result in results.items():
             if isinstance(result, dict):
-                weights.stats = result
+                weights[number].stats = result
             elif not isinstance(result, ActorDiedError):
                 raise result
         counters = [self._past | {"in_flight": 0.0}, *(weights.stats for weights in self._weights)]
         names = dict.fromkeys(name for each in counters for name in each)
         totals = {name: sum(each.get(name, 0.0) for each in counters) for name in names}
-        return totals | {"replicas": float(len(healthy))}
+        return totals | {"replicas": float(len(results))}
 
     async def halt(self) -> None:
         """Abort all requests in flight."""
-        await asyncio.gather(*(self._halt(replica) for replica in self.replicas if replica.healthy))
-
-    async def _halt(self, replica: Replica) -> None:
-        with suppress(ActorDiedError):
-            await replica.call("halt")
+        for result in (await self.call_healthy("halt")).values():
+            if isinstance(result, BaseException) and not isinstance(result, ActorDiedError):
+                raise result

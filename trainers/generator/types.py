@@ -1,4 +1,4 @@
-"""Requests to generators, their results and their errors."""
+"""Requests to generators, their admission, results and errors."""
 
 from __future__ import annotations
 
@@ -110,3 +110,38 @@ def _spread(versions: list[int], counts: list[int]) -> NDArray[np.int32]:
 def _alone(version: int, count: int) -> NDArray[np.int32]:
     """Read-only array with one version, int32 [N]; completions of equal length share it, and nearly all have one."""
     return np.broadcast_to(np.array(version, np.int32), count)
+
+
+class Hold:
+    """Admission of requests by a replica: refuses them while its weights are held for others or older than requested.
+
+    The replica itself decides, because clients in other processes may not know the state of its weights yet.
+    """
+
+    def __init__(self) -> None:
+        self._held = False
+
+    def begin(self) -> None:
+        """Refuse ordinary requests from now on."""
+        self._held = True
+
+    def end(self) -> None:
+        """Accept all requests again."""
+        self._held = False
+
+    def check(self, version: int, *, held: bool, at_least: int) -> None:
+        """Accept an arriving request, or raise.
+
+        Args:
+            version: policy version of the replica's weights.
+            held: whether the request is for held weights.
+            at_least: oldest version that may serve it.
+
+        Raises:
+            WeightsHeldError: the weights are held, and the request is an ordinary one.
+            WeightsOldError: the weights are older than `at_least`.
+        """
+        if self._held and not held:
+            raise WeightsHeldError("the weights of this replica are held")
+        if version < at_least:
+            raise WeightsOldError(f"this replica has version {version}; version {at_least} is asked for")

@@ -40,7 +40,7 @@ from forge_env.reading import ANYWHERE, LARGEST_TABLE, UnsafeFileError, open_fil
 from forge_env.redaction import redact_settings
 from forge_env.run import Run
 from forge_env.schema import with_schema, without_schema
-from trainers.buffer.saved import load_buffer, save_buffer
+from trainers.buffer.packed import load_buffer, save_buffer
 from trainers.loop.trainer import TrainerHandle
 from trainers.model.adapter import FOLDER as ADAPTER
 from trainers.model.adapter import check_base

@@ -29,7 +29,7 @@ from trainers.rollout.types import Preparation
 
 if TYPE_CHECKING:
     from trainers.actors.hosts import Hosts
-    from trainers.rollout.crew import Crew
+    from trainers.rollout.rollouts import Crew
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -320,7 +320,7 @@ class Stack:
 
     async def start_workers(self, run_folder: Path, model: Path, preparation: type[Preparation]) -> Crew:
         """Start the rollout workers with the tokenizer of the checkpoint folder `model`."""
-        from trainers.rollout.crew import Crew
+        from trainers.rollout.rollouts import Crew
         from trainers.rollout.worker import RolloutWorker
 
         config = self._config
@@ -414,6 +414,18 @@ class Stack:
         self._placement.close()
         if self._hosts is not None:
             await self._hosts.close()
+
+
+async def unless_stopped(run: Run, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of `work`, or None if `run` is asked to stop first; `work` is then cancelled and awaited."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(run.stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
 
 
 def _caused_by_a_death(error: BaseException | None) -> bool:

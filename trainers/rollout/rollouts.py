@@ -1,6 +1,6 @@
 """The controller's side of a run's rollouts: chooses tasks, assigns them to workers and collects the reports.
 
-    algorithm --ticket--> Rollouts --request--> RolloutWorker: episodes -> group -> training data -> ReplayBuffer
+    algorithm --ticket--> Rollouts --request--> LocalWorker: episodes -> group -> training data -> ReplayBuffer
                              ^------- report ------'
 
 The group at position p is always played by worker p % workers, retries included. The controller gets neither messages
@@ -11,28 +11,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from forge_env import machine
 from forge_env.concurrency import for_each
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError
 from forge_env.run import Run
 from forge_env.run.account import Since
+from forge_env.rollout.bugs import BugRate
 from forge_env.run.clock import Reading, RemoteClock, read_clock
 from forge_env.run.trajectories import recorded, rename
 from forge_env.tasks.curriculum import make_order
 from forge_env.terminal import duration
 from forge_env.trajectory import Trajectory
-from trainers.actors.remote import ActorDiedError
+from trainers.actors.remote import ActorDiedError, withdrawn_when_cancelled
+from trainers.actors.replicas import Replica, Replicas, ReplicaState
 from trainers.buffer.types import GroupBuffer, Ticket
 from trainers.generator.client import Member
 from trainers.generator.types import WeightsLostError
-from trainers.rollout.memory import MemoryGate
+from trainers.rollout.local import WorkerSettings
 from trainers.rollout.types import (
     Fate,
     GroupReport,
@@ -46,40 +49,123 @@ from trainers.rollout.types import (
     bug_of,
 )
 
+CLOSE_S = 30.0
+"""Seconds that workers have to release their sandboxes and write pending records."""
+MEMORY_CHECK_S = 1.0
+"""Seconds between two checks while episodes wait for memory."""
+ENDED = (ReplicaState.FAILED, ReplicaState.STOPPED)
 MOST_DEATHS = 3
 """Worker deaths per group before the task is blamed."""
-RECENT = 100
-"""Number of most recent tasks over which the rate of environment bugs is computed."""
-FEWEST = 20
-"""Number of tasks needed before the rate is checked."""
 MANY_HELD_OUT = 100_000
 """An evaluation with more episodes than this shows their number at its start."""
+Memory = tuple[Mapping[str, Any], Sequence[str]]
+logger = logging.getLogger(__name__)
 
 
-class Workers(Protocol):
-    """Interface to the rollout workers; `trainers.rollout.crew` implements it with processes."""
+class Crew(Replicas):
+    """Starts, calls, restarts and stops the rollout workers.
 
-    memory: Callable[[int], tuple[Mapping[str, Any], Sequence[str]]]
-    """Maps a worker's number to the state to restore when it starts: its preparation's state, and tasks set aside."""
+    Args:
+        settings: one per worker.
+        placed: one function per worker, called at each start: it returns the actor class, configured for the host to
+            start on. None: all workers start on this machine.
+
+    Attributes:
+        memory: maps a worker's number to the state to restore when it starts: its preparation's state and the ids of
+            tasks that are set aside.
+    """
+
+    def __init__(
+        self, settings: Sequence[WorkerSettings], placed: Sequence[Callable[[], Awaitable[Any]]] | None = None
+    ) -> None:
+        from trainers.rollout.worker import RolloutWorker  # imports Monarch
+
+        super().__init__(RolloutWorker.options(num_replicas=len(settings), mesh_name="rollouts"))
+        self.memory: Callable[[int], Memory] = lambda number: ({}, ())
+        self._settings = settings
+        self._placed = placed
+        self._links: Links | None = None
+        self._first = asyncio.Event()
+        self._closed = False
 
     @property
     def count(self) -> int:
         """Number of workers."""
+        return len(self._settings)
+
+    # --- start and restart
+
+    async def launch(self, replica: Replica) -> Any:
+        """Start a worker's process."""
+        settings = self._settings[replica.number]
+        if self._placed is None:
+            return await self._class.options(mesh_name=settings.name).launch(settings)
+        return await (await self._placed[replica.number]()).launch(settings)
+
+    async def set_up(self, replica: Replica) -> None:
+        """Set up a worker and give it the state and the links that its predecessor had.
+
+        Worker 0 is set up before the others, since it may have to build sandbox images.
+        """
+        if replica.number:
+            await self._first.wait()
+        await replica.call("setup")
+        self._first.set()
+        await replica.call("restore", *self.memory(replica.number))
+        sent = None
+        while sent is not self._links:
+            sent = self._links
+            await replica.call("connect", sent)
+
+    # --- calls
 
     async def connect(self, links: Links) -> None:
         """Send every worker the actors that it calls."""
+        self._links = links
+        await self.call_all("connect", links)
 
     async def call(self, number: int, endpoint: str, request: Any) -> Any:
-        """Call an endpoint of one worker, once it is up; raises `ActorDiedError` if it dies during the call."""
+        """Call an endpoint of one worker and return its answer; cancelling this withdraws the request.
 
-    async def call_all(self, endpoint: str, /, *args: Any) -> list[Any]:
-        """Call an endpoint of every worker; the result is None for one that is not up."""
+        Waits until the worker is healthy.
+
+        Raises:
+            ActorDiedError: the worker died during the call.
+            ServiceDownError: it died too often.
+        """
+        replica = self.replicas[number]
+        await self.until(lambda: replica.healthy or replica.metrics.state in ENDED)
+        if not replica.healthy:
+            await asyncio.shield(self.failure)
+        return await withdrawn_when_cancelled(
+            lambda name: replica.call(endpoint, request, call=name),
+            lambda name: replica.call("withdraw", name),
+            patience_s=CLOSE_S,
+        )
 
     async def restore(self) -> None:
-        """Restore the state (`memory`) of every worker."""
+        """Restore the state (`memory`) of every healthy worker."""
+        await asyncio.gather(*(each.call("restore", *self.memory(each.number)) for each in self.healthy))
 
-    async def close(self) -> list[Any]:
+    async def check_prompts(self) -> None:
+        """See `LocalWorker.check_prompts`."""
+        await self.replicas[0].call("check_prompts")
+
+    async def close(self) -> list[WorkerStatus | None]:
         """Stop all workers; return their final status."""
+        self._closed = True
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                return await self.call_all("close")
+        except TimeoutError:
+            logger.warning("a rollout worker did not end within %g s: it is killed", CLOSE_S)
+            return []
+
+    async def stop(self) -> None:
+        """Close the workers, if that hasn't happened yet, and end their processes."""
+        if not self._closed:
+            await self.close()
+        await super().stop()
 
 
 @dataclass(slots=True)
@@ -119,6 +205,50 @@ class _Seen:
         )
 
 
+class MemoryGate:
+    """Lets episodes start only while `watchdog.free_memory_gb` GiB of memory are free.
+
+    That is memory of this machine, or of its control group. Running episodes continue, since memory is freed when they
+    end. If no memory becomes free, the run makes no progress, and the watchdog ends it with the message of `diagnose`.
+
+    Args:
+        run: the run, for its configuration and warnings.
+        free_gb: returns the free memory in GiB; None: `machine.free_memory_gb`.
+    """
+
+    def __init__(self, run: Run, free_gb: Callable[[], float] | None = None) -> None:
+        self._run = run
+        self._least = run.config.watchdog.free_memory_gb
+        self._free_gb = free_gb or machine.free_memory_gb
+        self._waiting = 0
+
+    async def room(self) -> None:
+        """Wait until enough memory is free."""
+        if self._enough():
+            return
+        self._run.warn(
+            f"memory is short: no new episodes begin until {self._least:g} GiB (watchdog.free_memory_gb) are "
+            "free. Close other programs, or lower grpo.max_off_policy_steps or generator.kv_cache_gb"
+        )
+        self._waiting += 1
+        try:
+            while not self._enough():  # noqa: ASYNC110 - there is no event for freed memory
+                await asyncio.sleep(MEMORY_CHECK_S)
+        finally:
+            self._waiting -= 1
+
+    def diagnose(self) -> str:
+        """Why episodes wait for memory; empty if none do."""
+        if not self._waiting:
+            return ""
+        return (
+            f"new episodes wait for memory: {self._free_gb():.2f} GiB are free, watchdog.free_memory_gb={self._least:g}"
+        )
+
+    def _enough(self) -> bool:
+        return not self._least or self._free_gb() >= self._least
+
+
 class Rollouts:
     """Hands groups and held-out tasks to the workers, and keeps counts and state.
 
@@ -129,7 +259,7 @@ class Rollouts:
         gate: delays new episodes while memory is short.
     """
 
-    def __init__(self, run: Run, environment: Environment, workers: Workers) -> None:
+    def __init__(self, run: Run, environment: Environment, workers: Crew) -> None:
         config = run.config
         self._run = run
         self._config = config
@@ -139,8 +269,7 @@ class Rollouts:
         self._links: Links
         self._telling: asyncio.Future[None] | None = None
         self._seen = [_Seen() for _ in range(workers.count)]
-        self._bugs: deque[bool] = deque(maxlen=RECENT)
-        self._last_bug = ""
+        self._bugs = BugRate(config.environment.max_bug_rate, "tasks")
         self._evaluations = itertools.count(1)
         self._episodes, self._own = Since(), [Since() for _ in self._seen]
         self.order = make_order(config.tasks, environment, environment.splits[0], seed=config.seed)
@@ -282,21 +411,14 @@ class Rollouts:
             if other != number:
                 seen.untold |= new
 
-    def _watch_bugs(self, found: str | None) -> None:
+    def _watch_bugs(self, bug: str | None) -> None:
         """Update the rate of environment bugs with a task that was played.
 
         Raises:
             ForgeError: the rate exceeds `environment.max_bug_rate`.
         """
-        self._bugs.append(found is not None)
-        self._last_bug = found or self._last_bug
-        rate, limit = sum(self._bugs) / len(self._bugs), self._config.environment.max_bug_rate
-        if len(self._bugs) >= FEWEST and rate > limit:
-            raise ForgeError(
-                f"the environment's own code failed on {rate:.0%} of the last {len(self._bugs)} tasks, "
-                f"the last time: {self._last_bug}",
-                fix="fix the environment, then --resume; environment.max_bug_rate is the limit",
-            )
+        if (message := self._bugs.add(bug)) is not None:
+            raise ForgeError(message, fix="fix the environment, then --resume; environment.max_bug_rate is the limit")
 
     async def look(self) -> None:
         """Request and store every worker's status."""

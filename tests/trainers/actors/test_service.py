@@ -19,16 +19,9 @@ from forge_env.errors import UsageError
 from tests.trainers.actors.counter import Counter, NotAllowedError
 from tests.trainers.actors.signals import kill, stop
 from trainers.actors.remote import ActorDiedError, FurtherActorDiedError, RemoteError
-from trainers.actors.service import (
-    Replica,
-    ReplicaMetrics,
-    ReplicaState,
-    Service,
-    ServiceDownError,
-    ServiceEndpoint,
-    ServiceOptions,
-    ServiceOverloadedError,
-)
+from trainers.actors.replicas import Replica, ReplicaMetrics, ReplicaState, ServiceDownError, ServiceOptions
+from trainers.actors.router import ServiceOverloadedError
+from trainers.actors.service import Service, ServiceEndpoint
 
 PATIENCE_S = 60.0
 
@@ -269,7 +262,6 @@ async def _a_bad_prefix_holds_up_no_other(service: Service) -> None:
     await asyncio.sleep(0)
     assert (await service.get_metrics()).queued == 2
     service.router.done(replica.number)
-    service._wake(1)
     with pytest.raises(TypeError, match="unhashable"):
         await bad
     assert await asyncio.wait_for(good, PATIENCE_S) == 0

@@ -16,7 +16,8 @@ from tests.trainers.algorithms.test_parts import episode
 from trainers.algorithms.grpo import GRPO, Weighing
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings, Ticket
-from trainers.loop.system import PATIENCE, Algorithm, Method, System
+from trainers.loop.method import Method
+from trainers.loop.system import PATIENCE, Algorithm, System
 from trainers.rollout.types import Fate, Group, GroupReport, Totals
 
 
@@ -59,8 +60,8 @@ async def test_dropped_groups_make_room_and_are_counted_and_nothing_but_them_end
     system.config, system.rollouts, system.buffer = config, Rollouts(), buffer
     system.run = SimpleNamespace(not_trained=lambda index, fate, why: recorded.append((index, fate, why)))
     system.contract = SimpleNamespace(opened=lambda opening: None)
-    system._discarded_in_a_row = system._dropped_in_a_row = 0
-    system._under_way, system._results, system._changed = set(), {}, asyncio.Event()
+    system.lost_in_a_row = system.dropped_in_a_row = 0
+    system.under_way, system.results, system._changed = set(), {}, asyncio.Event()
     algorithm = GRPO(system)
     for _ in range(PATIENCE - 1):
         await algorithm.roll_out(await buffer.admit())  # there is one place, which is free again each time

@@ -17,8 +17,7 @@ from forge_env.trajectory import Segment, Trajectory, Turn
 from forge_env.types import Message
 from trainers.buffer.core import BufferCore
 from trainers.buffer.local import LocalReplayBuffer
-from trainers.buffer.packed import PackedGroup, pack
-from trainers.buffer.saved import load_buffer, save_buffer
+from trainers.buffer.packed import PackedGroup, load_buffer, pack, save_buffer
 from trainers.buffer.sequences import BatchSizes
 from trainers.buffer.types import BufferSettings
 

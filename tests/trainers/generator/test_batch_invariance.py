@@ -10,7 +10,7 @@ import torch
 
 from trainers.generator.arguments import ROWS, padded_gemm
 from trainers.generator.policy import turn_seed
-from trainers.rollout.local import episode_seed
+from trainers.rollout.player import episode_seed
 
 pytestmark = pytest.mark.stack
 

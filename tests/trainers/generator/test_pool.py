@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from forge_env.errors import GeneratorError
 from tests.trainers.buffer import virtual_time
 from trainers.actors.remote import ActorDiedError
-from trainers.actors.service import ReplicaState, ServiceOptions
+from trainers.actors.replicas import ReplicaState, ServiceOptions
 from trainers.generator.client import REPEATS, GeneratorClient
-from trainers.generator.hold import Hold
 from trainers.generator.pool import PATIENCE_S, GeneratorPool, HeldWeights
-from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError, WeightsLostError
+from trainers.generator.types import Completion, Hold, SamplingOptions, WeightsDroppedError, WeightsLostError
 
 
 class Conversation:

@@ -39,7 +39,7 @@ from forge_env.trajectory_index import is_index
 from forge_env.types import Message
 from tests.trainers.buffer import virtual_time
 from tests.trainers.loop.stand_ins import STAND_INS, Actor, Actors, Buffer, Events, Store, Trace
-from trainers.loop.system import Method
+from trainers.loop.method import Method
 
 TASKS = 12
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")

@@ -18,14 +18,13 @@ from pydantic import BaseModel
 from safetensors.numpy import save_file
 
 from forge_env.run.clock import Reading, read_clock
-from trainers.actors.served import Calls
+from trainers.actors.remote import Calls
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.sequences import Computed
 from trainers.buffer.types import Reservation
-from trainers.generator.hold import Hold
 from trainers.generator.receipt import audit, receipt
-from trainers.generator.types import Completion
-from trainers.loop.metrics import AUDIT
+from trainers.generator.types import Completion, Hold
+from trainers.loop.record import AUDIT
 from trainers.rollout.local import LocalWorker
 from trainers.rollout.types import GroupReport, HeldOut, HeldOutReport, Links, RollOut, WorkerStatus
 

@@ -22,8 +22,7 @@ from forge_env.trajectory import Segment, Trajectory, Turn
 from forge_env.types import Message
 from tests.trainers.loop.dry_run import dry_run
 from tests.trainers.loop.stand_ins import STAND_INS, Events, Generator, TitanTrainer
-from trainers.buffer.packed import GroupRecord, PackedGroup, pack
-from trainers.buffer.saved import load_buffer, save_buffer
+from trainers.buffer.packed import GroupRecord, PackedGroup, load_buffer, pack, save_buffer
 from trainers.buffer.sequences import BatchSizes, Computed, targets
 from trainers.buffer.types import Reservation
 from trainers.generator.receipt import Audit, audit, receipt

@@ -32,8 +32,8 @@ from trainers.buffer.packed import pack
 from trainers.generator.pool import PATIENCE_S
 from trainers.generator.types import Completion
 from trainers.loop.status import Status
-from trainers.rollout.local import Player
-from trainers.rollout.memory import MemoryGate
+from trainers.rollout.player import Player
+from trainers.rollout.rollouts import MemoryGate
 from trainers.rollout.types import LATE, Fate, Group, Totals
 
 WATCHED = {"checkpoint.keep_best": 0, "watchdog.warn_s": 200.0, "watchdog.end_s": 300.0, "evaluation.temperature": 0.5}

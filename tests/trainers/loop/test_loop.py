@@ -30,15 +30,15 @@ from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings
 from trainers.loop.checkpoints import MANIFEST, Checkpoints
 from trainers.loop.evaluation import Evaluator
+from trainers.loop.healing import Healing
 from trainers.loop.prepare import _cached, resumed_model
-from trainers.loop.publisher import Publisher
-from trainers.loop.stack import RoleDiedError, prepare_controller, tell_of_rdma
-from trainers.loop.system import System, unless_stopped
+from trainers.loop.record import Record
+from trainers.loop.stack import RoleDiedError, prepare_controller, tell_of_rdma, unless_stopped
+from trainers.loop.system import Publisher, System
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import build_tiny_folder
 from trainers.model.tokenizer import build_tokenizer
-from trainers.rollout.in_turn import InTurn
-from trainers.rollout.local import check_prompts
+from trainers.rollout.local import InTurn, check_prompts
 from trainers.rollout.types import Group, GroupReport, Totals, why_nothing
 
 
@@ -142,9 +142,10 @@ async def test_a_resumed_run_that_is_stopped_before_it_goes_on_says_what_is_save
 
     run = checkpointed(config, tmp_path)
     system = System.__new__(System)
-    system.run, system.config, system._checkpoints = run, config, Checkpoints(run)
+    system.run, system.config, system.record = run, config, Record(run, None, None, [])  # type: ignore[arg-type]
     system._stack = SimpleNamespace(unless_one_dies=lambda work: work)  # type: ignore[assignment]
-    system._configure = asked_meanwhile  # type: ignore[method-assign]
+    system.healing = Healing(system, system._stack)
+    system.configure = asked_meanwhile  # type: ignore[method-assign]
     async with asyncio.timeout(10):
         await system._run_to_end()
     assert run.state.saved == 2
@@ -220,7 +221,7 @@ def evaluating(run: Run, evaluator: SlowEvaluator, tasks: asyncio.TaskGroup) -> 
     system.run, system.config, system.step, system._evaluation = run, run.config, 10, None
     system.evaluator = evaluator  # type: ignore[assignment]
     system._publisher = Publisher(None, None, None, tasks, None)  # type: ignore[arg-type]
-    system._checkpoints = Checkpoints(run)
+    system.healing = Healing(system, None)  # type: ignore[arg-type]
     system._tasks = tasks
     return system
 
@@ -272,7 +273,7 @@ async def test_a_run_that_was_asked_to_stop_waits_for_no_weights_to_arrive(run: 
 
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         system = evaluating(run, SlowEvaluator(), group)
-        system._account = run.account("trainer", "start")
+        system.account = run.account("trainer", "start")
         publisher = Publisher(Trainer(), Generators(), None, group, Contract())  # type: ignore[arg-type]
         system._publisher = publisher
         await system.publish(1)
@@ -293,11 +294,12 @@ async def test_a_checkpoint_knows_the_task_of_every_position_that_its_buffer_has
             order[(await self.admit()).index]
             state = await super().state_dict(trained)
             order[(await self.admit()).index]
-            system._results[0] = system._results[1] = 1.0  # they end while the state is under way
+            system.results[0] = system.results[1] = 1.0  # they end while the state is under way
             return state
 
     system = System.__new__(System)
-    system.step, system.buffer, system._results = 1, Buffer(BufferSettings(2, 1)), {}  # type: ignore[assignment]
+    system.run, system.step, system.results = run, 1, {}
+    system.buffer = Buffer(BufferSettings(2, 1))  # type: ignore[assignment]
     asked: list[tuple[list[bool], int]] = []
 
     def totals_of(known: Callable[[int], bool], first_open: int) -> Totals:
@@ -307,10 +309,10 @@ async def test_a_checkpoint_knows_the_task_of_every_position_that_its_buffer_has
     system.rollouts = SimpleNamespace(  # type: ignore[assignment]
         order=order, set_aside=set(), state_dict=dict, totals_of=totals_of
     )
-    system._under_way = set()
-    system._discarded_in_a_row, system._dropped_in_a_row = 3, 4
-    system._algorithm = SimpleNamespace(state_dict=dict)  # type: ignore[assignment]
-    state = await system._collect()
+    system.under_way = set()
+    system.lost_in_a_row, system.dropped_in_a_row = 3, 4
+    system.algorithm = SimpleNamespace(state_dict=dict)  # type: ignore[assignment]
+    state = await Healing(system, None).collect()  # type: ignore[arg-type]
     assert [index for index, _ in state.buffer["rolling"]] == [0]
     assert {"0", "1"} >= set(state.state["order"]["assigned"]) >= {"0"}
     assert state.state["results"] == [], "groups that are rolled out again would count twice"
@@ -323,7 +325,7 @@ async def test_a_replaced_group_is_told_with_its_cause_and_what_to_do(run: Run) 
     """Once for each kind of cause, however the texts of a kind differ."""
     system = System.__new__(System)
     system.run, system.buffer = run, LocalReplayBuffer(BufferSettings(8, 1))
-    system._discarded_in_a_row, system._said_lost = 0, {}
+    system.lost_in_a_row, system._lost_warnings = 0, {}
     late = why_nothing(Group([]))
     for why in (
         late,
@@ -381,19 +383,20 @@ async def test_what_is_set_back_only_in_part_is_never_saved(run: Run, role: str)
         saved.append(system.step)
 
     system = System.__new__(System)
-    system.run, system.step, system._dead, system._deaths_in_a_row = run, 14, set(), 0
-    system._unsettled, system._unlogged = role == "trainer", None
-    system._collect = system._configure = at_once  # type: ignore[assignment, method-assign]
-    system._side_by_side, system._save = fail, save  # type: ignore[assignment, method-assign]
-    system._stack = SimpleNamespace(restart=at_once, unless_one_dies=lambda work: work, host_metrics=dict)  # type: ignore[assignment]
+    system.run, system.step, system.record = run, 14, Record(run, None, None, [])  # type: ignore[arg-type]
+    system.configure = at_once  # type: ignore[method-assign]
+    stack: Any = SimpleNamespace(restart=at_once, unless_one_dies=lambda work: work)
+    healing = Healing(system, stack)
+    healing.unsettled = role == "trainer"
+    healing.collect, healing.save = at_once, save  # type: ignore[assignment, method-assign]
     system.trainer = SimpleNamespace(reference=None)  # type: ignore[assignment]
     system.rollouts = SimpleNamespace(reconnect=at_once)  # type: ignore[assignment]
     system.buffer = None  # type: ignore[assignment]
-    system._checkpoints = SimpleNamespace(  # type: ignore[assignment]
+    healing.checkpoints = SimpleNamespace(  # type: ignore[assignment]
         step=10, settled=at_once, verify=lambda: None, restore=interrupted
     )
     with pytest.raises(asyncio.CancelledError):
-        await system._loops()
+        await healing.run(fail)
     assert saved == ([] if role == "trainer" else [14]), "only before anything is set back"
 
 
@@ -416,12 +419,13 @@ async def test_a_run_that_was_asked_to_stop_waits_for_nobody_who_died(run: Run, 
 
     restarted: list[str] = []
     system = System.__new__(System)
-    system.run, system.step, system._dead, system._deaths_in_a_row = run, 2, set(), 0
-    system._unsettled = True
-    system._collect, system._side_by_side = at_once, die  # type: ignore[assignment, method-assign]
-    system._stack = SimpleNamespace(restart=restart, unless_one_dies=lambda work: work)  # type: ignore[assignment]
-    system._checkpoints = SimpleNamespace(step=1, settled=at_once)  # type: ignore[assignment]
+    system.run, system.step = run, 2
+    stack: Any = SimpleNamespace(restart=restart, unless_one_dies=lambda work: work)
+    healing = Healing(system, stack)
+    healing.unsettled = True
+    healing.collect = at_once  # type: ignore[assignment, method-assign]
+    healing.checkpoints = SimpleNamespace(step=1, settled=at_once)  # type: ignore[assignment]
     async with asyncio.timeout(10):
-        await system._loops()
+        await healing.run(die)
     assert restarted == ([] if asked == "before the death" else ["trainer"])
     assert any("trainer died" in warning for warning in run.state.warnings)

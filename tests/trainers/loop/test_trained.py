@@ -17,7 +17,7 @@ from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 from trainers.buffer.packed import pack
 from trainers.buffer.types import Held, Reservation
-from trainers.loop.metrics import trained_row
+from trainers.loop.record import trained_row
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from trainers.algorithms.grpo import Weighing
 from trainers.buffer.types import GroupBuffer
 from trainers.rollout.local import LocalWorker, WorkerSettings
 from trainers.rollout.opening import Opening
-from trainers.rollout.rollouts import Rollouts
+from trainers.rollout.rollouts import Crew, Rollouts
 from trainers.rollout.types import Group, Links, Preparation
 
 MakeEnvironment = Callable[[], fe.Environment]
@@ -46,7 +46,7 @@ class PlayedHere(LocalWorker):
         return self._plays
 
 
-class Here:
+class Here(Crew):
     """A crew of such workers. One that is killed is another at the next call."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Here:
         preparation: type[Preparation] = Weighing,
     ) -> None:
         self.memory: Callable[[int], tuple[Mapping[str, Any], Sequence[str]]] = lambda number: ({}, ())
-        self.count = count
+        self._count = count
         self.calls: list[tuple[int, str, Any]] = []
         self._links: Links | None = None
         self._make = lambda number: PlayedHere(
@@ -66,6 +66,10 @@ class Here:
         )
         self._workers: dict[int, LocalWorker] = {}
         self._deaths: dict[int, asyncio.Future[None]] = {}
+
+    @property
+    def count(self) -> int:
+        return self._count
 
     async def _worker(self, number: int) -> LocalWorker:
         if number not in self._workers:
@@ -100,7 +104,7 @@ class Here:
             self._deaths[number].set_result(None)
 
     async def call_all(self, endpoint: str, *args: Any) -> list[Any]:
-        workers = [self._workers.get(number) for number in range(self.count)]
+        workers = [self._workers.get(number) for number in range(self._count)]
         return [None if worker is None else await getattr(worker, endpoint)(*args) for worker in workers]
 
     async def restore(self) -> None:

@@ -28,9 +28,8 @@ from trainers.buffer.types import BufferSettings, GroupBuffer
 from trainers.generator.client import Member
 from trainers.loop.stack import prepare_controller
 from trainers.model.tiny import build_tiny_folder
-from trainers.rollout.crew import Crew
 from trainers.rollout.local import WorkerSettings
-from trainers.rollout.rollouts import Rollouts
+from trainers.rollout.rollouts import Crew, Rollouts
 from trainers.rollout.types import Fate, GroupReport, Links
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainers.buffer import virtual_time
-from trainers.actors.served import Calls, withdrawn_when_cancelled
+from trainers.actors.remote import Calls, withdrawn_when_cancelled
 
 
 def test_a_cancelled_call_has_ended_on_the_other_side() -> None:

@@ -1,12 +1,15 @@
-"""Metrics of a training step, under the names that displays and the report use."""
+"""Records of a run: metrics of its steps, under the names that displays and the report use, and its summary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from forge_env.run import Run
 from trainers.buffer.packed import FIXED, GroupRecord
-from trainers.buffer.types import BufferStats, Reservation
+from trainers.buffer.types import BufferStats, GroupBuffer, Reservation
+from trainers.rollout.rollouts import Rollouts
 
 AUDIT = "contract/"
 """Prefix of the trainer's audit metrics, which are passed to `trainers.loop.contract` and not logged."""
@@ -17,6 +20,71 @@ _METRIC_NAMES = {
     "loss/mismatch_mean": "mismatch/mean",
     "loss/mismatch_max": "mismatch/max",
 }
+
+
+class Record:
+    """Logs the training steps of a run, and keeps its summary up to date.
+
+    Args:
+        run: the run that is logged.
+        buffer: its counters are logged.
+        rollouts: their totals are logged.
+        more: return further metrics of a step, since the last one.
+
+    Attributes:
+        counters: the buffer's counters as of the last step.
+        pending: batch and metrics of a step that is trained but not logged yet.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        buffer: GroupBuffer[Any],
+        rollouts: Rollouts,
+        more: Sequence[Callable[[], Mapping[str, float]]],
+    ) -> None:
+        self._run, self._buffer, self._rollouts, self._more = run, buffer, rollouts, more
+        self.counters = BufferStats()
+        self.pending: tuple[Reservation, dict[str, float]] | None = None
+        self._trained_at: list[float] = []
+
+    async def log_pending(self, step: int) -> None:
+        """Log the step that is trained but not logged yet, if there is one."""
+        if self.pending is not None:
+            await self.log(step, *self.pending)
+
+    async def log(self, step: int, batch: Reservation, metrics: Mapping[str, float]) -> None:
+        """Log a training step: its number from 1, its batch, and the trainer's metrics."""
+        self.counters = await self._buffer.stats()
+        ages = batch.staleness
+        row = {"staleness/max": float(max(ages)), "staleness/mean": sum(ages) / len(ages), **metrics}
+        for more in self._more:
+            row |= more()
+        row |= batch_metrics(batch.groups) | self._rollouts.totals.metrics() | buffer_metrics(self.counters)
+        self._trained_at.append(time.perf_counter())
+        self._run.log(step, row)
+        self._run.trained(step, trained_row(batch))
+        self.pending = None
+        steps = self._run.config.grpo.steps
+        eta_s = self._seconds_left(steps - step)
+        self._run.status(reward=row["reward/mean"], staleness=row["staleness/max"], eta_s=eta_s)
+        self._run.progress(step, steps)
+
+    def _seconds_left(self, steps: int) -> float | None:
+        recent = self._trained_at[-10:]
+        if len(recent) < 2:
+            return None
+        return (recent[-1] - recent[0]) / (len(recent) - 1) * steps
+
+    def summarise(self, step: int) -> None:
+        """Update the run's summary after training step `step`."""
+        self._run.summary |= {
+            "steps": step,
+            "tokens_discarded_stale": self.counters.tokens_discarded_stale,
+            "max_staleness": self.counters.max_staleness,
+            "max_off_policy_steps": self._run.config.grpo.max_off_policy_steps,
+            **self._rollouts.totals.summary(),
+        }
 
 
 def named(trained: Mapping[str, float]) -> dict[str, float]:

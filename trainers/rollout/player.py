@@ -1,0 +1,250 @@
+"""Episodes of a group, played concurrently, so that tool calls and generation overlap; and held-out episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+from forge_env.config.recipe import RunConfig
+from forge_env.environment.base import Environment
+from forge_env.errors import EnvironmentBugError, environment_code
+from forge_env.policy import Policy
+from forge_env.rollout.episode import NOBODY, run_episode
+from forge_env.run.account import Account, Accounts, OnSpan
+from forge_env.run.timeline import Span
+from forge_env.sandbox import seen_by
+from forge_env.tools.schema import telling
+from forge_env.trajectory import Trajectory
+from forge_env.types import Task
+from trainers.rollout.types import BUG, LATE, Group
+
+MakeEnvironment = Callable[[], Environment]
+
+
+class Player:
+    """Plays episodes of the recipe's environment with a policy.
+
+    If the environment's own code fails, that episode is invalid and its task is set aside.
+
+    Args:
+        config: the recipe.
+        make_env: creates a new environment for each episode.
+        warn: called with messages for the user.
+        on_span: called with timeline spans of the groups, of each group's first episode, and of that episode's
+            sandboxes; None: no spans.
+        opponents: policies that play a seat instead of the trained one, by seat.
+        held_out_opponents: the same for held-out episodes.
+
+    Attributes:
+        set_aside: ids of tasks whose environment has raised; they are not played again.
+        accounts: time accounts of the episodes, by phase.
+        ended: number of episodes that have ended.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        make_env: MakeEnvironment,
+        *,
+        warn: Callable[[str], object],
+        on_span: Callable[[Span], None] | None = None,
+        opponents: Mapping[str, Policy] = NOBODY,
+        held_out_opponents: Mapping[str, Policy] = NOBODY,
+    ) -> None:
+        self._config = config
+        self._opponents = opponents
+        self._held_out_opponents = held_out_opponents
+        self._make_env = make_env
+        self._tasks = make_env()
+        self._warn = warn
+        self._on_span = on_span
+        self.set_aside: set[str] = set()
+        self._told: set[str] = set()
+        self.accounts = Accounts("episodes")
+        self.ended = 0
+
+    @property
+    def max_reward(self) -> float | None:
+        """The environment's highest reward; None if unknown."""
+        return self._tasks.max_reward
+
+    @property
+    def code_timeout_s(self) -> float:
+        """Time limit of the environment's own code, in seconds."""
+        limit_s: float = self._tasks.config.code_timeout_s
+        return limit_s
+
+    async def group(self, position: int, index: int, policy: Policy) -> Group:
+        """Play all episodes of a training task; `grpo.on_timeout` decides about those not done by the deadline.
+
+        The time limit starts with the model's first answer to the group: waiting behind other groups doesn't count.
+
+        Args:
+            position: position of the group in the order of tasks, used in its name.
+            index: index of the task in the training split.
+            policy: the policy to sample from.
+        """
+        started = time.perf_counter()
+        name, split = f"group {position}", self._tasks.splits[0]
+        try:
+            task = self._task(split, index)
+            if task.id in self.set_aside:
+                reason = f"task {task.id!r} is set aside: its environment raised"
+                return Group([self._lost(f"{name}-0", task.id, reason)])
+            group = await self._play_group(task, position, policy)
+            if group.finished:
+                with environment_code(f"{type(self._tasks).__name__}.score_group", task.id):
+                    await self._tasks.score_group(task, group.finished)
+        except EnvironmentBugError as error:  # raised by `task` or `score_group`, not in an episode
+            group = Group([self._buggy(f"train-{position}", f"{split}/{index}", error)])
+        if self._on_span is not None:
+            self._on_span(Span("groups", name, name, started, time.perf_counter()))
+        return group
+
+    async def _play_group(self, task: Task, position: int, policy: Policy) -> Group:
+        grpo = self._config.grpo
+        deadline = asyncio.timeout(None)
+
+        def begin() -> None:
+            if deadline.when() is None:
+                deadline.reschedule(asyncio.get_running_loop().time() + grpo.group_timeout_s)
+
+        unfinished: dict[int, Trajectory] = {}  # by member: trajectory of the current attempt
+
+        def episode(member: int) -> Coroutine[Any, Any, Trajectory]:
+            name, at = f"train-{position}-{member}", (position, member)
+            on_try = partial(unfinished.__setitem__, member)
+            return self._episode(task, at, name, policy, self._opponents, begin, on_try)
+
+        started = time.perf_counter()
+        running = [asyncio.create_task(episode(member)) for member in range(grpo.group_size)]
+        done: list[asyncio.Task[Trajectory]] = []
+        try:
+            with suppress(TimeoutError):
+                async with deadline:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            late = sum(not task.done() for task in running) if deadline.expired() else 0
+            if late and grpo.on_timeout == "wait":
+                await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            done = [task for task in running if task.done()]
+        finally:
+            await _cancel([task for task in running if task not in done])
+        if late and grpo.on_timeout == "zero":
+            # An episode whose infrastructure failed earlier never counts as 0.
+            zeros = {member: attempt for member, attempt in unfinished.items() if attempt.error is None}
+            played = [
+                task.result() if task in done else _counts_as_zero(zeros[member], time.perf_counter() - started)
+                for member, task in enumerate(running)
+                if task in done or member in zeros
+            ]
+            return Group(played, late)
+        return Group([task.result() for task in done], late)
+
+    async def held_out(self, split: str, index: int, policy: Policy) -> Trajectory:
+        """Play one episode of a held-out task."""
+        name = held_out_name(split, index)
+        try:
+            return await self._episode(self._task(split, index), (index, 0), name, policy, self._held_out_opponents)
+        except EnvironmentBugError as error:
+            return self._buggy(name, f"{split}/{index}", error)
+
+    def _task(self, split: str, index: int) -> Task:
+        with environment_code(f"{type(self._tasks).__name__}.task", f"{split}/{index}"):
+            return self._tasks.resolve_task(None, {"split": split, "index": index})
+
+    async def _episode(
+        self,
+        task: Task,
+        place: tuple[int, int],
+        name: str,
+        policy: Policy,
+        opponents: Mapping[str, Policy],
+        on_answer: Callable[[], None] = lambda: None,
+        on_try: Callable[[Trajectory], object] = lambda trajectory: None,
+    ) -> Trajectory:
+        account = Account(name, "reset", on_span=self._show(name, "episodes"))
+        show = self._show(name, "sandboxes")
+        in_sandboxes = None if show is None else partial(show, name)
+
+        def watch(doing: str) -> None:
+            if account.doing == "generate" and doing == "environment":
+                on_answer()
+            account.enter(doing)
+
+        self.accounts.open(account)
+        try:
+            with telling(self._warn), seen_by(in_sandboxes):
+                return await run_episode(
+                    self._make_env,
+                    policy,
+                    task=task,
+                    opponents=opponents,
+                    environment_name=self._config.environment.name,
+                    trajectory_id=name,
+                    place=place,
+                    seed=episode_seed(self._config.seed, name),
+                    watch=watch,
+                    on_try=on_try,
+                )
+        except EnvironmentBugError as error:
+            self.set_aside.add(task.id)
+            return self._buggy(name, task.id, error)
+        finally:
+            self.accounts.close(account)
+            self.ended += 1
+
+    def _buggy(self, name: str, task_id: str, error: EnvironmentBugError) -> Trajectory:
+        """An invalid episode for a bug in the environment; warns of each bug once."""
+        if error.same not in self._told:  # once per bug, not per episode
+            self._told.add(error.same)
+            self._warn(f"a bug in the environment; its episodes are left out, and their tasks set aside: {error}")
+        return self._lost(name, task_id, f"{BUG}{error}")
+
+    def _lost(self, name: str, task_id: str, error: str) -> Trajectory:
+        return Trajectory(name, self._config.environment.name, task_id, valid=False, error=error)
+
+    def _show(self, name: str, track: str) -> OnSpan | None:
+        """A callback that adds spans of an episode to the timeline; None for all but the first episode of a group.
+
+        With every episode the timeline would grow to hundreds of megabytes.
+        """
+        show = self._on_span
+        if show is None or not name.endswith("-0"):
+            return None
+        return lambda whose, doing, start, end: show(Span(track, whose, doing, start, end))
+
+
+def held_out_name(split: str, index: int) -> str:
+    """Name of a held-out task's episode."""
+    return f"{split}-{index}"
+
+
+def episode_seed(run_seed: int, name: str) -> int:
+    """Seed of an episode, below 2**32; depends only on the run's seed and the episode's name."""
+    return int.from_bytes(blake2b(f"{run_seed}/{name}".encode(), digest_size=4).digest())
+
+
+def _counts_as_zero(episode: Trajectory, wall_s: float) -> Trajectory:
+    """An episode cancelled at its group's deadline, with the turns played so far and reward 0."""
+    return replace(
+        episode,
+        turns=[replace(turn, reward=0.0) for turn in episode.turns],
+        reward=0.0,
+        rewards=dict.fromkeys(episode.rewards, 0.0),
+        terminated=False,
+        truncated=True,
+        truncation=LATE,
+        wall_s=round(wall_s, 3),
+    )
+
+
+async def _cancel(tasks: list[asyncio.Task[Trajectory]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
