@@ -1,18 +1,18 @@
 """The loops of a training run, which an algorithm (for example `trainers.algorithms.grpo`) is written with.
 
-    loop          consumes                        produces                         unblocked by
-    generate      slots of the buffer, tasks      groups in the buffer             a group that is discarded or released
-    a worker      a ticket, weights >= its own    a group, and its report          a generator that has those weights
-    learn         a batch of groups               weights c + 1 in the trainer     `add` of the last group that is due
-    publish       weights c + 1 of the trainer    generators at c + 1, free slots  version c has arrived
-    evaluation    held weights of a generator     a score                          the end of the evaluation before
-    checkpoint    a copy of the trainer's state   a folder                         the end of the checkpoint before
+    loop         consumes                         produces                            unblocked by
+    generate     slots of the buffer, tasks       tickets for the workers             groups released or discarded
+    a worker     a ticket of version v            a group in the buffer, a report     a generator with version >= v
+    learn        a batch of groups                version c + 1 of the weights        the last group that is due
+    publish      version c + 1 of the trainer     generators with it, released slots  arrival of version c
+    evaluation   held weights of a generator      a score                             a generator that can be held
+    checkpoint   a copy of the trainer's state    a folder                            room on the disk
 
-All run concurrently in one task group: the first failure cancels the rest and ends the run with its cause, except for
-the death of an actor (`trainers.loop.healing`). Nothing polls. The buffer alone limits how far `generate` runs ahead
-(`trainers.buffer.window`); only one version of the weights is in transit; an evaluation or checkpoint that is due while
-the previous one runs is skipped. Records of the steps are in `trainers.loop.record`, checks of what they must fulfil in
-`trainers.loop.contract`.
+Those of the controller run in one task group: the first failure cancels the rest and ends the run with its cause,
+except for the death of an actor (`trainers.loop.healing`). Nothing polls. The buffer alone limits how far `generate`
+runs ahead (`trainers.buffer.window`), only one version of the weights is in transit, and an evaluation or checkpoint
+that is due during the previous one is skipped. `trainers.loop.record` logs the steps, `trainers.loop.contract` checks
+them.
 """
 
 from __future__ import annotations
