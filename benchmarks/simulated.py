@@ -15,7 +15,7 @@ from forge_env.policy import NO_TOKENS
 from forge_env.types import Message
 from trainers.actors.actor import ForgeActor, concurrent_endpoint
 from trainers.actors.processes import settle_heap
-from trainers.generator.types import Completion
+from trainers.generator.types import Completion, SamplingOptions
 
 NEWEST = 1 << 20
 """Policy version of every token; the buffer treats unknown versions as the newest that it knows."""
@@ -86,7 +86,7 @@ class SimulatedGenerator(ForgeActor):
 
     @concurrent_endpoint
     async def generate(
-        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool = False, at_least: int = 0
+        self, prompt_ids: Any, options: SamplingOptions, request_id: str, held: bool = False, at_least: int = 0
     ) -> Completion:
         """See `Generator.generate`."""
         await asyncio.sleep(self._latency_s)

@@ -173,7 +173,7 @@ class GeneratorClient:
         try:
             async with death:
                 completion: Completion = await result(
-                    member.actor.generate.call_one(prompt, _values(options), request_id, held, at_least)
+                    member.actor.generate.call_one(prompt, options, request_id, held, at_least)
                 )
         except asyncio.CancelledError:
             member.actor.abort.broadcast(request_id)
@@ -188,7 +188,3 @@ class GeneratorClient:
             waiting.discard(death)
         completion.prompt_ids = prompt  # the replica does not send it back
         return completion
-
-
-def _values(options: SamplingOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in options.__slots__}

@@ -46,7 +46,7 @@ class Generator(LedActor):
 
     Args:
         engine_args: vLLM's `EngineArgs` as a dictionary (`model`, `dtype`, `max_model_len`, ...).
-        sampling_params: defaults of `SamplingOptions`.
+        sampling_params: fields of `SamplingOptions`, for requests without options.
         process: arguments of `trainers.generator.arguments.prepare_process`.
         recompute_on_update: recompute keys and values of requests in flight after each weight update.
         apart: run vLLM in separate processes (`trainers.generator.async_llm`).
@@ -64,7 +64,7 @@ class Generator(LedActor):
     ) -> None:
         self._engine_args = engine_args
         self._apart = apart
-        self._defaults = sampling_params or {}
+        self._defaults = SamplingOptions(**(sampling_params or {}))
         self._process = {"with_gpus": False, "threads": 1, "kv_cache_gb": 1, **(process or {})}
         self._recompute_on_update = recompute_on_update
         self._engine: Any = None  # an `Engine`; with several processes an `InProcessEngine`
@@ -126,7 +126,7 @@ class Generator(LedActor):
     async def generate(
         self,
         prompt_ids: ArrayLike,
-        options: dict[str, Any] | None = None,
+        options: SamplingOptions | None = None,
         request_id: str | None = None,
         held: bool = False,
         at_least: int = 0,
@@ -135,7 +135,7 @@ class Generator(LedActor):
 
         Args:
             prompt_ids: tokens to condition on, [P].
-            options: fields of `SamplingOptions`; they override the actor's defaults.
+            options: how to sample; None: with the actor's `sampling_params`.
             request_id: the caller's id for the request, for `abort`.
             held: whether the request is for held weights.
             at_least: oldest policy version that may sample it.
@@ -145,9 +145,7 @@ class Generator(LedActor):
             WeightsOldError: the weights are older than `at_least`.
         """
         self._hold.check(self._engine.version, held=held, at_least=at_least)
-        completion: Completion = await self._engine.generate(
-            prompt_ids, SamplingOptions(**{**self._defaults, **(options or {})}), request_id
-        )
+        completion: Completion = await self._engine.generate(prompt_ids, options or self._defaults, request_id)
         completion.prompt_ids = completion.prompt_ids[:0]
         return completion
 

@@ -64,7 +64,7 @@ class Replica:
 
     def __init__(self) -> None:
         self.version = 0
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[SamplingOptions] = []
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.updates: list[int] = []
@@ -123,7 +123,7 @@ class Replica:
         return {"tokens": float(len(self.asked)), "in_flight": 0.0}
 
     async def _generate(
-        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool, at_least: int
+        self, prompt_ids: Any, options: SamplingOptions, request_id: str, held: bool, at_least: int
     ) -> Completion:
         self.gate.check(self.version, held=held, at_least=at_least)
         self.asked.append(options)
@@ -226,7 +226,7 @@ async def test_requests_for_held_weights_go_first() -> None:
     pool, _ = await pool_of([replica])
     async with pool.held() as held:
         await asyncio.gather(ask(held), ask(pool))
-    (one, other) = (options["priority"] for options in replica.asked)
+    (one, other) = (options.priority for options in replica.asked)
     assert one < -1000
     assert other == -3
 
@@ -249,7 +249,7 @@ async def test_of_several_the_least_busy_one_is_held_and_comes_back_up_to_date()
             assert (await ask(pool, Conversation())).versions == [2]
         async with pool.held() as newer:
             assert (newer.version, (await ask(newer)).versions) == (2, [2])
-            assert replicas[2].asked[-1]["priority"] < -1000
+            assert replicas[2].asked[-1].priority < -1000
             only = [len(replica.asked) for replica in replicas]
             async with pool.held() as shared:
                 assert shared.version == 2, "weights that are held already are shared"

@@ -23,7 +23,7 @@ from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.sequences import Computed
 from trainers.buffer.types import Reservation
 from trainers.generator.receipt import audit, receipt
-from trainers.generator.types import Completion, Hold
+from trainers.generator.types import Completion, Hold, SamplingOptions
 from trainers.loop.record import AUDIT
 from trainers.rollout.local import LocalWorker
 from trainers.rollout.types import GroupReport, HeldOut, HeldOutReport, Links, RollOut, WorkerStatus
@@ -216,17 +216,17 @@ class Generator(Actor):
         self._hold.end()
 
     async def do_generate(
-        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool, at_least: int
+        self, prompt_ids: Any, options: SamplingOptions, request_id: str, held: bool, at_least: int
     ) -> Completion:
         self._hold.check(self._version, held=held, at_least=at_least)
         async with self._places:
             return await self._sample(prompt_ids, options)
 
-    async def _sample(self, prompt_ids: Any, options: dict[str, Any]) -> Completion:
+    async def _sample(self, prompt_ids: Any, options: SamplingOptions) -> Completion:
         prompt = tuple(prompt_ids.tolist())
         self._asked[prompt] += 1
         rng = random.Random(f"{prompt} {self._version} {self._asked[prompt]}")
-        count = min(options["max_tokens"], rng.randrange(4, 16))
+        count = min(options.max_tokens, rng.randrange(4, 16))
         ids = [rng.randrange(20, 260) for _ in range(count)]
         first = self._version
         place = sum(self._asked.values()) % 9

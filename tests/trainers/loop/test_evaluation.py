@@ -18,7 +18,7 @@ prepare_controller()
 from tests.trainers.loop.dry_run import dry_run  # noqa: E402
 from tests.trainers.loop.stand_ins import STAND_INS, Actors, Events, Generator  # noqa: E402
 from trainers.actors.remote import ActorDiedError  # noqa: E402
-from trainers.generator.types import Completion  # noqa: E402
+from trainers.generator.types import Completion, SamplingOptions  # noqa: E402
 
 pytestmark = pytest.mark.stack
 HELD_OUT = 0.5
@@ -52,8 +52,8 @@ def mortal(version: int, deaths: int = 1, after: int = 0, endpoint: str = "gener
                 await self._die()
             await super().do_hold()
 
-        async def _sample(self, prompt_ids: Any, options: dict[str, Any]) -> Completion:
-            if endpoint == "generate" and options["temperature"] == HELD_OUT and self._version == version:
+        async def _sample(self, prompt_ids: Any, options: SamplingOptions) -> Completion:
+            if endpoint == "generate" and options.temperature == HELD_OUT and self._version == version:
                 self._answered += 1
                 if self._answered > after:
                     await self._die()

@@ -30,7 +30,7 @@ from tests.trainers.loop.stand_ins import STAND_INS, Actors, Generator, TitanTra
 from trainers.algorithms.parts import ByConversation, GroupMean, LeaveOneOut, TurnReturns, token_advantages
 from trainers.buffer.packed import pack
 from trainers.generator.pool import PATIENCE_S
-from trainers.generator.types import Completion
+from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.status import Status
 from trainers.rollout.player import Player
 from trainers.rollout.rollouts import MemoryGate
@@ -39,14 +39,14 @@ from trainers.rollout.types import LATE, Fate, Group, Totals
 WATCHED = {"checkpoint.keep_best": 0, "watchdog.warn_s": 200.0, "watchdog.end_s": 300.0, "evaluation.temperature": 0.5}
 
 
-def never(when: Callable[[Any, dict[str, Any]], bool]) -> Actors:
+def never(when: Callable[[Any, SamplingOptions], bool]) -> Actors:
     """Stand-ins whose generators never answer such requests."""
 
     class Silent(Generator):
         asked = 0
 
         async def do_generate(
-            self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool, at_least: int
+            self, prompt_ids: Any, options: SamplingOptions, request_id: str, held: bool, at_least: int
         ) -> Completion:
             self.asked += 1
             if when(self, options):
@@ -65,14 +65,14 @@ def failures(events: list[Any]) -> list[str]:
     [
         (lambda generator, _: generator.asked == 2, {}, []),
         (
-            lambda generator, options: generator._version > 0 and options["temperature"] == 0.5,
+            lambda generator, options: generator._version > 0 and options.temperature == 0.5,
             {"evaluation.pinned": False},
             [5],
         ),
         # its weights are held: two more steps, until new ones have to reach the generators
-        (lambda generator, options: generator._version > 0 and options["temperature"] == 0.5, {}, [4]),
+        (lambda generator, options: generator._version > 0 and options.temperature == 0.5, {}, [4]),
         (
-            lambda generator, options: generator._version > 0 and options["temperature"] == 0.5,
+            lambda generator, options: generator._version > 0 and options.temperature == 0.5,
             {"evaluation.every": 0},
             [5],
         ),
@@ -80,7 +80,7 @@ def failures(events: list[Any]) -> list[str]:
     ids=["before training", "beside training", "beside training, pinned", "after training"],
 )
 def test_an_evaluation_that_never_ends_is_diagnosed_and_costs_no_step(
-    tmp_path: Path, when: Callable[[Any, dict[str, Any]], bool], overrides: dict[str, Any], saved: list[int]
+    tmp_path: Path, when: Callable[[Any, SamplingOptions], bool], overrides: dict[str, Any], saved: list[int]
 ) -> None:
     (failure,) = failures(dry_run({**WATCHED, **overrides}, tmp_path, never(when)))
     assert "no progress for 5m" in failure
@@ -98,7 +98,7 @@ def test_a_generator_that_pulls_slowly_delays_only_itself(tmp_path: Path) -> Non
                 await asyncio.sleep(100.0)
             return await super().do_update_weights(version, published)
 
-        async def _sample(self, prompt_ids: Any, options: dict[str, Any]) -> Completion:
+        async def _sample(self, prompt_ids: Any, options: SamplingOptions) -> Completion:
             await asyncio.sleep(0.1)
             return Completion(prompt_ids, [20] * 4, [-1.0] * 4, [self._version] * 4, "stop", self._version)
 

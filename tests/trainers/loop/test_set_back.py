@@ -38,7 +38,7 @@ from tests.trainers.loop.stand_ins import (
 from trainers.actors.remote import ActorDiedError, FurtherActorDiedError
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import GroupBuffer
-from trainers.generator.types import Completion, WeightsDroppedError
+from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
 
 pytestmark = pytest.mark.stack
 STEPS, GROUPS, MEMBERS = 6, 2, 2
@@ -234,10 +234,10 @@ class Sampler(Mortal, Generator):
         if not known:
             raise WeightsDroppedError("the store is another one, and has no layouts yet")
 
-    async def _sample(self, prompt_ids: Any, options: dict[str, Any]) -> Completion:
+    async def _sample(self, prompt_ids: Any, options: SamplingOptions) -> Completion:
         first, version = self._lineage, self._version
         await asyncio.sleep(self.world.dice.choice([0.1, 0.5, 4.0]))
-        ids = self.world.sample(options["max_tokens"])
+        ids = self.world.sample(options.max_tokens)
         self.world.sampled(ids, first, self._lineage)
         half = len(ids) // 2
         versions = [version] * half + [self._version] * (len(ids) - half)

@@ -303,7 +303,7 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
 
         # One that is ended by its name gives back what it has sampled.
         actor = generators.replicas[0].actor
-        asked = {"max_tokens": options.max_tokens, "seed": 3}
+        asked = SamplingOptions(max_tokens=options.max_tokens, seed=3)
         ended = asyncio.ensure_future(result(actor.generate.call_one(prompts[0], asked, "mine")))
         while (await generators.stats())["tokens"] <= stats["tokens"]:
             assert not ended.done()

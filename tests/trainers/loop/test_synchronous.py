@@ -29,7 +29,7 @@ from forge_env.trajectory import Segment  # noqa: E402
 from tests.trainers.loop.dry_run import Sums, dry_run, make_config, shade  # noqa: E402
 from tests.trainers.loop.stand_ins import STAND_INS, Actor, Buffer, Events  # noqa: E402
 from trainers.buffer.sequences import BatchSizes  # noqa: E402
-from trainers.generator.types import Completion  # noqa: E402
+from trainers.generator.types import Completion, SamplingOptions  # noqa: E402
 from trainers.losses.load import make_loss  # noqa: E402
 from trainers.losses.types import needs  # noqa: E402
 from trainers.model.chat import Chat, FolderTokenizer  # noqa: E402
@@ -139,14 +139,14 @@ class Generator(Actor):
         self._sampler = Sampler(self.arguments[0]["model"])
 
     async def do_generate(
-        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool, at_least: int
+        self, prompt_ids: Any, options: SamplingOptions, request_id: str, held: bool, at_least: int
     ) -> Completion:
         prompt = prompt_ids.tolist()
         sampler, dice = self._sampler, self._sampler.dice(prompt)
         ids: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
-        while len(ids) < options["max_tokens"] and ids[-1:] not in [[token] for token in options["stop_token_ids"]]:
+        while len(ids) < options.max_tokens and ids[-1:] not in [[token] for token in options.stop_token_ids]:
             token, logprob = sampler.token(prompt + ids, dice)
             ids.append(token)
             logprobs.append(logprob)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainers.actors.actor import ForgeActor, concurrent_endpoint
-from trainers.generator.types import Completion
+from trainers.generator.types import Completion, SamplingOptions
 
 
 class GatedGenerator(ForgeActor):
@@ -26,7 +26,7 @@ class GatedGenerator(ForgeActor):
 
     @concurrent_endpoint
     async def generate(
-        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool = False, at_least: int = 0
+        self, prompt_ids: Any, options: SamplingOptions, request_id: str, held: bool = False, at_least: int = 0
     ) -> Completion:
         """Wait, and answer."""
         self._waiting.add(request_id)
