@@ -68,13 +68,12 @@ ANSWER = json.dumps(
     }
 ).encode()
 ABOUT = (
-    "Median (smallest to largest) of the repeats. Each is a process of its own, which forwards requests of 9 kB to a "
-    f"server that answers with {PROMPT} ids of the prompt and {SAMPLED} sampled tokens with log-probabilities; both "
-    "keep all of it. agent-lightning is started as `python -m agentlightning.server`, its log thrown away. Ours is "
-    "the gateway, with `EndpointPolicy` asking the server: tokens are checked and kept as arrays. Memory is resident: "
-    "after a few requests, and what it grows by with each. The server answers after as long as makes 300 requests a "
-    "second; agent-lightning's HTTP client has at most 100 connections to it (httpx's limit), beyond which requests "
-    "wait. Where other work shares the cores, CPU and memory say more than the latency."
+    "Median (smallest to largest) of the repeats. Each gateway is a process that forwards requests of 9 kB to a "
+    f"server, which returns {PROMPT} prompt ids and {SAMPLED} sampled tokens with log-probabilities; both keep all of "
+    "it. agent-lightning runs as `python -m agentlightning.server` without its log. Ours is the gateway with "
+    "`EndpointPolicy`. Memory is resident: after a few requests, and its growth per request. The server's latency sets "
+    "300 requests a second; agent-lightning's HTTP client opens at most 100 connections, and other requests "
+    "wait. On busy cores, CPU and memory are more reliable than latency."
 )
 
 
