@@ -115,9 +115,9 @@ def addresses(browser: Browser, address: str, run: str) -> tuple[str, str]:
     context = browser.new_context()
     page = context.new_page()
     page.goto(address)
-    page.goto(address.partition("/?")[0] + f"{run}/trajectories?kind=train&outcome=paid&sort=calls")
+    page.goto(address.partition("/?")[0] + f"{run}/trajectories?kind=train&outcome=full&sort=calls")
     episode = page.locator("[data-row]").first.get_attribute("data-row")
-    page.goto(address.partition("/?")[0] + f"{run}/trajectories?kind=train&outcome=unpaid&sort=calls")
+    page.goto(address.partition("/?")[0] + f"{run}/trajectories?kind=train&outcome=wrong&sort=calls")
     for row in [row.get_attribute("data-row") for row in page.locator("[data-row]").all()]:
         page.goto(address.partition("/?")[0] + (row or "/"))
         if page.locator(".group .pill.good").count() > 1:

@@ -15,12 +15,14 @@ from forge_env.interrupts import say
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.description = "Is B better than A? Paired by task: difference, interval, permutation test."
+    parser.description = (
+        "Compare evaluation B with A on the tasks that both have: paired difference, interval and permutation test."
+    )
     parser.add_argument("a", metavar="A", help="folder of the baseline")
     parser.add_argument("b", metavar="B", help="folder of the other evaluation")
-    parser.add_argument("--score", help="reward, or a metric's name (default: what A reported)")
-    parser.add_argument("--confidence", type=float, default=CONFIDENCE, help="confidence of the intervals")
-    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--score", help="reward, or the name of a metric (default: that of A)")
+    parser.add_argument("--confidence", type=float, default=CONFIDENCE, help="confidence level of the intervals")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,7 +15,8 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.usage = "forge-env config [FILE] [--a.b VALUE | a.b=VALUE ...]"
     parser.description = (
-        "Print a recipe with every key explained, as `train` would run it. Without FILE, list the bundled recipes."
+        "Print the complete recipe that `train` would run, with every key explained. Without FILE, list the bundled "
+        "recipes."
     )
     parser.word("FILE", "a YAML file, or the name of a bundled recipe", required=False)
     parser.keys()

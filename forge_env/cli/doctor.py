@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--listeners",
         action="store_true",
-        help="list the sockets at which commands listen: address, who can connect, what protects them",
+        help="list the sockets on which commands listen, with their protection",
     )
 
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"     {'':<18} -> {finding.fix}", flush=True)
     missing = [finding for finding in findings if finding.status == "missing"]
     if missing:
-        print(f"\n{len(missing)} thing(s) to fix before training: {', '.join(item.what for item in missing)}")
+        print(f"\nfix before training: {', '.join(item.what for item in missing)}")
         return 1
     print("\nready: forge-env train coding_rlvr")
     return 0

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 examples:
-  forge-env eval coding_rlvr --model gold                            the reference solutions: is all well?
+  forge-env eval coding_rlvr --model gold                            check the reference solutions
   forge-env eval coding_rlvr --model qwen3-8b --base-url http://localhost:8000/v1 -n 100 --epochs 4
   forge-env eval coding_rlvr --model vllm:runs/first/checkpoints/step-000100/model
-                                                                     starts vLLM itself
-  forge-env eval evaluation.yaml --temperature 0.7                   the same keys in a file; flags override them
-  forge-env eval --out runs/first --resume                           what is missing, and what infrastructure lost
-Ctrl-C once finishes the samples under way, twice stops now; neither loses a finished sample.
+                                                                     also start vLLM
+  forge-env eval evaluation.yaml --temperature 0.7                   keys in a file; flags override them
+  forge-env eval --out runs/first --resume                           run missing and lost samples
+  forge-env eval --rescore runs/first                                score the transcripts again
+Ctrl-C once finishes the running samples; twice stops immediately. Finished samples are kept in both cases.
 """
 
 
@@ -38,16 +39,16 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.usage = "forge-env eval ENV[,ENV...]|FILE [key=value ...] --model M [-n N] [--out DIR] [--resume] [...]"
     parser.description = (
-        "Evaluate a model or policy on environments, or as a YAML file says. Every key below can be in the file, "
-        "and can be set as --key VALUE, --key=VALUE or key=VALUE. Any other key is an option of the environment; with "
-        "several environments, write ENV.key=VALUE."
+        "Evaluate a model or policy on environments. Every key below can be set in a YAML file, or as --key VALUE, "
+        "--key=VALUE or key=VALUE. Any other key is an option of the environment; for several environments, use "
+        "ENV.key=VALUE."
     )
     parser.epilog = EPILOG
     parser.word(
         "ENV", "environments (`forge-env info`, or module:Class), or a YAML file", required=False, any_number=True
     )
     parser.keys(EvaluationConfig, short={"m": "model", "n": "num_tasks", "o": "out"})
-    parser.add_argument("--resume", action="store_true", help="continue what the folder --out holds")
+    parser.add_argument("--resume", action="store_true", help="continue the evaluation in --out")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument(
         "--rescore",
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     say(f"{counted(len(evaluation.samples), 'sample')}; results in {evaluation.folder.root}")
     for label, env in evaluation.planned.items():
         if env.asked > env.samples:
-            say(f"forge-env: {env.asked} samples of {label} ({env.split}) were asked for, {env.samples} can be played")
+            say(f"forge-env: {env.asked} samples of {label} ({env.split}) were requested, {env.samples} are available")
     try:
         result = run_until_interrupted(evaluation.run(), finish=lambda: finish([evaluation]), grace_s=TERM_GRACE_S)
     except KeyboardInterrupt:
@@ -96,11 +97,11 @@ def run(args: argparse.Namespace) -> int:
             hint = f"see {evaluation.folder.log}"
             say(f"forge-env: the environment's own code failed on {counted(bugs, 'sample')}, {hint}")
             say(f"  -> when it is fixed, score without the model: forge-env eval --rescore {evaluation.folder.root}")
-        say(f"  -> {_resume_hint(evaluation)} plays them again")
+        say(f"  -> run them again with {_resume_hint(evaluation)}")
         return 1
     crashed = [label for label, item in result.summary.environments.items() if item.crashed == item.samples > 0]
     if crashed:
-        say(f"forge-env: the agent's own code crashed on every sample of {', '.join(crashed)}: nothing was measured")
+        say(f"forge-env: the agent's own code crashed on every sample of {', '.join(crashed)}: no score was measured")
         say(f"  -> see {evaluation.folder.log}; when it is fixed, evaluate with another --out")
         return 1
     return 0
@@ -148,7 +149,7 @@ def finish(evaluations: Sequence[Evaluation]) -> str | None:
     playing = [evaluation for evaluation in evaluations if evaluation.playing]
     for evaluation in playing:
         evaluation.stop()
-    return "the samples under way" if playing else None
+    return "the running samples" if playing else None
 
 
 def show(result: EvaluationResult) -> None:
@@ -162,7 +163,7 @@ def show(result: EvaluationResult) -> None:
 
 
 def _interrupted(evaluation: Evaluation) -> int:
-    say(f"interrupted; every finished sample is kept. Continue: {_resume_hint(evaluation)}")
+    say(f"interrupted; finished samples are kept. Continue: {_resume_hint(evaluation)}")
     return INTERRUPTED
 
 
@@ -214,7 +215,7 @@ def _recorded(out: str | None) -> Source:
     from forge_env.run.folder import check_readable
 
     if out is None:
-        raise UsageError("--resume needs to know which evaluation", fix="add --out DIR")
+        raise UsageError("--resume needs an evaluation", fix="add --out DIR")
     folder = ResultsFolder(out)
     if not folder.config.exists():
         raise UsageError(f"{out} holds no evaluation to resume")
@@ -247,5 +248,6 @@ def _option(item: Override, entries: list[dict[str, Any]]) -> tuple[int, KeyPath
     if path[0] in fields or (hints.meant(path, fields, fields) and path[0] not in options):
         return None
     if len(entries) > 1:
-        raise ConfigError(f"{item.written!r} is an option of which environment?", fix=f"write ENV.{item.written}=VALUE")
+        fix = f"write ENV.{item.written}=VALUE"
+        raise ConfigError(f"{item.written!r} is ambiguous: there are several environments", fix=fix)
     return 0, path

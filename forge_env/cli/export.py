@@ -22,22 +22,21 @@ FORMATS = ("huggingface", "atif", "inspect")
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Write the model of a checkpoint as a Hugging Face folder. Adapters (lora) are added to their base model's "
-        "weights; with --adapter they are written alone, in the format of PEFT. With --format atif or inspect: write "
-        "the episodes of a run or an evaluation, as a folder of ATIF documents or as one log of inspect_ai."
+        "Export the model of a checkpoint as a Hugging Face folder. LoRA adapters are merged into the base model; with "
+        "--adapter they are exported alone, in PEFT's format. With --format atif or inspect, export the episodes of a "
+        "run or an evaluation as a folder of ATIF documents or as a log of inspect_ai."
     )
     parser.add_argument(
         "source",
         metavar="FROM",
-        help="a checkpoint, or a run's folder, of which the newest is taken; of episodes, a "
-        "file or the folder of a run or an evaluation",
+        help="a checkpoint, or a run for its newest one; for episodes, a run, an evaluation or a file of trajectories",
     )
-    parser.add_argument("out", metavar="TO", help="folder to write; with --format inspect, a file that ends with .eval")
-    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="what is written")
-    parser.add_argument("--model-name", metavar="NAME", default="", help="of episodes: what the model is called there")
-    parser.add_argument("--adapter", action="store_true", help="the adapters alone")
-    parser.add_argument("--base", metavar="MODEL", help="folder or hub name of the adapters' base model")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of whole weights")
+    parser.add_argument("out", metavar="TO", help="output folder; for --format inspect, a file ending in .eval")
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="output format")
+    parser.add_argument("--model-name", metavar="NAME", default="", help="model name recorded in exported episodes")
+    parser.add_argument("--adapter", action="store_true", help="export only the adapters")
+    parser.add_argument("--base", metavar="MODEL", help="base model of the adapters: a folder or hub name")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision of full weights")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +58,7 @@ def _episodes(args: argparse.Namespace, out: Path) -> int:
     trajectories = _found(source, several=len(files) > 1)
     if args.format == "inspect":
         if out.suffix != ".eval":
-            raise UsageError(f"{out} is not the name of a log of inspect", fix="let it end with .eval")
+            raise UsageError(f"{out} is not a name for an inspect_ai log", fix="end it with .eval")
         out.parent.mkdir(parents=True, exist_ok=True)
         count = write_inspect(trajectories, out, model=args.model_name, created=files[0].stat().st_mtime)
     else:

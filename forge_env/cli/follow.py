@@ -99,7 +99,7 @@ class News:
         total = sum(self._counts.values())
         if total > before:
             valid = sum(self._counts.get(name, 0) for name in SCORED)
-            ends = [f"{number} by a limit" for name, number in self._counts.items() if name == "limit"]
+            ends = [f"{number} truncated" for name, number in self._counts.items() if name == "limit"]
             ends += [f"agent crashed on {number}" for name, number in self._counts.items() if name == "crashed"]
             ends += [f"{number} lost" for name, number in self._counts.items() if name == "lost"]
             mean = f", mean reward {self._reward / valid:.3f}" if valid else ""
@@ -115,7 +115,7 @@ def row_in_words(row: Mapping[str, Any]) -> Iterator[str]:
         score, error, n = (row.get(f"{prefix}/{name}") for name in ("score", "stderr", "n"))
         if isinstance(score, float) and isinstance(error, float) and isinstance(n, float):
             share = row.get(f"{prefix}/share_of_step")
-            mixed = f", {1 - share:.0%} by other versions" if isinstance(share, float) and share < 1 else ""
+            mixed = f", {1 - share:.0%} of tokens by other versions" if isinstance(share, float) and share < 1 else ""
             figure = f"{score:.3f} ± {error:.3f} (n={n:.0f}{mixed})"
             yield f"{when}held-out ({one_line(split, 40)}) after step {step}: {figure}"
     known = {

@@ -29,17 +29,29 @@ def add_arguments(parser: Parser) -> None:
     from forge_env.hacks.findings import SAMPLE
 
     parser.description = (
-        "Look for rewards that were not earned: does the reward rise away from hidden tests or the held-out score, "
-        "does a second judge pay less, were episodes paid more for less, and what did agents write that goes for the "
-        "score? Of a run, an evaluation, or a folder of any agent's transcripts (trajectories, ATIF, OpenAI messages)."
+        "Look for reward hacking in a run, an evaluation, or a folder of transcripts (trajectories, ATIF, OpenAI "
+        "messages): a reward that rises faster than hidden tests or held-out scores, episodes that a second judge "
+        "scores lower, and suspicious commands and texts of the agent."
     )
-    parser.add_argument("folder", metavar="RUN", help="folder of a run or an evaluation, or one with transcripts")
-    parser.add_argument("--visible", metavar="METRIC", help="what the agent sees (one named so, or the reward)")
-    parser.add_argument("--hidden", metavar="METRIC", help="what it does not (one named so, or the held-out score)")
-    parser.add_argument("--judge", metavar="MODULE:FUNCTION", help="a second judge: a Trajectory to its score")
-    parser.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help="rewarded episodes it is asked about")
+    parser.add_argument("folder", metavar="RUN", help="folder of a run, an evaluation or transcripts")
+    parser.add_argument(
+        "--visible",
+        metavar="METRIC",
+        help="score that the agent can see (default: a metric named visible, or the reward)",
+    )
+    parser.add_argument(
+        "--hidden",
+        metavar="METRIC",
+        help="score that it can't see (default: a metric named hidden, or the held-out score)",
+    )
+    parser.add_argument(
+        "--judge", metavar="MODULE:FUNCTION", help="second judge: a function that maps a Trajectory to a score"
+    )
+    parser.add_argument(
+        "--sample", type=int, default=SAMPLE, metavar="N", help="number of rewarded episodes that it scores"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument("--catalogue", action="store_true", help="also print every sign that is looked for")
+    parser.add_argument("--catalogue", action="store_true", help="also print the catalogue of signs")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +75,7 @@ def _root(text: str) -> Path:
     for path in (user_path(text), Path("runs") / text):
         if path.exists():
             return path.absolute()
-    raise UsageError(f"there is no {one_line(text)}", fix="give a run, an evaluation, or a folder with transcripts")
+    raise UsageError(f"{one_line(text)} does not exist", fix="give a run, an evaluation, or a folder of transcripts")
 
 
 def _judge(name: str) -> Judge:
@@ -83,7 +95,7 @@ def lines(found: Findings, *, catalogue: bool = False) -> Iterator[str]:
     yield from _judged(found)
     yield from _signs(found)
     yield from _named(found)
-    notes = [f"{found.left_out:,} episodes were left out"] if found.left_out else []
+    notes = [f"{found.left_out:,} episodes were not searched"] if found.left_out else []
     notes += [f"{found.damaged:,} records can't be read"] if found.damaged else []
     yield from notes
     yield from _wrapped(f"{found.name}: {found.words}")
@@ -117,7 +129,7 @@ def _gap(found: Findings) -> Iterator[str]:
         cells = [steps, f"{row.episodes:,}", _number(row.visible), _number(row.hidden), _number(row.gap), error]
         yield _row(cells, widths)
     if not found.hidden_name:
-        yield from _wrapped("No hidden score is known; name a metric with --hidden, or a second judge with --judge.")
+        yield from _wrapped("No hidden score; choose a metric with --hidden, or a second judge with --judge.")
     yield ""
 
 
@@ -125,9 +137,9 @@ def _judged(found: Findings) -> Iterator[str]:
     if (judged := found.judged) is None:
         return
     yield from _wrapped(
-        f"Second judge: {judged.episodes} rewarded episodes earned {judged.mean_reward:.3f} and are judged "
-        f"{judged.mean_judged:.3f}; {judged.overpaid} are judged lower"
-        + (f"; it failed on {judged.failed}, first with {one_line(judged.why)}" if judged.failed else "")
+        f"Second judge on {judged.episodes} rewarded episodes: mean score {judged.mean_judged:.3f}, mean reward "
+        f"{judged.mean_reward:.3f}; {judged.overpaid} scored below their reward"
+        + (f"; failed on {judged.failed}, first: {one_line(judged.why)}" if judged.failed else "")
     )
     yield ""
 
@@ -136,7 +148,7 @@ def _signs(found: Findings) -> Iterator[str]:
     if not found.signs:
         return
     widths = (24, 9, 14, 20)
-    yield _row(["sign", "episodes", "mean reward", "others of the task"], widths)
+    yield _row(["sign", "episodes", "mean reward", "same task, without"], widths)
     for sign in found.signs:
         yield _row([sign.sign, f"{sign.episodes:,}", _number(sign.reward), _number(sign.others)], widths)
         yield from _wrapped(sign.reason, "    ")

@@ -24,21 +24,25 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.usage = "forge-env job FILE [--write [FOLDER]] [--submit] [--job.kind KIND] [--a.b VALUE | a.b=VALUE ...]"
     parser.description = (
-        "Print what Slurm, Kubernetes and SkyPilot need to run a recipe on several hosts (docs/jobs.md), or one of "
-        "them with job.kind; with --write, put it into a folder and say how to submit it; with --submit, do so, and "
-        "show what the run prints."
+        "Print the files that Slurm, Kubernetes and SkyPilot need to run a recipe on several hosts (docs/jobs.md); "
+        "job.kind selects one platform. With --write, save them in a folder; with --submit, submit the job and follow "
+        "its output."
     )
     parser.word("FILE", "a YAML file, or the name of a bundled recipe (`forge-env config` lists them)")
     parser.keys(RunConfig)
-    parser.add_argument("--write", nargs="?", const="", metavar="FOLDER", help="write into FOLDER (job-NAME)")
-    parser.add_argument("--submit", action="store_true", help="submit the job, and follow it until it ends")
+    parser.add_argument("--write", nargs="?", const="", metavar="FOLDER", help="save the files in FOLDER (or job-NAME)")
+    parser.add_argument("--submit", action="store_true", help="submit the job and follow it until it ends")
     parser.add_argument("--hosts", type=int, default=2, metavar="N", help="hosts, or pods")
     parser.add_argument("--cpus", type=int, default=4, metavar="N", help="processors of each host")
     parser.add_argument("--memory", type=int, metavar="GIB", help="memory of each host (default: an estimate)")
     parser.add_argument("--accelerator", default=Request.accelerator, help="kind of GPU, for SkyPilot")
     parser.add_argument("--image", default=Request.image, help="image with forge-env")
     parser.add_argument(
-        "--secret", action="append", default=[], metavar="NAME", help="an environment variable that the platform keeps"
+        "--secret",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="environment variable to pass as a platform secret",
     )
 
 
@@ -53,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         if not _VARIABLE.fullmatch(secret):
             raise UsageError(f"--secret {secret!r} is not the name of an environment variable")
     if args.submit and config.job.kind not in PLATFORMS:
-        raise UsageError("--submit needs to know where", fix=f"add --job.kind {', '.join(PLATFORMS)}")
+        raise UsageError("--submit needs a platform", fix=f"add --job.kind {', '.join(PLATFORMS)}")
     name = job_name(config.name or source.stem)
     kinds = [config.job.kind] if config.job.kind in PLATFORMS else list(PLATFORMS)
     with source.locating():

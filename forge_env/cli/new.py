@@ -32,14 +32,14 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", metavar="NAME", help="name of the environment and its package")
     kinds = ("tools", "single", "sandbox", "repository", "program")
-    about = "tools, one turn, a sandbox, a software task, a program with its own loop"
+    about = "template: tools, a single turn, a sandbox, a software repository, or a program with its own loop"
     parser.add_argument("--kind", choices=kinds, default="tools", help=about)
     parser.add_argument(
         "--openenv",
         action="store_true",
-        help="add openenv.yaml and what it names: application, image, an episode to check",
+        help="add openenv.yaml with its application, image and validation episode",
     )
-    parser.add_argument("--dir", default=".", metavar="DIR", help="where to create its folder")
+    parser.add_argument("--dir", default=".", metavar="DIR", help="parent of the new folder")
 
 
 def run(args: argparse.Namespace) -> int:

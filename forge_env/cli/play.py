@@ -27,11 +27,11 @@ from forge_env.visible import one_line
 
 COMMAND = re.compile(r"/\w*(\s|$)")
 HELP = """\
-You are the agent. Write a message and end it with an empty line. Commands, on a line of their own:
-  /call TOOL {"argument": value}   add a tool call to the message (several run together)
-  /tools                           the tools
+You are the agent. Type a message and end it with an empty line. Commands, each on its own line:
+  /call TOOL {"argument": value}   add a tool call to the message (repeat for parallel calls)
+  /tools                           list the tools
   /quit                            stop
-A line of the message that would begin with / and a word begins with // instead.
+To start a line of the message with /, type //.
 """
 
 
@@ -40,8 +40,8 @@ def add_arguments(parser: Parser) -> None:
     add_environment(parser)
     parser.add_argument("--split", help="split of the task (default: the first)")
     parser.add_argument("--index", type=int, default=0, metavar="I", help="index of the task")
-    parser.add_argument("--seat", metavar="SEAT", help="play this one alone; --against plays the others (default: all)")
-    parser.add_argument("--against", metavar="PLAYER", help="who plays the other seats: random, or module:function")
+    parser.add_argument("--seat", metavar="SEAT", help="seat to play; --against plays the others (default: all)")
+    parser.add_argument("--against", metavar="PLAYER", help="player of the other seats: random, or module:function")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,9 +83,9 @@ def _against(name: str, seats: tuple[str, ...], seat: str | None, player: str | 
         return {}
     if seat not in seats:
         fix = f"its seats: {', '.join(seats)}" if seats else "leave --seat and --against out"
-        raise UsageError(f"{name} has no seat {seat!r}" if seat else "which seat do you play?", fix=fix)
+        raise UsageError(f"{name} has no seat {seat!r}" if seat else "--against needs --seat", fix=fix)
     if player is None:
-        raise UsageError("who plays the other seats?", fix="--against random, or --against module:function")
+        raise UsageError("--seat needs opponents", fix="add --against random or --against module:function")
     return dict.fromkeys((other for other in seats if other != seat), player)
 
 

@@ -43,27 +43,27 @@ def add_arguments(parser: Parser) -> None:
     program = actions.add_parser(
         "run",
         help="run a program in a sandbox",
-        description="Run a Python program (or a .sh script) in a fresh sandbox; ends with the program's exit code "
+        description="Run a Python program (or a .sh script) in a fresh sandbox; exits with the program's exit code "
         "(124: timed out, 137: out of memory or killed).",
     )
     program.add_argument("file", metavar="FILE", help="a .py or .sh file, or - for Python on standard input")
     limits = ", ".join(field.name for field in fields(Limits))
     program.add_argument("--limit", action="append", default=[], metavar="KEY=VALUE", help=f"a limit: {limits}")
     program.add_argument("--image", default="python", help="image to run in")
-    program.add_argument("--network", action="store_true", help="let the program reach the network")
+    program.add_argument("--network", action="store_true", help="allow network access")
     program.add_argument(
-        "--allow", action="append", default=[], metavar="HOST[:PORT]", help="let it reach this host over HTTP and HTTPS"
+        "--allow", action="append", default=[], metavar="HOST[:PORT]", help="allow HTTP(S) connections to this host"
     )
     _finish(program, run_program)
 
     build = actions.add_parser("build", help="build the image if it is missing")
-    build.add_argument("--image", help="image, or folder with a Dockerfile, to put the runner into (default: python)")
-    build.add_argument("--base-image", help="public base of the bundled image, such as python:3.12-slim")
+    build.add_argument("--image", help="image, or folder with a Dockerfile, to build on (default: python)")
+    build.add_argument("--base-image", help="base of the bundled image, such as python:3.12-slim")
     _finish(build, run_build)
 
     ps = actions.add_parser("ps", help="list running sandboxes")
     ps.set_defaults(act=run_ps)
-    reap = actions.add_parser("reap", help="remove what dead processes left")
+    reap = actions.add_parser("reap", help="remove sandboxes and files of dead processes")
     reap.add_argument("--images", action="store_true", help="also remove images of other versions that are not in use")
     reap.set_defaults(act=run_reap)
 
@@ -76,12 +76,12 @@ def add_arguments(parser: Parser) -> None:
         "audit",
         help="attack a sandbox on this machine, and print which attacks were contained",
         description="Run about 160 hostile programs (one to three minutes) against a sandbox of this machine, beside "
-        "another sandbox that must not notice, and print which were contained. Ends with 1 if one was not. Run it "
-        "after changing the kernel, Docker or an image, as the user who will run sandboxes.",
+        "another sandbox that must not be affected, and print which were contained. Exits with 1 if any was not. Run "
+        "it after changing the kernel, Docker or an image, as the user who will run sandboxes.",
     )
     audit.add_argument("--group", action="append", metavar="GROUP", help=f"only this group: {', '.join(GROUPS)}")
     audit.add_argument("--attack", action="append", metavar="NAME", help="only this program; --list shows the names")
-    audit.add_argument("--list", action="store_true", help="list the programs and what they try; run nothing")
+    audit.add_argument("--list", action="store_true", help="list the programs without running them")
     _finish(audit, run_audit)
 
 

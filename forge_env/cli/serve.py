@@ -19,8 +19,8 @@ def add_arguments(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="HOST",
-        help="clients may call this machine so, beside its address and its own name; several times for several"
-        " (also $FORGE_ENV_NAMES, with spaces between them)",
+        help="additional host name under which clients may reach this server; repeatable (also $FORGE_ENV_NAMES, "
+        "separated by spaces)",
     )
     parser.keys(ServeConfig)
 

@@ -124,7 +124,7 @@ def folder_of_run(text: str) -> Path:
             check_readable(path.absolute())
             return path.absolute()
     raise UsageError(
-        f"{one_line(text)} holds no run and no evaluation", fix="give the folder that forge-env train or eval wrote"
+        f"{one_line(text)} is neither a run nor an evaluation", fix="give a folder written by forge-env train or eval"
     )
 
 
@@ -139,11 +139,11 @@ def lines(found: Digest, width: int) -> Iterator[str]:
         yield from _moved(found, width)
     if found.contract:
         doubts = [check.words for check in found.contract if check.verdict in ("doubtful", "broken")]
-        yield from _answer("Can it be trusted?", [in_a_sentence(found.contract), *doubts], width)
+        yield from _answer("Can the result be trusted?", [in_a_sentence(found.contract), *doubts], width)
     yield from _answer("What does a typical failure look like?", [found.failure_words, found.unsolved_words], width)
     yield from _failures(found, width)
     if found.is_evaluation:
-        yield from _answer("What came of it?", found.scores or ["No score yet."], width)
+        yield from _answer("What is the score?", found.scores or ["No score yet."], width)
     else:
         yield from _answer("Did it learn?", [found.learned.words, *found.learned.further], width)
         if found.learned.start is not None and found.learned.end is not None:
@@ -184,4 +184,4 @@ def _failures(found: Digest, width: int) -> Iterator[str]:
     readable = (failure.typical for failure in found.failures if failure.name != "unreadable")
     if (typical := next(filter(None, readable), None)) is not None:
         words = shlex.join(["forge-env", "trajectory", str(found.root), typical["id"]])
-        yield visible(f"    read one: {words}")  # not wrapped, so that it can be copied
+        yield visible(f"    example: {words}")  # not wrapped, so that it can be copied

@@ -14,7 +14,6 @@ from typing import Any
 from forge_env.cli.command import Parser
 from forge_env.cli.info import earned
 from forge_env.errors import UsageError
-from forge_env.evaluation.tables import counted
 from forge_env.interrupts import say
 from forge_env.machine import user_path
 from forge_env.reading import LONGEST_LINE, open_file
@@ -216,8 +215,8 @@ def _turn_figures(turn: Turn) -> str:
     parts += [f"version {'-'.join(map(str, versions))}"] if versions else []
     parts += [f"model {turn.generate_s:.2f} s, environment {turn.step_s:.2f} s"]
     parts += [f"reward {turn.reward:g}"] if turn.reward else []
-    parts += ["cut at the limit of tokens"] if reply.stop_reason == "length" else []
-    return ", ".join(parts) + (", begins the conversation anew" if reply.forked else "")
+    parts += ["stopped at max_tokens"] if reply.stop_reason == "length" else []
+    return ", ".join(parts) + (", starts a new conversation" if reply.forked else "")
 
 
 def _rule(text: str, width: int, colour: bool) -> str:
@@ -260,7 +259,7 @@ def _trained(episode: Trajectory, root: Path) -> Iterator[str]:
             samples = [one for one in group.episodes if one.member.partition("/")[0] == str(episode.member)]
             if group.group == episode.group and samples:
                 mean = sum(one.advantage for one in samples) / len(samples)
-                yield f"trained on in step {step}: advantage {mean:+.3f}, {counted(group.staleness, 'version')} old"
+                yield f"trained on in step {step}: advantage {mean:+.3f}, staleness {group.staleness}"
 
 
 def result(episode: Trajectory) -> str:
@@ -271,7 +270,7 @@ def result(episode: Trajectory) -> str:
     elif episode.crashed:
         end = f"agent crashed ({one_line(episode.error or '')})"
     elif episode.truncated:
-        end = f"ended by the limit of {one_line(str(episode.truncation or 'unknown'))}"
+        end = f"truncated ({one_line(str(episode.truncation or 'unknown'))})"
     best: Any = episode.info.get("max_reward")
     of = f" of {best:g}" if isinstance(best, int | float) else ""
     seats = ", ".join(f"{one_line(seat, 40)} {reward:g}" for seat, reward in episode.rewards.items())

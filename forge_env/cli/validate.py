@@ -49,7 +49,7 @@ async def _validate(name: str, options: dict[str, Any], args: argparse.Namespace
     checks: list[Check] = []
     async with LazyEngine(args.sandbox, docker_host=args.docker_host) as engine:
         validator = Validator(lambda: make(name, sandboxes=engine, **options), num_tasks=args.num_tasks)
-        with LoopGuard(PATIENCE_S, 0.0, say, at_once=True), _naming_what_stands_still(validator):
+        with LoopGuard(PATIENCE_S, 0.0, say, at_once=True), _reporting_slow_tasks(validator):
             async for check in validator.run():
                 checks.append(check)
                 print(f"{MARKS[check.status]} {check.name}: {visible(check.detail)}", flush=True)
@@ -57,7 +57,7 @@ async def _validate(name: str, options: dict[str, Any], args: argparse.Namespace
 
 
 @contextmanager
-def _naming_what_stands_still(validator: Validator) -> Iterator[None]:
+def _reporting_slow_tasks(validator: Validator) -> Iterator[None]:
     """Print slow tasks from a thread, so that they are shown even if the environment blocks the event loop."""
     done = threading.Event()
 

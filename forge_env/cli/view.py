@@ -19,12 +19,14 @@ PORT = 7331
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Runs and evaluations in the browser: what the agents did, why the reward moved, where the time went. "
-        "The pages are served to this machine only, work offline, and change nothing in the folder."
+        "Show runs and evaluations in the browser: episodes, curves, causes of reward changes, time. The server "
+        "accepts connections from this machine only, needs no network, and changes nothing in the folder."
     )
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="of runs, or one run; unset: runs")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default="runs", help="folder of runs, or one run; omitted: runs"
+    )
     parser.add_argument("--port", type=int, metavar="P", help=f"port to serve at (default: {PORT}, or a free one)")
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument("--no-browser", action="store_true", help="print the address instead of opening it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", fix="give the folder that holds your runs, or one of them")
     if args.port is not None and not 0 <= args.port < 65536:
-        raise UsageError(f"{args.port} is no port", fix="choose one from 1 to 65535")
+        raise UsageError(f"{args.port} is not a port", fix="give a number from 1 to 65535")
     run_until_interrupted(_serve(folder, args.port, browser=not args.no_browser))
     return 0
 
@@ -44,7 +46,7 @@ async def _serve(folder: Path, port: int | None, *, browser: bool) -> None:
     from forge_env.view.serving import free_port, serve_pages
 
     def ready(address: str) -> None:
-        print(f"{folder} is shown at {address} (Ctrl-C stops)", flush=True)
+        print(f"serving {folder} at {address} (Ctrl-C stops)", flush=True)
         if browser and sys.stdout.isatty():
             asyncio.get_running_loop().run_in_executor(None, webbrowser.open, address)
 

@@ -23,14 +23,14 @@ VARIABLE = "FORGE_ENV_WORKER"
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Wait at an address of this machine for runs (job.workers of their recipe), and run what they start here. "
-        "Whoever reaches the address can run code as this user: use a network of your own, or tls:// (docs/hosts.md). "
-        "Ctrl-C ends it with all its processes."
+        "Listen for runs that list this address in job.workers, and run the processes that they start here. Every "
+        "client that can connect can run code as this user: use a private network, or tls:// (docs/hosts.md). Ctrl-C "
+        "stops the worker and its processes."
     )
     parser.add_argument(
         "address",
         metavar="ADDRESS",
-        help="tcp://HOST:PORT, or tls://HOST:PORT; HOST is this machine's",
+        help="tcp://HOST:PORT or tls://HOST:PORT; HOST is an address of this machine",
     )
 
 
@@ -52,9 +52,9 @@ async def _serve(address: Address, start: Callable[[Address], str]) -> None:
     monarch = os.environ[VARIABLE] = start(address)
     server = await serve_cards(address, monarch)
     if address.scheme == "tcp":
-        print(f"{address} has no password: everyone who reaches it, other users of this machine included, can run code")
-        print("as this user. On machines and networks that you share, use tls:// (docs/hosts.md).")
-    print(f"worker ready at {address}; Ctrl-C ends it", flush=True)
+        print(f"{address} has no authentication: every client that can connect, also other users of this machine, can")
+        print("run code as this user. On shared machines and networks, use tls:// (docs/hosts.md).")
+    print(f"worker ready at {address}; Ctrl-C stops it", flush=True)
     try:
         await asyncio.Event().wait()
     finally:
@@ -71,11 +71,11 @@ def _numeric(address: Address) -> Address:
     try:
         [(*_, socket_address), *_] = socket.getaddrinfo(address.plain_host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ForgeError(f"{address.host} is not known here: {error.strerror}", fix="write an IP address") from error
+        raise ForgeError(f"can't resolve {address.host}: {error.strerror}", fix="give an IP address") from error
     number = ipaddress.ip_address(socket_address[0])
     if number.is_unspecified:
         raise UsageError(
-            f"{address} would listen on every network of this machine, and whoever reaches it can run code",
-            fix="name the one address at which the run's other hosts reach this machine",
+            f"{address} would listen on every network of this machine, and every client could run code",
+            fix="give the address at which the run's other hosts reach this machine",
         )
     return address._replace(host=f"[{number}]" if number.version == 6 else str(number))

@@ -83,7 +83,7 @@ class TrainingView:
             times = f" (x{count})" if count > 1 else ""
             warning = f"!{times} {one_line(text, SHOWN_CHARACTERS)}"
             parts.append(Text(warning, style="bold yellow", no_wrap=True, overflow="ellipsis"))
-        footer = "finishing; Ctrl-C again stops now" if state.stopping else "Ctrl-C finishes and saves"
+        footer = "stopping; Ctrl-C again stops immediately" if state.stopping else "Ctrl-C stops and saves"
         under_way = "yellow" if state.stopping else "blue"
         return Panel(
             Group(*parts),
@@ -130,7 +130,7 @@ class TrainingView:
     def _waits(self) -> list[str]:
         """Return a text that lists which actors wait for what, or no text if none waits."""
         waiting = self._state.status.get("waiting") or {}
-        text = ", ".join(f"{who} waits for {what}" for who, what in waiting.items() if what)
+        text = ", ".join(f"{who} waiting for {what}" for who, what in waiting.items() if what)
         return [text] if text else []
 
     def _fields(self) -> list[str]:

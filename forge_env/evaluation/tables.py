@@ -25,7 +25,7 @@ A. Lippman-Hand, 1983)."""
 
 
 COUNTS = ("missing", "lost", "crashed", "truncated")
-ESTIMATED = "tokens and cost are estimated, a token for every four bytes of text"
+ESTIMATED = "their tokens and cost are estimated at four bytes per token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +150,17 @@ def exceptions(item: Mapping[str, Any]) -> list[str]:
     """
     parts = []
     if (asked := item.get("asked", 0)) > (planned := item.get("planned", 0)):
-        parts.append(f"{asked} were asked for, {planned} can be played")
-    left_out = {"not played": item.get("missing", 0), "failed by the environment's own code": item.get("bugs", 0)}
+        parts.append(f"{asked} requested, {planned} available")
+    left_out = {"not run": item.get("missing", 0), "failed by environment bugs": item.get("bugs", 0)}
     parts += [f"{sum(lost.values())} lost ({counts(lost)})"] if (lost := item.get("invalid")) else []
     parts += [f"{number} {why}" for why, number in left_out.items() if number]
     if bounds := item.get("bounds"):
         low, high = bounds
-        parts.append(f"with the lowest or the highest score for each of these: {low:.3f} to {high:.3f}")
+        parts.append(f"bounds if each of these had the lowest or highest score: {low:.3f} to {high:.3f}")
     if crashed := item.get("crashed"):
-        parts.append(f"agent crashed on {crashed}, which score 0, first: {one_line(str(item.get('first_crash')), 300)}")
+        parts.append(f"agent crashed on {crashed} (scored 0), first: {one_line(str(item.get('first_crash')), 300)}")
     if doubtful := item.get("metrics", {}).get(NOT_CHEAT_PROOF):
-        parts.append(f"{doubtful:.0%} of the samples passed tests in the judged code's process: not cheat-proof")
+        parts.append(f"not cheat-proof: {doubtful:.0%} of the samples passed tests in the judged code's process")
     return parts
 
 
@@ -168,35 +168,35 @@ def footnotes(summary: Summary) -> list[str]:
     """Notes below the tables: meaning of the errors, usage, durations and problems."""
     notes = [
         "± is the standard error, clustered by task; intervals are bootstrapped over tasks. Samples lost to "
-        "infrastructure are counted and enter no figure; truncated ones count with what they had scored, crashed ones "
-        "with 0."
+        "infrastructure are counted but excluded from scores; truncated samples keep their score; crashed samples "
+        "score 0."
     ]
     tokens = f"{summary.prompt_tokens:,} prompt and {summary.completion_tokens:,} completion tokens"
     notes.append(tokens + (f", cost {summary.cost:.4g}" if summary.cost else ""))
     if estimated := sum(item.estimated_requests for item in summary.environments.values()):
         asked = sum(item.requests for item in summary.environments.values())
-        notes.append(f"{estimated} of {asked} replies came without a count of tokens; of these, {ESTIMATED}")
+        notes.append(f"{estimated} of {asked} replies had no token count: {ESTIMATED}")
     for item in summary.environments.values():
         if item.bugs:
             notes.append(
-                f"{item.label}: its own code failed on {counted(item.bugs, 'sample')}, which enter no figure but "
-                f"the last column, there as 0; the first: {item.first_bug}"
+                f"{item.label}: environment bugs on {counted(item.bugs, 'sample')}, scored 0 in the last column only; "
+                f"the first: {item.first_bug}"
             )
         if item.samples:
             account = Times(item.wall_s, item.generate_s, item.step_s, item.reset_s, item.close_s, item.waited_s)
             notes.append(f"{item.label}: a sample took {account.words()}; {item.turns:.1f} turns")
         if item.score is not None and item.score.low == item.score.high and 0 < item.tasks < ALIKE_TASKS:
             notes.append(
-                f"{item.label}: every task scored alike, so error and interval say nothing about other tasks: with "
-                f"{item.tasks} tasks, up to {min(100, 300 // item.tasks)} % of all may still differ"
+                f"{item.label}: all {item.tasks} tasks have the same score, which says little about other "
+                f"tasks: up to {min(100, 300 // item.tasks)} % of all may score differently (95 % confidence)"
             )
         if item.samples and item.success_threshold is None:
             notes.append(
-                f"{item.label}: the reward of a perfect episode is unknown, so no task counts as solved: set the "
-                "environment's max_reward, or `success` of the evaluation"
+                f"{item.label}: the maximum reward is unknown, so no task counts as solved; set max_reward of the "
+                "environment or `success` of the evaluation"
             )
         if item.cut_replies:
-            notes.append(f"{item.label}: {item.cut_replies} replies ended at the limit of tokens for one reply")
+            notes.append(f"{item.label}: {item.cut_replies} replies were cut at max_tokens")
     if summary.request_errors:
         notes.append(f"failed requests, retries included: {counts(summary.request_errors)}")
     return notes
@@ -255,7 +255,7 @@ def print_tables(tables: Sequence[Table], notes: Iterable[str], stream: TextIO) 
             drawn.add_row(f"[dim]... {cut} more in report.md[/]", *[""] * (len(shown) - 1))
         console.print(drawn)
         if left_out:
-            console.print(f"[dim]no room for: {escape(', '.join(left_out))}[/]", soft_wrap=True)
+            console.print(f"[dim]hidden columns: {escape(', '.join(left_out))}[/]", soft_wrap=True)
 
 
 SHORTEST_NAME = 16

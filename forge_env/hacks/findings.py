@@ -168,18 +168,20 @@ class Findings:
     def words(self) -> str:
         """One-sentence summary of the results."""
         if not self.episodes:
-            return "No episodes are recorded."
+            return "No episodes recorded."
         parts = []
         if self.widened is not None:
-            parts.append(f"{self.visible_name} rose {self.widened:.2f} away from {self.hidden_name}")
+            parts.append(f"the gap between {self.visible_name} and {self.hidden_name} grew by {self.widened:.2f}")
         if self.judged is not None and self.judged.overpaid:
-            parts.append(f"a second judge pays less for {self.judged.overpaid} of {self.judged.episodes}")
+            parts.append(f"a second judge scored {self.judged.overpaid} of {self.judged.episodes} episodes lower")
         if self.paid_count:
-            parts.append(f"{self.paid_count:,} episodes were paid more for a lower {self.hidden_name}")
+            parts.append(f"{self.paid_count:,} episodes have a higher reward despite a lower {self.hidden_name}")
         if self.suspicious:
             share = self.suspicious / self.episodes
-            parts.append(f"{self.suspicious:,} of {self.episodes:,} episodes ({share:.1%}) show a sign")
-        return f"{'; '.join(parts)}." if parts else f"Nothing suspicious in {self.episodes:,} episodes."
+            parts.append(
+                f"{self.suspicious:,} of {self.episodes:,} episodes ({share:.1%}) show signs of reward hacking"
+            )
+        return f"{'; '.join(parts)}." if parts else f"No signs of reward hacking in {self.episodes:,} episodes."
 
 
 def find(

@@ -79,4 +79,4 @@ def in_a_sentence(clauses: list[Clause]) -> str:
     if not clauses:
         return ""
     held = sum(clause.verdict == "holds" for clause in clauses)
-    return f"{held} of the {len(clauses)} things that a run checks of itself hold."
+    return f"Self-checks: {held}/{len(clauses)} passed."

@@ -67,13 +67,15 @@ def learned(run: RunView) -> Learned:
         change, error, tasks = end - start, math.hypot(first_error, last_error), f"{n} episodes"
         sure = abs(change) > SURE * error
     verdict = "noise" if not sure else "better" if change > 0 else "worse"
-    answer = {"better": "Yes", "worse": "No, it got worse", "noise": "Not beyond noise"}[verdict]
-    words = f"{answer}: held-out {measure} {signed(change)} ± {error:.2f} on {tasks} it never trained on."
+    answer = {"better": "Yes", "worse": "No, the score fell", "noise": "No significant change"}[verdict]
+    words = f"{answer}: held-out {measure} {signed(change)} ± {error:.2f} on {tasks} not trained on."
     result = Learned(start, end, change, error, verdict, words, f"held-out {measure}")
     best_step, best, best_error, _ = max(main.points, key=lambda point: point[1])
     if best - end > SURE * math.hypot(best_error, last_error) and best_step != last_step:
-        result.further.append(f"It was best after step {best_step} ({best:.2f}) and has lost {best - end:.2f} since.")
-        result.words = words.replace("Yes:", "Yes, and it lost a part again:")
+        result.further.append(
+            f"The best score was {best:.2f} after step {best_step}; it has dropped by {best - end:.2f} since."
+        )
+        result.words = words.replace("Yes:", "Yes, but part of the gain was lost:")
         result.verdict = "noise" if verdict == "better" else verdict
     for other in splits[1:]:
         if len(other.points) > 1:
@@ -85,7 +87,7 @@ def learned(run: RunView) -> Learned:
         fifth = len(rewards) // 5
         moved = sum(rewards[-fifth:]) / fifth - sum(rewards[:fifth]) / fifth
         if moved > 0.1 and change < moved / 3:
-            result.further.append(f"The training reward rose by {moved:.2f}, held-out {measure} did not follow.")
+            result.further.append(f"The training reward rose by {moved:.2f}; held-out {measure} did not.")
     return result
 
 
@@ -108,7 +110,7 @@ def _learned_in_training(rows: Sequence[Mapping[str, Any]], splits: Sequence[Hel
     verdict = "noise" if abs(change) <= SURE * error else "better" if change > 0 else "worse"
     words = (
         f"Training reward {signed(change)} ± {error:.2f}, last fifth of the steps against the first. "
-        "Held-out tasks would say whether that carries over."
+        "There are no held-out scores to show whether this generalizes."
     )
     return Learned(start, end, change, error, verdict, words, "training reward")
 
@@ -156,7 +158,11 @@ class Reasons:
     @property
     def told(self) -> list[str]:
         """The answer, line by line."""
-        return [self.words, *self.warnings, *(["At the same time: " + " ".join(self.beside)] if self.beside else [])]
+        return [
+            self.words,
+            *self.warnings,
+            *(["Largest other changes: " + " ".join(self.beside)] if self.beside else []),
+        ]
 
 
 def reasons(run: RunView, around: int | None = None) -> Reasons:
@@ -175,7 +181,7 @@ def _reasons(queries: Queries, around: int | None) -> Reasons:
     played = {row["newest"]: row["n"] for row in queries.rows(sql)}
     low, high = min(played, default=0), max(played, default=0)
     if high - low < 2:
-        return Reasons(words="Too few updates yet to compare.")
+        return Reasons(words="Too early to tell: fewer than three policy updates.")
     if around is None:
         width = max(1, (high - low + 1) // 5)
         before = _window(played, range(low, low + width))
@@ -187,7 +193,7 @@ def _reasons(queries: Queries, around: int | None) -> Reasons:
         after = _window(played, range(middle, min(high, middle + width - 1) + 1))
     parts = [_part(queries, *window) for window in (before, after)]
     if not all(part.episodes for part in parts):
-        return Reasons(words="No episodes to compare there.", before=before, after=after)
+        return Reasons(words="No scored episodes around this step.", before=before, after=after)
     one, two = parts
     change, error = two.mean - one.mean, math.hypot(one.error, two.error)
     result = Reasons(before=before, after=after, change=change, error=error)
@@ -235,14 +241,14 @@ def _beside(found: Reasons) -> Iterator[str]:
     for item in found.endings[:1]:
         twice = max(item.before, item.after) >= 2 * min(item.before, item.after)
         if abs(item.change) >= (ENDED / 2 if twice else ENDED):
-            yield f"{item.name}: {percent(item.before)} → {percent(item.after)} of the episodes."
+            yield f"{item.name}: {percent(item.before)} → {percent(item.after)} of episodes."
     errors = [item for item in found.components if item.name.endswith(ERRORS) and item.before and item.after]
     errors = [item for item in errors if max(item.before, item.after) >= OFTEN]
     grown = [item for item in found.lengths if min(item.before, item.after) > 0 and item.name != "seconds"]
     for items in (grown, errors):
         for item in sorted(items, key=lambda item: -abs(math.log(item.after / item.before)))[:1]:
             if not 1 / LONGER < item.after / item.before < LONGER:
-                yield f"{item.name} an episode: {number(item.before)} → {number(item.after)}."
+                yield f"{item.name} per episode: {number(item.before)} → {number(item.after)}."
 
 
 def _window(played: Mapping[int, int], versions: range) -> tuple[int, int]:
@@ -259,13 +265,13 @@ def _say(found: Reasons) -> None:
     assert found.change is not None
     assert found.error is not None
     if abs(found.change) <= SURE * found.error:
-        found.words = f"It did not move beyond noise ({signed(found.change)} ± {found.error:.2f})."
+        found.words = f"No significant change ({signed(found.change)} ± {found.error:.2f})."
     else:
         word = "rose" if found.change > 0 else "fell"
-        parts = [f"{signed(found.within)} on tasks of the same difficulty"]
+        parts = [f"{signed(found.within)} at equal difficulty"]
         if abs(found.mix) > 0.005:
-            parts.append(f"{signed(found.mix)} because the mix of tasks changed")
-        found.words = f"It {word} by {abs(found.change):.2f} ± {found.error:.2f}: {' and '.join(parts)}."
+            parts.append(f"{signed(found.mix)} from a changed mix of difficulties")
+        found.words = f"It {word} by {abs(found.change):.2f} ± {found.error:.2f}: {', '.join(parts)}."
         against = [
             item
             for item in found.components
@@ -276,8 +282,8 @@ def _say(found: Reasons) -> None:
             and not item.name.endswith(ERRORS)
         ]
         found.warnings += [
-            f"{item.name} went the other way: {item.before:.2f} → {item.after:.2f}. Read the episodes: "
-            "does the reward measure the goal?"
+            f"{item.name} moved in the opposite direction: {item.before:.2f} → {item.after:.2f}. Check some "
+            "episodes for reward hacking."
             for item in against[:2]
         ]
 
@@ -400,7 +406,7 @@ def limit(run: RunView) -> Limit:
     result = Limit(accounts=accounts)
     trainer = accounts.get("trainer", {})
     if not trainer:
-        result.words = "No time accounts are in this run's metrics."
+        result.words = "The run's metrics contain no time measurements."
         return result
     work = {doing: share for doing, share in trainer.items() if doing != "start"}
     doing, share = max(work.items(), key=lambda item: item[1])
@@ -410,55 +416,65 @@ def limit(run: RunView) -> Limit:
     outside = sum(value for name, value in episodes.items() if name in ("environment", "reset", "close"))
     rollouts = [value.get("busy", 0.0) for actor, value in accounts.items() if actor.startswith("rollouts")]
     if not is_waiting("trainer", doing):
-        result.words = f"The trainer itself: it {_does(doing)} {percent(share)} of its time."
-        result.detail = f"The generators were busy {percent(busy)} of the time." if generator else ""
+        result.words = f"Bottleneck: trainer. It {_does(doing)} {percent(share)} of its time."
+        result.detail = f"The generators were busy {percent(busy)} of their time." if generator else ""
         result.advice = [
-            ("trainer.procs", "more ranks share a step"),
-            ("grpo.groups_per_step", "fewer groups make a step shorter; each learns from less"),
+            ("trainer.procs", "more processes share a step"),
+            ("grpo.groups_per_step", "smaller batches make steps shorter"),
         ]
         return result
-    result.words = f"The trainer spent {percent(share)} of its time {doing.replace('wait', 'waiting', 1)}."
+    idle = f"The trainer spent {percent(share)} of its time {doing.replace('wait', 'waiting', 1)}."
     if "generators" in doing:
-        result.detail = "New weights take long to arrive: see the weights/ curves."
-        result.advice = [("model.dtype", "smaller weights arrive sooner")]
+        result.words, result.detail = (
+            "Bottleneck: weight transfer.",
+            f"{idle} The weights/ curves show the transfer times.",
+        )
+        result.advice = [("model.dtype", "bfloat16 halves the bytes to send")]
     elif "reference" in doing or (scoring >= NARROW and scoring > busy):
-        result.detail = f"The reference model was busy {percent(scoring)} of the time: it is the narrow place."
+        result.words = "Bottleneck: reference model."
+        result.detail = f"{idle} The reference model was busy {percent(scoring)} of its time."
         result.advice = [
-            ("grpo.reference.procs", "more ranks share its work"),
-            ("grpo.reference.source", "a smaller model, or none where the loss needs none"),
+            ("grpo.reference.procs", "more processes share its work"),
+            ("grpo.reference.source", "a smaller model, or none if the loss doesn't need one"),
         ]
     elif rollouts and max(rollouts) > 0.8:
-        result.detail = f"The rollout workers themselves were busy {percent(max(rollouts))} of the time."
-        result.advice = [("rollouts.workers", "more processes play the episodes")]
+        result.words = "Bottleneck: rollout workers."
+        result.detail = f"{idle} The busiest rollout worker used {percent(max(rollouts))} of its time."
+        result.advice = [("rollouts.workers", "more processes run episodes")]
     elif busy >= NARROW and busy >= outside * 0.8:
+        result.words = "Bottleneck: sampling."
         result.detail = (
-            f"The generators were busy {percent(busy)} of the time: sampling is the narrow place. Episodes spent "
-            f"{percent(outside)} of theirs in the environment."
+            f"{idle} The generators were busy {percent(busy)} of theirs; episodes spent {percent(outside)} in the "
+            "environment."
         )
         result.advice = [
-            ("generator.num_replicas", "more generators sample side by side"),
-            ("grpo.max_off_policy_steps", "sampling runs further ahead of training"),
-            ("grpo.max_tokens_per_turn", "shorter answers, where they ramble"),
+            ("generator.num_replicas", "more generators sample in parallel"),
+            ("grpo.max_off_policy_steps", "sampling may run further ahead of training"),
+            ("grpo.max_tokens_per_turn", "a lower limit shortens long answers"),
         ]
     elif outside >= MUCH:
+        result.words = "Bottleneck: tools and sandboxes."
         result.detail = (
-            f"Episodes spent {percent(outside)} of their time in the environment, and the generators were busy only "
-            f"{percent(busy)}: tools and sandboxes are the narrow place."
+            f"{idle} Episodes spent {percent(outside)} of theirs in the environment; the generators were busy "
+            f"{percent(busy)}."
         )
         result.advice = [
             ("sandbox.concurrency", "more sandboxes at once"),
-            ("grpo.max_off_policy_steps", "more groups are played at once"),
-            ("rollouts.workers", "more processes play the episodes"),
+            ("grpo.max_off_policy_steps", "more groups run at once"),
+            ("rollouts.workers", "more processes run episodes"),
         ]
     elif generator:
+        result.words = "Bottleneck: too few concurrent episodes."
         result.detail = (
-            f"Nobody was busy most of the time (the generators {percent(busy)}, episodes in the environment "
-            f"{percent(outside)}): too few episodes are under way at once."
+            f"{idle} The generators were busy {percent(busy)} of theirs; episodes spent {percent(outside)} in the "
+            "environment."
         )
         result.advice = [
-            ("grpo.max_off_policy_steps", "sampling runs further ahead of training: more groups are played at once"),
-            ("grpo.groups_per_step", "more groups a step"),
+            ("grpo.max_off_policy_steps", "sampling may run further ahead of training"),
+            ("grpo.groups_per_step", "larger batches"),
         ]
+    else:
+        result.words = idle
     return result
 
 
@@ -476,21 +492,21 @@ def sample_limit(queries: Queries, environment: str = "") -> Limit:
     )
     (row,) = queries.rows(sql, {"environment": environment})
     if row["wall"] is None:
-        return Limit(words="No times are recorded yet.")
+        return Limit(words="No times recorded yet.")
     times = Times(**{name: row[name] or 0.0 for name in row.keys()})  # noqa: SIM118 - a row of SQLite iterates over values
     doing, spent = next(iter(times.parts.items()))
     result = Limit(share=min(spent / times.wall, 1.0), words=f"A sample took {times.words()}.")
     if times.waited >= WAITED * times.wall:
         share = percent(times.waited / times.wall)
-        result.detail = f"{share} was spent waiting for the endpoint's limits or for a sandbox."
+        result.detail = f"{share} of it was spent waiting for rate limits or a free sandbox."
     result.advice = SAMPLE_ADVICE.get(doing, [])
     return result
 
 
 SAMPLE_ADVICE = {
-    "model": [("concurrency", "more requests at once, where the endpoint has room")],
-    "tools and scoring": [("max_samples", "more samples at once, where there are processors for their sandboxes")],
-    "reset": [("max_samples", "fewer samples at once, where they wait for each other's sandboxes")],
+    "model": [("concurrency", "more concurrent requests, if the endpoint has capacity")],
+    "tools and scoring": [("max_samples", "more concurrent samples, if there are idle CPUs")],
+    "reset": [("max_samples", "fewer concurrent samples, if they compete for sandboxes")],
 }
 
 
@@ -501,6 +517,6 @@ def _busy(accounts: Mapping[str, Mapping[str, float]], actor: str) -> float:
 
 
 def _does(doing: str) -> str:
-    return {"train": "trained", "push weights": "sent weights", "save": "saved checkpoints"}.get(
-        doing, f"was busy with {doing}"
+    return {"train": "trained for", "push weights": "sent weights for", "save": "saved checkpoints for"}.get(
+        doing, f"spent on {doing}"
     )

@@ -46,7 +46,7 @@ NAV = (
 EVALUATION_NAV = (("", "Overview"), ("trajectories", "Trajectories"), ("recipe", "Recipe"), ("log", "Log"))
 LOG_BYTES = 200_000
 MOST_COMPARED = 8
-NO_RUN = "There is no such run in this folder, or it has been removed."
+NO_RUN = "This folder has no such run; it may have been removed."
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
 
 
@@ -141,26 +141,26 @@ class Pages:
         run = self._indexed(request)
         row = run.queries.one(request.path_params["kind"], request.path_params["id"])
         if row is None:
-            raise HTTPException(404, "There is no such episode in this run.")
+            raise HTTPException(404, "This run has no such episode.")
         return run, row
 
     def _missing(self, request: Request, error: Exception) -> Response:
-        message = error.detail if isinstance(error, HTTPException) else "There is no such page."
+        message = error.detail if isinstance(error, HTTPException) else "This page does not exist."
         status = error.status_code if isinstance(error, HTTPException) else 404
-        return self._message(request, status, "Not here" if status == 404 else "This can't be shown", str(message))
+        return self._message(request, status, "Not found" if status == 404 else "Error", str(message))
 
     def _failed(self, request: Request, error: Exception) -> Response:
         reason = str(error) if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
         fix = (error.fix or "") if isinstance(error, ForgeError) else ""
-        return self._message(request, 422 if isinstance(error, ForgeError) else 500, "This can't be shown", reason, fix)
+        return self._message(request, 422 if isinstance(error, ForgeError) else 500, "Error", reason, fix)
 
     def _no_room(self, request: Request, error: Exception) -> Response:
         """Respond to a cache folder that can't be used, or to a file that was removed while it was read."""
         folder = self.runs.cache or cache_dir()
         if isinstance(error, OSError) and not str(error.filename).startswith(str(folder)):
-            return self._message(request, 503, "This can't be shown", str(error))
+            return self._message(request, 503, "Error", str(error))
         message = f"The cache folder {folder} can't be used: {error}."
-        return self._message(request, 503, "This can't be shown", message, f"{CACHE_FIX}.")
+        return self._message(request, 503, "Error", message, f"{CACHE_FIX}.")
 
     def _message(self, request: Request, status: int, title: str, said: str, fix: str = "") -> Response:
         name = request.path_params.get("run") if hasattr(request, "path_params") else None
@@ -266,7 +266,7 @@ class Pages:
         listed = {name: figures for name in names if (figures := self.runs.figures(name)) is not None}
         chosen = [run for name in listed if (run := self.runs.get(name)) is not None]
         if len(chosen) < 2:
-            raise HTTPException(404, "Two runs of this folder are needed: /compare?runs=A,B")
+            raise HTTPException(404, "Comparing needs two runs of this folder: /compare?runs=A,B")
         for run in chosen:
             self.indexer.want(run.index)
         return self._page(
@@ -338,7 +338,7 @@ class Pages:
             "components": episode.figures(trajectory.metrics),
             "never_called": run.queries.constants["tools"]
             and not row["calls"]
-            and row["result"] in ("partly", "unpaid"),
+            and row["result"] in ("partial", "wrong"),
             "facts": [*episode.facts(row, trajectory, episode.against(row, members)), *episode.training(run, row)],
             "times": episode.times(row),
         }
@@ -387,7 +387,7 @@ class Pages:
         elif number is not None and number < len(messages):
             whole = messages[number].content
         else:
-            raise HTTPException(404, "There is no such message in this episode.")
+            raise HTTPException(404, "This episode has no such message.")
         end = start + text.SHOWN
         more = f"{place(run, row, 'piece')}?message={quote(wanted)}&start={end}" if end < len(whole) else ""
         sub = f"characters {start:,} to {min(end, len(whole)):,} of {len(whole):,}"
@@ -402,7 +402,7 @@ class Pages:
         kind, name = request.query_params.get("kind", "train"), request.query_params.get("group", "")
         rows = run.queries.group(kind, name) if name else []
         if not rows:
-            raise HTTPException(404, "There is no such group in this run.")
+            raise HTTPException(404, "This run has no such group.")
         valid = episode.rewards(rows)
         prompt, members = records.group_members(run.index, rows)
         best, differences = records.differences(rows)
@@ -429,7 +429,7 @@ class Pages:
         run, key = self._run(request), request.query_params.get("key", "")
         chart = next((chart for chart in _charts(run) if chart.key == key), None)
         if chart is None:
-            raise HTTPException(404, "There is no such chart of this run.")
+            raise HTTPException(404, "This run has no such chart.")
         return chart
 
     def chart_svg(self, request: Request) -> Response:
@@ -492,7 +492,7 @@ class Pages:
         """Return one of the page's static files."""
         content = static_files().get(request.path_params["name"])
         if content is None:
-            raise HTTPException(404, "There is no such file.")
+            raise HTTPException(404, "This file does not exist.")
         kind = TYPES.get(Path(request.path_params["name"]).suffix, "application/octet-stream")
         return Response(content, media_type=kind, headers={"cache-control": "private, max-age=31536000, immutable"})
 

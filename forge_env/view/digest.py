@@ -65,7 +65,7 @@ class Digest:
     """Kind of these episodes: samples, held-out or training episodes."""
     failures: list[Failure] = field(default_factory=list)
     unsolved: int = 0
-    """Number of training episodes, or samples, with the full reward for an unsolved task."""
+    """Number of training episodes, or samples, with the maximum reward for an unsolved task."""
     scores: list[str] = field(default_factory=list)
     """For an evaluation: the score of each environment in words."""
     learned: Learned = field(default_factory=Learned)
@@ -87,17 +87,17 @@ class Digest:
         """The typical failure in a sentence."""
         what = self.looked_at
         if not self.episodes:
-            return "No episodes are recorded."
+            return "No episodes recorded."
         if not self.failures:
-            return f"None of {self.episodes:,} {what} fell short."
+            return f"All {self.episodes:,} {what} got the maximum reward."
         most = max(self.failures, key=lambda failure: failure.count)
-        fallen = f"{self.fallen_short:,} of {self.episodes:,} {what} fell short"
-        return f"{fallen}; most of them: {most.name} ({most.count:,})."
+        fallen = f"{self.fallen_short:,} of {self.episodes:,} {what} failed"
+        return f"{fallen}; most common: {most.name} ({most.count:,})."
 
     @property
     def unsolved_words(self) -> str:
-        """The number of episodes with the full reward for an unsolved task, in a sentence; empty if there are none."""
-        text = f"{self.unsolved:,} got the full reward without solving their task: does the reward measure the goal?"
+        """The number of episodes with the maximum reward for an unsolved task, in a sentence; empty if none."""
+        text = f"{self.unsolved:,} got the maximum reward without solving the task: check for reward hacking."
         return text if self.unsolved else ""
 
     @property
@@ -210,7 +210,7 @@ def _examples(run: RunView, failures: Sequence[Failure], kind: str, most: int) -
             best = by_length[place]
             if best["task"] not in tasks and len(tasks) < most:
                 tasks.add(best["task"])
-                wanted.append((f"earned {best['reward']:g} of {best['best']:g}", best))
+                wanted.append((f"reward {best['reward']:g} of {best['best']:g}", best))
     for why, row in wanted:
         try:
             episode, _ = read(run.index, row)

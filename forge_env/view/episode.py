@@ -38,7 +38,7 @@ def facts(row: Mapping[str, Any], trajectory: Any, against: float | None) -> lis
         ("split", row["split"]),
         ("environment", row["environment"]),
         ("difficulty", str(row["difficulty"])),
-        ("against its group", text.signed(against) if against is not None else ""),
+        ("reward minus group mean", text.signed(against) if against is not None else ""),
         ("policy version", versions if row["newest"] >= 0 else ""),
         ("turns", str(row["turns"])),
         ("tool calls", str(row["calls"])),
@@ -67,10 +67,10 @@ def learned(run: RunView, row: Mapping[str, Any]) -> str:
     """Describe how an episode's sampled tokens were used in training."""
     if (record := trained(run, row)) is not None:
         advantage = "" if record[2] is None else f", with a mean advantage of {text.signed(record[2].advantage, 3)}"
-        return f"Step {record[0]} was trained on its sampled tokens{advantage}."
+        return f"Step {record[0]} trained on its sampled tokens{advantage}."
     if fate := _fate(run, row):
-        return f"No step was trained on it: its group was {fate}."
-    return "" if is_training(row["kind"]) else "Held-out: nothing is learned of it."
+        return f"Not trained on: its group was {fate}."
+    return "" if is_training(row["kind"]) else "Held-out episode; not trained on."
 
 
 def training(run: RunView, row: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -80,18 +80,18 @@ def training(run: RunView, row: Mapping[str, Any]) -> list[tuple[str, str]]:
         fate = _fate(run, row)
         return [("not trained on", fate)] if fate else []
     step, group, member = record
-    lines = [("trained at step", str(step)), ("staleness then", str(group.staleness))]
+    lines = [("trained at step", str(step)), ("staleness", str(group.staleness))]
     return [*lines, *([("advantage", text.signed(member.advantage, 3))] if member is not None else [])]
 
 
 def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List the times of an episode, by name."""
     values = [
-        ("in all", row["wall_s"]),
+        ("total", row["wall_s"]),
         ("reset", row["reset_s"]),
         ("model", row["generate_s"]),
         ("environment", row["step_s"]),
-        ("closing", row["close_s"]),
-        ("waited", row["waited_s"]),
+        ("close", row["close_s"]),
+        ("waiting", row["waited_s"]),
     ]
     return [(name, text.seconds(value)) for name, value in values if value]

@@ -19,7 +19,7 @@ EXPLAINED = 6
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A class of episodes below the full reward, or with the full reward for an unsolved task."""
+    """A class of episodes below the maximum reward, or with the maximum reward for an unsolved task."""
 
     name: str
     """`failed hidden tests, after reading "0/n passed"`, `out of turns`, `lost: SandboxError`, ..."""
@@ -47,7 +47,7 @@ def failures_of(run: RunView) -> tuple[str, str]:
 
 
 def failures(run: RunView, kind: str, environment: str = "") -> list[Failure]:
-    """Failure classes: first full reward without a solved task, then the largest.
+    """Failure classes: first maximum reward without a solved task, then the largest.
 
     Args:
         run: a run or an evaluation.
@@ -63,7 +63,7 @@ def failures(run: RunView, kind: str, environment: str = "") -> list[Failure]:
 
 
 def unsolved_of(run: RunView) -> int:
-    """Number of training episodes, or samples, with the full reward for an unsolved task."""
+    """Number of training episodes, or samples, with the maximum reward for an unsolved task."""
     kind = "" if run.is_evaluation or not run.queries.count("train") else "train"
     return sum(count for name, count, _ in run.queries.failures(kind) if name == PAID_UNSOLVED)
 

@@ -16,7 +16,7 @@ from forge_env.trajectory_index import LIMITS, SCORED
 
 SPAN = re.compile(r"(\d{1,12})(?:\s*-\s*(\d{1,12}))?", re.ASCII)
 """A range such as `3-9`, or one number."""
-OUTCOMES = ("paid", "unsolved", "partly", "unpaid", "limit", "crashed", "lost", "unreadable")
+OUTCOMES = ("full", "unsolved", "partial", "wrong", "limit", "crashed", "lost", "unreadable")
 SORTS = {
     "newest": "key", "reward": "reward", "tokens": "tokens", "turns": "turns", "calls": "calls", "seconds": "wall_s",
     "version": "newest",
@@ -39,10 +39,10 @@ UNSOLVED = f"({VALID} and {PAID} and solved < 0.5)"
 FAILED = f"(outcome in ('lost', 'unreadable') or not {PAID} or {UNSOLVED})"
 OUTCOME = (
     "case when outcome in ('lost', 'unreadable', 'crashed') then outcome "
-    f"when {UNSOLVED} then 'unsolved' when outcome = 'limit' then 'limit' when {PAID} then 'paid' "
-    "when reward > 0 then 'partly' else 'unpaid' end"
+    f"when {UNSOLVED} then 'unsolved' when outcome = 'limit' then 'limit' when {PAID} then 'full' "
+    "when reward > 0 then 'partial' else 'wrong' end"
 )
-PAID_UNSOLVED = "full reward, not solved"
+PAID_UNSOLVED = "maximum reward, not solved"
 HOW_ENDED = (
     "case when outcome = 'lost' then 'lost: ' || why when outcome = 'unreadable' then 'unreadable' "
     f"when outcome = 'crashed' then 'agent crashed' when {UNSOLVED} then '{PAID_UNSOLVED}' "

@@ -229,7 +229,7 @@ class Queries:
         return Facets(
             total=total,
             outcomes={
-                name: outcomes[name] for name in OUTCOMES if outcomes[name] or name in ("paid", "unpaid", "limit")
+                name: outcomes[name] for name in OUTCOMES if outcomes[name] or name in ("full", "wrong", "limit")
             },
             bins=[bins[index] for index in range(BINS)],
             low=low,

@@ -95,9 +95,9 @@ def _note(turn: Turn) -> str:
     if len(reply.token_ids) and turn.generate_s:
         parts.append(f"{len(reply.token_ids) / turn.generate_s:,.0f} tokens/s")
     if turn.reward:
-        parts.append(f"earned {turn.reward:g}")
+        parts.append(f"reward {turn.reward:g}")
     if reply.stop_reason not in ("stop", ""):
-        parts.append(f"ended by: {reply.stop_reason}")
+        parts.append(f"stop reason: {reply.stop_reason}")
     return " · ".join(parts)
 
 

@@ -21,7 +21,7 @@ from forge_env.view.runs import RunView
 SAFE = re.compile(r"[\w][\w .:@+=,-]*(?:/[\w][\w .:@+=,-]*)*")
 """Ids that can be part of an address; other records are addressed by file and offset."""
 OUTCOME_NAMES = {
-    "paid": "full reward", "unsolved": PAID_UNSOLVED, "partly": "below maximum reward", "unpaid": "wrong answer",
+    "full": "maximum reward", "unsolved": PAID_UNSOLVED, "partial": "below maximum reward", "wrong": "wrong answer",
     "limit": "hit a limit", "crashed": "agent crashed", "lost": "lost", "unreadable": "can't be read",
 }  # fmt: skip
 

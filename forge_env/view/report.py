@@ -111,14 +111,14 @@ def _body(found: Digest) -> Iterator[str]:
         yield f'<section class="failed"><h2>Error</h2><pre>{_shown(error)}</pre></section>'
     yield f'<div class="four">{"".join(_cards(found))}</div>'
     if curves := _thin(reward_curves(found.rows)):
-        title = "<h2>Reward <small>over training steps; bars are one standard error</small></h2>"
+        title = "<h2>Reward <small>by training step; bars: one standard error</small></h2>"
         yield f"<section>{title}{_headline(curves)}"
         yield from (f"<p class='soft'>{_shown(text)}</p>" for text in mixed_scores(found.rows))
         yield "</section>"
     if panels := [text for panel in PANELS if (text := _panel(panel, found.rows))]:
         yield f'<div class="grid">{"".join(panels)}</div>'
     if account := time_account(found.rows):
-        title = "<h2>Where the time went <small>share of every actor; waiting is hatched</small></h2>"
+        title = "<h2>Where the time went <small>share of each actor's time; hatched: waiting</small></h2>"
         advice = "".join(f"<p><code>{_shown(key)}</code>: {_shown(text)}</p>" for key, text in found.limit.advice)
         yield f"<section>{title}{share_bars(account)}{advice}</section>"
     yield from _read(found)
@@ -136,7 +136,7 @@ def _body(found: Digest) -> Iterator[str]:
 def answers(found: Digest) -> Iterator[tuple[str, list[str]]]:
     """Yield each question with its answer in sentences, the short one first."""
     if found.is_evaluation:
-        yield "What came of it?", found.scores or ["No score yet."]
+        yield "What is the score?", found.scores or ["No score yet."]
         yield QUESTIONS[1], [found.failure_words, found.unsolved_words]
         yield QUESTIONS[3], [found.limit.words, found.limit.detail]
         return
@@ -172,7 +172,7 @@ def mixed_scores(rows: Sequence[Row]) -> Iterator[str]:
             low, high = (row.get(f"eval/{split}/{name}_version") for name in ("oldest", "newest"))
             if isinstance(share, float) and share < 1 and isinstance(low, float) and isinstance(high, float):
                 versions = f"version {low:.0f}" if low == high else f"versions {low:.0f} to {high:.0f}"
-                yield f"held-out ({split}) after step {row['step']}: played by {versions}, {share:.0%} by this step's"
+                yield f"held-out ({split}) after step {row['step']}: sampled by {versions}, {share:.0%} by this step's"
 
 
 # ---
@@ -220,13 +220,13 @@ def _read(found: Digest) -> Iterator[str]:
             f'<td><span class="bar" style="width:{100 * failure.count / most:.0f}px"></span></td></tr>'
             for failure in found.failures[:12]
         )
-        yield f"<section><h2>How episodes fall short</h2><table>{rows}</table></section>"
+        yield f"<section><h2>Failures</h2><table>{rows}</table></section>"
     if found.examples:
         details = "".join(
             f"<details><summary>{_summary(example)}</summary>{_episode(example)}</details>"
             for example in found.examples
         )
-        yield f"<section><h2>Read some <small>typical failures, then successes</small></h2>{details}</section>"
+        yield f"<section><h2>Example episodes <small>typical failures, then successes</small></h2>{details}</section>"
 
 
 def _eg(example: str) -> str:
@@ -245,7 +245,7 @@ def _episode(example: Example) -> str:
     shown = messages if left <= 0 else [*messages[: MOST_MESSAGES // 2], *messages[-(MOST_MESSAGES // 2) :]]
     parts = [_message(message) for message in shown]
     if left > 0:
-        parts.insert(MOST_MESSAGES // 2, f'<p class="soft">{left} messages are left out</p>')
+        parts.insert(MOST_MESSAGES // 2, f'<p class="soft">{left} messages omitted</p>')
     where = f"trajectories/{example.kind}.jsonl"
     return "".join(parts) + f'<p class="soft">{_shown(where)}</p>'
 
@@ -278,10 +278,10 @@ def _tables(found: Digest) -> Iterator[str]:
     summary = found.summary
     if found.contract:
         cells = [(CLAUSES[clause.clause], f"{clause.verdict}: {clause.text}") for clause in found.contract]
-        yield _table("Contract", cells)
+        yield _table("Self-checks", cells)
     if found.hacks is not None:
-        yield _table("Is the reward earned?", [*earned(found.hacks)])
-    yield _table("What was run", [*facts(found.summary)])
+        yield _table("Reward hacking", [*earned(found.hacks)])
+    yield _table("Run and machine", [*facts(found.summary)])
     if isinstance(scores := summary.get("heldout"), dict) and scores:
         cells = [
             (split, f"{item['start']:.3f} → {item['end']:.3f} ± {item['stderr']:.3f} (standard error, n={item['n']})")
@@ -300,12 +300,12 @@ def _tables(found: Digest) -> Iterator[str]:
     for row in found.rows:
         last |= {key: value for key, value in row.items() if key not in ("step", "time") and value is not None}
     if last:
-        yield _table("Every metric, last value", [(key, f"{last[key]:.6g}") for key in sorted(last)], folded=True)
+        yield _table("Last value of every metric", [(key, f"{last[key]:.6g}") for key in sorted(last)], folded=True)
 
 
 def earned(hacks: Findings) -> Iterator[tuple[str, str]]:
     """Yield names and values of the short result of `forge-env hacks`."""
-    yield "in short", hacks.words + (" (a sample of them)" if hacks.left_out else "")
+    yield "summary", hacks.words + (" (sampled)" if hacks.left_out else "")
     for sign in hacks.signs:
         yield f"{sign.sign}: {sign.reason}", f"{sign.episodes:,} episodes"
 
@@ -324,7 +324,7 @@ def facts(summary: Row) -> Iterator[tuple[str, str]]:
         "sandbox engine": summary.get("engine"),
         "tokens generated": number(tokens) if isinstance(tokens := summary.get("tokens_generated"), int) else None,
         "episodes": number(played) if isinstance(played := summary.get("episodes"), int) else None,
-        "failed by bugs of the environment": summary.get("episodes_bugs") or None,
+        "episodes lost to environment bugs": summary.get("episodes_bugs") or None,
         f"largest staleness (bound {bound})": summary.get("max_staleness") if bound is not None else None,
     }
     yield from ((name, str(value)) for name, value in known.items() if value not in (None, ""))
@@ -356,17 +356,17 @@ def markdown(found: Digest) -> str:
     for question, sentences in answers(found):
         lines += [f"**{question}** {_plain(in_a_row(sentences))}", ""]
     if found.failures:
-        lines += ["| how episodes fall short | number | share |", "|---|---:|---:|"]
+        lines += ["| failure | episodes | share |", "|---|---:|---:|"]
         lines += [f"| {_plain(item.name)} | {item.count:,} | {item.share:.1%} |" for item in found.failures[:8]] + [""]
     if found.examples:
         lines += [*_folded(found.examples[0])]
     if found.contract:
-        lines += [f"**Contract** {_plain(in_a_sentence(found.contract))}", ""]
+        lines += [f"**{_plain(in_a_sentence(found.contract))}**", ""]
         lines += [f"- {_plain(item.words)}" for item in found.contract if item.verdict in ("doubtful", "broken")] + [""]
     if found.hacks is not None:
-        lines += ["**Is the reward earned?**"]
+        lines += ["**Reward hacking**"]
         lines += [f"- {_plain(name)}: {_plain(value)}" for name, value in earned(found.hacks)] + [""]
-    lines += ["<details><summary>What was run</summary>", "", "| | |", "|---|---|"]
+    lines += ["<details><summary>Run and machine</summary>", "", "| | |", "|---|---|"]
     lines += [f"| {_plain(name)} | {_plain(value)} |" for name, value in facts(found.summary)]
     return "\n".join([*lines, "", "</details>", ""])
 
@@ -407,7 +407,7 @@ class ReportWriter(Subscriber):
             drawn = write_reward_curve(run.folder)
             write_report(run.folder.root)
         except (OSError, sqlite3.Error) as error:  # a full disk must not hide how the run ended
-            run.warn(f"can't write the report: {error}")
+            run.warn(f"Can't write the report: {error}")
             return
         if summary.get("heldout_start") is not None and summary["steps"]:
             run.note(

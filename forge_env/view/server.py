@@ -42,7 +42,7 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 LONGEST_ADDRESS = 8_192
-REFUSED = "This page needs the address that `forge-env view` printed: it holds a token.\n"
+REFUSED = "Open the address that `forge-env view` printed; it contains the access token.\n"
 
 
 def token(cache: Path | None = None) -> str:
@@ -108,9 +108,9 @@ class Guard:
         given = next((value for name, value in query if name == "token"), None)
         host = headers.get("host", "").lower()
         if host not in {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set()):
-            await _answer(send, 421, "Open it at 127.0.0.1, with this server's own port: forward the same one.\n")
+            await _answer(send, 421, "Open this server at 127.0.0.1 and its own port; forward the same port number.\n")
         elif scope["method"] not in ("GET", "HEAD"):
-            await _answer(send, 405, "These pages are only looked at.\n", [("allow", "GET, HEAD")])
+            await _answer(send, 405, "Only GET and HEAD are supported.\n", [("allow", "GET, HEAD")])
         elif len(scope.get("raw_path", b"")) + len(scope["query_string"]) > LONGEST_ADDRESS:
             await _answer(send, 414, "This address is too long.\n")
         elif given is not None and hmac.compare_digest(given.encode(errors="replace"), self._secret.encode()):

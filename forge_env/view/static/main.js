@@ -63,7 +63,7 @@ function marked() {
   const button = one("[data-compare-button]");
   if (!button) return;
   button.disabled = chosen.length < 2;
-  one("[data-marked]").textContent = chosen.length ? chosen.join(", ") : "mark two or more with the boxes, or x";
+  one("[data-marked]").textContent = chosen.length ? chosen.join(", ") : "select two or more runs, also with x";
 }
 document.addEventListener("change", (event) => { if (event.target.matches("[data-mark]")) marked(); });
 one("[data-compare]")?.addEventListener("submit", (event) => { event.preventDefault(); compare(); });

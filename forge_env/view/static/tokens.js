@@ -4,9 +4,9 @@ let data = null, turns = [], starts = [];
 
 const byProbability = (logprob) => { const p = Math.exp(logprob); return SCALE.find(([least]) => p >= least)[1]; };
 const keys = {
-  logprob: [["sure", ""], ["p < 0.9", "c1"], ["< 0.5", "c2"], ["< 0.1", "c3"], ["< 0.01", "c4"]],
-  advantage: [["above 0: made likelier", "c5"], ["below 0: made less likely", "c3"]],
-  mask: [["sampled", "c6"], ["given: never learned from", ""]],
+  logprob: [["p ≥ 0.9", ""], ["p < 0.9", "c1"], ["< 0.5", "c2"], ["< 0.1", "c3"], ["< 0.01", "c4"]],
+  advantage: [["positive: probability increases", "c5"], ["negative: probability decreases", "c3"]],
+  mask: [["sampled", "c6"], ["not sampled: masked", ""]],
 };
 let versions = [];
 
@@ -63,7 +63,7 @@ export async function startTokens() {
   turns = [...holder.querySelectorAll("[data-turn]")];
   starts = data.turns.map((turn) => { let at = 0; return [0, ...turn.lengths.map((length) => (at += length))]; });
   versions = [...new Set(data.turns.flatMap((turn) => turn.versions))].sort((a, b) => a - b);
-  if (typeof Highlight === "undefined") { document.querySelector("[data-token-key]").textContent = "this browser can't colour ranges"; return; }
+  if (typeof Highlight === "undefined") { document.querySelector("[data-token-key]").textContent = "this browser does not support text highlights"; return; }
   const inputs = [...document.querySelectorAll("[data-token-bar] input")];
   const asked = new URL(location.href).searchParams.get("colour");
   for (const input of inputs) {
@@ -84,7 +84,7 @@ export async function startTokens() {
     if (place >= turn.ids.length) { tip.hidden = true; return; }
     const text = turns[number].firstChild.data.slice(starts[number][place], starts[number][place + 1]);
     const p = 100 * Math.exp(turn.logprobs[place]);
-    tip.textContent = `${JSON.stringify(text)}  id ${turn.ids[place]}\nlog-prob ${turn.logprobs[place].toPrecision(3)}  p ${p.toFixed(p < 99.95 ? 1 : 2)} %\nversion ${turn.versions[place]}${data.advantage === null ? "" : `\n${data.learned ? "advantage" : "reward less its group's mean"} ${data.advantage.toFixed(3)}`}`;
+    tip.textContent = `${JSON.stringify(text)}  id ${turn.ids[place]}\nlog-prob ${turn.logprobs[place].toPrecision(3)}  p ${p.toFixed(p < 99.95 ? 1 : 2)} %\nversion ${turn.versions[place]}${data.advantage === null ? "" : `\n${data.learned ? "advantage" : "reward minus group mean"} ${data.advantage.toFixed(3)}`}`;
     tip.hidden = false;
     tip.style.left = `${Math.min(event.pageX + 14, document.documentElement.clientWidth - tip.offsetWidth - 8)}px`;
     tip.style.top = `${event.pageY + 18}px`;

@@ -63,7 +63,7 @@ def test_the_four_answers_are_shown_and_the_result_is_last(
     assert places == sorted(places)
     assert "75 % of its time" in shown
     assert re.search(r"\d+  out of tool calls, after reading .+ +█", shown)
-    assert f"read one: forge-env trajectory {shlex.quote(str(folder.root))} train-" in shown
+    assert f"example: forge-env trajectory {shlex.quote(str(folder.root))} train-" in shown
     assert shown.endswith("held-out solved: 0.400 → 0.800\n")
 
 
@@ -75,20 +75,20 @@ def test_what_is_paid_and_not_solved_is_said_first(folder: RunFolder, capsys: py
             writer.write(played(500, member, STEPS, 1.0, "Fooled.", metrics={"solved": 0.0}))
     assert main(["show", str(folder.root)]) == 0
     shown = capsys.readouterr().out
-    assert "3 got the full reward without solving their task: does the reward measure the goal?" in shown
-    classes = re.findall(r"\d+  (full reward, not solved|out of tool calls)", shown)
-    assert classes[:2] == ["full reward, not solved", "out of tool calls"]
-    assert f"read one: forge-env trajectory {shlex.quote(str(folder.root))} train-500-" in shown
+    assert "3 got the maximum reward without solving the task: check for reward hacking." in shown
+    classes = re.findall(r"\d+  (maximum reward, not solved|out of tool calls)", shown)
+    assert classes[:2] == ["maximum reward, not solved", "out of tool calls"]
+    assert f"example: forge-env trajectory {shlex.quote(str(folder.root))} train-500-" in shown
     assert main(["show", str(folder.root), "--format", "html", "--out", str(folder.root / "r.html")]) == 0
     text = (folder.root / "r.html").read_text()
-    assert "does the reward measure the goal?" in text
-    assert re.search(r"<summary>full reward, not solved: train-500-\d", text)
-    assert not re.search(r"<summary>earned 1 of 1: train-500-", text), "it is no success"
+    assert "check for reward hacking" in text
+    assert re.search(r"<summary>maximum reward, not solved: train-500-\d", text)
+    assert not re.search(r"<summary>reward 1 of 1: train-500-", text), "it is no success"
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(width: int, folder: RunFolder) -> None:
-    lines = [line for line in show.lines(digest(folder.root), width) if "read one: " not in line]
+    lines = [line for line in show.lines(digest(folder.root), width) if "example: " not in line]
     assert max(map(cell_len, lines)) <= max(width, 60)
 
 
@@ -103,7 +103,7 @@ def test_the_answers_are_had_as_json(folder: RunFolder, capsys: pytest.CaptureFi
 def test_what_is_no_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options in ([], ["--follow"], ["--format", "html"]):
         assert main(["show", str(tmp_path / "none"), *options]) == 2
-        assert "holds no run and no evaluation" in capsys.readouterr().err
+        assert "is neither a run nor an evaluation" in capsys.readouterr().err
 
 
 def test_an_episode_is_a_conversation(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,8 +114,8 @@ def test_an_episode_is_a_conversation(folder: RunFolder, capsys: pytest.CaptureF
     ]  # fmt: skip
     place = lines.index("  → python  (0.21 s)")
     assert lines[place : place + 4] == ["  → python  (0.21 s)", "    code:", "      x = 1", "      x + 1"]
-    assert any(line.startswith("trained on in step 1: advantage -0.250, 0 versions old") for line in lines)
-    assert lines[-1] == "ended by the limit of tool_calls: reward 0"
+    assert any(line.startswith("trained on in step 1: advantage -0.250, staleness 0") for line in lines)
+    assert lines[-1] == "truncated (tool_calls): reward 0"
     assert main(["trajectory", str(folder.root), "train-999-0"]) == 2
     assert "has no episode 'train-999-0'" in capsys.readouterr().err
 
@@ -139,7 +139,7 @@ def test_a_finished_run_is_told_line_by_line(folder: RunFolder, capsys: pytest.C
     assert main(["show", str(folder.root), "--lines", "2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "[  1m00s] step 10  reward 1.000  tokens/s 900",
-        "[  1m00s] held-out (eval) after step 10: 0.800 ± 0.030 (n=64, 25% by other versions)",
+        "[  1m00s] held-out (eval) after step 10: 0.800 ± 0.030 (n=64, 25% of tokens by other versions)",
         "first: finished  held-out 0.400 → 0.800",
     ]
 
@@ -190,9 +190,9 @@ def test_a_report_answers_and_shows_episodes(folder: RunFolder, capsys: pytest.C
     for part in (
         "Did it learn?", "What does a typical failure look like?", "Why did the reward move?",
         "What limited the speed?",
-        "out of tool calls", "earned 1 of 1", "x + 1", "python 3.11", "generated",
+        "out of tool calls", "reward 1 of 1", "x + 1", "python 3.11", "generated",
         "trained, while it trains", "largest",
-        "wait for episodes 75%", "held-out (eval) after step 10: played by versions 10 to 11, 75% by this step's",
+        "wait for episodes 75%", "held-out (eval) after step 10: sampled by versions 10 to 11, 75% by this step's",
     ):  # fmt: skip
         assert part in page.text
     asked = [value for _, given in page.tags for name, value in given.items() if name in ("src", "href")]
@@ -298,7 +298,7 @@ def test_an_evaluation_that_goes_on_shows_its_score_so_far(
         shown = capsys.readouterr().out
         assert re.search(figure + r"\n$", shown), "the result stands last"
         assert "A sample took" in shown
-        (command,) = re.findall(r"read one: forge-env (.*)", shown)
+        (command,) = re.findall(r"example: forge-env (.*)", shown)
         assert main(shlex.split(command)) == 0, "the line can be copied, whatever the folder is called"
         capsys.readouterr()
         assert main(["show", str(root), "--format", "md"]) == 0

@@ -32,7 +32,7 @@ def test_plain_lines_are_sparse(config: RunConfig, folder: RunFolder, state: Run
     lines = stream.getvalue().splitlines()
     assert len([line for line in lines if "training" in line]) == 5
     progress = next(line for line in lines if "training 1" in line)
-    for part in ("reward 0.500", "staleness 1/2", "3,000 tokens/s", "trainer waits for episodes", "left"):
+    for part in ("reward 0.500", "staleness 1/2", "3,000 tokens/s", "trainer waiting for episodes", "left"):
         assert part in progress
     assert sum("warning: something" in line for line in lines) == 1
     assert any("held-out (eval) after step 60: 0.750 ± 0.040 (standard error, n=128)" in line for line in lines)
@@ -57,7 +57,7 @@ def test_the_live_panel_shows_what_matters(config: RunConfig, folder: RunFolder,
     text = stream.getvalue()
     for part in (
         "✓ sandbox 2.0s", "● training", "10/40", "3m00s left", "reward", "0.600 ± 0.040", "from 0.400", "staleness 1/2",
-        "3,000 tokens/s", "trainer waits for episodes", "! one group was lost", "Ctrl-C again stops now",
+        "3,000 tokens/s", "trainer waiting for episodes", "! one group was lost", "Ctrl-C again stops immediately",
     ):  # fmt: skip
         assert part in text
 

@@ -57,7 +57,7 @@ def test_both_scores_are_shown_and_the_bug_is_printed_once(tmp_path: Path, capsy
     assert said.count("reward function 'reward' raised ValueError") == 1
     assert "[reward, " in said
     assert "test_bugs.py:" in said
-    assert "its own code failed on 5 samples" in markdown(result.summary)
+    assert "environment bugs on 5 samples" in markdown(result.summary)
 
 
 def test_bugs_are_shown_apart_while_it_goes_on() -> None:

@@ -263,7 +263,7 @@ def test_json_and_resume_from_the_folder_alone(out: str, capsys: Any) -> None:
 def test_an_agent_that_always_crashes_is_exit_code_1(agent: str, code: int, out: str, capsys: Any) -> None:
     command = ["eval", TOY, "--model", f"tests.forge_env.evaluation.toys:{agent}", "--out", out, "-n", "4"]
     assert main(command) == code
-    said = "forge-env: the agent's own code crashed on every sample of Sums: nothing was measured\n"
+    said = "forge-env: the agent's own code crashed on every sample of Sums: no score was measured\n"
     assert (said in capsys.readouterr().err) == bool(code)
     assert main(["eval", "--out", out, "--resume"]) == code, "also if it had all been played before"
 
@@ -298,7 +298,7 @@ def test_lost_samples_are_exit_code_1(out: str, capsys: Any) -> None:
     assert re.search(
         r"6 samples were lost to infrastructure, .*\n  the first: SandboxError: the box was lost", captured.err
     )
-    assert f"forge-env eval --out {out} --resume plays them again" in captured.err
+    assert f"run them again with forge-env eval --out {out} --resume" in captured.err
 
 
 def test_a_dead_endpoint_is_named_at_once(out: str, capsys: Any) -> None:

@@ -95,12 +95,12 @@ def test_a_crash_on_most_tasks_is_no_perfect_score_anywhere(
     result = fe.evaluate(Sums, raises_from(4), out=tmp_path / "out")
     item = result.summary.environments["Sums"]
     assert figure(item.score).startswith("0.333")
-    assert "agent crashed on 8, which score 0" in caplog.text, "the return value is not the only word"
+    assert "agent crashed on 8 (scored 0)" in caplog.text, "the return value is not the only word"
     assert main(["show", str(tmp_path / "out")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "8 agent crashed" in shown
     assert "[agent, " in shown
-    assert "agent crashed on 8, which score 0" in (tmp_path / "out" / "report.md").read_text()
+    assert "agent crashed on 8 (scored 0)" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_metric_counts_0_for_a_crash_too(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_score_over_fewer_samples_says_so_first_with_its_bounds(tmp_path: Path
 def test_bugs_of_the_environment_are_within_the_bounds(tmp_path: Path) -> None:
     item = fe.evaluate(Broken, "gold", out=tmp_path / "out").summary.environments["Broken"]
     assert item.bounds == (11 / 12, 1.0)
-    assert "1 failed by the environment's own code" in headline(item, "reward")
+    assert "1 failed by environment bugs" in headline(item, "reward")
 
 
 @given(
@@ -189,8 +189,8 @@ def test_more_than_there_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = str(tmp_path / "out")
     assert main(["eval", "tests.forge_env.evaluation.toys:Sums", "--model", "gold", "-n", "50", "--out", out]) == 0
     said = capsys.readouterr()
-    assert "50 samples of Sums (eval) were asked for, 12 can be played" in said.err
-    assert said.out.splitlines()[0].endswith("over 12 samples; 50 were asked for, 12 can be played")
+    assert "50 samples of Sums (eval) were requested, 12 are available" in said.err
+    assert said.out.splitlines()[0].endswith("over 12 samples; 50 requested, 12 available")
     item = fe.evaluate(Sums, "gold", num_tasks=5, epochs=2, out=tmp_path / "b").summary.environments["Sums"]
     assert (item.asked, item.planned) == (10, 10)
 

@@ -20,29 +20,33 @@ IDLE = {"time/generator/generate": 3.0, "time/generator/wait for requests": 7.0}
 @pytest.mark.parametrize(
     ("times", "said", "key"),
     [
-        (WAITS | BUSY, "sampling is the narrow place", "generator.num_replicas"),
+        (WAITS | BUSY, "Bottleneck: sampling", "generator.num_replicas"),
         (
             WAITS | IDLE | {"time/episodes/environment": 6.0, "time/episodes/generate": 4.0},
-            "tools and sandboxes are the narrow place",
+            "Bottleneck: tools and sandboxes",
             "sandbox.concurrency",
         ),
         (
             WAITS | IDLE | {"time/reference/score": 8.0, "time/reference/wait for calls": 2.0},
-            "The reference model was busy 80 % of the time",
+            "Bottleneck: reference model",
             "grpo.reference.procs",
         ),
         (
             WAITS | IDLE | {"time/episodes/environment": 1.0, "time/episodes/generate": 9.0},
-            "too few episodes are under way",
+            "too few concurrent episodes",
             "grpo.max_off_policy_steps",
         ),
         (
             WAITS | BUSY | {"time/rollouts0/busy": 9.0, "time/rollouts0/wait": 1.0},
-            "workers themselves",
+            "Bottleneck: rollout workers",
             "rollouts.workers",
         ),
         ({"time/trainer/train": 9.0, "time/trainer/wait for episodes": 1.0} | BUSY, "80 %", "trainer.procs"),
-        ({"time/trainer/wait for generators": 9.0, "time/trainer/train": 1.0}, "New weights take long", "model.dtype"),
+        (
+            {"time/trainer/wait for generators": 9.0, "time/trainer/train": 1.0},
+            "Bottleneck: weight transfer",
+            "model.dtype",
+        ),
         ({"time/trainer/wait for the reference": 9.0} | BUSY, "The reference model", "grpo.reference.procs"),
     ],
 )

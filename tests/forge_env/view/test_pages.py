@@ -146,18 +146,18 @@ async def test_a_run_answers_the_four_questions(folder: Path, cache: Path) -> No
         page = (await client.get("/run/first")).text
         lazy = re.search(r'>never used a tool</a>.*?href="([^"]*)" title="an example', page)
         assert lazy
-        assert "It never used a tool." in (await client.get(unescape(lazy[1]))).text
+        assert "The agent never called a tool." in (await client.get(unescape(lazy[1]))).text
         assert re.search(r"Yes: held-out solved \+0\.\d\d\s\u00b1\s0\.\d\d on 60 tasks", page)
         assert 'wrong answer, after reading "k/n passed"' in unescape(page)
         assert 'read "1/2 passed f([' in unescape(page), "an example of it"
-        assert "full reward, not solved" not in page
+        assert "maximum reward, not solved" not in page
         assert re.search(r"It rose by 0\.\d\d", page)
         assert "60\u00a0% of its time waiting for episodes" in unescape(page), "no line ends within a figure"
         page = (await client.get("/run/second")).text
-        assert "No, it got worse" in page
+        assert "No, the score fell" in page
         assert re.search(r"It fell by 0\.\d\d", page)
-        assert re.search(r"At the same time: never used a tool: [\d.]+\s%\s→\s\d+\s% of the episodes", unescape(page))
-        assert re.search(r"tool_errors an episode: 0.\d+\s→\s0.\d+\.", unescape(page))
+        assert re.search(r"Largest other changes: never used a tool: [\d.]+\s%\s→\s\d+\s% of episodes", unescape(page))
+        assert re.search(r"tool_errors per episode: 0.\d+\s→\s0.\d+\.", unescape(page))
         page = (await client.get("/run/first?around=10")).text
         assert "before" in page
 
@@ -179,19 +179,19 @@ async def test_a_run_says_how_its_reward_is_made_and_on_what_it_ran(folder: Path
 async def test_what_is_paid_and_not_solved_is_a_failure(folder: Path, cache: Path) -> None:
     async with opened(folder, cache) as client:
         page = (await client.get("/run/hacked")).text
-        found = re.search(r"(\d+) training episodes got the full reward", page)
+        found = re.search(r"(\d+) training episodes got the maximum reward", page)
         assert found is not None
-        assert 'ending=full%20reward%2C%20not%20solved">full reward, not solved</a>' in page
-        assert "does the reward measure the goal?" in page
-        assert "No, it got worse: held-out solved" in page
+        assert 'ending=maximum%20reward%2C%20not%20solved">maximum reward, not solved</a>' in page
+        assert "Check some for reward hacking" in page
+        assert "No, the score fell: held-out solved" in page
         example = re.search(r'class="unsolved">.*?class="eg" href="([^"]+)"', page)
         assert example is not None
-        assert "the full reward, and solved is 0" in (await client.get(unescape(example[1]))).text
+        assert "Maximum reward, but solved is 0" in (await client.get(unescape(example[1]))).text
         page = (await client.get("/run/hacked/trajectories?kind=train&outcome=unsolved")).text
         assert f'data-live="total">{found[1]}<' in page
-        assert len(re.findall(r'class="said warn">full reward, not solved<', page)) == 50
+        assert len(re.findall(r'class="said warn">maximum reward, not solved<', page)) == 50
         (row,) = re.findall(r'<tr data-row="/run/hacked">.*?</tr>', (await client.get("/")).text, re.DOTALL)
-        assert "full reward, not solved" in row
+        assert "maximum reward, not solved" in row
         assert "solved</span></td>" in row, "the held-out score is named by what it measures"
         assert (await client.get("/")).text.count("badge warn") == 3, "the hacked run's, and of two lossy evaluations"
 
@@ -272,12 +272,12 @@ async def test_lists_are_filtered_sorted_and_searched_by_address(folder: Path, c
         assert await ids("q=nowhere%20in%20it") == []
         page = (await client.get("/run/first/trajectories?kind=train&q=xs+by+3.")).text
         number = 8 * len([group for group in range(80) if group % 7 == 3])
-        assert f"All were searched: {number} hold" in page
+        assert f"{number} contain" in page
         assert f'data-live="total">{number}<' in page
         chips = re.findall(r'outcome=(\w+)&amp;q=[^"]*">[^<]+<b>(\d+)</b>', page)
         assert sum(int(n) for _, n in chips) == number, "what is found is counted by outcome"
-        page = (await client.get("/run/first/trajectories?kind=train&q=xs+by+3.&outcome=unpaid&sort=-tokens")).text
-        assert f'data-live="total">{dict(chips)["unpaid"]}<' in page
+        page = (await client.get("/run/first/trajectories?kind=train&q=xs+by+3.&outcome=wrong&sort=-tokens")).text
+        assert f'data-live="total">{dict(chips)["wrong"]}<' in page
         assert await ids("q=%5C%22&kind=train&low=nan&versions=" + "9" * 400) is not None
         page, seen = "kind=train&sort=reward", list[str]()
         while page:
@@ -302,10 +302,12 @@ async def test_an_episode_shows_its_conversation_tokens_and_record(folder: Path,
         assert "&#34;task_id&#34;: &#34;train-5&#34;" in raw
         tokens = (await client.get("/run/first/t/train/train-5-1?tab=tokens")).text
         assert "&lt;|im_end|&gt;" in tokens
-        assert f"Step 2 was trained on its sampled tokens, with a mean advantage of {said}." in tokens
+        assert f"Step 2 trained on its sampled tokens, with a mean advantage of {said}." in tokens
         data = (await client.get("/run/first/tokens/train/train-5-1")).json()
         assert (data["advantage"], data["learned"]) == (advantage, True)
-        assert "nothing is learned of it" in (await client.get("/run/first/t/eval-00000/eval-3?tab=tokens")).text
+        assert (
+            "Held-out episode; not trained on" in (await client.get("/run/first/t/eval-00000/eval-3?tab=tokens")).text
+        )
         assert [len(turn["ids"]) for turn in data["turns"]][-1] == 2
         sampled = re.findall(r'data-turn="\d+">(.*?)</div>', tokens, re.DOTALL)
         lengths = [sum(turn["lengths"]) for turn in data["turns"]]
@@ -343,11 +345,11 @@ async def test_an_update_of_forge_env_changes_no_page_of_a_server_that_runs(shor
 async def test_a_run_says_what_it_made_sure_of(folder: Path, cache: Path) -> None:
     async with opened(folder, cache) as client:
         page = (await client.get("/run/first")).text
-        assert "Can it be trusted? 5 of the 6 things that a run checks of itself hold." in page
+        assert "Self-checks: 5/6 passed." in page
         assert "doubtful: the model answers different tasks differently" in page
         assert "doubtful: rewards differ" not in page, "the later word counts"
         assert "broken: rewards differ" in (await client.get("/run/hostile")).text
-        assert "Can it be trusted?" not in (await client.get("/run/eval-a")).text
+        assert "Can the result be trusted?" not in (await client.get("/run/eval-a")).text
 
 
 async def test_a_group_shows_where_its_members_part(folder: Path, cache: Path) -> None:
@@ -356,10 +358,10 @@ async def test_a_group_shows_where_its_members_part(folder: Path, cache: Path) -
         assert "8 episodes of one task" in page
         assert page.count("Multiply each of xs") == 1, "the common beginning stands once"
         best, *others = page.split('<section class="card">')[1:]
-        assert "the others are compared with it" in best
-        assert "here it parts from" not in best
-        assert any("here it parts from the best" in member for member in others)
-        assert all(("here it parts from" in member) != ("word for word as the best" in member) for member in others)
+        assert "the other episodes are compared with it" in best
+        assert "diverges here from" not in best
+        assert any("diverges here from the best" in member for member in others)
+        assert all(("diverges here from" in member) != ("identical to the best" in member) for member in others)
 
 
 async def test_each_member_is_marked_where_it_parts_from_the_best(tmp_path: Path, cache: Path) -> None:
@@ -380,11 +382,11 @@ async def test_each_member_is_marked_where_it_parts_from_the_best(tmp_path: Path
     async with opened(tmp_path, cache) as client:
         page = unescape((await client.get("/run/run/g?kind=train&group=0")).text)
     cards = [re.sub(r"<[^>]+>", "", card) for card in page.split('<section class="card">')[1:]]
-    marks = [card.partition("here it parts from the best") for card in cards]
+    marks = [card.partition("diverges here from the best") for card in cards]
     assert ["67 - 34" in before for before, mark, _ in marks if mark] == [True, False]
     assert ["33 + 48" in after for _, mark, after in marks if mark] == [True, False]
-    assert "word for word as the best" in cards[3]
-    assert "67 - 34here it ends, and the best goes on" in cards[4]
+    assert "identical to the best" in cards[3]
+    assert "67 - 34ends here; the best continues" in cards[4]
 
 
 async def test_figures_can_be_taken_away(folder: Path, cache: Path) -> None:
@@ -433,7 +435,7 @@ async def test_time_evaluations_and_comparisons(folder: Path, cache: Path) -> No
         assert shares is not None
         spent = [float(part) for part in re.findall(r"([\d.]+)\ss \(", shares[2])]
         assert sum(spent) == pytest.approx(float(shares[1]), abs=0.05), "the parts are all of it"
-        assert re.search(r"\d+ of 40 samples got less than the full reward", page)
+        assert re.search(r"\d+ of 40 samples failed: below maximum reward", page)
         examples = re.findall(r'href="([^"]+)" title="an example', page)
         assert len(examples) > 2
         for example in examples:
@@ -591,7 +593,7 @@ async def test_a_folder_that_vanishes_is_named(short: Path, tmp_path: Path) -> N
         run.rename(tmp_path / "elsewhere")
         assert (await client.get("/run/gone")).status_code == 404
         (tmp_path / "runs").rmdir()
-        assert "No run here yet" in (await client.get("/")).text
+        assert "This folder has no runs yet" in (await client.get("/")).text
 
 
 async def test_a_cache_folder_without_room_is_named(
@@ -670,7 +672,7 @@ async def test_folders_without_number_and_with_any_name_are_listed(
             (root / str(name)).mkdir()
         listed = await client.get("/")
         assert listed.status_code == 200
-        assert "holds more than 60 others" in listed.text
+        assert "has more than 60 entries" in listed.text
         assert "too many to sort by time" in listed.text
         assert (await client.get("/run/7")).status_code == 200, "those that are not listed have their address"
     monkeypatch.setattr("forge_env.view.runs.MOST_LOOKED_AT", 20)
@@ -683,7 +685,7 @@ async def test_folders_without_number_and_with_any_name_are_listed(
         address = "/"
         for _ in range(2):
             page = (await client.get(address)).text
-            assert "No run here yet" not in page
+            assert "This folder has no runs yet" not in page
             assert "<tr data-row" not in page
             (address,) = map(unescape, re.findall(r'rel="next" href="([^"]+)"', page))
         assert '<tr data-row="/run/0"' in (await client.get(address)).text, "behind folders that are no runs"
