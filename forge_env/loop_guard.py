@@ -25,7 +25,7 @@ from typing import Any
 
 from forge_env import interrupts
 from forge_env.errors import CODE_BLOCK, CODE_LIMIT_S, HeldUpError, author_place, is_environments
-from forge_env.terminal import duration
+from forge_env.figures import duration
 
 logger = logging.getLogger(__name__)
 BEAT_S = 1.0

@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from forge_env.events import Subscriber
+from forge_env.figures import duration
 from forge_env.visible import visible
 
 if TYPE_CHECKING:
@@ -20,14 +21,6 @@ QUIET_S = 15.0
 """Minimum seconds between plain lines of progress."""
 REDRAW_S = 0.25
 """Minimum seconds between redraws of the live panel."""
-
-
-def duration(seconds: float) -> str:
-    """Format a duration: `8.3s`, `2m05s`, `1h04m`."""
-    if not 60 <= seconds < math.inf:  # also NaN, from a damaged file
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 class View(Protocol):

@@ -12,10 +12,10 @@ from typing import Any
 from forge_env.display.curves import evaluation_splits
 from forge_env.errors import UsageError
 from forge_env.evaluation.tables import counted
+from forge_env.figures import duration
 from forge_env.files import NewLines
 from forge_env.interrupts import run_until_interrupted
 from forge_env.run.metrics import REWARD, metrics_row
-from forge_env.terminal import duration
 from forge_env.trajectory_index import SCORED, IndexReader, is_index
 from forge_env.visible import one_line
 

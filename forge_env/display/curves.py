@@ -14,7 +14,7 @@ TIME_PREFIX = "time/"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart of the report: a title, the metrics drawn in it (label -> name), and their unit."""
+    """One chart: a title, the metrics drawn in it (label -> name), and their unit."""
 
     title: str
     series: Mapping[str, str]
@@ -24,26 +24,33 @@ class Panel:
 
 
 PANELS = (
+    Panel("Groups with signal", {"share": "groups/with_signal"}),
+    Panel("Episode length", {"tokens": "episode/tokens"}, "tokens"),
+    Panel("Turns", {"turns": "episode/turns"}),
+    Panel(
+        "Truncated, lost and late",
+        {"truncated": "episode/truncated", "lost": "episode/invalid", "late": "episode/late"},
+        "share, episodes",
+    ),
+    Panel("Entropy", {"entropy": "grpo_loss/entropy"}, "nats"),
+    Panel("KL divergence", {"KL": "grpo_loss/kl_divergence_mean"}, "nats"),
+    Panel("Clip fraction", {"low": "grpo_loss/clip_fraction_low", "high": "grpo_loss/clip_fraction_high"}),
+    Panel("Staleness of trained tokens", {"oldest": "staleness/max", "mean": "staleness/mean"}, "policy updates"),
+    Panel("Trainer/generator mismatch, mean", {"mean": "mismatch/mean"}, "nats", log=True),
+    Panel("Trainer/generator mismatch, largest", {"largest": "mismatch/max"}, "nats", log=True),
+    Panel("Tokens generated", {"generated": "generator/tokens_per_s"}, "tokens/s"),
+    Panel("Tokens trained", {"trained": "trainer/tokens_per_s"}, "tokens/s while training"),
+    Panel(
+        "Time of a step",
+        {"training": "time/trainer/train", "waiting for episodes": "time/trainer/wait for episodes"},
+        "s",
+    ),
+    Panel("Generators running", {"replicas": "generator/replicas"}),
+    Panel("Gradient norm", {"gradient norm": "trainer/grad_norm"}),
     Panel("Loss", {"loss": "grpo_loss/total_loss"}),
     Panel("Supervised loss", {"training": "sft/loss", "held-out": "eval/eval/loss"}, "nats"),
-    Panel("KL divergence", {"KL": "grpo_loss/kl_divergence_mean"}, "nats"),
-    Panel("Entropy", {"entropy": "grpo_loss/entropy"}, "nats"),
-    Panel("Age of trained tokens", {"oldest": "staleness/max", "mean": "staleness/mean"}, "policy updates"),
-    Panel(
-        "Speed",
-        {"generated": "generator/tokens_per_s", "trained, while it trains": "trainer/tokens_per_s"},
-        "tokens a second",
-    ),
-    Panel("Generators that are up", {"replicas": "generator/replicas"}),
-    Panel("Gradient norm", {"gradient norm": "trainer/grad_norm"}),
-    Panel("Clipped share", {"clipped": "grpo_loss/clip_fraction"}),
-    Panel(
-        "Trainer against generators",
-        {"largest": "mismatch/max", "mean": "mismatch/mean"},
-        "difference of log-probabilities, nats",
-        log=True,
-    ),
 )
+"""Charts of pages and reports, in display order; a chart without data is omitted."""
 
 
 @dataclass(slots=True)
@@ -92,10 +99,18 @@ def score_curve(rows: Sequence[Mapping[str, Any]], split: str) -> Curve:
     return curve(rows, f"held-out ({split})", f"eval/{split}/score", f"eval/{split}/stderr")
 
 
-def reward_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
-    """Return the curves of the headline chart: training reward first, then the held-out score of every split."""
+def reward_curves(rows: Sequence[Mapping[str, Any]], score: str = "") -> list[Curve]:
+    """Return the curves of the headline chart: training reward first, then the held-out score of every split.
+
+    Args:
+        rows: one row per step.
+        score: name of the held-out score; empty: unnamed.
+    """
     curves = [curve(rows, "training reward", REWARD)]
-    curves += [score_curve(rows, split) for split in evaluation_splits(rows)]
+    for split in evaluation_splits(rows):
+        line = score_curve(rows, split)
+        line.label = f"held-out {score}".rstrip() + ("" if split == "eval" else f" ({split})")
+        curves.append(line)
     return [line for line in curves if line.x]
 
 

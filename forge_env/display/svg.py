@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from forge_env.display.curves import COLOURS, Curve, colour_of, is_waiting
+from forge_env.figures import number
 
 SERIES = ("#2a6fdb", "#b9560f", "#0f7a64", "#b03a75", "#7558c9", "#7a6b0e")
 """Colours of lines on white, dark enough for text."""
@@ -25,15 +26,6 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [index * step for index in range(first, last + 1)]
-
-
-def number(value: float) -> str:
-    """Format a short label: 1.2M, 34k, 0.25, 1e-06."""
-    size = abs(value)
-    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[suffix]:.3g}{suffix}"
-    return f"{value:,.0f}" if size >= 1000 else f"{value:.3g}"
 
 
 def line_chart(

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from forge_env.figures import duration
 from forge_env.run.state import RunState
-from forge_env.terminal import duration
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:

@@ -34,9 +34,9 @@ from forge_env.endpoint.history import REASONING, History
 from forge_env.endpoint.http import Connections
 from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, suggestion
+from forge_env.figures import duration
 from forge_env.policy import NO_TOKENS, Policy, PolicySession, Reply
 from forge_env.rollout.episode import Retry
-from forge_env.terminal import duration
 from forge_env.tools.turns import read_turn
 from forge_env.types import Message, Observation, ToolSpec
 from forge_env.working_time import limited_elsewhere, waiting

@@ -12,7 +12,7 @@ from forge_env.evaluation.estimates import TaskScores
 from forge_env.evaluation.metering import TokenUsage
 from forge_env.evaluation.plan import SampleResult
 from forge_env.evaluation.tables import counted, counts
-from forge_env.terminal import duration
+from forge_env.figures import duration
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from typing import Any
 
 from forge_env.display.curves import is_waiting, time_account
 from forge_env.evaluation.estimates import Times, clustered
+from forge_env.figures import number, percent, signed
 from forge_env.run.metrics import REWARD
 from forge_env.trajectory_index import SCORED, out_of
 from forge_env.view.filter import TRAIN, VALID
 from forge_env.view.queries import Queries
 from forge_env.view.runs import SURE, Held, RunView, held_out
-from forge_env.view.text import number, percent, signed
 
 ENDED, LONGER, OFTEN = 0.1, 1.25, 0.05
 """Thresholds for the third answer to mention a change.

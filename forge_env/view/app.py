@@ -21,6 +21,7 @@ from starlette.routing import Route
 from forge_env.config.evaluation import CONFIDENCE
 from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import mean
+from forge_env.figures import count, duration, number
 from forge_env.machine import cache_dir
 from forge_env.reading import UnsafeFileError, open_file
 from forge_env.redaction import redact
@@ -199,9 +200,9 @@ class Pages:
             figures.environment,
             figures.model,
             f"seed {figures.seed}" if figures.seed is not None else "",
-            f"{figures.steps} steps" + (f" in {text.seconds(figures.wall_s)}" if figures.wall_s else ""),
-            f"{text.count(queries.count())} trajectories",
-            f"{text.number(figures.tokens_per_s)} tokens/s" if figures.tokens_per_s else "",
+            f"{figures.steps} steps" + (f" in {duration(figures.wall_s, fine=True)}" if figures.wall_s else ""),
+            f"{count(queries.count())} trajectories",
+            f"{number(figures.tokens_per_s)} tokens/s" if figures.tokens_per_s else "",
         ]
         return self._page(
             "overview",

@@ -6,20 +6,19 @@ import csv
 import io
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from forge_env.display.curves import (
     COLOURS,
+    PANELS,
     TIME_PREFIX,
     Curve,
     Panel,
     curve,
-    evaluation_splits,
-    score_curve,
+    reward_curves,
 )
-from forge_env.display.curves import PANELS as REPORTED
 from forge_env.display.svg import SERIES, line_chart
 from forge_env.run.metrics import REWARD
 from forge_env.run.trained import Trained
@@ -28,32 +27,6 @@ MOST_POINTS = 1_000
 """Maximum points per line on a page; longer lines keep each bin's extremes."""
 ALMOST = 1e-12
 
-OWN = (
-    Panel("Groups with signal", {"share": "groups/with_signal"}),
-    Panel("Length of episodes", {"tokens": "episode/tokens"}, "tokens"),
-    Panel("Turns", {"turns": "episode/turns"}),
-    Panel(
-        "Truncated, lost and late",
-        {"truncated": "episode/truncated", "lost": "episode/invalid", "late": "episode/late"},
-        "share, episodes",
-    ),
-    Panel("Entropy", {"entropy": "grpo_loss/entropy"}, "nats"),
-    Panel("KL divergence", {"KL": "grpo_loss/kl_divergence_mean"}, "nats"),
-    Panel("Clipped share", {"low": "grpo_loss/clip_fraction_low", "high": "grpo_loss/clip_fraction_high"}),
-    Panel("Staleness of trained tokens", {"oldest": "staleness/max", "mean": "staleness/mean"}, "policy updates"),
-    Panel("Trainer/generator mismatch, mean", {"mean": "mismatch/mean"}, "nats"),
-    Panel("Trainer/generator mismatch, largest", {"largest": "mismatch/max"}, "nats"),
-    Panel("Tokens generated", {"generated": "generator/tokens_per_s"}, "tokens/s"),
-    Panel("Tokens trained", {"trained": "trainer/tokens_per_s"}, "tokens/s of training"),
-    Panel(
-        "Time of a step",
-        {"training": "time/trainer/train", "waiting for episodes": "time/trainer/wait for episodes"},
-        "s",
-    ),
-    Panel("Gradient norm", {"gradient norm": "trainer/grad_norm"}),
-    Panel("Loss", {"loss": "grpo_loss/total_loss"}),
-    Panel("Supervised loss", {"training": "sft/loss", "held-out": "eval/eval/loss"}, "nats"),
-)
 REWARD_PANEL = "reward"
 
 
@@ -133,10 +106,9 @@ def charts(named: Mapping[str, Sequence[Mapping[str, Any]]], score: str = "") ->
         score: the measure of held-out scores; empty if the runs differ in it.
     """
     several = len(named) > 1
-    result = [_chart(REWARD_PANEL, "Reward", "", named, lambda rows: _reward_lines(rows, score), several)]
-    known: set[str] = {REWARD}
-    panels = [*OWN, *(panel for panel in REPORTED if not _covered(panel))]
-    for panel in panels:
+    result = [_chart(REWARD_PANEL, "Reward", "", named, lambda rows: reward_curves(rows, score), several)]
+    known: set[str] = {REWARD, "grpo_loss/clip_fraction"}
+    for panel in PANELS:
         known |= set(panel.series.values())
         result.append(_chart(panel.title, panel.title, panel.unit, named, _lines_of(panel), several))
     rest = dict.fromkeys(
@@ -150,19 +122,6 @@ def charts(named: Mapping[str, Sequence[Mapping[str, Any]]], score: str = "") ->
         result.append(_chart(key, key, "", named, _lines_of(Panel(key, {key.rpartition("/")[2]: key})), several))
         result[-1].known = False
     return [chart for chart in result if chart.curves]
-
-
-def _covered(panel: Panel) -> bool:
-    mine = {key for standard in OWN for key in standard.series.values()} | {"grpo_loss/clip_fraction"}
-    return set(panel.series.values()) <= mine
-
-
-def _reward_lines(rows: Sequence[Mapping[str, Any]], score: str) -> Iterable[Curve]:
-    yield curve(rows, "reward of the training batch", REWARD)
-    for split in evaluation_splits(rows):
-        line = score_curve(rows, split)
-        line.label = f"held-out {score}".rstrip() + ("" if split == "eval" else f" ({split})")
-        yield line
 
 
 def _lines_of(panel: Panel) -> Any:

@@ -15,10 +15,10 @@ from typing import Any
 
 from forge_env.errors import UsageError
 from forge_env.evaluation.tables import exceptions
+from forge_env.figures import duration
 from forge_env.hacks.findings import Findings, find
 from forge_env.run.contract import Clause, read_contract
 from forge_env.run.folder import RunFolder
-from forge_env.terminal import duration
 from forge_env.trajectory import Trajectory
 from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons, sample_limit
 from forge_env.view.evaluations import evaluation

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forge_env.figures import count, duration, number, signed
 from forge_env.run.trained import TrainedEpisode, TrainedGroup
 from forge_env.trajectory_index import SCORED
-from forge_env.view import text
 from forge_env.view.filter import is_training
 from forge_env.view.runs import RunView
 
 
 def figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """Format metrics by name; in a damaged record, a value may be anything."""
-    return [
-        (name, text.number(value) if isinstance(value, int | float) else str(value)) for name, value in metrics.items()
-    ]
+    return [(name, number(value) if isinstance(value, int | float) else str(value)) for name, value in metrics.items()]
 
 
 def rewards(rows: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -38,12 +36,12 @@ def facts(row: Mapping[str, Any], trajectory: Any, against: float | None) -> lis
         ("split", row["split"]),
         ("environment", row["environment"]),
         ("difficulty", str(row["difficulty"])),
-        ("reward minus group mean", text.signed(against) if against is not None else ""),
+        ("reward minus group mean", signed(against) if against is not None else ""),
         ("policy version", versions if row["newest"] >= 0 else ""),
         ("turns", str(row["turns"])),
         ("tool calls", str(row["calls"])),
-        ("tokens", text.count(row["tokens"]) if row["tokens"] else ""),
-        ("longest context", text.count(row["context"]) if row["context"] else ""),
+        ("tokens", count(row["tokens"]) if row["tokens"] else ""),
+        ("longest context", count(row["context"]) if row["context"] else ""),
         ("cost", f"{row['cost']:.4g}" if row["cost"] else ""),
         ("retries", str(row["retries"]) if row["retries"] else ""),
         ("submitted", (trajectory.answer or "")[:200]),
@@ -66,7 +64,7 @@ def _fate(run: RunView, row: Mapping[str, Any]) -> str:
 def learned(run: RunView, row: Mapping[str, Any]) -> str:
     """Describe how an episode's sampled tokens were used in training."""
     if (record := trained(run, row)) is not None:
-        advantage = "" if record[2] is None else f", with a mean advantage of {text.signed(record[2].advantage, 3)}"
+        advantage = "" if record[2] is None else f", with a mean advantage of {signed(record[2].advantage, 3)}"
         return f"Step {record[0]} trained on its sampled tokens{advantage}."
     if fate := _fate(run, row):
         return f"Not trained on: its group was {fate}."
@@ -81,7 +79,7 @@ def training(run: RunView, row: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("not trained on", fate)] if fate else []
     step, group, member = record
     lines = [("trained at step", str(step)), ("staleness", str(group.staleness))]
-    return [*lines, *([("advantage", text.signed(member.advantage, 3))] if member is not None else [])]
+    return [*lines, *([("advantage", signed(member.advantage, 3))] if member is not None else [])]
 
 
 def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -94,4 +92,4 @@ def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("close", row["close_s"]),
         ("waiting", row["waited_s"]),
     ]
-    return [(name, text.seconds(value)) for name, value in values if value]
+    return [(name, duration(value, fine=True)) for name, value in values if value]

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge_env.errors import ForgeError
+from forge_env.figures import duration
 from forge_env.reading import LONGEST_LINE, UnsafeFileError
 from forge_env.trajectory import DAMAGE, Trajectory, Turn
 from forge_env.trajectory_index import SCORED
 from forge_env.types import Message
 from forge_env.view.index import RunIndex
-from forge_env.view.text import SHOWN, Piece, Vocabulary, arguments, pieces, plain, seconds, shown
+from forge_env.view.text import SHOWN, Piece, Vocabulary, arguments, pieces, plain, shown
 
 MOST_MESSAGES = 400
 LONG_LINES = 24
@@ -89,9 +90,9 @@ def _note(turn: Turn) -> str:
     reply = turn.reply
     parts = [f"{len(reply.token_ids):,} tokens"] if len(reply.token_ids) else []
     if turn.generate_s:
-        parts.append(f"model {seconds(turn.generate_s)}")
+        parts.append(f"model {duration(turn.generate_s, fine=True)}")
     if turn.step_s:
-        parts.append(f"environment {seconds(turn.step_s)}")
+        parts.append(f"environment {duration(turn.step_s, fine=True)}")
     if len(reply.token_ids) and turn.generate_s:
         parts.append(f"{len(reply.token_ids) / turn.generate_s:,.0f} tokens/s")
     if turn.reward:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from importlib.resources import files
 from typing import Any
@@ -13,6 +13,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from forge_env.figures import ago, count, duration, number, percent, signed
 from forge_env.trajectory_index import out_of
 from forge_env.view import text
 from forge_env.view.filter import PAID_UNSOLVED
@@ -39,7 +40,7 @@ def _points(values: Sequence[float], width: float, height: float) -> str:
 def _reward(value: float | None) -> str:
     if value is None or value != value:
         return "\u2013" if value is None else "NaN"
-    return f"{value:.2f}" if abs(value) < 100 else text.number(value)
+    return f"{value:.2f}" if abs(value) < 100 else number(value)
 
 
 def _tone(row: Mapping[str, Any]) -> str:
@@ -128,12 +129,12 @@ def templates() -> Environment:
         "group_url": group_url,
         "points": _points,
         "reward": _reward,
-        "number": text.number,
-        "count": text.count,
-        "seconds": text.seconds,
-        "ago": text.ago,
-        "percent": text.percent,
-        "signed": text.signed,
+        "number": number,
+        "count": count,
+        "seconds": partial(duration, fine=True),
+        "ago": ago,
+        "percent": percent,
+        "signed": signed,
         "most_shown": text.SHOWN,
         "tone": _tone,
         "outcomes": OUTCOME_NAMES,

@@ -29,8 +29,9 @@ from forge_env.display.curves import (
     time_account,
     unit_bounds,
 )
-from forge_env.display.svg import SERIES, legend, line_chart, number, share_bars
+from forge_env.display.svg import SERIES, legend, line_chart, share_bars
 from forge_env.events import Subscriber
+from forge_env.figures import duration, number
 from forge_env.files import write_whole, written_whole
 from forge_env.reading import LARGEST_RECIPE, read_text
 from forge_env.run.contract import CLAUSES, in_a_sentence
@@ -38,7 +39,6 @@ from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
 from forge_env.run.outcome import read_summary
 from forge_env.run.run import Run
-from forge_env.terminal import duration
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:

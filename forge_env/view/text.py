@@ -146,67 +146,12 @@ def arguments(text: str) -> list[Piece]:
 # ---
 # Figures
 
-
-def number(value: float | None, digits: int = 3) -> str:
-    """Format a number in few characters: 1,204; 12.3k; 0.25; a dash for None."""
-    if value is None:
-        return "\u2013"
-    if value != value or value in (float("inf"), float("-inf")):
-        return str(value)
-    size = abs(value)
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[unit]:.{digits}g} {unit}"
-    if size >= 1000 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
-
-
-def count(value: float | None) -> str:
-    """Format a whole number with thousands separators."""
-    return "\u2013" if value is None else f"{int(value):,}"
-
-
-def seconds(value: float | None) -> str:
-    """Format a duration: 120 ms, 3.4 s, 12m05s, 3h10m."""
-    if value is None:
-        return "\u2013"
-    if abs(value) < 0.9995:
-        return f"{1000 * value:.3g} ms"
-    if value < 59.95:
-        return f"{value:.1f} s"
-    whole = round(value)
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
-
-
-def ago(value: float) -> str:
-    """Format an age: 12 s ago, 47 min ago, 3 h ago, 5 days ago."""
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if value >= 2 * size or (unit == "min" and value >= size):
-            return f"{value / size:.0f} {unit} ago"
-    return f"{max(value, 0.0):.0f} s ago"
-
-
-def percent(value: float) -> str:
-    """Format a share: 54 %, 0.4 %."""
-    return f"{100 * value:.0f} %" if value >= 0.0995 or value == 0 else f"{100 * value:.1f} %"
-
-
 GLUE = re.compile(r"(?<=\d) (?=%|→)|(?<=%) (?=→)|(?<=[±→]) (?=[\d\u2212])|(?<=\d) (?=±)")
 
 
 def glued(text: str) -> str:
     """Keep line breaks out of the figures in one of the pages' sentences: 0.5 ± 0.1, 4 %, 0.2 → 0.6."""
     return GLUE.sub("\u00a0", text)
-
-
-def signed(value: float | None, digits: int = 2) -> str:
-    """Format a change with its sign, using a true minus sign."""
-    return "\u2013" if value is None else f"{value:+.{digits}f}".replace("-", "\u2212")
 
 
 # ---

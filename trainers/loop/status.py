@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
+from forge_env.figures import duration
 from forge_env.run import Run
 from forge_env.run.account import Account, Since
-from forge_env.terminal import duration
 from trainers.actors.remote import ActorDiedError
 from trainers.buffer.types import BufferStats, GroupBuffer
 from trainers.generator.pool import GeneratorPool

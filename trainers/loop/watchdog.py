@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from forge_env.config.recipe import WatchdogSection
 from forge_env.errors import ForgeError
+from forge_env.figures import duration
 from forge_env.run import Run
-from forge_env.terminal import duration
 from trainers.actors.stacks import look_at_processes
 
 T = TypeVar("T")

@@ -22,13 +22,13 @@ from forge_env import machine
 from forge_env.concurrency import for_each
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError
+from forge_env.figures import duration
 from forge_env.rollout.bugs import BugRate
 from forge_env.run import Run
 from forge_env.run.account import Since
 from forge_env.run.clock import Reading, RemoteClock, read_clock
 from forge_env.run.trajectories import recorded, rename
 from forge_env.tasks.curriculum import make_order
-from forge_env.terminal import duration
 from forge_env.trajectory import Trajectory
 from trainers.actors.remote import ActorDiedError, withdrawn_when_cancelled
 from trainers.actors.replicas import Replica, Replicas, ReplicaState

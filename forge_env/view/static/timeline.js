@@ -3,7 +3,7 @@ const TOP = 26, LEFT = 136, GAP = 12;
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
 let holder, canvas, tip, data = null, view = null, begin = 0, end = 0, asked = 0;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const said = (seconds) => (!seconds ? "0 s" : seconds < 0.9995 ? `${+(seconds * 1000).toPrecision(3)} ms` : seconds < 60 ? `${+seconds.toPrecision(4)} s` : seconds < 3600 ? `${Math.floor(seconds / 60)}m${String(Math.floor(seconds % 60)).padStart(2, "0")}s` : `${Math.floor(seconds / 3600)}h${String(Math.floor((seconds % 3600) / 60)).padStart(2, "0")}m`);
+const said = (seconds) => (!seconds ? "0s" : seconds < 0.9995 ? `${+(seconds * 1000).toPrecision(3)}ms` : seconds < 60 ? `${+seconds.toPrecision(4)}s` : seconds < 3600 ? `${Math.floor(seconds / 60)}m${String(Math.floor(seconds % 60)).padStart(2, "0")}s` : `${Math.floor(seconds / 3600)}h${String(Math.floor((seconds % 3600) / 60)).padStart(2, "0")}m`);
 
 async function load() {
   const mine = (asked += 1);

@@ -191,7 +191,7 @@ def test_a_report_answers_and_shows_episodes(folder: RunFolder, capsys: pytest.C
         "Did it learn?", "What does a typical failure look like?", "Why did the reward move?",
         "What limited the speed?",
         "out of tool calls", "reward 1 of 1", "x + 1", "python 3.11", "generated",
-        "trained, while it trains", "largest",
+        "tokens/s while training", "largest",
         "wait for episodes 75%", "held-out (eval) after step 10: sampled by versions 10 to 11, 75% by this step's",
     ):  # fmt: skip
         assert part in page.text

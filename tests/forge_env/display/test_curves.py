@@ -21,7 +21,8 @@ from forge_env.display.curves import (
     score_curve,
     time_account,
 )
-from forge_env.display.svg import line_chart, number, share_bars, ticks
+from forge_env.display.svg import line_chart, share_bars, ticks
+from forge_env.figures import number
 
 
 def test_the_last_row_of_a_step_counts() -> None:
@@ -112,7 +113,9 @@ def test_whatever_an_actor_does_has_a_colour_of_its_own() -> None:
     assert set(COLOUR_OF.values()) == set(range(COLOURS))
 
 
-@pytest.mark.parametrize(("title", "lines"), [("Speed", 2), ("Trainer against generators", 2)])
+@pytest.mark.parametrize(
+    ("title", "lines"), [("Staleness of trained tokens", 2), ("Trainer/generator mismatch, mean", 1)]
+)
 def test_a_panel_draws_what_its_title_says(title: str, lines: int) -> None:
     (panel,) = [panel for panel in PANELS if panel.title == title]
     assert len(panel.series) == lines

@@ -12,9 +12,10 @@ from rich.console import Console
 from forge_env.config import RunConfig
 from forge_env.display.training import TrainingView, sparkline
 from forge_env.events import Events
+from forge_env.figures import duration
 from forge_env.run import Run, RunFolder
 from forge_env.run.state import RunState
-from forge_env.terminal import LiveDisplay, duration, open_display
+from forge_env.terminal import LiveDisplay, open_display
 from tests.forge_env.run.conftest import Clock, plain_run
 
 

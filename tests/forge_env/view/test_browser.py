@@ -379,7 +379,7 @@ def test_an_evaluation_and_a_list_are_live_too(browser: Browser, tmp_path: Path)
         expect(page.locator("[data-live-sign]")).to_be_visible()
         with (run / "trajectories" / "eval.jsonl").open("ab") as file:
             file.writelines(more[40:])
-        page.get_by_role("link", name="new episodes have come").click()
+        page.get_by_role("link", name="show new episodes").click()
         expect(page.locator("[data-live=total]")).to_have_text("60")
 
 

@@ -397,7 +397,7 @@ async def test_figures_can_be_taken_away(folder: Path, cache: Path) -> None:
         svg = (await client.get("/run/first/chart.svg?key=reward&low=5&high=10")).text
         assert svg.startswith("<svg xmlns=")
         table = (await client.get("/run/first/chart.csv?key=reward")).text.splitlines()
-        assert table[0] == 'step,reward of the training batch,held-out solved,"held-out solved, standard error"'
+        assert table[0] == 'step,training reward,held-out solved,"held-out solved, standard error"'
         assert len(table) == 22
         strips = {chart["key"]: chart for chart in data["charts"] if chart["strip"]}
         assert list(strips) == ["histogram/staleness", "histogram/lengths", "histogram/rewards"]

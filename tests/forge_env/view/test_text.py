@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_env.view.text import HIDDEN, Vocabulary, ago, arguments, code, number, pieces, plain, seconds, shown
+from forge_env.figures import ago, duration, number
+from forge_env.view.text import HIDDEN, Vocabulary, arguments, code, pieces, plain, shown
 from tests.forge_env.view.made import HOSTILE, TOKENIZER
 
 
@@ -65,13 +66,13 @@ def test_figures_are_short() -> None:
         "\u2013",
         "0",
         "1,204",
-        "12.3 k",
+        "12.3k",
         "0.25",
-        "2 M",
+        "2M",
     ]
-    assert [seconds(value) for value in (0.12, 3.41, 59.99, 725, 11_400)] == [
-        "120 ms",
-        "3.4 s",
+    assert [duration(value, fine=True) for value in (0.12, 3.41, 59.99, 725, 11_400)] == [
+        "120ms",
+        "3.4s",
         "1m00s",
         "12m05s",
         "3h10m",
