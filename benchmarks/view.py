@@ -97,7 +97,7 @@ def shown(root: Path, **environment: str) -> Iterator[tuple[str, Browser]]:
     ):
         try:
             assert process.stdout is not None
-            address = process.stdout.readline().split(" is shown at ")[1].split()[0]
+            address = process.stdout.readline().rsplit(" at ", 1)[1].split()[0]
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
             yield address, browser
             browser.close()

@@ -110,8 +110,8 @@ def served(root: Path, cache: Path) -> Iterator[Site]:
         try:
             assert process.stdout is not None
             said = process.stdout.readline()
-            assert "is shown at http://127.0.0.1:" in said
-            yield Site(said.split(" is shown at ")[1].split()[0], root)
+            assert " at http://127.0.0.1:" in said
+            yield Site(said.rsplit(" at ", 1)[1].split()[0], root)
         finally:
             process.terminate()
 

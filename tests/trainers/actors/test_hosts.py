@@ -94,7 +94,7 @@ def test_another_user_reaches_a_worker_at_its_address_only(scheme: str, tmp_path
         if scheme == "tls":
             ports = [each.address for each in there if each.kind == "tcp"]
             assert {without_certificate(port) for port in ports} <= {"", "SSLError"}
-        assert ("has no password" in host.said) is (scheme == "tcp")
+        assert ("has no authentication" in host.said) is (scheme == "tcp")
 
 
 @pytest.mark.parametrize(
