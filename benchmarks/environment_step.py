@@ -59,6 +59,7 @@ class Rally(fe.Environment):
     """Episode of `turns` turns with a reward of 1 for the last; turns alternate between `seats`, if there are any."""
 
     turns = 40
+    seats: tuple[str, ...] = ()
 
     def task(self, split: str, index: int) -> fe.Task:
         return fe.Task(id=f"{split}-{index}", split=split, prompt="Play.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "environment.base": ("Environment", "EnvironmentConfig", "API_VERSION"),
+    "environment.base": ("Environment", "EnvironmentConfig", "API_VERSION", "resolve_task"),
     "environment.tool_environment": ("ToolEnvironment", "ToolEnvironmentConfig"),
     "environment.single_turn": ("SingleTurnEnvironment",),
     "environment.sandbox_environment": ("SandboxEnvironment", "SandboxEnvironmentConfig"),
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from forge_env.environment.base import API_VERSION as API_VERSION
     from forge_env.environment.base import Environment as Environment
     from forge_env.environment.base import EnvironmentConfig as EnvironmentConfig
+    from forge_env.environment.base import resolve_task as resolve_task
     from forge_env.environment.program_environment import ProgramEnvironment as ProgramEnvironment
     from forge_env.environment.program_environment import ProgramEnvironmentConfig as ProgramEnvironmentConfig
     from forge_env.environment.sandbox_environment import SandboxEnvironment as SandboxEnvironment

@@ -153,7 +153,7 @@ class Trajectory:
     reward: float = 0.0
     """Reward of the whole episode; with seats, the mean over those that the policy played."""
     answer: str | None = None
-    """The agent's submission, or else its last message, as `Environment.given_answer` returns it."""
+    """The agent's submission, or else its last message; None if the environment defines no answer."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Other measurements of the episode, by name."""
     terminated: bool = False

@@ -116,7 +116,7 @@ def is_held_out(shop_seed: str) -> bool:
     return hashlib.sha256(shop_seed.encode()).digest()[0] < 51  # 51 of 256: one in five
 
 
-def given_answer(text: str) -> str | None:
+def final_answer(text: str) -> str | None:
     """Content of the last answer tag, or None."""
     answer = last_between(text, "<answer>", "</answer>")
     return None if answer is None else answer.strip()
@@ -124,7 +124,7 @@ def given_answer(text: str) -> str | None:
 
 def correct(env: DataAnalysis, task: Task, answer: str) -> float:
     """1 if the answer is the right name, or a number within `tolerance` of the right one; otherwise 0."""
-    given, wanted = given_answer(answer), str(task.data["answer"])
+    given, wanted = final_answer(answer), str(task.data["answer"])
     if given is None:
         return 0.0
     number = parse_number(wanted)
@@ -136,4 +136,4 @@ def correct(env: DataAnalysis, task: Task, answer: str) -> float:
 
 def answered(answer: str) -> float:
     """1 if the message has an answer tag; otherwise 0."""
-    return float(given_answer(answer) is not None)
+    return float(final_answer(answer) is not None)

@@ -10,7 +10,7 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 from pydantic import Field
 
 from environments.seeds import draw_seed
-from forge_env.environment.base import EnvironmentConfig
+from forge_env.environment.base import EnvironmentConfig, resolve_task
 from forge_env.gym.adapter import GymnasiumConfig, GymnasiumEnvironment, make_game
 from forge_env.types import Action, ResetResult, Task
 
@@ -66,7 +66,7 @@ class FrozenLake(GymnasiumEnvironment):
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Build the task's lake; the ice is not slippery unless `env_options` enables it."""
         await self.close()
-        task = self.resolve_task(seed, options)
+        task = resolve_task(self, seed, options)
         given = {"is_slippery": False, **self.config.env_options, "desc": task.data["public_lake"]}
         self._env = make_game(self.config.env_id, given, self.config.actions, show=self.config.show)
         return await super().reset(seed=seed, options={"task": task})

@@ -157,15 +157,8 @@ class Harbor(fe.SandboxEnvironment):
         task: HarborTask = self._tasks[self.current_task.data["index"]]
         return task
 
-    @property
-    def command_folder(self) -> str:
-        """Working folder of the task's commands."""
-        return self.playing.workdir
-
-    @property
-    def command_variables(self) -> Mapping[str, str]:
-        """Environment variables of the task's commands."""
-        return {"HOME": HOME, **self.playing.variables}
+    def _shell_start(self) -> tuple[str | None, Mapping[str, str]]:
+        return self.playing.workdir, {"HOME": HOME, **self.playing.variables}
 
     @property
     def limits(self) -> Limits:

@@ -13,7 +13,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from forge_env.environment.base import Environment, EnvironmentConfig
+from forge_env.environment.base import Environment, EnvironmentConfig, resolve_task
+from forge_env.environment.optional import gold_actions, random_action, score_group, seats_of
+from forge_env.environment.tool_environment import given_answer
 from forge_env.errors import UsageError
 from forge_env.registry import make
 from forge_env.tasks.order import MixtureOrder
@@ -52,7 +54,9 @@ class Mixture(Environment):
             for name, component in components.items()
         }
         weights = {name: component.weight for name, component in components.items()}
-        self.seats = tuple(dict.fromkeys(seat for component in self.components.values() for seat in component.seats))
+        self.seats = tuple(
+            dict.fromkeys(seat for component in self.components.values() for seat in seats_of(component))
+        )
         self._order = MixtureOrder(weights, seed=self.config.seed)
         self._current: Environment | None = None
 
@@ -83,11 +87,11 @@ class Mixture(Environment):
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start an episode of the component that the task belongs to."""
-        task = self.resolve_task(seed, options)
+        task = resolve_task(self, seed, options)
         component, component_task = self._component_of(task)
         if self._current is not None and self._current is not component:
             await self._current.close()
-        self._current, self.seats = component, component.seats
+        self._current, self.seats = component, seats_of(component)
         observation, info = await component.reset(seed=seed, options={"task": component_task})
         return observation, {**info, "task_id": task.id}
 
@@ -103,25 +107,26 @@ class Mixture(Environment):
 
     def credits(self) -> Mapping[str, float]:
         """Credits of the current component."""
-        return {} if self._current is None else self._current.credits()
+        credits = getattr(self._current, "credits", None)
+        return {} if credits is None else credits()
 
     def given_answer(self) -> str | None:
         """Answer of the current component's episode."""
-        return None if self._current is None else self._current.given_answer()
+        return None if self._current is None else given_answer(self._current)
 
     async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
         """Score the group with the task's component."""
         component, component_task = self._component_of(task)
-        await component.score_group(component_task, trajectories)
+        await score_group(component, component_task, trajectories)
 
     def gold_actions(self, task: Task) -> list[Action] | None:
         """Gold actions of the task's component."""
         component, component_task = self._component_of(task)
-        return component.gold_actions(component_task)
+        return gold_actions(component, component_task)
 
     def random_action(self, rng: Random) -> Action | None:
         """A random action of the current component."""
-        return None if self._current is None else self._current.random_action(rng)
+        return None if self._current is None else random_action(self._current, rng)
 
     async def close(self) -> None:
         """Close the current component."""

@@ -87,7 +87,7 @@ class Nim(fe.Environment):
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Set up the piles; `first` moves first."""
-        self._task = task = self.resolve_task(seed, options)
+        self._task = task = fe.resolve_task(self, seed, options)
         self._piles: Piles = tuple(task.data["piles"])
         self._turns = 0
         self._running = True

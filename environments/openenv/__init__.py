@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
-from forge_env.environment.base import Environment, EnvironmentConfig
+from forge_env.environment.base import Environment, EnvironmentConfig, resolve_task
 from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
 from forge_env.tools.json_text import BadJSONError, read_json
 from forge_env.tools.schema import unknown_tool
@@ -330,7 +330,7 @@ class OpenEnvEnvironment(Environment):
         Raises:
             InfrastructureError: the server can't be reached or doesn't answer in time.
         """
-        task = self.resolve_task(seed, options)
+        task = resolve_task(self, seed, options)
         self._running = False
         asked = {"seed": task.data.get("seed", seed), **self.config.reset_options}
         reused = self._link.is_open

@@ -112,7 +112,7 @@ def draw_chain(rng: Random, seed: str, hops: int) -> tuple[str, list[str], str]:
             return phrase, pages, here
 
 
-def given_answer(text: str) -> str | None:
+def final_answer(text: str) -> str | None:
     """Content of the last answer tag, or None."""
     answer = last_between(text, "<answer>", "</answer>")
     return None if answer is None else answer.strip()
@@ -120,13 +120,13 @@ def given_answer(text: str) -> str | None:
 
 def correct(task: Task, answer: str) -> float:
     """1 if the answer is the right name or year; otherwise 0."""
-    given = given_answer(answer)
+    given = final_answer(answer)
     return float(given is not None and given.casefold() == task.data["answer"].casefold())
 
 
 def answered(answer: str) -> float:
     """1 if the message has an answer tag; otherwise 0."""
-    return float(given_answer(answer) is not None)
+    return float(final_answer(answer) is not None)
 
 
 def pages_read(env: Search) -> float:

@@ -90,7 +90,7 @@ class SQL(fe.ToolEnvironment):
         return rows_as_text(self._database, sql)
 
 
-def given_answer(text: str) -> str | None:
+def final_answer(text: str) -> str | None:
     """Content of the last answer tag, or None."""
     answer = last_between(text, "<answer>", "</answer>")
     return None if answer is None else answer.strip()
@@ -98,7 +98,7 @@ def given_answer(text: str) -> str | None:
 
 def correct(task: Task, answer: str) -> float:
     """1 if the answer is the right whole number or name; otherwise 0."""
-    given, wanted = given_answer(answer), task.data["answer"]
+    given, wanted = final_answer(answer), task.data["answer"]
     if given is None:
         return 0.0
     number = parse_number(wanted)
@@ -107,4 +107,4 @@ def correct(task: Task, answer: str) -> float:
 
 def answered(answer: str) -> float:
     """1 if the message has an answer tag; otherwise 0."""
-    return float(given_answer(answer) is not None)
+    return float(final_answer(answer) is not None)

@@ -84,7 +84,7 @@ class TicTacToe(fe.Environment):
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Set up the board; `first` plays X and moves first."""
-        task = self.resolve_task(seed, options)
+        task = fe.resolve_task(self, seed, options)
         self._board: Board = task.data["public_board"]
         self._turns = 0
         self._running = True

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from environments.verifiers.endpoint import Endpoint, Request
 from environments.verifiers.packages import PLAYERS, Played, Row, VerifiersConfig, load
-from forge_env.environment.base import Environment, EnvironmentConfig
+from forge_env.environment.base import Environment, EnvironmentConfig, resolve_task
 from forge_env.errors import InfrastructureError, UsageError
 from forge_env.types import Action, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 
@@ -64,7 +64,7 @@ class VerifiersEnvironment(Environment):
             InfrastructureError: the episode ended before its first request.
         """
         await self._stop()
-        task = self.resolve_task(seed, options)
+        task = resolve_task(self, seed, options)
         if self._endpoint is None:
             self._endpoint = Endpoint()
             await self._endpoint.start()

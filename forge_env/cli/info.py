@@ -8,6 +8,7 @@ from typing import Any
 
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.environment.base import Environment
+from forge_env.environment.optional import seats_of
 from forge_env.errors import ForgeError
 from forge_env.interrupts import run_until_interrupted
 from forge_env.registry import list_environments, make, summary_of
@@ -88,7 +89,7 @@ def describe(name: str, env: Environment) -> dict[str, Any]:
         "summary": summary_of(type(env)),
         "api_version": env.api_version,
         "splits": dict.fromkeys(env.splits, 0) | count_tasks(env),
-        "seats": list(env.seats),
+        "seats": list(seats_of(env)),
         "options": [
             {
                 "name": key,

@@ -14,6 +14,8 @@ from functools import partial
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.cli.info import earned, show
 from forge_env.concurrency import result_of, start_in_thread
+from forge_env.environment.base import resolve_task
+from forge_env.environment.optional import seats_of
 from forge_env.errors import UsageError
 from forge_env.interrupts import run_until_interrupted
 from forge_env.policy import Policy, PolicySession, Reply
@@ -48,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     """Play one episode on standard input and output."""
     name, options = environment_options(args)
     env = make(name, **options)
-    task = env.resolve_task(None, {"split": check_split(env, args.split), "index": args.index})
-    against = _against(name, env.seats, args.seat, args.against)
+    task = resolve_task(env, None, {"split": check_split(env, args.split), "index": args.index})
+    against = _against(name, seats_of(env), args.seat, args.against)
     print(HELP)
 
     async def play() -> None:

@@ -14,22 +14,20 @@ from __future__ import annotations
 
 import inspect
 import math
-import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
-from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
+from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec
 from forge_env.visible import shown
 from forge_env.working_time import limited_code
 
 if TYPE_CHECKING:
     from forge_env.rewards.rubric import Rubric
     from forge_env.sandbox import SandboxEngine
-    from forge_env.trajectory import Trajectory
 
 API_VERSION = 1
 _BRANCH = TypeAdapter(Branch)
@@ -78,7 +76,7 @@ class Environment(ABC):
         ...         return fe.Task(id=f"{split}-{index}", prompt=f"Say {index}.", split=split)
         ...
         ...     async def reset(self, *, seed=None, options=None):
-        ...         self.current = self.resolve_task(seed, options)
+        ...         self.current = fe.resolve_task(self, seed, options)
         ...         return [fe.Message(role="user", content=self.current.prompt)], {}
         ...
         ...     async def step(self, action):
@@ -95,16 +93,9 @@ class Environment(ABC):
     """Class of the options."""
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
     """Names of the task sets; the first is the one to train on."""
-    seats: tuple[str, ...] = ()
-    """Names of the players, each with its own conversation and reward; empty: there is one agent. With several seats, \
-`info["seat"]` names the seat that acts next and gets the messages, `reward` is for the seat that has just acted, and \
-`info["rewards"]` holds the rewards of this step for other seats. Set in the class or in `__init__`."""
     max_reward: float | None = 1.0
     """Reward of a perfect episode, for at least one seat; `validate` requires it of gold solutions. None if unknown;
     evaluations then report no fraction of solved tasks. Set in the class or in `__init__`."""
-    luck: float = 0.0
-    """Fraction of tasks, 0 to 1, that a blind answer solves by chance: 0.1 for a guess among ten. `validate` accepts
-    this rate for blind answers. Set in the class or in `__init__`."""
     rubric: Rubric | None = None
     """The rubric that scores episodes, if there is one; shown by `forge-env info` and `validate`."""
 
@@ -131,17 +122,6 @@ class Environment(ABC):
             split: one of `splits`.
         """
         return None
-
-    async def unplayable(self, tasks: Sequence[Task]) -> Mapping[str, str]:
-        """Find tasks that can't be run on this machine; return task id -> reason.
-
-        The result may also name entries of the data source that are no tasks here. `forge-env validate` reports all
-        of them and skips the tasks.
-
-        Args:
-            tasks: tasks to check.
-        """
-        return {}
 
     @property
     def tools(self) -> list[ToolSpec]:
@@ -180,135 +160,43 @@ class Environment(ABC):
         """
         return 0.0, {}
 
-    def given_answer(self) -> str | None:
-        """The agent's answer in the episode that has just ended; None: its last message."""
-        return None
-
-    def credits(self) -> Mapping[str, float]:
-        """Rewards of single conversations of the episode that has just ended, by the names in `info["seat"]`.
-
-        A conversation that is not listed has the episode's reward. Credits are recorded in
-        `Trajectory.info["credits"]` and used by `grpo.advantage.name=by_conversation`; the episode's score remains
-        its reward.
-        """
-        return {}
-
-    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
-        """Add rewards that depend on comparing all episodes of one task; does nothing by default.
-
-        Called for every group in training, on an object that need not have run any of the episodes.
-
-        Args:
-            task: the task of the group.
-            trajectories: the episodes of the group; their rewards are changed in place.
-        """
-        return
-
     async def close(self) -> None:
         """Release the episode's resources. Called once, also after an error."""
         return
 
-    def gold_actions(self, task: Task) -> list[Action] | None:
-        """Actions that earn the full reward, for `forge-env validate`; None if they are unknown.
 
-        With seats: the actions of all seats in turn until the end, at which one seat earns the full reward.
+def resolve_task(env: Environment, seed: int | None, options: Mapping[str, Any] | None) -> Task:
+    """Find the task that `reset(seed=..., options=...)` selects.
 
-        Args:
-            task: the task to solve.
-        """
-        files = self.gold_files(task)
-        if files is not None:
-            return self.hand_in(task, files)
-        return None if task.gold is None else [task.gold]
-
-    def gold_files(self, task: Task) -> Mapping[str, str] | None:
-        """Files of a perfect solution, by path, if code files are scored; None if not.
-
-        `forge-env validate` submits cheats in their place with `hand_in`. It needs no `gold_files` for code in the
-        messages or tool arguments of `gold_actions`.
-
-        Args:
-            task: the task to solve.
-        """
-        return None
-
-    def hand_in(self, task: Task, files: Mapping[str, str]) -> list[Action]:
-        """Actions with which an agent submits the given files. Define it together with `gold_files`.
-
-        Args:
-            task: the task to solve.
-            files: text by path.
-        """
-        name = type(self).__name__
-        raise EnvironmentBugError(f"{name} has gold_files, and no hand_in", fix="say how files are handed in")
-
-    def random_action(self, rng: random.Random) -> Action | None:
-        """Draw a legal action for the current state, uniformly, for the policy `random`.
-
-        None: the policy sends random messages and calls tools at random.
-
-        Args:
-            rng: source of randomness.
-        """
-        return None
-
-    def demonstrate(self, task: Task, rng: random.Random) -> list[Message] | None:
-        """Make a conversation for supervised warm-up: prompt, replies, observations; None if there is none.
-
-        By default, `gold_actions` are run in a new object of this class, with real tool results and sandboxes of this
-        machine. Warm-up trains on the assistant's messages. Override it for demonstrations that are cheaper to make,
-        or that contain random mistakes: a model that has only seen perfect demonstrations has little left to learn
-        from rewards. It may be called in any thread, but only one call runs at a time. With seats, the result is the
-        conversation of one seat.
-
-        Args:
-            task: the task to solve.
-            rng: source of all randomness, so that the same task and seed give the same demonstration.
-
-        Raises:
-            EnvironmentBugError: the environment's own code failed.
-        """
-        if (actions := self.gold_actions(task)) is None:
-            return None
-        from forge_env.environment.host import get_host
-
-        host = get_host()
-        # The engine is not returned: its warm sandboxes serve the next demonstration. The host closes it at exit.
-        engine = host.borrow_engine("auto" if self.sandboxes is None else self.sandboxes.name)
-        seats = host.run(_conversations(type(self)(self.config, sandboxes=engine), task, actions))
-        return rng.choice(list(seats.values())) if len(seats) > 1 else next(iter(seats.values()))
-
-    def resolve_task(self, seed: int | None, options: dict[str, Any] | None) -> Task:
-        """Find the task that `reset(seed=..., options=...)` selects.
-
-        Args:
-            seed: as in `reset`.
-            options: as in `reset`.
-        """
-        options = options or {}
-        if isinstance(task := options.get("task"), Task):
-            return task
-        split = options.get("split", self.splits[0])
-        if split not in self.splits:
-            raise UsageError(f"no split {split!r} in {type(self).__name__}", fix=f"use one of {', '.join(self.splits)}")
-        index = int(options.get("index", seed or 0))
-        if index < 0:
-            raise UsageError(f"there is no task {index}", fix="use an `index` (or a `seed`) of 0 or more")
-        name = f"{type(self).__name__}.task"
-        with environment_code(name, f"{split}/{index}", limit_s=self.config.code_timeout_s):
-            count = self.num_tasks(split)
-            if count == 0:
-                raise UsageError(f"{type(self).__name__} has no tasks in split {split!r}")
-            try:
-                task = self.task(split, index if count is None else index % count)
-            except TypeError:
-                _check_signature(name, self.task, split, index)  # only on errors: as slow as making a simple task
-                raise
-        if not isinstance(task, Task):
-            if inspect.iscoroutine(task):
-                task.close()
-            raise EnvironmentBugError(f"{name} returned a {type(task).__name__}", fix="return an fe.Task, not async")
+    Args:
+        env: the environment.
+        seed: as in `reset`.
+        options: as in `reset`.
+    """
+    options = options or {}
+    if isinstance(task := options.get("task"), Task):
         return task
+    split = options.get("split", env.splits[0])
+    if split not in env.splits:
+        raise UsageError(f"no split {split!r} in {type(env).__name__}", fix=f"use one of {', '.join(env.splits)}")
+    index = int(options.get("index", seed or 0))
+    if index < 0:
+        raise UsageError(f"there is no task {index}", fix="use an `index` (or a `seed`) of 0 or more")
+    name = f"{type(env).__name__}.task"
+    with environment_code(name, f"{split}/{index}", limit_s=env.config.code_timeout_s):
+        count = env.num_tasks(split)
+        if count == 0:
+            raise UsageError(f"{type(env).__name__} has no tasks in split {split!r}")
+        try:
+            task = env.task(split, index if count is None else index % count)
+        except TypeError:
+            _check_signature(name, env.task, split, index)  # only on errors: as slow as making a simple task
+            raise
+    if not isinstance(task, Task):
+        if inspect.iscoroutine(task):
+            task.close()
+        raise EnvironmentBugError(f"{name} returned a {type(task).__name__}", fix="return an fe.Task, not async")
+    return task
 
 
 def _check_signature(what: str, method: Callable[..., object], *args: object) -> None:
@@ -335,7 +223,7 @@ async def checked_reset(env: Environment, task: Task, seed: int | None) -> Reset
         message = f"{what} made self.config a {type(env.config).__name__}"
         raise EnvironmentBugError(message, fix="that name is the platform's: use another")
     if not (isinstance(result, tuple) and len(result) == 2):
-        raise EnvironmentBugError(f"{what} returned {_shown(result)}", fix="return (messages, info)")
+        raise EnvironmentBugError(f"{what} returned {as_text_of(result)}", fix="return (messages, info)")
     observation, info = result
     return as_observation(what, observation), _info(what, info)
 
@@ -351,7 +239,7 @@ async def checked_step(env: Environment, action: Message, task_id: str) -> StepR
         result = await _awaited(what, env.step(action))
     if not (isinstance(result, tuple) and len(result) == 5):
         fix = "return (messages, reward, terminated, truncated, info)"
-        raise EnvironmentBugError(f"{what} returned {_shown(result)} on task {task_id!r}", fix=fix)
+        raise EnvironmentBugError(f"{what} returned {as_text_of(result)} on task {task_id!r}", fix=fix)
     observation, reward, terminated, truncated, info = result
     try:
         number = float(reward)
@@ -359,11 +247,11 @@ async def checked_step(env: Environment, action: Message, task_id: str) -> StepR
         number = math.nan
     if not math.isfinite(number):
         raise EnvironmentBugError(
-            f"{what} gave the reward {_shown(reward)} on task {task_id!r}", fix="give a finite number"
+            f"{what} gave the reward {as_text_of(reward)} on task {task_id!r}", fix="give a finite number"
         )
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if type(flag).__name__ not in ("bool", "bool_"):  # Python's or numpy's, which has both names
-            raise EnvironmentBugError(f"{what} gave {_shown(flag)} as {name}", fix="give True or False")
+            raise EnvironmentBugError(f"{what} gave {as_text_of(flag)} as {name}", fix="give True or False")
     if terminated and truncated:
         fix = "terminated is the task's end, truncated a limit's"
         raise EnvironmentBugError(f"{what} returned terminated and truncated together on task {task_id!r}", fix=fix)
@@ -379,7 +267,7 @@ def _check_metrics(what: str, info: dict[str, Any]) -> None:
                 raise ValueError(name)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         fix = "give finite numbers by name"
-        raise EnvironmentBugError(f"{what} gave {_shown(metrics)} as info['metrics']", fix=fix) from error
+        raise EnvironmentBugError(f"{what} gave {as_text_of(metrics)} as info['metrics']", fix=fix) from error
 
 
 def checked_seat(env: Environment, method: str, info: dict[str, Any], task_id: str) -> str:
@@ -389,11 +277,12 @@ def checked_seat(env: Environment, method: str, info: dict[str, Any], task_id: s
         EnvironmentBugError: the seat is missing or unknown.
     """
     seat = info.get("seat", "")
-    if seat in env.seats or (not env.seats and isinstance(seat, str)):
+    seats = getattr(env, "seats", ())
+    if seat in seats or (not seats and isinstance(seat, str)):
         return seat  # type: ignore[no-any-return]  # seats are strings
     what = f"{type(env).__name__}.{method}"
-    fix = f"put the seat that acts next into info, one of {', '.join(env.seats)}" if env.seats else "give a text"
-    raise EnvironmentBugError(f"{what} gave the seat {_shown(seat)} on task {task_id!r}", fix=fix)
+    fix = f"put the seat that acts next into info, one of {', '.join(seats)}" if seats else "give a text"
+    raise EnvironmentBugError(f"{what} gave the seat {as_text_of(seat)} on task {task_id!r}", fix=fix)
 
 
 def checked_branch(env: Environment, info: dict[str, Any], task_id: str) -> Branch | None:
@@ -407,7 +296,7 @@ def checked_branch(env: Environment, info: dict[str, Any], task_id: str) -> Bran
     try:
         return _BRANCH.validate_python(branch)
     except ValidationError as error:
-        what = f"{type(env).__name__} gave {_shown(branch)} as info['branch'] on task {task_id!r}"
+        what = f"{type(env).__name__} gave {as_text_of(branch)} as info['branch'] on task {task_id!r}"
         raise EnvironmentBugError(what, fix="give the fields of forge_env.types.Branch") from error
 
 
@@ -419,69 +308,15 @@ def checked_rewards(env: Environment, info: dict[str, Any], task_id: str) -> dic
     """
     rewards = info["rewards"]
     try:
-        result = {seat: float(reward) for seat, reward in rewards.items() if seat in env.seats}
+        result = {seat: float(reward) for seat, reward in rewards.items() if seat in getattr(env, "seats", ())}
         if len(result) == len(rewards) and math.isfinite(sum(result.values())):
             return result
     except (AttributeError, TypeError, ValueError, OverflowError):
         pass
     raise EnvironmentBugError(
-        f"{type(env).__name__}.step gave {_shown(rewards)} as info['rewards'] on task {task_id!r}",
+        f"{type(env).__name__}.step gave {as_text_of(rewards)} as info['rewards'] on task {task_id!r}",
         fix="give finite numbers by seat, of those in `seats`",
     )
-
-
-def checked_credits(env: Environment, names: Collection[str], task_id: str) -> dict[str, float]:
-    """Call `env.credits` and check the result.
-
-    Raises:
-        EnvironmentBugError: it failed, or its values are not finite numbers by the conversations in `names`.
-    """
-    with environment_code(f"{type(env).__name__}.credits", task_id):
-        credits = env.credits()
-    try:
-        result = {name: float(credit) for name, credit in credits.items() if name in names}
-        if len(result) == len(credits) and all(map(math.isfinite, result.values())):
-            return result
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        pass
-    raise EnvironmentBugError(
-        f"{type(env).__name__}.credits gave {_shown(credits)} on task {task_id!r}",
-        fix=f"give finite numbers by conversation, of {', '.join(names) or 'those that there are: none'}",
-    )
-
-
-async def _conversations(env: Environment, task: Task, actions: Sequence[Action]) -> dict[str, list[Message]]:
-    """Run `actions` as an episode, until they or the episode end; return each seat's messages.
-
-    Messages after a seat's last action are left out.
-    """
-    from forge_env.loop_guard import LoopGuard
-
-    with LoopGuard(math.inf, 0.0, print, code_s=env.config.code_timeout_s):  # only interrupts; never warns
-        try:
-            observation, info = await checked_reset(env, task, None)
-            seat = checked_seat(env, "reset", info, task.id)
-            messages: dict[str, list[Message]] = {seat: []}
-            for action in actions:
-                message = as_message(action)
-                messages.setdefault(seat, []).extend([*observation, message])
-                observation, _, terminated, truncated, info = await checked_step(env, message, task.id)
-                if terminated or truncated:
-                    break
-                seat = checked_seat(env, "step", info, task.id)
-            return messages
-        finally:
-            await env.close()
-
-
-def checked_demonstration(env: Environment, task: Task, rng: random.Random) -> list[Message] | None:
-    """Call `env.demonstrate` with the time limit `code_timeout_s`.
-
-    Raises:
-        EnvironmentBugError: it failed, or exceeded the time limit.
-    """
-    with environment_code(f"{type(env).__name__}.demonstrate", task.id, limit_s=env.config.code_timeout_s):
-        return env.demonstrate(task, rng)
 
 
 def as_observation(what: str, value: Any) -> Observation:
@@ -501,13 +336,15 @@ def as_observation(what: str, value: Any) -> Observation:
             )
         return value if isinstance(value, list) else list(value)
     raise EnvironmentBugError(
-        f"{what} gave {_shown(value)} as messages", fix='give a list: [fe.Message(role="user", content=text)]'
+        f"{what} gave {as_text_of(value)} as messages", fix='give a list: [fe.Message(role="user", content=text)]'
     )
 
 
 def _info(what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise EnvironmentBugError(f"{what} gave {_shown(value)} as info", fix="give a dictionary, {} if there is none")
+        raise EnvironmentBugError(
+            f"{what} gave {as_text_of(value)} as info", fix="give a dictionary, {} if there is none"
+        )
     return value
 
 
@@ -517,5 +354,6 @@ async def _awaited(what: str, value: Any) -> Any:
     return await value
 
 
-def _shown(value: Any) -> str:
+def as_text_of(value: Any) -> str:
+    """Type and text of a value that breaks the contract, for errors."""
     return f"a {type(value).__name__}, {shown(value)}"

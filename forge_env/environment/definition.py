@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any
 from weakref import WeakSet
 
+from forge_env.environment.optional import PROTOCOLS
 from forge_env.errors import PluginError, misfit
 
 if TYPE_CHECKING:
@@ -14,10 +15,14 @@ if TYPE_CHECKING:
 
 CALLED = (
     *("task", "tasks", "num_tasks", "prompt", "setup", "cleanup", "is_final", "respond", "reset", "step", "truncate"),
-    *("close", "given_answer", "score_group", "gold_actions", "gold_files", "hand_in", "demonstrate", "files"),
-    *("argv", "environment", "run", "credits", "unplayable", "spec_of", "score", "random_action"),
+    *("close", "files"),
+    *("argv", "environment", "run", "spec_of", "score"),
 )
 """Methods that the platform calls and an author may override."""
+OPTIONAL: dict[str, Any] = {
+    name: method for one in PROTOCOLS for name, method in vars(one).items() if not name.startswith("_")
+}
+"""Methods by which an environment opts into more (`forge_env.environment.optional`)."""
 EITHER = ("prompt",)
 """Methods that an author may make async, although the platform's are not."""
 KEPT = ("answer", "reusable")
@@ -43,7 +48,7 @@ def check_definition(cls: type, *, anew: bool = False) -> None:
     """
     if cls in _SOUND and not anew:
         return
-    for name in CALLED:
+    for name in (*CALLED, *OPTIONAL):
         _check_method(cls, name)
     for name in KEPT:
         ours = [base for base in cls.__mro__ if is_ours(base) and isinstance(vars(base).get(name), property)]
@@ -55,7 +60,7 @@ def check_definition(cls: type, *, anew: bool = False) -> None:
         if (made := attribute.__qualname__) in _MADE:
             raise PluginError(f"{cls.__name__}.{name} is not a tool yet", fix=f"write `{name} = fe.tools.{made}()`")
     for name in ("splits", "seats"):
-        value: Any = inspect.getattr_static(cls, name)
+        value: Any = inspect.getattr_static(cls, name, ())
         texts = isinstance(value, tuple | list) and all(isinstance(item, str) for item in value)
         if not (texts or isinstance(value, property)) or (name == "splits" and not value):
             example = '("train", "eval")' if name == "splits" else '("first", "second")'
@@ -99,7 +104,9 @@ def _check_tools(cls: type) -> None:
 
 
 def _check_method(cls: type, name: str) -> None:
-    ours = next((vars(base)[name] for base in reversed(cls.__mro__) if name in vars(base) and is_ours(base)), None)
+    ours = OPTIONAL.get(name)
+    if ours is None:
+        ours = next((vars(base)[name] for base in reversed(cls.__mro__) if name in vars(base) and is_ours(base)), None)
     given = inspect.getattr_static(cls, name, None)
     if ours is None or given is None or given is ours or not isinstance(ours, FunctionType):
         return

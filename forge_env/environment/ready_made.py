@@ -75,8 +75,8 @@ def bash(
         Args:
             command: what bash runs, such as "ls -l".
         """
-        run = env.run_bash_session if stateful else env.run_bash
-        return _short(await run(command, limits=_limits(env, timeout_s)), output_chars)
+        answer = await env.run_bash(command, stateful=stateful, limits=_limits(env, timeout_s))
+        return _short(answer, output_chars)
 
     text = description or f"Run a shell command in the work folder and return its output.\n\n{lives}"
     return _offered(run_command, name, text, timeout_s, max_calls)
@@ -121,8 +121,8 @@ def python(
         Args:
             code: the code, such as "print(6 * 7)".
         """
-        run = env.run_python_session if stateful else env.run_python
-        return _short(await run(code, limits=_limits(env, timeout_s)), output_chars)
+        answer = await env.run_python(code, stateful=stateful, limits=_limits(env, timeout_s))
+        return _short(answer, output_chars)
 
     text = description or f"Run Python code in the work folder and return its output.\n\n{lives}"
     return _offered(run_code, name, text, timeout_s, max_calls)

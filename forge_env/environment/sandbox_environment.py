@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -48,12 +48,6 @@ from forge_env.sandbox import (
 )
 from forge_env.trajectory import NOT_CHEAT_PROOF
 from forge_env.types import Task
-
-
-class _Where(TypedDict, total=False):
-    env: Mapping[str, str]
-    cwd: str | None
-
 
 TESTS_RESULTS: ContextVar[list[TestsResult] | None] = ContextVar("tests_results", default=None)
 """List to which `run_hidden_tests` adds its results, for `validate`; None: they are not collected."""
@@ -166,56 +160,49 @@ class SandboxEnvironment(ToolEnvironment):
         """The config's limits, for calls of `sandbox`."""
         return Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
 
-    @property
-    def command_folder(self) -> str | None:
-        """Initial folder of shell commands: in the work folder, or another writable one. None: the work folder."""
-        return None
-
-    @property
-    def command_variables(self) -> Mapping[str, str]:
-        """Environment variables of shell commands, in addition to the sandbox's."""
-        return {}
-
-    async def run_bash(self, command: str, *, limits: Limits | None = None) -> str:
+    async def run_bash(self, command: str, *, stateful: bool = False, limits: Limits | None = None) -> str:
         """Run a shell command in the work folder; return its output and exit status as text for the agent.
-
-        Files persist between commands; variables and background processes don't.
 
         Args:
             command: any shell source.
+            stateful: run it in the episode's shell, in which variables, the current folder and background processes
+                persist; otherwise only files do.
             limits: limits of this command; None: `self.limits`.
-        """
-        source = f"{_without_nul(command, 'a command')}\n"
-        where: _Where = {"env": self.command_variables, "cwd": self.command_folder}
-        return as_text(await self.sandbox.exec(["bash", "-s"], stdin=source, limits=limits or self.limits, **where))
 
-    async def run_python(self, code: str, *, stdin: str = "", limits: Limits | None = None) -> str:
+        Raises:
+            ToolError: the command has a NUL character.
+        """
+        source = _without_nul(command, "a command")
+        if stateful:
+            return await self._run_in_session("shell", source, limits or self.limits)
+        folder, variables = self._shell_start()
+        result = await self.sandbox.exec(
+            ["bash", "-s"], stdin=f"{source}\n", env=variables, cwd=folder, limits=limits or self.limits
+        )
+        return as_text(result)
+
+    async def run_python(
+        self, code: str, *, stdin: str = "", stateful: bool = False, limits: Limits | None = None
+    ) -> str:
         """Run a Python program in the work folder; return its output and exit status as text for the agent.
 
         Args:
             code: the program.
-            stdin: its standard input.
+            stdin: its standard input; a stateful program has none.
+            stateful: run it in the episode's Python process, in which names persist, and show the value of a last
+                expression.
             limits: limits of this program; None: `self.limits`.
+
+        Raises:
+            ToolError: a stateful program has a NUL character.
         """
+        if stateful:
+            return await self._run_in_session("python", _without_nul(code, "code"), limits or self.limits)
         return as_text(await self.sandbox.run_python(code, stdin=stdin, limits=limits or self.limits))
 
-    async def run_bash_session(self, command: str, *, limits: Limits | None = None) -> str:
-        """Run a command in the episode's shell: variables, the current folder and background processes persist.
-
-        Args:
-            command: any shell source.
-            limits: limits of this command; None: `self.limits`.
-        """
-        return await self._run_in_session("shell", _without_nul(command, "a command"), limits or self.limits)
-
-    async def run_python_session(self, code: str, *, limits: Limits | None = None) -> str:
-        """Run a cell in the episode's Python process: names persist, and the value of a last expression is shown.
-
-        Args:
-            code: the cell.
-            limits: limits of this cell; None: `self.limits`.
-        """
-        return await self._run_in_session("python", _without_nul(code, "code"), limits or self.limits)
+    def _shell_start(self) -> tuple[str | None, Mapping[str, str]]:
+        """Initial folder of shell commands (None: the work folder), and variables in addition to the sandbox's."""
+        return None, {}
 
     async def read_text(self, path: str) -> str | None:
         """Read one of the agent's files in the work folder; None if it doesn't exist or can't be read.
@@ -301,9 +288,12 @@ class SandboxEnvironment(ToolEnvironment):
             if session is None or not session.alive:
                 note = "" if session is None else f"[a new {kind} session: nothing of the last one is left but files]\n"
                 interpreters = Interpreters.of(self.sandbox)
-                begin = interpreters.shell if kind == "shell" else interpreters.python
-                where: _Where = {"env": self.command_variables, "cwd": self.command_folder} if kind == "shell" else {}
-                session = self._sessions[kind] = await begin(limits=limits, **where)
+                if kind == "shell":
+                    folder, variables = self._shell_start()
+                    session = await interpreters.shell(env=variables, cwd=folder, limits=limits)
+                else:
+                    session = await interpreters.python(limits=limits)
+                self._sessions[kind] = session
             result = await session.run(source, limits=limits)
             ended = "" if session.alive else f"\n[the {kind} session has ended; the next call begins a new one]"
             return f"{note}{as_text(result)}{ended}"

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from forge_env.concurrency import settled
-from forge_env.environment.base import Environment, EnvironmentConfig, as_observation
+from forge_env.environment.base import Environment, EnvironmentConfig, as_observation, resolve_task
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.rewards.rubric import Rubric, RubricResult
 from forge_env.tools.calls import ToolCalls
@@ -47,7 +47,6 @@ from forge_env.working_time import limited_elsewhere
 
 if TYPE_CHECKING:
     from forge_env.tasks.datasets import StreamedTasks
-    from forge_env.trajectory import Trajectory
 
 
 class ToolEnvironmentConfig(EnvironmentConfig):
@@ -237,7 +236,7 @@ class ToolEnvironment(Environment):
         await self._running_calls.wait_for_straggler(self.config.tool_timeout_s)
         given = (options or {}).get("task")
         with environment_code(f"{type(self).__name__}.task", str(given.id if isinstance(given, Task) else seed)):
-            task = self.resolve_task(seed, options)
+            task = resolve_task(self, seed, options)
         self.current_task = task
         self.messages = []
         self.turns = self.tool_calls = self.tool_errors = 0
@@ -327,14 +326,6 @@ class ToolEnvironment(Environment):
         fix = "return what a Rubric's `score` does, or set `rubric` to the function"
         raise EnvironmentBugError(f"{type(self).__name__}.score returned a {type(result).__name__}", fix=fix)
 
-    def given_answer(self) -> str:
-        """`answer`."""
-        return self.answer
-
-    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
-        """Apply the rubric's group functions."""
-        await self.rubric.score_group(task, trajectories)
-
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
         """End the episode because of an external limit; the rubric scores its current state."""
         if self._state != "running":
@@ -399,3 +390,15 @@ class ToolEnvironment(Environment):
             )
             for call, result in zip(calls, results, strict=True)
         ]
+
+
+def given_answer(env: Environment) -> str | None:
+    """The agent's answer in the episode that has just ended; None: its last message.
+
+    Args:
+        env: an environment: `answer` of a `ToolEnvironment`, or the result of its method `given_answer`, if it has one.
+    """
+    if (method := getattr(env, "given_answer", None)) is not None:
+        answer: str | None = method()
+        return answer
+    return env.answer if isinstance(env, ToolEnvironment) else None

@@ -23,6 +23,7 @@ from forge_env.endpoint.http import address
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.endpoint.vllm_server import VLLMServer, check_checkpoint
 from forge_env.environment.base import Environment
+from forge_env.environment.optional import gold_actions, seats_of
 from forge_env.errors import EnvironmentBugError, ForgeError, UsageError
 from forge_env.evaluation.metering import Meter, TokenUsage, read_price
 from forge_env.evaluation.plan import Plan, Planned, Sample, SampleResult, check_score, plan, planned
@@ -181,13 +182,13 @@ class Evaluation:
 
     def seats(self, label: str) -> tuple[str, ...]:
         """Seats of an environment."""
-        return self._sources[label].environment.seats
+        return seats_of(self._sources[label].environment)
 
     def has_gold(self, sample: Sample) -> bool:
         """Whether the sample's task has a reference solution."""
         source, task = self._sources[sample.label], self.task(sample)
         with source.code("gold_actions", task.id):
-            return source.environment.gold_actions(task) is not None
+            return gold_actions(source.environment, task) is not None
 
     def _with_gold(self, samples: Plan) -> Plan:
         """Restrict the plan to tasks with a reference solution, since some can't be solved (a hand of cards)."""
@@ -197,7 +198,7 @@ class Evaluation:
         solvable = samples.only(self.has_gold)
         if missing := [label for label, share in solvable.shares.items() if not share.played]:
             raise UsageError(
-                f"no task of {min(missing)} has a gold solution", fix="set Task.gold, or override gold_actions"
+                f"no task of {min(missing)} has a gold solution", fix="set Task.gold, or define gold_actions"
             )
         return solvable
 

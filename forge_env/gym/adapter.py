@@ -23,7 +23,7 @@ import numpy as np
 from gymnasium import spaces
 from pydantic import Field
 
-from forge_env.environment.base import Environment, EnvironmentConfig
+from forge_env.environment.base import Environment, EnvironmentConfig, resolve_task
 from forge_env.errors import UsageError, environment_code
 from forge_env.rewards.spans import last_between
 from forge_env.types import Action, Message, ResetResult, StepResult, Task, as_message
@@ -130,7 +130,7 @@ class GymnasiumEnvironment(Environment):
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start the game of a task."""
-        task = self.resolve_task(seed, options)
+        task = resolve_task(self, seed, options)
         with environment_code(f"{self.config.env_id}.reset", task.id):
             observation, _ = self.game.reset(seed=task.data.get("seed", seed))
         self._running, self._turns, self._actions = True, 0, 0

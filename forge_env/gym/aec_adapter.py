@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from pydantic import Field
 
-from forge_env.environment.base import Environment, EnvironmentConfig
+from forge_env.environment.base import Environment, EnvironmentConfig, resolve_task
 from forge_env.errors import UsageError, environment_code
 from forge_env.gym.adapter import (
     LARGEST_SEED,
@@ -90,7 +90,7 @@ class PettingZooEnvironment(Environment):
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start the game of a task."""
-        self._task = task = self.resolve_task(seed, options)
+        self._task = task = resolve_task(self, seed, options)
         with environment_code(f"{self.config.env_id}.reset", task.id):
             self.game.reset(seed=task.data.get("seed", seed))
         self._running, self._turns, self._actions = True, 0, 0

@@ -19,6 +19,7 @@ from typing import Any
 from gymnasium import Space, spaces
 from pettingzoo import AECEnv
 
+from forge_env.environment.optional import seats_of
 from forge_env.gym.spaces import AssistantMessage, Messages
 from forge_env.gym.twin import GymEnvironment
 from forge_env.types import Action, Message
@@ -34,7 +35,7 @@ class AECEnvironment(AECEnv):  # type: ignore[misc]  # PettingZoo has no type hi
         self._twin = GymEnvironment(environment, **options)
         self.metadata = {"name": environment, "render_modes": ["ansi"], "is_parallelizable": False}
         self.render_mode = self._twin.render_mode
-        self.possible_agents = list(self._twin.environment.seats) or [ALONE]
+        self.possible_agents = list(seats_of(self._twin.environment)) or [ALONE]
         self.observation_spaces = {agent: spaces.Dict({"messages": Messages()}) for agent in self.possible_agents}
         self.action_spaces = {agent: AssistantMessage() for agent in self.possible_agents}
         self.agents: list[str] = []

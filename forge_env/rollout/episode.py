@@ -30,12 +30,14 @@ from forge_env.concurrency import settled, to_its_end
 from forge_env.environment.base import (
     Environment,
     checked_branch,
-    checked_credits,
     checked_reset,
     checked_rewards,
     checked_seat,
     checked_step,
+    resolve_task,
 )
+from forge_env.environment.optional import credits_of, seats_of
+from forge_env.environment.tool_environment import given_answer
 from forge_env.errors import (
     GIVEN_UP,
     AgentError,
@@ -211,12 +213,12 @@ async def _play(
     began = clock()
     seed = sessions.seed
     with environment_code(f"{type(env).__name__}.task", f"seed {seed}"):
-        task = env.resolve_task(seed, None) if task is None else task
+        task = resolve_task(env, seed, None) if task is None else task
     trajectory.task_id, trajectory.split = task.id, task.split
     trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)
     trajectory.final_observation, info = await _reset(env, task, seed, limits)
     trajectory.reset_s = _seconds(clock() - began)
-    trajectory.rewards = dict.fromkeys(env.seats, 0.0)
+    trajectory.rewards = dict.fromkeys(seats_of(env), 0.0)
     trajectory.opponents = sessions.names()
     sessions.turn_to(checked_seat(env, "reset", info, task.id), task)
     deadline = asyncio.timeout(limits.wall_s)  # starts after reset, as waiting for a sandbox is not the agent's fault
@@ -243,10 +245,10 @@ async def _play(
     if rerendered := sum(turn.reply.forked for turn in trajectory.turns):
         trajectory.metrics["fork/rendered_anew"] = float(rerendered)
     names = list(dict.fromkeys(turn.seat for turn in trajectory.turns if turn.seat))
-    if credits := checked_credits(env, names, task.id):
+    if credits := credits_of(env, names, task.id):
         trajectory.info["credits"] = credits
     with environment_code(f"{type(env).__name__}.given_answer", task.id):
-        trajectory.answer = env.given_answer()
+        trajectory.answer = given_answer(env)
 
 
 async def _reset(env: Environment, task: Task, seed: int | None, limits: EpisodeLimits) -> ResetResult:
@@ -324,7 +326,7 @@ async def _take_turns(
             return "tokens"
         if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
             return "turns"
-        if env.seats or "seat" in info or seat:
+        if seats_of(env) or "seat" in info or seat:
             branch = _branched(env, info, trajectory)
             sessions.turn_to(checked_seat(env, "step", info, task.id), task, branch)
 
@@ -360,7 +362,7 @@ class Sessions:
 
     def __init__(self, env: Environment, policy: Policy, opponents: Mapping[str, Policy], seed: int | None) -> None:
         if opponents:
-            check_opponents(type(env).__name__, env.seats, opponents)
+            check_opponents(type(env).__name__, seats_of(env), opponents)
         self._env, self._policy, self._opponents, self.seed = env, policy, opponents, seed
         self._open: dict[str, PolicySession] = {}
         self._known = 0
@@ -372,7 +374,7 @@ class Sessions:
         return {
             seat: policy.name or type(policy).__name__
             for seat, policy in self._opponents.items()
-            if seat in self._env.seats
+            if seat in seats_of(self._env)
         }
 
     def turn_to(self, seat: str, task: Task, branch: Branch | None = None) -> None:

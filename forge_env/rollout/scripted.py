@@ -18,13 +18,14 @@ from weakref import WeakKeyDictionary
 
 from forge_env.concurrency import settled
 from forge_env.environment.base import Environment
+from forge_env.environment.optional import gold_actions, random_action
 from forge_env.errors import EnvironmentBugError, UsageError, agent_code
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.types import FunctionCall, Message, Observation, Task, ToolCall, ToolSpec, as_message
 
 
 class GoldPolicy(Policy):
-    """Plays `Environment.gold_actions`; unlike a model it sees the task's hidden data.
+    """Plays gold solutions (`forge_env.environment.optional.HasGold`); unlike a model it sees the task's hidden data.
 
     If an episode has several seats or conversations, it plays all of them: they take the actions in turn.
     """
@@ -36,9 +37,9 @@ class GoldPolicy(Policy):
         """Open a session for this task. Raises `UsageError` if the task has no gold solution."""
         if (playing := self._playing.get(env)) is not None:
             return playing
-        actions = env.gold_actions(task)
+        actions = gold_actions(env, task)
         if actions is None:
-            raise UsageError(f"task {task.id!r} has no gold solution", fix="set Task.gold, or override gold_actions")
+            raise UsageError(f"task {task.id!r} has no gold solution", fix="set Task.gold, or define gold_actions")
         if isinstance(actions, str | Message):
             name = f"{type(env).__name__}.gold_actions"
             raise EnvironmentBugError(f"{name} returned a {type(actions).__name__}", fix="return a list of actions")
@@ -110,7 +111,7 @@ class _FunctionSession(PolicySession):
 
 
 class RandomPolicy(Policy):
-    """Plays random legal actions (`Environment.random_action`), reproducible by seed.
+    """Plays random legal actions (`forge_env.environment.optional.HasRandomActions`), reproducible by seed.
 
     Args:
         legal: whether to use the environment's legal actions. If False, or if the environment can't provide them,
@@ -144,7 +145,7 @@ class _RandomSession(PolicySession):
 
     async def reply(self, observation: Observation) -> Reply:
         rng = self._rng
-        if self._env is not None and (action := self._env.random_action(rng)) is not None:
+        if self._env is not None and (action := random_action(self._env, rng)) is not None:
             return Reply(message=as_message(action))
         content = " ".join(rng.choice(_WORDS) for _ in range(rng.randrange(4)))
         calls = []

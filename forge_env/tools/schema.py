@@ -334,6 +334,13 @@ def _arguments_model(
 _TOOLS_OF: WeakKeyDictionary[type, dict[str, Tool]] = WeakKeyDictionary()
 
 
+OPTIONAL_NAMES = (
+    *("credits", "demonstrate", "given_answer", "gold_actions", "gold_files", "hand_in", "luck", "random_action"),
+    *("score_group", "seats", "unplayable"),
+)
+"""Names that the platform looks up in an environment (`forge_env.environment.optional`)."""
+
+
 def tools_of(cls: type) -> dict[str, Tool]:
     """The `@fe.tool` methods of a class by tool name, base classes first, in order of definition."""
     if cls in _TOOLS_OF:
@@ -359,10 +366,14 @@ def tools_of(cls: type) -> dict[str, Tool]:
 
 def _check_hides_nothing(cls: type, attribute: str) -> None:
     """Refuse a tool whose attribute hides one of the platform, such as `answer` or `step`."""
-    ours = [base for base in cls.__mro__ if base.__module__.startswith("forge_env.") and attribute in vars(base)]
+    ours = [
+        base.__name__ for base in cls.__mro__ if base.__module__.startswith("forge_env.") and attribute in vars(base)
+    ]
+    if attribute in OPTIONAL_NAMES:
+        ours = ["Environment"]
     if ours and attribute != "submit":  # a `submit` tool may call the method that it overrides
         raise UsageError(
-            f"the tool {cls.__name__}.{attribute} hides {ours[0].__name__}.{attribute}",
+            f"the tool {cls.__name__}.{attribute} hides {ours[0]}.{attribute}",
             fix=f'call the attribute something else, such as {attribute}_tool; name="{attribute}" names the tool',
         )
 

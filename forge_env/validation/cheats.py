@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from forge_env.concurrency import parse_python
 from forge_env.environment.base import Environment
+from forge_env.environment.optional import gold_actions, gold_files, hand_in
 from forge_env.environment.sandbox_environment import SandboxEnvironment
 from forge_env.rewards.spans import last_fenced
 from forge_env.types import Action, Message, Task, as_message
@@ -169,25 +170,25 @@ Submission = tuple[str, list[Action]]
 
 def submissions(env: Environment, task: Task) -> list[Submission] | None:
     """Submissions of the stub and then of every cheat; None if the task's judged code isn't known."""
-    gold = env.gold_files(task)
+    gold = gold_files(env, task)
     if gold is None:
-        return _in_place(env.gold_actions(task) or [])
+        return _in_place(gold_actions(env, task) or [])
     code = {path: text for path, text in gold.items() if path.endswith(".py")}
     if not code:
         return None
     stubs = {path: _stub(text) for path, text in code.items()}
     others = {path: text for path, text in gold.items() if path not in code}
 
-    def hand_in(files: Mapping[str, str]) -> list[Action]:
-        return env.hand_in(task, {**others, **files})
+    def submitted(files: Mapping[str, str]) -> list[Action]:
+        return hand_in(env, task, {**others, **files})
 
-    result = [(STUB, hand_in(stubs))]
+    result = [(STUB, submitted(stubs))]
     for name, make in CODE.items():
-        result.append((name, hand_in({path: make(stubs[path], _names(text)) for path, text in code.items()})))
-    result += [(name, hand_in({**stubs, **beside})) for name, beside in BESIDE.items()]
+        result.append((name, submitted({path: make(stubs[path], _names(text)) for path, text in code.items()})))
+    result += [(name, submitted({**stubs, **beside})) for name, beside in BESIDE.items()]
     seen = env.files(task) if isinstance(env, SandboxEnvironment) else {}
     if trivial := {path: TRIVIAL for path in seen if _is_test(path)}:
-        result.append(("rewritten tests", hand_in({**stubs, **trivial})))
+        result.append(("rewritten tests", submitted({**stubs, **trivial})))
     return result
 
 

@@ -17,9 +17,9 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Literal, overload
 
 from forge_env.concurrency import for_each
-from forge_env.environment.base import API_VERSION, Environment
+from forge_env.environment.base import API_VERSION, Environment, resolve_task
+from forge_env.environment.optional import gold_actions, luck_of, score_group, scores_groups, seats_of, unplayable
 from forge_env.environment.sandbox_environment import TESTS_RESULTS
-from forge_env.environment.tool_environment import ToolEnvironment
 from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.policy import Policy
 from forge_env.rollout.episode import EpisodeLimits, run_episode
@@ -83,7 +83,7 @@ class TaskRange(Sequence[Task]):
         self._counts = counts
         self._left_out = left_out
         self._task = lru_cache(maxsize=REMEMBERED)(
-            lambda split, index: env.resolve_task(None, {"split": split, "index": index})
+            lambda split, index: resolve_task(env, None, {"split": split, "index": index})
         )
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ class Validator:
             else:
                 yield Check("note", f"tasks of {split!r}", "none")
         tasks = TaskRange(self.env, wanted)
-        if missing := await self.env.unplayable(tasks):
+        if missing := await unplayable(self.env, tasks):
             reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
             yield Check("note", f"{len(missing)} can't be played here", reasons)
             tasks = TaskRange(self.env, wanted, {task.id for task in tasks if task.id in missing})
@@ -183,7 +183,7 @@ class Validator:
         yield await self._cheats(tasks)
         if self._verdicts:
             yield self._apart()
-        if _has_group_rewards(self.env):
+        if scores_groups(self.env):
             yield await self._groups(tasks)
         yield self._highest_reward()
         changed = [name for name, before in shared.items() if _shared_state(type(self.env))[name] != before]
@@ -217,7 +217,7 @@ class Validator:
         async def look(index: int) -> None:
             options = {"split": split, "index": index}
             with environment_code(f"{type(self.env).__name__}.task", split):
-                task, again = self.env.resolve_task(None, options), twin.resolve_task(None, options)
+                task, again = resolve_task(self.env, None, options), resolve_task(twin, None, options)
             problems.add(index, next(self._problems_of(split, index, task, again), None))
 
         await for_each(range(looked_at), look, limit=CONCURRENCY)
@@ -298,7 +298,7 @@ class Validator:
             first = await self._played(policy, first_tasks)
             second = await self._played(policy, first_tasks)
             for one, two in zip(first, second, strict=True):
-                if not one.turns[0].observation and not self.env.seats:
+                if not one.turns[0].observation and not seats_of(self.env):
                     return Check("failed", name, f"task {one.task_id!r} shows the agent nothing at the start")
                 if _shown(one) != _shown(two):
                     return Check("failed", name, f"task {one.task_id!r} was shown differently the second time")
@@ -323,25 +323,26 @@ class Validator:
                 why = f"; {one_line(notes, 300)}" if notes else ""
                 low.add(place, f"task {played.task_id!r} scores {_best(played):g} of {full:g}{why}")
 
-        await self._play(GoldPolicy(), (task for task in tasks if self.env.gold_actions(task) is not None), look)
+        await self._play(GoldPolicy(), (task for task in tasks if gold_actions(self.env, task) is not None), look)
         if not number:
-            return Check("open", name, "no task has one (set Task.gold, or override gold_actions)")
+            return Check("open", name, "no task has one (set Task.gold, or define gold_actions)")
         if full is None:
             return Check("open", name, f"{_UNKNOWN}; gold solutions score up to {best:g}")
         if low.count:
             return Check("failed", name, f"{low.count} of {number} don't: {low.text}")
-        if idle := [seat for seat in self.env.seats if seat not in acting]:
+        if idle := [seat for seat in seats_of(self.env) if seat not in acting]:
             return Check("failed", name, f"the seat {idle[0]!r} never acts in them: name it in info['seat']")
         if failing.count:
             return Check("note", name, f"{number} of {number}, but {failing.text}")
-        by_seat = f", each seat's in turn: {', '.join(self.env.seats)}" if self.env.seats else ""
+        seats = seats_of(self.env)
+        by_seat = f", each seat's in turn: {', '.join(seats)}" if seats else ""
         return Check("ok", name, f"{number} of {number}{by_seat}")
 
     async def _wrong(self, tasks: Sequence[Task]) -> Check:
         name = "empty and wrong answers don't"
         if (full := self.env.max_reward) is None:
             return Check("open", name, _UNKNOWN)
-        most, luck = 0, self.env.luck
+        most, luck = 0, luck_of(self.env)
         for answer in ("", *WRONG_ANSWERS):
             paid = FirstProblem()
 
@@ -441,13 +442,12 @@ class Validator:
     async def _groups(self, tasks: Sequence[Task]) -> Check:
         """Run group functions on groups of gold episodes; their exceptions propagate."""
         name = "group functions score groups"
-        known = list(itertools.islice((task for task in tasks if self.env.gold_actions(task) is not None), NUM_GROUPS))
+        known = list(itertools.islice((task for task in tasks if gold_actions(self.env, task) is not None), NUM_GROUPS))
         chosen = known or tasks[:NUM_GROUPS]
         policy: Policy = GoldPolicy() if known else ReplayPolicy()
         for task in chosen:
             group = await self._played(policy, [task] * GROUP_SIZE)
-            with environment_code(f"{type(self.env).__name__}.score_group", task.id):
-                await self.env.score_group(task, group)
+            await score_group(self.env, task, group)
         return Check("ok", name, f"{len(chosen)} groups of {GROUP_SIZE} episodes")
 
     def _highest_reward(self) -> Check:
@@ -537,12 +537,6 @@ def _shared_state(cls: type) -> dict[str, list[object] | dict[object, object] | 
     return state
 
 
-def _has_group_rewards(env: Environment) -> bool:
-    if env.rubric is not None and env.rubric.scores_groups:
-        return True
-    return type(env).score_group not in (Environment.score_group, ToolEnvironment.score_group)
-
-
 def _function_in(value: object) -> str | None:
     """Location of a function in nested data as a Python subscript expression, or None."""
     if isinstance(value, dict):
@@ -579,6 +573,6 @@ def _not_json(task: Task) -> str:
 async def example_episode(make_env: Callable[[], Environment], split: str) -> Trajectory:
     """Play the first task of a split with its gold solution, or with an empty answer if there is none."""
     env = make_env()
-    task = env.resolve_task(None, {"split": split, "index": 0})
-    known = env.gold_actions(task) is not None
+    task = resolve_task(env, None, {"split": split, "index": 0})
+    known = gold_actions(env, task) is not None
     return await run_episode(make_env, GoldPolicy() if known else ReplayPolicy(), task=task)

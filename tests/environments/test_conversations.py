@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import forge_env as fe
+from forge_env.environment.optional import demonstrate
 from forge_env.errors import UsageError
 from forge_env.validation.checks import Validator
 
@@ -35,7 +36,7 @@ def make(folder: Path, row: dict[str, Any], dataset: dict[str, Any] | None = Non
 
 
 def said(env: fe.Environment) -> list[tuple[str, str]]:
-    messages = env.demonstrate(env.task("train", 0), Random(0))
+    messages = demonstrate(env, env.task("train", 0), Random(0))
     return [(message.role, message.content) for message in messages or []]
 
 

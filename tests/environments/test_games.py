@@ -10,6 +10,7 @@ import pytest
 
 import forge_env as fe
 from environments import nim, tic_tac_toe
+from forge_env.environment.optional import demonstrate, gold_actions
 from forge_env.rollout.episode import run_episode
 from forge_env.types import as_message
 
@@ -33,9 +34,9 @@ async def test_perfect_players_win(game: ModuleType, careless_wins: float) -> No
 async def test_demonstrations_are_one_seats_moves_of_a_perfect_game(name: str, level: int) -> None:
     env: Any = fe.make(name, levels=[level], demo_skill=1.0)
     task = env.task("train", 0)
-    gold = [as_message(move).content for move in env.gold_actions(task)]
+    gold = [as_message(move).content for move in gold_actions(env, task)]
     shown = {
-        tuple(message.content for message in env.demonstrate(task, Random(seed)) if message.role != "user")
+        tuple(message.content for message in demonstrate(env, task, Random(seed)) if message.role != "user")
         for seed in range(6)
     }
     assert shown == {tuple(gold[0::2]), tuple(gold[1::2])}

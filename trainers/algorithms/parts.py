@@ -152,7 +152,7 @@ class TurnReturns(AdvantageEstimator):
 class ByConversation(AdvantageEstimator):
     """A_{i,c} = r_{i,c} - mean over the group of mean over c of r_{i,c}: credit by conversation of an episode.
 
-    r_{i,c} is the reward that the environment assigns to conversation c (`Environment.credits`), or else the episode's
+    r_{i,c} is the reward that the environment assigns to conversation c (`credits`), or else the episode's
     reward. Without any such rewards this is `GroupMean`. Each episode has the same weight in the mean, however many
     conversations it has.
     """

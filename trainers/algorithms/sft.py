@@ -29,7 +29,7 @@ import numpy as np
 
 import forge_env as fe
 from forge_env.config.recipe import RunConfig
-from forge_env.environment.base import Environment
+from forge_env.environment.base import Environment, resolve_task
 from forge_env.errors import UsageError
 from forge_env.run import Run
 from forge_env.run.outcome import save_progress
@@ -99,7 +99,7 @@ class Conversations:
 
     def __getitem__(self, position: int) -> Segment | None:
         """The conversation at a position; None if it is too long or has no token to learn."""
-        task = self._environment.resolve_task(None, {"split": self._split, "index": self.order[position]})
+        task = resolve_task(self._environment, None, {"split": self._split, "index": self.order[position]})
         messages = demonstration(self._environment, task, random.Random(f"{self._seed}/{self._split}/{position}"))
         ids, mask = self._chat.render_training(messages, self._environment.tools)
         return Segment(np.array(ids), np.array(mask)) if len(ids) <= self._max_length and any(mask[1:]) else None
@@ -142,7 +142,7 @@ class SFT(Trainer):
         checks.check_renderer(config)
         environment: Environment = fe.make(config.environment.name, **config.environment.options)
         for split in (environment.splits[0], *evaluated(config)):  # reads the first row of a dataset
-            task = environment.resolve_task(None, {"split": split, "index": 0})
+            task = resolve_task(environment, None, {"split": split, "index": 0})
             demonstration(environment, task, random.Random(0))
 
     def plan(self, config: RunConfig, question: Question) -> Iterator[str]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import forge_env as fe
 from forge_env.config.recipe import ORDERS, ModelSection, RunConfig, Section
-from forge_env.environment.base import Environment, checked_demonstration
+from forge_env.environment.base import Environment, resolve_task
+from forge_env.environment.optional import demonstrate, seats_of
 from forge_env.errors import UsageError, suggestion
 from forge_env.job.needs import gpus_by_role
 from forge_env.machine import user_path
@@ -266,8 +267,8 @@ def check_environment(config: RunConfig) -> None:
     section = config.environment
     environment: Environment = fe.make(section.name, **section.options)
     evaluation = config.evaluation
-    check_named(section.name, environment.seats, section.opponents, "environment.opponents")
-    check_named(section.name, environment.seats, evaluation.opponents or {}, "evaluation.opponents")
+    check_named(section.name, seats_of(environment), section.opponents, "environment.opponents")
+    check_named(section.name, seats_of(environment), evaluation.opponents or {}, "evaluation.opponents")
     for key, split in (("split", evaluation.split), *(("extra_splits", split) for split in evaluation.extra_splits)):
         if split not in environment.splits:
             fix = suggestion(split, environment.splits, f"splits: {', '.join(environment.splits)}")
@@ -299,8 +300,8 @@ def _undivided(environment: Environment) -> str | None:
 
 
 def _has_no_demonstrations(environment: Environment) -> bool:
-    task = environment.resolve_task(None, {"split": environment.splits[0], "index": 0})
-    return checked_demonstration(environment, task, random.Random(0)) is None
+    task = resolve_task(environment, None, {"split": environment.splits[0], "index": 0})
+    return demonstrate(environment, task, random.Random(0)) is None
 
 
 def check_renderer(config: RunConfig) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from forge_env.config.recipe import RunConfig
-from forge_env.environment.base import Environment, checked_demonstration
+from forge_env.environment.base import Environment
+from forge_env.environment.optional import demonstrate
 from forge_env.errors import UsageError
 from forge_env.run import Run
 from forge_env.trajectory import Segment
@@ -61,7 +62,7 @@ def demonstration(environment: Environment, task: Task, rng: random.Random) -> l
     Raises:
         UsageError: the environment gives no demonstrations.
     """
-    messages = checked_demonstration(environment, task, rng)
+    messages = demonstrate(environment, task, rng)
     if messages is None:
         raise UsageError(
             f"{type(environment).__name__} gives no demonstrations to warm up on",

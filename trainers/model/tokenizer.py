@@ -14,7 +14,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from forge_env.environment.base import checked_demonstration
+from forge_env.environment.base import resolve_task
+from forge_env.environment.optional import demonstrate
 from forge_env.redaction import redact
 from forge_env.types import Message, Task, ToolSpec
 from trainers.model.chat import CUT, TAG, Chat
@@ -127,7 +128,7 @@ def _without(texts: Iterable[str], phrases: list[str]) -> Iterable[str]:
 
 def training_task(environment: Any, index: int) -> Task:
     """The `index`-th training task; if there are fewer, they repeat."""
-    task: Task = environment.resolve_task(None, {"split": environment.splits[0], "index": index})
+    task: Task = resolve_task(environment, None, {"split": environment.splits[0], "index": index})
     return task
 
 
@@ -138,7 +139,7 @@ def build_tokenizer(environment: Any, renderer: str, vocab_size: int, seed: int,
     """
     rng = random.Random(seed)
     tasks = (training_task(environment, index) for index in range(samples))
-    demonstrations = [checked_demonstration(environment, task, rng) or [] for task in tasks]
+    demonstrations = [demonstrate(environment, task, rng) or [] for task in tasks]
     phrases = fixed_phrases(demonstrations, environment.tools, renderer)
     phrases = [phrase for phrase in phrases if redact(phrase) == phrase]
     return train_tokenizer(map(redact, _corpus(demonstrations)), phrases, vocab_size)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_env.config.recipe import RunConfig, SamplingSection
-from forge_env.environment.base import Environment, checked_reset
+from forge_env.environment.base import Environment, checked_reset, resolve_task
 from forge_env.errors import UsageError
 from forge_env.policy import Policy
 from forge_env.registry import maker
@@ -394,11 +394,11 @@ async def check_prompts(config: RunConfig, environment: Environment, chat: Chat)
     first = environment.splits[0]
     count = environment.num_tasks(first) or PROMPTS_TRIED
     indices = ({"split": first, "index": index} for index in range(count))
-    tasks = (environment.resolve_task(None, options) for options in indices)
+    tasks = (resolve_task(environment, None, options) for options in indices)
     await asyncio.to_thread(check_targets, environment, tasks)
     lengths = []
     for index in range(PROMPTS_TRIED):
-        task = environment.resolve_task(None, {"split": environment.splits[0], "index": index})
+        task = resolve_task(environment, None, {"split": environment.splits[0], "index": index})
         try:
             observation, _ = await checked_reset(environment, task, None)
         finally:

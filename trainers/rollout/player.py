@@ -12,7 +12,8 @@ from hashlib import blake2b
 from typing import Any
 
 from forge_env.config.recipe import RunConfig
-from forge_env.environment.base import Environment
+from forge_env.environment.base import Environment, resolve_task
+from forge_env.environment.optional import score_group
 from forge_env.errors import EnvironmentBugError, environment_code
 from forge_env.policy import Policy
 from forge_env.rollout.episode import NOBODY, run_episode
@@ -99,8 +100,7 @@ class Player:
                 return Group([self._lost(f"{name}-0", task.id, reason)])
             group = await self._play_group(task, position, policy)
             if group.finished:
-                with environment_code(f"{type(self._tasks).__name__}.score_group", task.id):
-                    await self._tasks.score_group(task, group.finished)
+                await score_group(self._tasks, task, group.finished)
         except EnvironmentBugError as error:  # raised by `task` or `score_group`, not in an episode
             group = Group([self._buggy(f"train-{position}", f"{split}/{index}", error)])
         if self._on_span is not None:
@@ -156,7 +156,7 @@ class Player:
 
     def _task(self, split: str, index: int) -> Task:
         with environment_code(f"{type(self._tasks).__name__}.task", f"{split}/{index}"):
-            return self._tasks.resolve_task(None, {"split": split, "index": index})
+            return resolve_task(self._tasks, None, {"split": split, "index": index})
 
     async def _episode(
         self,

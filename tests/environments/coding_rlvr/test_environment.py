@@ -14,6 +14,7 @@ from environments.coding_rlvr import CodingRLVR, CodingRLVRConfig
 from environments.coding_rlvr.conversation import as_answer, code_of
 from environments.coding_rlvr.judging import wrong_codes
 from environments.coding_rlvr.tasks import program_of
+from forge_env.environment.optional import demonstrate
 from forge_env.errors import ConfigError, SandboxError, UsageError
 from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.types import Message
@@ -197,8 +198,8 @@ async def test_demonstrations_follow_the_format_and_are_often_wrong() -> None:
     solved, tools, count = 0, 0, 150
     for index in range(count):
         task = env.task("train", index)
-        messages = env.demonstrate(task, Random(index))
-        assert messages == env.demonstrate(task, Random(index))
+        messages = demonstrate(env, task, Random(index))
+        assert messages == demonstrate(env, task, Random(index))
         observation, _ = await env.reset(options={"task": task})
         assert messages[: len(observation)] == observation
         reward = 0.0
@@ -219,13 +220,13 @@ def test_held_out_tasks_are_not_demonstrated() -> None:
     env = CodingRLVR()
     for split in ("eval", "unseen"):
         with pytest.raises(UsageError, match="held out"):
-            env.demonstrate(env.task(split, 0), Random(0))
+            demonstrate(env, env.task(split, 0), Random(0))
 
 
 def test_a_perfect_demonstrator_submits_gold() -> None:
     env = CodingRLVR(CodingRLVRConfig(demo_slip=0.0, demo_tool=0.0))
     task = env.task("train", 4)
-    assert env.demonstrate(task, Random(0))[-1].content == task.gold
+    assert demonstrate(env, task, Random(0))[-1].content == task.gold
 
 
 async def test_a_failure_says_what_was_handed_in_and_what_failed() -> None:

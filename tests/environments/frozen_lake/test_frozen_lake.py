@@ -6,6 +6,7 @@ import pytest
 
 import forge_env as fe
 from environments.frozen_lake.environment import MOVES, SIZES, shortest_way
+from forge_env.environment.optional import gold_actions
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import ReplayPolicy
 
@@ -22,7 +23,7 @@ async def test_lakes_grow_with_the_level(level: int) -> None:
     env = fe.make("frozen_lake", levels=[level])
     for index in range(10):
         task = env.task("train", index)
-        gold = env.gold_actions(task)
+        gold = gold_actions(env, task)
         assert gold is not None
         assert 2 * (SIZES[level] - 1) <= len(gold) <= 40
         (first,), _ = await env.reset(options={"task": task})

@@ -12,6 +12,7 @@ import pytest
 import forge_env as fe
 from environments.gsm8k import GSM8K, GSM8KConfig
 from environments.gsm8k.problems import LEVELS, make_problem
+from forge_env.environment.optional import demonstrate
 from forge_env.errors import ConfigError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy
@@ -104,7 +105,7 @@ def test_demonstrations_slip_as_often_as_they_are_told_but_never_on_held_out_tas
     def right(slip: float, split: str) -> int:
         env = fe.make(name, demo_slip=slip)
         tasks = [env.task(split, index) for index in range(100)]
-        answers = [(env.demonstrate(task, Random(index)) or [])[-1].content for index, task in enumerate(tasks)]
+        answers = [(demonstrate(env, task, Random(index)) or [])[-1].content for index, task in enumerate(tasks)]
         return sum(answer.endswith(f"#### {task.data['answer']}") for answer, task in zip(answers, tasks, strict=True))
 
     assert right(0.0, "train") == right(1.0, "eval") == 100

@@ -15,6 +15,7 @@ from environments.harbor import Harbor, HarborConfig
 from environments.harbor.environment import _reward, _verdict, no_verdict, not_moved
 from environments.harbor.tasks import read_folder
 from forge_env.cli.main import main
+from forge_env.environment.optional import unplayable
 from forge_env.errors import SandboxFileError, UsageError
 from forge_env.registry import given_in
 from forge_env.rollout.episode import run_episode
@@ -111,7 +112,7 @@ async def test_the_agents_time_is_the_tasks(engine: SandboxEngine, tmp_path: Pat
 async def test_what_cant_be_built_is_told_with_its_line(engine: SandboxEngine) -> None:
     env = Harbor(HarborConfig(folder=str(TASKS), base_image="python"), sandboxes=engine)
     tasks = [env.task("train", index) for index in range(2)]
-    missing = await env.unplayable(tasks)
+    missing = await unplayable(env, tasks)
     assert missing.keys() == {"two_services", "needs_packages"}
     assert missing["two_services"] == "it asks for services beside it"
     assert "`RUN apt-get update && apt-get install -y gcc`" in missing["needs_packages"]

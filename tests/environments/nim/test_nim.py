@@ -58,7 +58,7 @@ def test_moves_are_read(text: str, move: Any) -> None:
 
 async def test_each_seat_sees_the_rules_once_and_every_state_it_moves_in() -> None:
     played = await run_episode(lambda: fe.make("nim", levels=[3]), GoldPolicy(), seed=3)
-    piles = tuple(fe.make("nim", levels=[3]).resolve_task(3, None).data["piles"])
+    piles = tuple(fe.resolve_task(fe.make("nim", levels=[3]), 3, None).data["piles"])
     shown: dict[str, list[str]] = {"first": [], "second": []}
     for number, turn in enumerate(played.turns):
         assert turn.seat == ("first", "second")[number % 2]

@@ -13,6 +13,7 @@ from environments.swe_bench import SWEBench, SWEBenchConfig
 from environments.swe_bench.environment import passing
 from environments.swe_bench.instances import files_at, read_instances
 from environments.swe_bench.small import _commit, _diff, make
+from forge_env.environment.optional import gold_files, hand_in, unplayable
 from forge_env.errors import UsageError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
@@ -43,7 +44,7 @@ async def test_each_is_proved_and_its_patch_solves_it(small: Path, engine: Sandb
     env = SWEBench(SWEBenchConfig(file=str(small)), sandboxes=engine)
     tasks = [env.task("train", index) for index in range(env.num_tasks("train"))]
     assert [task.tags[0] for task in tasks] == ["small/packaging", "small/docstring-parser", "small/h11"]
-    assert await env.unplayable(tasks) == {}
+    assert await unplayable(env, tasks) == {}
     for task in tasks:
         solved = await run_episode(lambda: fe.make(f"swe_bench:{small}", sandboxes=engine), GoldPolicy(), task=task)
         assert (solved.valid, solved.reward, solved.metrics["tests_passed"]) == (True, 1.0, 1.0), solved.error
@@ -71,7 +72,7 @@ async def test_instances_that_do_not_do_what_they_say(small: Path, engine: Sandb
         read_instances.cache_clear()
         given = SWEBenchConfig(file=changed(small, tmp_path, **fields), repositories=str(small.parent / "repositories"))
         env = SWEBench(given, sandboxes=engine)
-        found = await env.unplayable([env.task("train", 0)])
+        found = await unplayable(env, [env.task("train", 0)])
         assert why in found[first.instance_id]
 
 
@@ -148,7 +149,7 @@ async def test_ids_with_colons_and_brackets(tmp_path: Path, engine: SandboxEngin
         return fe.make("swe_bench", file=file, packages=["pytest"], sandboxes=engine)
 
     task = make().task("train", 0)
-    assert await make().unplayable([task]) == {}
+    assert await unplayable(make(), [task]) == {}
     idle = await run_episode(make, ReplayPolicy(["Done."]), task=task)
     solved = await run_episode(make, GoldPolicy(), task=task)
     assert (idle.reward, idle.metrics["tests_passed"], solved.reward) == (0.0, 0.5, 1.0)
@@ -159,7 +160,7 @@ async def test_ids_that_the_data_set_cut_are_named_and_not_played(tmp_path: Path
     env = fe.make("swe_bench", file=parametrised(tmp_path, "x: y", test_id), sandboxes=FakeEngine())
     task = env.task("train", 0)
     why = f"1 of 2 test ids are truncated, so it can't be judged: tests/test_kinds.py::test_kind{test_id}"
-    assert await env.unplayable([task]) == {"one": why}
+    assert await unplayable(env, [task]) == {"one": why}
     with pytest.raises(UsageError, match="instance one: 1 of 2 test ids are truncated"):
         await env.reset(options={"task": task})
     await env.close()
@@ -184,5 +185,5 @@ def test_what_the_agent_repairs_is_no_judge(tmp_path: Path) -> None:
     env = SWEBench(SWEBenchConfig(file=str(tmp_path / "one.jsonl")))
     task = env.task("train", 0)
     assert set(env.hidden_tests(task)) == {"pkg/test_old.py", "pkg/tests/test_new.py", "pkg/tests/helper.py"}
-    handed_in = env.hand_in(task, env.gold_files(task))
+    handed_in = hand_in(env, task, gold_files(env, task))
     assert fe.call_tool("bash", command="rm -f -- 'pkg/a b.py'") in handed_in

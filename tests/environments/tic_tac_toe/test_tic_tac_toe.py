@@ -83,7 +83,7 @@ def test_moves_are_read(text: str, move: int | None) -> None:
 
 async def test_each_seat_sees_the_rules_once_and_the_board_that_it_moves_on() -> None:
     played = await run_episode(lambda: fe.make("tic_tac_toe", levels=[3]), GoldPolicy(), seed=3)
-    board = fe.make("tic_tac_toe", levels=[3]).resolve_task(3, None).data["public_board"]
+    board = fe.resolve_task(fe.make("tic_tac_toe", levels=[3]), 3, None).data["public_board"]
     shown: dict[str, list[str]] = {"first": [], "second": []}
     for number, turn in enumerate(played.turns):
         assert turn.seat == ("first", "second")[number % 2]
@@ -100,7 +100,7 @@ async def test_each_seat_sees_the_rules_once_and_the_board_that_it_moves_on() ->
 async def test_no_free_cell_loses(said: str) -> None:
     env = fe.make("tic_tac_toe", levels=[1])
     if said == "taken":
-        said = str(env.resolve_task(0, None).data["public_board"].index("O") + 1)
+        said = str(fe.resolve_task(env, 0, None).data["public_board"].index("O") + 1)
     played = await run_episode(lambda: env, ReplayPolicy([said]), seed=0)
     assert played.rewards == {"first": 0.0, "second": 1.0}
     assert (len(played.turns), played.metrics["legal"]) == (1, 0.0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import forge_env as fe
+from forge_env.environment.optional import demonstrate
 from forge_env.errors import EnvironmentBugError
 from tests.sandboxes.conftest import require
 
@@ -47,21 +48,21 @@ class Locked(fe.ToolEnvironment):
 
 def test_gold_actions_with_the_tools_own_answers() -> None:
     env = Locked()
-    said = [(m.role, m.content) for m in env.demonstrate(env.task("train", 3), random.Random(0)) or []]
+    said = [(m.role, m.content) for m in demonstrate(env, env.task("train", 3), random.Random(0)) or []]
     assert said == [
         ("system", "Open it."), ("user", "What is in it?"), ("assistant", ""), ("tool", "click"),
         ("assistant", ""), ("tool", "a 3"), ("assistant", "3"),
     ]  # fmt: skip
     assert env.messages == []  # another object played
-    assert env.demonstrate(env.task("eval", 3), random.Random(0)) is None
+    assert demonstrate(env, env.task("eval", 3), random.Random(0)) is None
 
 
 async def test_it_is_called_where_an_event_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Locked()
-    assert env.demonstrate(env.task("train", 3), random.Random(0))
+    assert demonstrate(env, env.task("train", 3), random.Random(0))
     monkeypatch.setattr(Locked, "broken", True)
     with pytest.raises(EnvironmentBugError, match=r"tool 'look' raised KeyError on task 'train-3'"):
-        env.demonstrate(env.task("train", 3), random.Random(0))
+        demonstrate(env, env.task("train", 3), random.Random(0))
 
 
 PROGRAM = """
@@ -70,7 +71,7 @@ import gymnasium
 import forge_env as fe
 import forge_env.gym
 env = fe.make("terminal", sandboxes=fe.open_engine({engine!r}))
-said = env.demonstrate(env.task("train", 0), random.Random(0))
+said = demonstrate(env, env.task("train", 0), random.Random(0))
 print([message.role for message in said])
 gymnasium.make("forge_env/terminal", sandboxes={engine!r}).reset(seed=1)  # and never closed
 """

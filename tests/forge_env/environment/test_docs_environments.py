@@ -14,6 +14,7 @@ import yaml
 import forge_env as fe
 from forge_env.cli.main import main
 from forge_env.config.recipe import RunConfig, TasksSection
+from forge_env.environment.optional import gold_actions
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox.engines import LazyEngine
@@ -105,7 +106,7 @@ def gold_typed(environment: str) -> str:
     """What a person types who plays the first task's gold solution."""
     env = fe.make(environment)
     lines = []
-    for action in map(as_message, env.gold_actions(env.task("train", 0)) or []):
+    for action in map(as_message, gold_actions(env, env.task("train", 0)) or []):
         lines += [f"/call {call.function.name} {call.function.arguments}" for call in action.tool_calls]
         lines += [*([action.content] if action.content else []), ""]
     return "\n".join(lines) + "\n"
@@ -142,7 +143,7 @@ async def test_the_pages_program_asks_with_the_real_client(
     async with LazyEngine("local") as engine:
         task = cls().task("train", 0)
         for said, reward in [
-            (["def f(", *cls().gold_actions(task)], 1.0),
+            (["def f(", *gold_actions(cls(), task)], 1.0),
             (["def f(x): return 2"], 0.0),
             (["import os; os._exit(0)"], 0.0),
         ]:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 import forge_env as fe
+from forge_env.environment.tool_environment import given_answer
 from forge_env.errors import UsageError
 from forge_env.sandbox import WORK, SandboxEngine
 from forge_env.types import FunctionCall, Message, ToolCall
@@ -201,7 +202,7 @@ async def test_odd_source_is_answered(env: Workshop, tool: str) -> None:
 
 async def test_submit_ends_the_episode_with_an_answer(env: Workshop) -> None:
     observation, reward, terminated, *_ = await env.step(fe.call_tool("submit", answer="done"))
-    assert (observation[0].content, reward, terminated, env.given_answer()) == ("Submitted.", 1.0, True, "done")
+    assert (observation[0].content, reward, terminated, given_answer(env)) == ("Submitted.", 1.0, True, "done")
 
 
 async def test_submit_without_an_answer_and_by_other_names() -> None:

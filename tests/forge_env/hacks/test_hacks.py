@@ -13,6 +13,7 @@ import pytest
 
 import forge_env as fe
 from forge_env.cli.main import main
+from forge_env.environment.optional import demonstrate, gold_actions
 from forge_env.errors import UsageError
 from forge_env.hacks.catalogue import CATALOGUE, Sign, hits
 from forge_env.hacks.findings import find
@@ -139,8 +140,8 @@ def test_code_in_an_answer_is_a_command_and_what_agents_are_told_is_not_searched
 def test_demonstrations_show_no_sign() -> None:
     environment = fe.make("coding_rlvr", levels=[1, 2, 3, 4])
     for index in range(75):
-        task = environment.resolve_task(None, {"split": "train", "index": index})
-        for message in environment.demonstrate(task, random.Random(index)) or ():
+        task = fe.resolve_task(environment, None, {"split": "train", "index": index})
+        for message in demonstrate(environment, task, random.Random(index)) or ():
             assert message.role != "assistant" or not found(message), message
 
 
@@ -148,8 +149,8 @@ def test_demonstrations_show_no_sign() -> None:
 def test_gold_solutions_of_the_bundled_environments_show_no_sign(name: str) -> None:
     environment = fe.make(name)
     for index in range(20):
-        task = environment.resolve_task(None, {"split": environment.splits[0], "index": index})
-        actions = environment.gold_actions(task)
+        task = fe.resolve_task(environment, None, {"split": environment.splits[0], "index": index})
+        actions = gold_actions(environment, task)
         assert actions
         for action in actions:
             assert not found(action if isinstance(action, Message) else Message(role="assistant", content=str(action)))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import forge_env as fe
 from forge_env import registry
+from forge_env.environment.optional import score_group
 from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
 from forge_env.policy import Reply
 from forge_env.rewards.rubric import reward_definition
@@ -188,8 +189,8 @@ async def test_group_functions_are_given_what_was_submitted() -> None:
             policies = [ReplayPolicy([fe.call_tool("finish", answer=answer)]) for answer in ("x", "long")]
             group = [await fe.run_episode(make_env, policy, task=task) for policy in policies]
             assert [item.answer for item in group] == ["x", "long"]
-            await env.score_group(task, [Trajectory.from_dict(item.to_dict()) for item in group])
-            await env.score_group(task, group)
+            await score_group(env, task, [Trajectory.from_dict(item.to_dict()) for item in group])
+            await score_group(env, task, group)
             assert [item.reward for item in group] == [0.0, -3.0]
     finally:
         registry.unregister("test_finishing")

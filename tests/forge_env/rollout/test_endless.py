@@ -23,8 +23,8 @@ import forge_env as fe
 from forge_env import loop_guard
 from forge_env.cli.main import main
 from forge_env.concurrency import Running, result_of, start_in_thread
-from forge_env.environment.base import checked_demonstration
 from forge_env.environment.host import get_host
+from forge_env.environment.optional import demonstrate, played_gold
 from forge_env.errors import EnvironmentBugError, InfrastructureError
 from forge_env.loop_guard import LoopGuard
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
@@ -148,7 +148,7 @@ async def test_a_task_that_is_never_made_is_named_after_the_authors_limit() -> N
 
     env = Stuck(Stuck.config_class(code_timeout_s=0.1))
     with LoopGuard(60.0, 0.0, print), pytest.raises(EnvironmentBugError) as caught:
-        env.resolve_task(3, None)
+        fe.resolve_task(env, 3, None)
     assert re.search(r"Stuck\.task held up .* for 0\.1 s, in spin \(.*:\d+\) on task 'train/3'", str(caught.value))
 
 
@@ -190,13 +190,13 @@ def test_a_demonstration_that_never_ends_is_named(where: str, who: str) -> None:
         def demonstrate(self, task: fe.Task, rng: random.Random) -> list[fe.Message] | None:
             if not where:
                 spin()
-            return super().demonstrate(task, rng)
+            return played_gold(self, task, rng)
 
     get_host()  # loading what it needs is not in the way
     env = type("Loud", (Loud,), {"where": where})(Loud.config_class(code_timeout_s=0.1))
-    task = env.resolve_task(0, None)
+    task = fe.resolve_task(env, 0, None)
     with LoopGuard(math.inf, 0.0, print), pytest.raises(EnvironmentBugError) as caught:
-        checked_demonstration(env, task, random.Random(0))
+        demonstrate(env, task, random.Random(0))
     assert re.search(rf"{who} held up .* for 0\.1 s, in spin \(.*test_endless\.py:\d+\)", str(caught.value))
 
 

@@ -29,7 +29,7 @@ class Wishes(fe.Environment):
         return 6
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.plant, self.said = self.resolve_task(seed, options).data["plant"], 0
+        self.plant, self.said = fe.resolve_task(self, seed, options).data["plant"], 0
         return [Message(role="user", content=f"Play a customer who wants one {self.plant}.")], {"seat": "user"}
 
     async def step(self, action: Any) -> Any:

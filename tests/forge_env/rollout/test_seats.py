@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forge_env as fe
+from forge_env.environment.optional import demonstrate
 from forge_env.errors import EnvironmentBugError, UsageError
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.rollout.episode import EpisodeLimits, run_episode
@@ -219,7 +220,7 @@ def test_a_demonstration_is_the_conversation_of_one_seat() -> None:
     seen = set()
     for number in range(8):
         env = Bare()
-        shown = env.demonstrate(env.task("train", 0), random.Random(number))
+        shown = demonstrate(env, env.task("train", 0), random.Random(number))
         assert shown is not None
         seen.add(tuple(message.content for message in shown))
     assert seen == {("red 0", "a", "red 2", "c"), ("green 1", "b")}

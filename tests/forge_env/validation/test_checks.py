@@ -294,5 +294,5 @@ def test_the_chance_of_hits_among_very_many_tasks() -> None:
 async def test_an_environment_without_gold_is_open_not_failed() -> None:
     checks = {check.name: check async for check in Validator(Tame, num_tasks=2).run()}
     assert checks["gold solutions score full marks"] == Check(
-        "open", "gold solutions score full marks", "no task has one (set Task.gold, or override gold_actions)"
+        "open", "gold solutions score full marks", "no task has one (set Task.gold, or define gold_actions)"
     )

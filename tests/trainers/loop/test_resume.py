@@ -65,7 +65,7 @@ class Chatter(fe.Environment):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        self._task = self.resolve_task(seed, options)
+        self._task = fe.resolve_task(self, seed, options)
         self._said: list[str] = []
         return [Message(role="user", content=str(self._task.prompt))], {}
 

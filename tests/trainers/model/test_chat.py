@@ -24,6 +24,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import forge_env as fe
 from forge_env.environment.base import Environment
+from forge_env.environment.optional import demonstrate
 from forge_env.errors import ChatFormatError, ContextLengthExceeded, UsageError
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from trainers.generator.policy import GeneratorPolicy
@@ -53,7 +54,7 @@ def chat(folder: Path) -> Chat:
 
 def demonstrations(environment: Environment, count: int) -> list[list[Message]]:
     rng = random.Random(3)
-    return [environment.demonstrate(environment.task("train", index), rng) for index in range(count)]  # type: ignore[attr-defined]
+    return [demonstrate(environment, environment.task("train", index), rng) for index in range(count)]  # type: ignore[attr-defined]
 
 
 def test_a_demonstration_is_the_prompt_then_what_the_model_would_sample(chat: Chat, environment: Environment) -> None:

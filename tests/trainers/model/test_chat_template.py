@@ -18,6 +18,7 @@ import forge_env as fe
 from forge_env.config.recipe import ModelSection
 from forge_env.endpoint.history import wire
 from forge_env.environment.base import Environment
+from forge_env.environment.optional import demonstrate
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import build_tiny_folder, chat_template
@@ -79,7 +80,7 @@ def test_demonstrations_have_the_same_tokens(chat: Chat, server: Server, environ
     rng = random.Random(5)
     turns = 0
     for index in range(100):
-        messages = environment.demonstrate(environment.task("train", index), rng)  # type: ignore[attr-defined]
+        messages = demonstrate(environment, environment.task("train", index), rng)  # type: ignore[attr-defined]
         assert chat.render(messages, environment.tools, generation=False) == server.render(
             messages, environment.tools, generation=False
         )
