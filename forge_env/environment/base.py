@@ -172,6 +172,15 @@ def resolve_task(env: Environment, seed: int | None, options: Mapping[str, Any] 
         env: the environment.
         seed: as in `reset`.
         options: as in `reset`.
+
+    Raises:
+        UsageError: there is no such task.
+        EnvironmentBugError: the environment's `task` failed, or returned something else.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.resolve_task(fe.make("calculator"), None, {"split": "eval", "index": 2}).split
+        'eval'
     """
     options = options or {}
     if isinstance(task := options.get("task"), Task):
