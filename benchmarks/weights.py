@@ -49,7 +49,7 @@ async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
     import torchstore
 
     from benchmarks.weights_peers import Receiver
-    from trainers.weights.flat import Part
+    from trainers.model.parts import Part
     from trainers.weights.store import Keeper, WeightStore
 
     state = tensors(megabytes)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trainers.actors.actor import ForgeActor, endpoint
-from trainers.weights.flat import Part
+from trainers.model.parts import Part
 from trainers.weights.store import Published, WeightStore
 
 

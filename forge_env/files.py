@@ -417,3 +417,13 @@ def unused(stem: Path) -> Path:
     wanted = f"{stem.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (wanted if number == 1 else f"{wanted}-{number}" for number in range(1, 1000))
     return next(path for name in names if not (path := stem.with_name(name)).exists())
+
+
+LONGEST_TMPDIR = 46
+"""Maximum bytes of TMPDIR's path: a folder in it takes 24, a socket there 37 (vLLM's), of 107 that are allowed."""
+
+
+def parent_of_sockets() -> Path:
+    """Return the parent for folders with Unix sockets: TMPDIR, or /tmp if that path is too long for them."""
+    chosen = Path(tempfile.gettempdir())
+    return chosen if len(os.fsencode(chosen)) <= LONGEST_TMPDIR else Path("/tmp")

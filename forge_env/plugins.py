@@ -12,7 +12,7 @@ import importlib.util
 import logging
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
@@ -35,6 +35,11 @@ SIBLINGS = ("environments", "sandboxes", "trainers", "apps")
 """Packages installed together with `forge_env`; a user's folder of the same name may shadow them."""
 
 
+ENVIRONMENTS = "forge_env.environments"
+"""Entry-point group of environments."""
+_IN_CODE: dict[str, dict[str, Any]] = {}
+
+
 class Installed(dict[str, EntryPoint]):
     """Entry points by name."""
 
@@ -53,6 +58,16 @@ def installed(group: str) -> Installed:
     result = Installed({name: of_name[name][0] for name in sorted(of_name)})
     result.rivals = {name: entries for name, entries in of_name.items() if len(entries) > 1}
     return result
+
+
+def in_code(group: str) -> dict[str, Any]:
+    """Plug-ins of a group that code of this process has registered, by name; callers add to it."""
+    return _IN_CODE.setdefault(group, {})
+
+
+def is_registered(group: str, name: str) -> bool:
+    """Whether a plug-in of that name is installed or registered by code."""
+    return name in in_code(group) or name in installed(group)
 
 
 def _entry_points(group: str) -> list[EntryPoint]:
@@ -109,43 +124,6 @@ def check_registered(group: str, name: str, own: Iterable[str] = ()) -> None:
     if name not in known and ":" not in name:
         fix = suggestion(name, known, f"there are: {', '.join(known) or 'none'}")
         raise NotRegisteredError(f"there is no {kind_of(group)} {name!r}", fix=fix)
-
-
-def make_plugin(
-    group: str,
-    name: str,
-    options: dict[str, Any],
-    *,
-    name_at: str,
-    options_at: str,
-    own: Mapping[str, Any] | None = None,
-) -> Any:
-    """Call the class (or function) registered as `name` with its options, and return the result.
-
-    Args:
-        group: entry-point group.
-        name: registered name, or import path `module:attribute`.
-        options: arguments by name; unknown names are refused with a suggestion.
-        name_at: dotted key of `name` in the recipe.
-        options_at: dotted key of `options` in the recipe.
-        own: built-in classes by name, which need no entry point.
-
-    Raises:
-        NotRegisteredError: there is no plug-in of that name.
-        PluginError: it can't be imported, is not a class, or its result is not callable.
-        UsageError: it doesn't accept these options.
-    """
-    from forge_env.config.reader import construct
-
-    own = own or {}
-    check_registered(group, name, own)
-    make = own[name] if name in own else load_plugin(group, name)
-    if not callable(make):
-        raise PluginError(f"{name_at}: {name!r} is not a class")
-    made = construct(make, options, options_at)
-    if not callable(made):
-        raise PluginError(f"{name_at}: {name!r} makes a {type(made).__name__}, which can't be called")
-    return made
 
 
 def load_entry(entry: EntryPoint) -> Any:

@@ -18,16 +18,16 @@ from forge_env.config.reader import Source, validate
 from forge_env.environment.base import API_VERSION, Environment, EnvironmentConfig
 from forge_env.environment.definition import check_definition, is_ours
 from forge_env.errors import PluginError, UsageError, environment_code
-from forge_env.plugins import check_registered, installed, load_plugin, source_of
+from forge_env.plugins import ENVIRONMENTS, check_registered, in_code, installed, load_plugin, source_of
 from forge_env.visible import shown
 
 if TYPE_CHECKING:
     from forge_env.sandbox import SandboxEngine
 
-GROUP = "forge_env.environments"
+GROUP = ENVIRONMENTS
 INIT = "def __init__(self, config=None, **context): super().__init__(config, **context)"
 
-_REGISTERED: dict[str, type[Environment] | str] = {}
+_REGISTERED: dict[str, type[Environment] | str] = in_code(GROUP)
 _LISTENERS: list[Callable[[], None]] = []
 
 

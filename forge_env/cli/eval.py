@@ -212,7 +212,7 @@ def requested(args: argparse.Namespace) -> Source:
 
 def _recorded(out: str | None) -> Source:
     from forge_env.evaluation.record import ResultsFolder
-    from forge_env.run.folder import check_readable
+    from forge_env.reading import check_readable
 
     if out is None:
         raise UsageError("--resume needs an evaluation", fix="add --out DIR")

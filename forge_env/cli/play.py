@@ -14,6 +14,7 @@ from functools import partial
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.cli.info import earned, show
 from forge_env.concurrency import result_of, start_in_thread
+from forge_env.endpoint.opponents import Named, open_opponents
 from forge_env.environment.base import resolve_task
 from forge_env.environment.optional import seats_of
 from forge_env.errors import UsageError
@@ -21,7 +22,6 @@ from forge_env.interrupts import run_until_interrupted
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.registry import make
 from forge_env.rollout.episode import run_episode
-from forge_env.rollout.opponents import Named, open_opponents
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.splits import check_split
 from forge_env.types import FunctionCall, Message, Observation, ToolCall, ToolSpec

@@ -16,8 +16,8 @@ from forge_env.cli.command import Parser
 from forge_env.errors import UsageError
 from forge_env.files import write_whole
 from forge_env.machine import cache_dir, user_path
+from forge_env.reading import check_readable
 from forge_env.run.contract import in_a_sentence
-from forge_env.run.folder import check_readable
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from forge_env.cli.info import earned
 from forge_env.errors import UsageError
 from forge_env.interrupts import say
 from forge_env.machine import user_path
-from forge_env.reading import LONGEST_LINE, open_file
-from forge_env.run.folder import RunFolder, check_readable
+from forge_env.reading import LONGEST_LINE, check_readable, open_file
+from forge_env.run.folder import RunFolder
 from forge_env.run.trained import read_trained
 from forge_env.trajectory import DAMAGE, Trajectory, Turn, read_trajectories
 from forge_env.trajectory_index import IndexReader, IndexRow, is_index

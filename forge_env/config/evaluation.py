@@ -8,15 +8,19 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePath
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from forge_env.config.recipe import Section
 from forge_env.errors import UsageError
 from forge_env.machine import user_path
-from forge_env.redaction import KEYLIKE
+from forge_env.plugins import ENVIRONMENTS, is_registered
+from forge_env.redaction import KEYLIKE, learn_address, redact
 from forge_env.types import Text
+
+if TYPE_CHECKING:
+    import httpx2
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 LOCAL = "http://localhost:8000/v1"
@@ -84,10 +88,8 @@ reference solutions), `random`, `empty`, `module:function`."""
     @field_validator("base_url")
     @classmethod
     def _address(cls, value: str) -> str:
-        from forge_env.endpoint.http import address
-
         try:
-            address(value)
+            endpoint_url(value)
         except UsageError as error:
             raise ValueError(str(error)) from error
         return value
@@ -222,15 +224,50 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
         return self
 
 
+def endpoint_url(base_url: str) -> httpx2.URL:
+    """Parse an endpoint's address into a URL to which paths can be joined. Path parts that look like keys are redacted.
+
+    Raises:
+        UsageError: it isn't an address, or it has parts that would not be sent. These may be secret, so the message
+            does not show them.
+    """
+    import httpx2  # takes a tenth of a second
+
+    learn_address(base_url, "base_url", path=True)
+    try:
+        url = httpx2.URL(base_url.strip().rstrip("/") + "/")
+    except httpx2.InvalidURL as error:
+        if "@" in base_url:  # the error message would show part of a password
+            raise _unsent("the address", "a name or password") from None
+        raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint: {redact(str(error))}") from error
+    if "@" in base_url:
+        raise _unsent(f"the address of {url.host}" if url.userinfo else "the address", "a name or password")
+    if url.scheme not in ("http", "https") or not url.host:
+        match = re.fullmatch(r"([\w.-]+(?::\d+)?)(/[^?#]*)?(?:[?#].*)?", base_url.strip())
+        hint = (
+            f"did you mean http://{match[1]}{match[2] or '/v1'}?" if match else "for example http://localhost:8000/v1"
+        )
+        raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint", fix=redact(hint))
+    if url.query or url.fragment:
+        raise _unsent(f"the address of {url.host}", "a query" if url.query else "a fragment")
+    return url
+
+
+def _unsent(address: str, part: str) -> UsageError:
+    return UsageError(
+        f"{address} holds {part}, which would not be sent",
+        fix="leave it out of the address; an API key goes into the environment variable named by api_key_env",
+    )
+
+
 def short_name(name: str) -> str:
     """Short label of an environment's name.
 
     The class of `module:Class`, the file stem of the value in `NAME:VALUE`, or else the registered name.
     """
-    from forge_env.registry import given_in
-
-    if given := given_in(name)[1]:
-        return PurePath(str(next(iter(given.values())))).stem
+    head, _, value = name.partition(":")
+    if value and is_registered(ENVIRONMENTS, head):
+        return PurePath(value).stem
     return name.rpartition(":")[2].rpartition(".")[2] if ":" in name else name
 
 

@@ -26,8 +26,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from forge_env.config import hints
-from forge_env.errors import ConfigError, ForgeError, UsageError, did_you_mean, in_words, with_place
+from forge_env.errors import ConfigError, ForgeError, PluginError, UsageError, did_you_mean, in_words, with_place
 from forge_env.machine import user_path
+from forge_env.plugins import check_registered, load_plugin
 from forge_env.redaction import MARK, learn, redact_settings, redacted_keys
 from forge_env.schema import KEY as SCHEMA
 from forge_env.schema import VERSION, with_schema, without_schema
@@ -675,3 +676,38 @@ def changed_yaml(config: BaseModel, always: Iterable[str] = ()) -> str:
     data = config.model_dump(mode="json", exclude_defaults=True)
     data |= config.model_dump(mode="json", include=set(always))
     return dump(with_schema(data))
+
+
+def make_plugin(
+    group: str,
+    name: str,
+    options: dict[str, Any],
+    *,
+    name_at: str,
+    options_at: str,
+    own: Mapping[str, Any] | None = None,
+) -> Any:
+    """Call the class (or function) registered as `name` with its options, and return the result.
+
+    Args:
+        group: entry-point group.
+        name: registered name, or import path `module:attribute`.
+        options: arguments by name; unknown names are refused with a suggestion.
+        name_at: dotted key of `name` in the recipe.
+        options_at: dotted key of `options` in the recipe.
+        own: built-in classes by name, which need no entry point.
+
+    Raises:
+        NotRegisteredError: there is no plug-in of that name.
+        PluginError: it can't be imported, is not a class, or its result is not callable.
+        UsageError: it doesn't accept these options.
+    """
+    own = own or {}
+    check_registered(group, name, own)
+    make = own[name] if name in own else load_plugin(group, name)
+    if not callable(make):
+        raise PluginError(f"{name_at}: {name!r} is not a class")
+    made = construct(make, options, options_at)
+    if not callable(made):
+        raise PluginError(f"{name_at}: {name!r} makes a {type(made).__name__}, which can't be called")
+    return made

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-
-from forge_env.job.addresses import ADDRESS
 
 # ---
 # Common types, and the base class of all sections.
@@ -161,9 +160,12 @@ this change, so its importance ratios would be wrong: use these keys for evaluat
 Role = Literal["trainer", "reference", "weights", "buffer", "generator", "rollouts"]
 """Actors of a run that can be placed; `weights` is the index by which generators find new weights."""
 
+WORKER_ADDRESS = re.compile(r"(?P<scheme>tcp|tls)://(?P<host>[^\s/:\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
+"""Pattern of the address of a worker (`forge-env worker`)."""
+
 
 def _address(text: str) -> str:
-    match = ADDRESS.fullmatch(text)
+    match = WORKER_ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 2**16:
         raise ValueError(f"{text!r} is not the address of a worker: write tcp://HOST:PORT, or tls://HOST:PORT")
     return text

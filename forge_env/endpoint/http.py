@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import resource
 import ssl
 import urllib.request
@@ -19,6 +18,7 @@ from typing import Any
 
 import httpx2
 
+from forge_env.config.evaluation import endpoint_url
 from forge_env.endpoint.errors import (
     AnswerTooLargeError,
     EndpointError,
@@ -31,8 +31,6 @@ from forge_env.endpoint.errors import (
     redirected,
     refusal,
 )
-from forge_env.errors import UsageError
-from forge_env.redaction import learn_address, redact
 
 CONNECT_S = 15.0
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -43,7 +41,7 @@ class Connections:
     """Connections to one origin, for use from one event loop."""
 
     def __init__(self, base_url: str, *, api_key: str = "", uds: str | None = None) -> None:
-        self.base_url = address(base_url)
+        self.base_url = endpoint_url(base_url)
         self._url = cache(self.base_url.join)
         headers = {
             "host": self.base_url.netloc.decode(),
@@ -142,40 +140,6 @@ def _no_connection(url: httpx2.URL, error: httpx2.ConnectError) -> EndpointError
 
 class _Interrupted(httpx2.ReadError):
     """The connection was lost after the answer had begun."""
-
-
-def address(base_url: str) -> httpx2.URL:
-    """Parse an endpoint's address into a URL to which paths can be joined. Path parts that look like keys are redacted.
-
-    Raises:
-        UsageError: it isn't an address, or it has parts that would not be sent. These may be secret, so the message
-            does not show them.
-    """
-    learn_address(base_url, "base_url", path=True)
-    try:
-        url = httpx2.URL(base_url.strip().rstrip("/") + "/")
-    except httpx2.InvalidURL as error:
-        if "@" in base_url:  # the error message would show part of a password
-            raise _unsent("the address", "a name or password") from None
-        raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint: {redact(str(error))}") from error
-    if "@" in base_url:
-        raise _unsent(f"the address of {url.host}" if url.userinfo else "the address", "a name or password")
-    if url.scheme not in ("http", "https") or not url.host:
-        match = re.fullmatch(r"([\w.-]+(?::\d+)?)(/[^?#]*)?(?:[?#].*)?", base_url.strip())
-        hint = (
-            f"did you mean http://{match[1]}{match[2] or '/v1'}?" if match else "for example http://localhost:8000/v1"
-        )
-        raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint", fix=redact(hint))
-    if url.query or url.fragment:
-        raise _unsent(f"the address of {url.host}", "a query" if url.query else "a fragment")
-    return url
-
-
-def _unsent(address: str, part: str) -> UsageError:
-    return UsageError(
-        f"{address} holds {part}, which would not be sent",
-        fix="leave it out of the address; an API key goes into the environment variable named by api_key_env",
-    )
 
 
 async def _read(response: httpx2.Response) -> bytes:

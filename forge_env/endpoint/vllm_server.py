@@ -19,8 +19,8 @@ from forge_env.endpoint.chat_format import ChatFormat
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.http import Connections
 from forge_env.errors import GeneratorError, UsageError
+from forge_env.files import parent_of_sockets
 from forge_env.machine import training_extra, user_path
-from forge_env.run.scratch import parent_of_sockets
 
 READY_POLL_S = 0.2
 """Seconds between readiness checks; the server has no event to wait for."""

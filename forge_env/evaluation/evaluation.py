@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from forge_env.config.evaluation import EndpointOptions, EnvironmentChoice, EvaluationConfig, changes
+from forge_env.config.evaluation import EndpointOptions, EnvironmentChoice, EvaluationConfig, changes, endpoint_url
 from forge_env.config.reader import changed_yaml, read_as, refuse_redacted
 from forge_env.endpoint.errors import EndpointError
-from forge_env.endpoint.http import address
+from forge_env.endpoint.opponents import Named, check_named, open_opponents
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.endpoint.vllm_server import VLLMServer, check_checkpoint
 from forge_env.environment.base import Environment
@@ -36,12 +36,11 @@ from forge_env.files import DiskFullError, FolderGoneError, unused, write_whole
 from forge_env.logs import log_to, move_log
 from forge_env.loop_guard import LoopGuard
 from forge_env.policy import Policy
+from forge_env.reading import check_readable
 from forge_env.redaction import learn
 from forge_env.registry import environment_class, make, make_config
 from forge_env.rewards.rubric import SHOWN_TASKS, check_targets
-from forge_env.rollout.opponents import Named, check_named, open_opponents
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
-from forge_env.run.folder import check_readable
 from forge_env.tasks.ids import check_unique
 from forge_env.terminal import open_display
 from forge_env.trajectory import TrajectoryWriter
@@ -121,7 +120,7 @@ class Evaluation:
         if self.policy is None and config.model.startswith(VLLM):
             check_checkpoint(config.model.removeprefix(VLLM))
         elif self.policy is None:
-            address(config.base_url)  # validates it; it may come from OPENAI_BASE_URL
+            endpoint_url(config.base_url)  # validates it; it may come from OPENAI_BASE_URL
         self.opponents: dict[str, dict[str, Policy]] = {}
         """Open policies by label and seat; if given, they replace those of the configuration."""
         for choice in config.environments:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from forge_env.errors import ForgeError, UsageError
 from forge_env.evaluation.plan import NoSuchMetricError, SampleResult, check_record, result_of
 from forge_env.files import HeldFolder
-from forge_env.run.folder import check_readable
+from forge_env.reading import check_readable
 from forge_env.trajectory import Trajectory, read_trajectories
 
 if TYPE_CHECKING:

@@ -8,15 +8,10 @@ import socket
 import subprocess
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from forge_env.config.recipe import WORKER_ADDRESS, JobSection
 from forge_env.errors import ForgeError, UsageError
-
-if TYPE_CHECKING:
-    from forge_env.config.recipe import JobSection
-
-ADDRESS = re.compile(r"(?P<scheme>tcp|tls)://(?P<host>[^\s/:\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
-"""Pattern of a worker's address."""
 
 
 class Address(NamedTuple):
@@ -33,7 +28,7 @@ class Address(NamedTuple):
         Raises:
             UsageError: it is not a worker's address.
         """
-        match = ADDRESS.fullmatch(text)
+        match = WORKER_ADDRESS.fullmatch(text)
         if match is None or not 0 < int(match["port"]) < 2**16:
             raise UsageError(
                 f"{text!r} is not the address of a worker", fix="write tcp://HOST:PORT, or tls://HOST:PORT"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from forge_env.errors import UsageError
 from forge_env.files import HeldFolder, remove, unused
 from forge_env.machine import user_path
-from forge_env.reading import LARGEST_DOCUMENT, LARGEST_RECIPE, LARGEST_TABLE, is_below, unsafe
+from forge_env.reading import check_readable
 
 
 class RunFolder(HeldFolder):
@@ -105,52 +104,6 @@ class RunFolder(HeldFolder):
     def create(self) -> None:
         """Create the folders and lock them: a second process on the same run is refused."""
         self.hold()
-
-
-LARGEST: Mapping[str, int | None] = {
-    "config.yaml": LARGEST_RECIPE,
-    "summary.json": LARGEST_DOCUMENT,
-    "contract.jsonl": LARGEST_DOCUMENT,
-    "metrics.jsonl": LARGEST_TABLE,
-    "trained.jsonl": LARGEST_TABLE,
-    "timeline.json": None,
-    "run.log": None,
-}
-"""Maximum bytes of the files of a run or an evaluation that are read; None: unlimited."""
-
-
-def unreadable(root: Path) -> Iterator[str]:
-    """Yield why files of a run or an evaluation can't be read (`forge_env.reading`); missing files are fine."""
-    for name, largest in LARGEST.items():
-        if why := unsafe(root / name, largest=largest):
-            yield why
-    folder = root / "trajectories"
-    if not os.path.isdir(folder):
-        return
-    if not is_below(folder, root):
-        yield f"{folder} is a link to {os.path.realpath(folder)}, outside of {root}"
-        return
-    try:
-        with os.scandir(folder) as entries:
-            special = sorted(
-                entry.path
-                for entry in entries
-                if entry.name.endswith(".jsonl") and not entry.is_file(follow_symlinks=False)
-            )
-    except OSError as error:
-        yield f"{folder} can't be read: {error.strerror}"
-        return
-    yield from filter(None, map(unsafe, map(Path, special)))
-
-
-def check_readable(root: Path) -> None:
-    """Refuse a folder with a file that can't be read.
-
-    Raises:
-        UsageError: names the first such file.
-    """
-    if why := next(unreadable(root), ""):
-        raise UsageError(why, fix="remove it, or put a copy of the file in its place")
 
 
 LONGEST_NAME = 200

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from forge_env.files import parent_of_sockets
+
 PREFIX = "forge-env-run-"
 LOCK = "lock"
-LONGEST = 46
-"""Maximum bytes of TMPDIR's path: a folder in it takes 24, a socket there 37 (vLLM's), of 107 that are allowed."""
 
 
 @contextmanager
@@ -77,12 +77,6 @@ def _end_processes(folder: Path) -> None:
         with suppress(psutil.Error, OSError):  # another user's, or it has ended meanwhile
             if process.environ().get("TMPDIR") == str(folder) and process.pid != os.getpid():
                 process.kill()
-
-
-def parent_of_sockets() -> Path:
-    """Return the parent for folders with Unix sockets: TMPDIR, or /tmp if that path is too long for them."""
-    chosen = Path(tempfile.gettempdir())
-    return chosen if len(os.fsencode(chosen)) <= LONGEST else Path("/tmp")
 
 
 def _remove(folder: Path) -> None:

@@ -27,15 +27,17 @@ from forge_env.files import NewLines
 from forge_env.machine import cache_dir
 from forge_env.reading import (
     ANYWHERE,
+    LARGEST,
     LARGEST_DOCUMENT,
     LARGEST_TABLE,
     LONGEST_LINE,
     UnsafeFileError,
     read_bytes,
     read_text,
+    unreadable,
 )
 from forge_env.run.contract import Clause, read_contract
-from forge_env.run.folder import LARGEST, RunFolder, unreadable
+from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import REWARD, metrics_row
 from forge_env.run.trained import Trained, TrainedEpisode, TrainedGroup
 from forge_env.view.charts import Chart, histograms

@@ -24,10 +24,10 @@ from forge_env.reading import (
     open_file,
     read_text,
     regular_files,
+    unreadable,
     unsafe,
     whole_lines,
 )
-from forge_env.run.folder import unreadable
 from forge_env.trajectory import read_trajectories
 from forge_env.view.runs import Runs, RunView
 from tests.forge_env.view.made import evaluation, training_run

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_env.config.reader import make_plugin
 from forge_env.config.recipe import PartSection
 from forge_env.errors import PluginError
-from forge_env.plugins import make_plugin
 from forge_env.trajectory import Trajectory
 from trainers.rollout.types import Group
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import random
 from typing import Any, Protocol
 
+from forge_env.config.reader import make_plugin
 from forge_env.config.recipe import ReplaySection
-from forge_env.plugins import make_plugin
 from trainers.buffer.types import Held
 
 

@@ -106,7 +106,7 @@ class AdapterMethod(UnquantizedLinearMethod):  # type: ignore[misc]
 
 
 def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> None:
-    """Load the adapters of a published version (`trainers.weights.adapter.scaled`) into a model."""
+    """Load the adapters of a published version (`trainers.model.merging.scaled`) into a model."""
     joined: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     for name, layer in model.named_modules():
         method = getattr(layer, "quant_method", None)

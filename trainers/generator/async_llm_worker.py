@@ -52,7 +52,7 @@ class WeightLoader:
         Args:
             message: pickled tuple of layouts, buffer handles, and whether vLLM has to reorder the weights.
         """
-        from trainers.weights.adapter import whole_weights
+        from trainers.model.merging import whole_weights
         from trainers.weights.flat import Flat
 
         layouts, handles, reorders = pickle.loads(message)

@@ -111,7 +111,7 @@ class Engine(ABC):
         """Swap the weights between two steps; return the seconds for which generation paused.
 
         Args:
-            weights: full weights, or adapters to the weights the engine started with (`trainers.weights.adapter`).
+            weights: full weights, or adapters to the weights the engine started with (`trainers.model.merging`).
             version: policy version of these weights.
 
         Raises:
@@ -436,7 +436,7 @@ class InProcessEngine(Engine):
         await self._in_thread(self._load, weights, version)
 
     def _load(self, weights: Weights, version: int) -> None:
-        from trainers.weights.adapter import whole_weights
+        from trainers.model.merging import whole_weights
 
         device, base = self.engine.vllm_config.device_config.device, Path(self.engine.model_config.model)
         if self._has_adapters:

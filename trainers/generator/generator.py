@@ -35,7 +35,7 @@ def import_engine(**process: Any) -> None:
     from vllm import LLMEngine  # noqa: F401
 
     import trainers.generator.engine
-    import trainers.weights.adapter
+    import trainers.model.merging
     import trainers.weights.store  # noqa: F401
 
     settle_imports()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import forge_env as fe
 from forge_env.config.recipe import ORDERS, ModelSection, RunConfig, Section
+from forge_env.endpoint.opponents import check_named
 from forge_env.environment.base import Environment, resolve_task
 from forge_env.environment.optional import demonstrate, seats_of
 from forge_env.errors import UsageError, suggestion
 from forge_env.job.needs import gpus_by_role
 from forge_env.machine import user_path
-from forge_env.rollout.opponents import check_named
 from forge_env.tasks.curriculum import make_order
 from forge_env.tasks.datasets import DatasetConfig
 from trainers.buffer.rules import make_rules

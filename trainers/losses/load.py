@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from forge_env.config.reader import make_plugin
 from forge_env.config.recipe import LossSection
-from forge_env.plugins import make_plugin
 from trainers.losses.padded import PaddedLoss, is_padded
 from trainers.losses.types import Loss
 

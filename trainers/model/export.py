@@ -15,9 +15,9 @@ from forge_env.reading import ANYWHERE, check_files
 from forge_env.run.folder import RunFolder
 from trainers.model import adapter
 from trainers.model.folder import check_folder, from_hub, local_folder, weight_files
+from trainers.model.merging import merged, scaled
+from trainers.model.parts import Part
 from trainers.model.writer import read_companions, write_model
-from trainers.weights.adapter import merged, scaled
-from trainers.weights.flat import Part
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -29,7 +29,7 @@ from torch.futures import Future
 
 from forge_env.reading import ANYWHERE, LARGEST_TABLE, read_bytes
 from trainers.model.folder import INDEX
-from trainers.weights.flat import Part, Shape
+from trainers.model.parts import Part, Shape
 
 LARGEST = 5_000_000_000
 """Maximum bytes of weights in one file, unless a single tensor is larger."""

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_env.config.recipe import RunConfig, SamplingSection
+from forge_env.endpoint.opponents import open_opponents
 from forge_env.environment.base import Environment, checked_reset, resolve_task
 from forge_env.errors import UsageError
 from forge_env.policy import Policy
 from forge_env.registry import maker
 from forge_env.rewards.rubric import check_targets
-from forge_env.rollout.opponents import open_opponents
 from forge_env.run.clock import read_clock
 from forge_env.run.folder import RunFolder
 from forge_env.run.timeline import Span

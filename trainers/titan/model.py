@@ -19,14 +19,14 @@ from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from trainers.model import adapter
 from trainers.model.folder import check_heads, read_hf_config, weight_files
+from trainers.model.merging import scaled
+from trainers.model.parts import Part
 from trainers.model.writer import read_companions, write_model
 from trainers.titan.batch import Microbatch
 from trainers.titan.families import FAMILIES, Experts, tensor_shapes, titan_config
 from trainers.titan.lora import Adapters
 from trainers.titan.parallel import Ranks, Sharding, whole
 from trainers.titan.shards import Shards
-from trainers.weights.adapter import scaled
-from trainers.weights.flat import Part
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

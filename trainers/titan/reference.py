@@ -146,7 +146,7 @@ class ReferenceModel(LedActor):
         await self._in_turn(self._load_version, "load_version", version)
 
     async def _load_version(self, version: int) -> None:
-        from trainers.weights.adapter import whole_weights
+        from trainers.model.merging import whole_weights
 
         with self._account.during("load weights"):
             try:

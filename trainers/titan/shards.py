@@ -18,7 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from forge_env.errors import ForgeError
-from trainers.weights.flat import Part, Shape
+from trainers.model.parts import Part, Shape
 
 
 @dataclass(frozen=True, slots=True)

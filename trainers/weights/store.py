@@ -20,8 +20,9 @@ import torchstore
 from trainers.actors.actor import ForgeActor, endpoint
 from trainers.actors.processes import leave_as_it_stands
 from trainers.actors.remote import ActorDiedError, result
+from trainers.model.parts import Part
 from trainers.weights import compat, shared  # compat patches torchstore before its first use
-from trainers.weights.flat import Buffers, Flat, Layout, Part
+from trainers.weights.flat import Buffers, Flat, Layout
 
 LAYOUT_KEY = "weights/layout"
 _VERSIONS = "weights/v"

@@ -17,12 +17,21 @@ import forge_env as fe
 from forge_env.cli.main import COMMANDS, main
 from forge_env.config import RunConfig
 from forge_env.config.evaluation import EvaluationConfig
-from forge_env.config.reader import build, changed_yaml, keys, parse, read_as, read_file, render, section_of
+from forge_env.config.reader import (
+    build,
+    changed_yaml,
+    keys,
+    make_plugin,
+    parse,
+    read_as,
+    read_file,
+    render,
+    section_of,
+)
 from forge_env.config.serving import ServeConfig
 from forge_env.environment.single_turn import SingleTurnConfig
 from forge_env.errors import ConfigError, UsageError
 from forge_env.evaluation.metering import read_price
-from forge_env.plugins import make_plugin
 from forge_env.registry import make_config
 
 

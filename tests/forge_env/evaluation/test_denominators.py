@@ -24,8 +24,8 @@ from forge_env.evaluation.tables import figure, headline, interval
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.view.app import Pages
 from forge_env.view.runs import Runs
+from tests.forge_env.endpoint.test_opponents import Wishes
 from tests.forge_env.evaluation.toys import Broken, Sums, answer_even
-from tests.forge_env.rollout.test_opponents import Wishes
 
 ROWS = [{"question": f"{index} + 1 = ?", "answer": str(index + 1)} for index in range(10)]
 

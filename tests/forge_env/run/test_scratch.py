@@ -14,7 +14,8 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from forge_env.run.scratch import LONGEST, PREFIX, reap_scratch, scratch_folder
+from forge_env.files import LONGEST_TMPDIR
+from forge_env.run.scratch import PREFIX, reap_scratch, scratch_folder
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_path_too_long_for_sockets_is_left_for_tmp(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = parent / ("x" * LONGEST)
+    deep = parent / ("x" * LONGEST_TMPDIR)
     deep.mkdir()
     monkeypatch.setenv("TMPDIR", str(deep))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -37,7 +38,7 @@ def test_a_path_too_long_for_sockets_is_left_for_tmp(parent: Path, monkeypatch: 
 
 def test_there_is_room_for_the_longest_name_of_a_socket(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM names its sockets by a UUID."""
-    longest = parent / ("x" * (LONGEST - len(str(parent)) - 1))
+    longest = parent / ("x" * (LONGEST_TMPDIR - len(str(parent)) - 1))
     longest.mkdir()
     monkeypatch.setenv("TMPDIR", str(longest))
     monkeypatch.setattr(tempfile, "tempdir", None)

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from trainers.model import writer
 from trainers.model.folder import INDEX
+from trainers.model.parts import Part
 from trainers.model.writer import read_companions, write_model
-from trainers.weights.flat import Part
 
 pytestmark = pytest.mark.stack
 

@@ -27,11 +27,11 @@ from trainers.buffer.sequences import BatchSizes
 from trainers.losses.sft import SFTLoss
 from trainers.model.adapter import CONFIG, FOLDER, WEIGHTS, check_base, layer_shapes, targets
 from trainers.model.folder import read_hf_config
+from trainers.model.merging import whole_weights
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.flops import Throughput
 from trainers.titan.model import TitanModel
-from trainers.weights.adapter import whole_weights
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 MISMATCH = 1e-5

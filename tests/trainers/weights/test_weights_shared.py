@@ -22,8 +22,9 @@ from forge_env.job.addresses import Address
 from tests.trainers.actors.workers import certificates
 from tests.trainers.weights import processes
 from trainers.actors.processes import ADDRESS
+from trainers.model.parts import Part
 from trainers.weights import compat, network, shared
-from trainers.weights.flat import Flat, Layout, Part
+from trainers.weights.flat import Flat, Layout
 from trainers.weights.store import LAYOUT_KEY, Offer, Published, WeightStore
 
 pytestmark = pytest.mark.stack
