@@ -99,6 +99,38 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         raise AssertionError(f"an import circle: {' -> '.join(reversed(error.args[1]))}") from None
 
 
+def layers(package: str) -> list[str]:
+    """Folders and files of a package in the order of the architecture page, the highest layer first."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    block = re.search(rf"^{package}/ .*\n((?:  .*\n)+)", page, re.MULTILINE)
+    assert block is not None
+    return [line.split()[0].removesuffix("/").removesuffix(".py") for line in block[1].splitlines()]
+
+
+@pytest.mark.parametrize("package", ["forge_env", "trainers"])
+def test_a_layer_imports_only_lower_layers(package: str) -> None:
+    order = layers(package)
+    core = order.index("*") if "*" in order else len(order)
+    paths = {module_name(path): path for path in files(package) if path.parent != ROOT / package or path.stem[0] != "_"}
+
+    def depth(module: str) -> int:
+        name = module.split(".")[1]
+        return order.index(name) if name in order else core
+
+    for module, path in paths.items():
+        above = [name for name in imported_modules(path, set(paths)) if depth(name) < depth(module)]
+        assert not above, f"{path.relative_to(ROOT)} imports {', '.join(above)}, of a higher layer"
+
+
+def test_the_core_knows_no_folder() -> None:
+    """Type-checking imports count too, except for the environment that a policy's session gets."""
+    known = {module_name(path) for path in files("forge_env")}
+    for path in (ROOT / "forge_env").glob("*.py"):
+        if path.stem not in ("__init__", "__main__", "registry"):
+            folders = {name for name in imports(path) if name in known and name.count(".") > 1}
+            assert folders <= ({"forge_env.environment.base"} if path.stem == "policy" else set()), path
+
+
 def test_only_actors_import_monarch() -> None:
     for path in files("trainers"):
         if "actors" not in path.parts:
