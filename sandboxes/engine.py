@@ -25,6 +25,7 @@ PIDS = 1024
 CPU_PERIOD_US = 100_000
 MAX_USES = 5000
 """Default number of leases after which a box is replaced."""
+_DEFAULT = SandboxSpec()
 
 
 class PooledEngine(SandboxEngine):
@@ -45,6 +46,7 @@ class PooledEngine(SandboxEngine):
         self.warm = min(size, cpus if warm is None else warm)
         self._max_uses = max_uses
         self._pool: Pool | None = None
+        self._checked: set[SandboxSpec] = set()
 
     @abstractmethod
     async def _prepare(self) -> None:
@@ -72,8 +74,10 @@ class PooledEngine(SandboxEngine):
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:  # noqa: D102
         if self._pool is None:
             raise SandboxError("the sandbox engine was not started", fix="use it as 'async with engine:'")
-        spec = spec or SandboxSpec()
-        self.check(spec)
+        spec = spec or _DEFAULT
+        if spec not in self._checked:
+            self.check(spec)
+            self._checked.add(spec)
         with phase("wait for one"):
             return BoxSandbox(await self._pool.acquire(spec, TENANT.get(), HOLDER.get()))
 

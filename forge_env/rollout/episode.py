@@ -52,7 +52,7 @@ from forge_env.errors import (
 )
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.rewards.reasons import explanation
-from forge_env.sandbox.callers import on_behalf_of
+from forge_env.sandbox.protocol import on_behalf_of
 from forge_env.tools.calls import measured_calls
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Branch, Message, Observation, ResetResult, Task

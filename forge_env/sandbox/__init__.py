@@ -1,6 +1,5 @@
 """Sandboxes, in which all model-written code runs. Engines are plug-ins that implement `SandboxEngine`."""
 
-from forge_env.sandbox.callers import HOLDER, TENANT, on_behalf_of, phase, seen_by
 from forge_env.sandbox.capabilities import (
     Archives,
     Images,
@@ -12,7 +11,7 @@ from forge_env.sandbox.capabilities import (
     Programs,
 )
 from forge_env.sandbox.engines import available_engines, open_engine, reap_abandoned
-from forge_env.sandbox.protocol import Sandbox, SandboxEngine
+from forge_env.sandbox.protocol import HOLDER, TENANT, Sandbox, SandboxEngine, on_behalf_of, phase, seen_by
 from forge_env.sandbox.results import (
     CallOutcome,
     CallsResult,

@@ -11,33 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import ClassVar, Self
 
 from forge_env.errors import UsageError
+from forge_env.sandbox.protocol import Capability
 from forge_env.sandbox.results import CallsResult, ExecResult, How, OutputChunk, RunningSandbox, TestsResult
 from forge_env.sandbox.spec import Limits, SandboxSpec
-
-
-class Capability(ABC):
-    """Base class of the capabilities."""
-
-    can: ClassVar[str]
-    """What it allows, for error messages: "can't ..."."""
-
-    @classmethod
-    def of(cls, provider: object) -> Self:
-        """Return `provider`, typed as one with this capability.
-
-        Args:
-            provider: a sandbox or an engine.
-
-        Raises:
-            UsageError: it doesn't have the capability.
-        """
-        if isinstance(provider, cls):
-            return provider
-        raise UsageError(f"{type(provider).__name__} can't {cls.can}", fix="use the sandbox engine docker or local")
-
 
 # --- of sandboxes
 

@@ -18,12 +18,14 @@ import asyncio
 import errno
 import os
 import posixpath
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from forge_env.errors import SandboxFileError, SandboxFileNotFoundError, UsageError
 from forge_env.sandbox.results import ExecResult
@@ -37,6 +39,62 @@ MAX_LISTING = 1 << 20
 """Maximum bytes of a folder's listing in `Sandbox.read_files`."""
 _COMMON = ("image", "network", "disk_mb", "memory_mb")
 """Fields of `SandboxSpec` that every engine accepts; the others need an engine that checks them itself."""
+
+
+# Context of a call: context variables rather than arguments, so that environments need not know them.
+
+TENANT: ContextVar[str] = ContextVar("sandbox_tenant", default="")
+"""The environment (or other tenant) that sandboxes are acquired for; pools share them evenly among tenants."""
+HOLDER: ContextVar[object | None] = ContextVar("sandbox_holder", default=None)
+"""The `on_behalf_of` block, such as an episode's, that holds acquired sandboxes; None outside of any."""
+
+
+class on_behalf_of:  # a class, since each open episode has one and a generator takes five times the memory
+    """A block in which acquired sandboxes count for `tenant`."""
+
+    __slots__ = ("__weakref__", "_holder_token", "_tenant", "_token")
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+
+    def __enter__(self) -> on_behalf_of:
+        self._token = TENANT.set(self._tenant)
+        self._holder_token = HOLDER.set(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        HOLDER.reset(self._holder_token)
+        TENANT.reset(self._token)
+
+
+SEEN: ContextVar[Callable[[str, float, float], object] | None] = ContextVar("sandbox_seen", default=None)
+"""The callback that records sandbox phases, such as a timeline's; see `seen_by`."""
+
+
+@contextmanager
+def seen_by(tell: Callable[[str, float, float], object] | None) -> Iterator[None]:
+    """Report the block's waits for sandboxes and calls of sandboxes to a callback.
+
+    Args:
+        tell: called with the phase ("wait for one", "command", "python", "tests", "files", "session"), its start and
+            its end, in seconds of `time.perf_counter`. None: no reports.
+    """
+    token = SEEN.set(tell)
+    try:
+        yield
+    finally:
+        SEEN.reset(token)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Report this block to the callback of `seen_by`, if any, as a phase."""
+    tell, begun = SEEN.get(), time.perf_counter()
+    try:
+        yield
+    finally:
+        if tell is not None:
+            tell(name, begun, time.perf_counter())
 
 
 class Sandbox(ABC):
@@ -296,3 +354,24 @@ class SandboxEngine(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class Capability(ABC):
+    """Base class of what a sandbox or an engine can do beyond the protocol (`forge_env.sandbox.capabilities`)."""
+
+    can: ClassVar[str]
+    """What it allows, for error messages: "can't ..."."""
+
+    @classmethod
+    def of(cls, provider: object) -> Self:
+        """Return `provider`, typed as one with this capability.
+
+        Args:
+            provider: a sandbox or an engine.
+
+        Raises:
+            UsageError: it doesn't have the capability.
+        """
+        if isinstance(provider, cls):
+            return provider
+        raise UsageError(f"{type(provider).__name__} can't {cls.can}", fix="use the sandbox engine docker or local")

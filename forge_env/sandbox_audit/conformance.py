@@ -22,8 +22,8 @@ import pytest
 import pytest_asyncio
 
 from forge_env.errors import SandboxError, SandboxFileError, SandboxPathError, UsageError
-from forge_env.sandbox.capabilities import Archives, Capability, Interpreters, Judging, Programs
-from forge_env.sandbox.protocol import Sandbox, SandboxEngine
+from forge_env.sandbox.capabilities import Archives, Interpreters, Judging, Programs
+from forge_env.sandbox.protocol import Capability, Sandbox, SandboxEngine
 from forge_env.sandbox.results import ExecResult, How, OutputChunk
 from forge_env.sandbox.spec import Limits, SandboxSpec
 

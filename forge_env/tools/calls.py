@@ -85,6 +85,8 @@ class ToolCalls:
                 seconds[place] = round(time.perf_counter() - started, 4)
 
         try:
+            if len(calls) == 1:
+                return [await run(0, calls[0])]
             return await gather_or_cancel([run(place, call) for place, call in enumerate(calls)])
         finally:
             if (measured := CALLS_S.get()) is not None:
