@@ -62,12 +62,11 @@ async def measure(folder: Path, lora: LoRASection | None, versions: int) -> list
     )
     updates: list[dict[str, float]] = []
     async with Stack(config) as stack:
-        await stack.open_store()
         trainer = await stack.start_trainer(folder)
         generators = await stack.start_generators(folder)
         for version in range(1, versions + 1):
-            published, indexed = await trainer.begin_push(version)
-            updates.append(await generators.update_weights(version, published) | await indexed)
+            published, pushed = await (await trainer.begin_push(version))
+            updates.append(await generators.update_weights(version, published) | pushed)
         await generators.halt()
     medians = [f"{statistics.median(each[name] for each in updates):.3f}" for name in TIMES]
     return ["all weights" if lora is None else f"adapters, rank {lora.rank}", f"{updates[0]['bytes']:,.0f}", *medians]

@@ -73,7 +73,6 @@ async def measure(counts: Sequence[int], scratch: Path) -> list[Row]:
     folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, scratch / "tiny")
     rows: list[Row] = []
     async with Stack(config) as stack:
-        await stack.open_store()
         trainer = await stack.start_trainer(folder)
         await trainer.save_model(str(scratch / "model"))
         generators = await stack.start_generators(scratch / "model")
@@ -107,7 +106,6 @@ async def against_float64() -> list[Row]:
     assert folder is not None
     rows: list[Row] = []
     async with Stack(config) as stack:
-        await stack.open_store()
         trainer = await stack.start_trainer(folder)
         generators = await stack.start_generators(folder)
         await trainer.configure(OptimizerSection(), loss=SFTLoss(), steps=1, microbatch_tokens=4096)
@@ -132,7 +130,6 @@ async def speculating() -> list[Row]:
         folder = checkpoint_folder(config.model.path)
         assert folder is not None
         async with Stack(config) as stack:
-            await stack.open_store()
             generators = await stack.start_generators(folder)
             completions = await sample(generators, own_prompts(config, folder))
             await generators.halt()

@@ -157,8 +157,8 @@ this change, so its importance ratios would be wrong: use these keys for evaluat
 # ---
 # Sections about machines and processes.
 
-Role = Literal["trainer", "reference", "weights", "buffer", "generator", "rollouts"]
-"""Actors of a run that can be placed; `weights` is the index by which generators find new weights."""
+Role = Literal["trainer", "reference", "buffer", "generator", "rollouts"]
+"""Actors of a run that can be placed."""
 
 WORKER_ADDRESS = re.compile(r"(?P<scheme>tcp|tls)://(?P<host>[^\s/:\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
 """Pattern of the address of a worker (`forge-env worker`)."""
@@ -280,6 +280,15 @@ class ParallelismSection(Section):
         if self.data_parallel_shard_degree < 1 and self.data_parallel_shard_degree != -1:
             raise ValueError("data_parallel_shard_degree must be at least 1, or -1 for all remaining processes")
         return self
+
+
+class WeightsSection(Section):
+    """Transfer of new weights from the trainer to the generators (docs/decisions/weights-transport.md)."""
+
+    transport: Literal["shared", "torchstore"] = "shared"
+    """`shared`: generators map the trainer's memory, or fetch it over TCP from another host; `torchstore`: the \
+weights go through TorchStore, with a storage volume in each of the trainer's processes. Slower, and takes up to two \
+more copies of the weights in main memory."""
 
 
 class TrainerSection(Section):
@@ -656,6 +665,8 @@ class RunConfig(Section):
     """The generators."""
     trainer: TrainerSection = TrainerSection()
     """The trainer."""
+    weights: WeightsSection = WeightsSection()
+    """Transfer of new weights from the trainer to the generators."""
     grpo: GRPOSection = GRPOSection()
     """The asynchronous loop."""
     sft: SFTSection = SFTSection()
@@ -673,7 +684,7 @@ class RunConfig(Section):
 
     @property
     def rolls_out(self) -> bool:
-        """Whether the method runs episodes, and so needs generators, rollout workers, a buffer and a weight store."""
+        """Whether the method runs episodes, and so needs generators, rollout workers and a buffer."""
         return self.method not in ("sft", "warmup")
 
     @property

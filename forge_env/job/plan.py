@@ -10,7 +10,7 @@ from forge_env.config.recipe import JobSection, Role, RunConfig
 from forge_env.errors import UsageError
 from forge_env.job.addresses import Address
 from forge_env.job.card import Card
-from forge_env.job.needs import CONTROLLER_GB, needed_memory
+from forge_env.job.needs import needed_memory
 
 BUFFER_GB = 0.5
 
@@ -54,7 +54,6 @@ def units(config: RunConfig) -> Iterator[Unit]:
     for number in range(section.num_replicas):
         name, each_gb = f"generator{number}", memory["generator"][1]
         yield unit("generator", name, each_gb, section.procs, section.hosts, with_gpus=section.with_gpus)
-    yield unit("weights", "weights", CONTROLLER_GB)
     yield unit("buffer", "buffer", BUFFER_GB)
     for number in range(config.rollouts.workers):
         yield unit("rollouts", f"rollouts{number}", memory["rollout worker"][1])
@@ -172,7 +171,7 @@ class Plan:
         """Return a sort key for hosts; lower is better."""
         card = self._cards[number]
         trainer = self.places.get("trainer")
-        apart = unit.role in ("weights", "buffer") and trainer is not None and number not in trainer.hosts
+        apart = unit.role == "buffer" and trainer is not None and number not in trainer.hosts
         busy = sum(other.procs for other, _ in self._on(number)) / card.cpus
         return apart, not unit.gpus and bool(card.gpus), busy, number
 

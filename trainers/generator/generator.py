@@ -14,7 +14,6 @@ from forge_env.errors import GeneratorError
 from trainers.actors.actor import concurrent_endpoint
 from trainers.actors.processes import leave_as_it_stands, settle_heap, settle_imports
 from trainers.actors.ranks import LedActor
-from trainers.actors.remote import ActorDiedError
 from trainers.generator.arguments import prepare_process, show_model
 from trainers.generator.lockstep import Order, name_rank
 from trainers.generator.types import Completion, EngineFailedError, Hold, SamplingOptions, WeightsDroppedError
@@ -22,7 +21,7 @@ from trainers.generator.types import Completion, EngineFailedError, Hold, Sampli
 if TYPE_CHECKING:
     from trainers.generator.engine import Engine
     from trainers.weights.checksum import Served
-    from trainers.weights.store import Published
+    from trainers.weights.transport import Published
 
 
 def import_engine(**process: Any) -> None:
@@ -36,7 +35,7 @@ def import_engine(**process: Any) -> None:
 
     import trainers.generator.engine
     import trainers.model.merging
-    import trainers.weights.store  # noqa: F401
+    import trainers.weights.transport  # noqa: F401
 
     settle_imports()
 
@@ -68,7 +67,7 @@ class Generator(LedActor):
         self._process = {"with_gpus": False, "threads": 1, "kv_cache_gb": 1, **(process or {})}
         self._recompute_on_update = recompute_on_update
         self._engine: Any = None  # an `Engine`; with several processes an `InProcessEngine`
-        self._store: Any = None
+        self._weights: Any = None
         self._pulled: Any = None
         self._updating = asyncio.Lock()
         """Held during weight updates and during sleep: weights that arrive during sleep are loaded afterwards."""
@@ -90,10 +89,10 @@ class Generator(LedActor):
     async def _setup(self) -> None:
         leave_as_it_stands()
         import_engine(**self._process)
-        from trainers.weights.store import WeightStore
+        from trainers.weights.transport import Reader
 
         self._engine = await self._start_engine()
-        self._store = WeightStore()
+        self._weights = Reader()
         self._loaded.set()
         settle_heap()
 
@@ -170,7 +169,7 @@ class Generator(LedActor):
 
         Args:
             version: policy version.
-            published: location of the weights; by default the store is asked.
+            published: location of the weights; None: it is looked up in TorchStore.
 
         Returns:
             Seconds of the pull (`pull_s`) and of the pause in generation (`stall_s`).
@@ -190,14 +189,12 @@ class Generator(LedActor):
     @concurrent_endpoint
     async def take(self, published: Published) -> None:
         """As a follower: get the weights that the first process has pulled, for `follow_load`."""
-        self._pulled = await self._store.take(published)
+        self._pulled = await self._weights.take(published)
 
     async def _pull(self, version: int, published: Published | None) -> None:
         try:
-            published = published or await self._store.find(version)
-            self._pulled = await self._store.take(published)
-        except ActorDiedError as error:
-            raise WeightsDroppedError(f"the weight store is gone, and with it version {version}: {error}") from error
+            published = published or await self._weights.find(version)
+            self._pulled = await self._weights.take(published)
         except (FileNotFoundError, ConnectionError) as error:
             raise WeightsDroppedError(f"version {version} is gone, or the trainer that had it: {error}") from error
         except OSError as error:
@@ -205,12 +202,8 @@ class Generator(LedActor):
                 f"the weights of version {version} can't be fetched from the trainer: {error}",
                 fix="see that this host reaches the trainer's at the addresses of job.workers",
             ) from error
-        except Exception as error:  # boundary of torchstore: the error type depends on when the weights were dropped
-            if version in await self._store.versions():
-                raise
-            raise WeightsDroppedError(f"the weights of version {version} are not in the store any more") from error
         if self.followers is not None:
-            await self.followers.call("take", replace(published, handles=self._pulled.handles))
+            await self.followers.call("take", replace(published, handles=self._pulled.handles, key=None))
 
     @concurrent_endpoint
     async def sleep(self) -> None:
@@ -251,7 +244,7 @@ class Generator(LedActor):
             taken = None  # checksums of the published weights, by tensor
             if published is not None:
                 try:
-                    taken = await asyncio.to_thread(checksums, await self._store.take(published))
+                    taken = await asyncio.to_thread(checksums, await self._weights.take(published))
                 except OSError as error:
                     raise WeightsDroppedError(f"there are newer weights: {error}") from error
             held, alone = await self._engine.checksum()

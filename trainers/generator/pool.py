@@ -40,7 +40,7 @@ from trainers.generator.types import (
 
 if TYPE_CHECKING:
     from trainers.weights.checksum import Served
-    from trainers.weights.store import Published
+    from trainers.weights.transport import Published
 
 Version = tuple[int, int]
 """Number of times the run was set back to earlier weights, and the policy version."""
@@ -115,7 +115,7 @@ class GeneratorPool(Replicas):
         self._target: Version = (0, 0)
         """Version that every replica has to load."""
         self._published: Published | None = None
-        """Location of the target's weights; None: replicas ask the store."""
+        """Location of the target's weights; None: replicas ask TorchStore."""
         self._arrived: Version = (0, 0)
         """Newest version that counts as arrived; replicas with an older one serve no ordinary requests."""
         self._updates = 0
@@ -230,7 +230,7 @@ class GeneratorPool(Replicas):
 
         Args:
             version: policy version.
-            published: location of the weights; by default every replica asks the store.
+            published: location of the weights; None: every replica asks TorchStore.
 
         Returns:
             The slowest replica's times in seconds; with several replicas also `behind`, the number of replicas

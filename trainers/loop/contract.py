@@ -38,7 +38,7 @@ from trainers.rollout.opening import Opening
 
 if TYPE_CHECKING:
     from trainers.weights.checksum import Served, Sums
-    from trainers.weights.store import Published
+    from trainers.weights.transport import Published
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}
 """Maximum mean absolute difference of log-probabilities, in nats, by `model.dtype`."""

@@ -203,4 +203,3 @@ class Healing:
             system.trainer.reference.version = 0  # a lagging copy loads the next weights that are pushed
         published = await system.trainer.push_weights(system.step)
         await system.generators.set_back(system.step, published)
-        await self._stack.forget_weights_but(system.step)

@@ -54,7 +54,7 @@ async def start_actors(
 ) -> Actors:
     """Start all actors on the recipe's model, which is first built and warmed up if necessary.
 
-    Actors that don't depend on each other start concurrently: store, buffer, workers, the generators' imports, trainer.
+    Actors that don't depend on each other start concurrently: buffer, workers, the generators' imports, trainer.
 
     Args:
         run: the run.
@@ -74,7 +74,6 @@ async def start_actors(
     generators = stack.generators(serving)
     run.stage("trainer", "trainer and generators are starting")
     async with asyncio.TaskGroup() as group:
-        group.create_task(stack.open_store())
         buffer = group.create_task(stack.start_buffer())
         rollouts = group.create_task(_start_rollouts(run, stack, environment, start, preparation))
         # vLLM takes seconds to import: do it while the trainer warms up the model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_env.config.recipe import ReferenceSection
 from forge_env.run.account import Since
@@ -12,6 +12,9 @@ from forge_env.run.timeline import Timeline
 from trainers.actors.remote import result
 from trainers.buffer.sequences import Computed
 from trainers.buffer.types import GroupBuffer
+
+if TYPE_CHECKING:
+    from trainers.weights.transport import Published
 
 
 class Reference:
@@ -39,10 +42,10 @@ class Reference:
         await result(self.actor.score.call(buffer, step, computed))
         return {"reference_s": time.perf_counter() - started}
 
-    async def follow(self, version: int) -> None:
-        """Load policy `version` if it is due. The store holds a published version until the next one is published."""
+    async def follow(self, version: int, published: Published) -> None:
+        """Load policy `version` if it is due. Published weights can be read until the next ones are published."""
         if self._every is not None and version - self.version >= self._every:
-            await result(self.actor.load_version.call(version))
+            await result(self.actor.load_weights.call(published))
             self.version = version
 
     async def look(self, timeline: Timeline | None) -> None:

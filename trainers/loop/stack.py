@@ -63,11 +63,11 @@ def _asks_for_rdma() -> bool:
 
 
 def tell_of_rdma(run: Run) -> None:
-    """Warn about the limited effect of RDMA if the documented variable requests it."""
-    if _asks_for_rdma():
+    """Warn if the documented variable requests RDMA and the weights' transport has none."""
+    if _asks_for_rdma() and run.config.weights.transport == "shared":
         run.warn(
-            f"{RDMA} acts on TorchStore's index of the weights alone: the weights themselves go through memory on one "
-            "host and over TCP between hosts (docs/decisions/weights-by-shards.md)"
+            f"{RDMA} has no effect: it is for weights in TorchStore (weights.transport=torchstore), and those of this "
+            "run go through memory on one host and over TCP between hosts"
         )
 
 
@@ -75,7 +75,7 @@ class RoleDiedError(ForgeError):
     """An actor without replicas has died.
 
     Attributes:
-        role: "trainer", "reference", "buffer" or "weights".
+        role: "trainer", "reference" or "buffer".
     """
 
     def __init__(self, role: str, why: str) -> None:
@@ -83,13 +83,13 @@ class RoleDiedError(ForgeError):
         self.role = role
 
 
-ROLES = {"trainer": "trainer", "reference": "reference model", "buffer": "replay buffer", "weights": "weight store"}
+ROLES = {"trainer": "trainer", "reference": "reference model", "buffer": "replay buffer"}
 
 
 class Stack:
     """The actors of a run, which are guaranteed to be stopped when `async with` ends.
 
-    They are the weight store, trainer, buffer, reference model, rollout workers and generators.
+    They are the trainer, buffer, reference model, rollout workers and generators.
 
     Generators are restarted by `GeneratorPool`. When another actor dies, `unless_one_dies` cancels its work and raises;
     the caller may then `restart` the actor.
@@ -109,7 +109,7 @@ class Stack:
         self._death: asyncio.Future[None] | None = None
         self._pool: GeneratorPool | None = None
         self._crew: Crew | None = None
-        self._store: Any = None
+        self._store_open = False
         self._placement = Placement(shared=config.job.share_gpus)
 
     async def __aenter__(self) -> Stack:
@@ -209,23 +209,6 @@ class Stack:
         """Path of a model's folder that all hosts can read: the folder itself or a copy in the cache."""
         return model if self._hosts is None else await self._hosts.staged(model)
 
-    async def open_store(self) -> None:
-        """Start the weight store."""
-        from trainers.weights.store import Keeper, WeightStore
-
-        store, placed = WeightStore(), self._placed(Keeper, "weights")
-        self._store = store
-
-        async def start() -> None:
-            await store.open(await self._start("weights", placed))
-
-        self._again["weights"] = start
-        await start()
-
-    async def forget_weights_but(self, version: int) -> None:
-        """Drop all other policy versions from the store: those left by a dead trainer."""
-        await self._store.drop_all_but(version)
-
     async def start_trainer(self, folder: Path, *, adapters: bool = True) -> TrainerHandle:
         """Start the trainer on a Hugging Face checkpoint folder.
 
@@ -239,8 +222,10 @@ class Stack:
         section = config.trainer
         placed = self._placed(TitanTrainer, "trainer", section.procs, with_gpus=section.with_gpus)
 
+        through_store = config.weights.transport == "torchstore"
+
         async def start(folder: Path, lora: LoRASection | None) -> Any:
-            return await self._start(
+            actor = await self._start(
                 "trainer",
                 placed,
                 str(folder),
@@ -254,12 +239,19 @@ class Stack:
                 compile=section.compile,
                 lora=lora,
                 base_name=hub_name(config.model.path),
+                transport=config.weights.transport,
             )
+            if through_store:
+                from trainers.weights.store import open_store
+
+                await open_store(actor._forge_proc_mesh, section.procs)
+                self._store_open = True
+            return actor
 
         async def again() -> None:
             trainer.actor = await start(trainer.folder, config.lora)
 
-        trainer = TrainerHandle(await start(folder, config.lora if adapters else None), folder)
+        trainer = TrainerHandle(await start(folder, config.lora if adapters else None), folder, uploads=through_store)
         self._again["trainer"] = again
         return trainer
 
@@ -407,9 +399,10 @@ class Stack:
         if self._pool is not None:
             pool, self._pool = self._pool, None
             await pool.stop()
-        store, self._store = self._store, None
-        if store is not None:
-            await store.close()
+        if self._store_open:
+            from trainers.weights.store import close_store
+
+            await close_store()
         await asyncio.gather(*(self._end(role) for role in list(self._actors)), return_exceptions=True)
         self._placement.close()
         if self._hosts is not None:

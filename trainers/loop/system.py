@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,7 +44,7 @@ from trainers.rollout.types import Fate, GroupReport, Preparation
 
 if TYPE_CHECKING:
     from trainers.weights.checksum import Sums
-    from trainers.weights.store import Published
+    from trainers.weights.transport import Published
 
 MAX_LOST_IN_A_ROW = 20
 PATIENCE = 20
@@ -402,11 +402,11 @@ class Publisher:
         trainer: train c | snapshot | train c + 1 ........... | snapshot | ...
                              \\ pull -> swap -> release   \\ ...
 
-    The update message to the generators carries the snapshot's location, while the store's index is updated
-    concurrently. Only one version is in transit: the next snapshot waits until the previous version has arrived, which
-    a generator that is much slower than the others doesn't delay (`trainers.generator.pool`). The buffer's window
-    allows for this: the trainer's version is at most one step ahead of the version that has arrived, and that step's
-    groups still hold their slots (`trainers.buffer.window`).
+    The update message to the generators carries the weights' location (`trainers.weights.transport`). Only one version
+    is in transit: the next snapshot waits until the previous version has arrived, which a generator that is much slower
+    than the others doesn't delay (`trainers.generator.pool`). The buffer's window allows for this: the trainer's
+    version is at most one step ahead of the version that has arrived, and that step's groups still hold their slots
+    (`trainers.buffer.window`).
 
     Args:
         trainer: provides the weights.
@@ -436,10 +436,9 @@ class Publisher:
         """Take a snapshot of the weights and start sending it as `version`, after the previous version has arrived."""
         await self.settled()
         logger.info(f"Pushing weights for policy version {version}")
-        published, indexed = await self._trainer.begin_push(version)
+        publishing = await self._trainer.begin_push(version)
         sums = await self._contract.weights_sent()  # before the next step changes them
-        arriving = [self._generators.update_weights(version, published), indexed]
-        self._under_way = self._tasks.create_task(self._carry(version, published, sums, arriving))
+        self._under_way = self._tasks.create_task(self._carry(version, sums, publishing))
 
     async def settled(self) -> None:
         """Wait until the version in transit, if any, has arrived."""
@@ -454,11 +453,13 @@ class Publisher:
     async def _carry(
         self,
         version: int,
-        published: Published,
         sums: Sums | None,
-        arriving: Sequence[Coroutine[Any, Any, dict[str, float]]],
+        publishing: Coroutine[Any, Any, tuple[Published, dict[str, float]]],
     ) -> None:
-        swapped, pushed = await gather_or_cancel(arriving)
+        published, pushed = await publishing
+        swapped, _ = await gather_or_cancel(
+            [self._generators.update_weights(version, published), self._trainer.update_reference(version, published)]
+        )
         await self._contract.weights_arrived(version, published, sums)
         await self._buffer.release(version)
         self._metrics = {f"weights/{name}": value for name, value in (pushed | swapped).items()}

@@ -23,15 +23,22 @@ from trainers.loop.reference import Reference
 if TYPE_CHECKING:
     from trainers.losses.types import Loss
     from trainers.weights.checksum import Sums
-    from trainers.weights.store import Published
+    from trainers.weights.transport import Published
 
 
 class TrainerHandle:
-    """Client with the trainer's endpoints as methods."""
+    """Client with the trainer's endpoints as methods.
 
-    def __init__(self, actor: Any, folder: Path) -> None:
+    Args:
+        actor: the trainer's processes.
+        folder: checkpoint folder that the trainer started from.
+        uploads: whether published weights can be read only after an upload.
+    """
+
+    def __init__(self, actor: Any, folder: Path, *, uploads: bool = False) -> None:
         self.actor = actor
         self.folder = folder
+        self._uploads = uploads
         self.reference: Reference | BaseReference | None = None
         self._computed: Computed = "all"
 
@@ -76,28 +83,29 @@ class TrainerHandle:
         await result(self.actor.score_base.call(buffer, step))
 
     async def push_weights(self, version: int) -> Published:
-        """Publish the weights, wait until the store's index has them, and return their location."""
-        published, indexed = await self.begin_push(version)
-        await indexed
+        """Publish the weights, wait until they can be read, and return their location."""
+        published, _ = await (await self.begin_push(version))
+        await self.update_reference(version, published)
         return published
 
-    async def begin_push(self, version: int) -> tuple[Published, Coroutine[Any, Any, dict[str, float]]]:
-        """Publish a snapshot of the current weights. Training may continue at once.
+    async def begin_push(self, version: int) -> Coroutine[Any, Any, tuple[Published, dict[str, float]]]:
+        """Take a snapshot of the current weights and start to publish it. Training may continue at once.
 
         Returns:
-            The weights' location, and a coroutine that returns seconds and bytes when the store's index has them and
-            a lagging reference model, if due, has loaded this version.
+            A coroutine that returns the weights' location, and seconds and bytes, once they can be read.
         """
         published, begun = await agreed(self.actor.begin_push.call(version))
-        entered = self.actor.pushed.call()  # sent now, ahead of later calls to the trainer
+        uploading = self.actor.uploaded.call() if self._uploads else None  # sent now, ahead of later calls
 
-        async def indexed() -> dict[str, float]:
-            metrics: dict[str, float] = begun | await agreed(entered)
-            if self.reference is not None:
-                await self.reference.follow(version)
-            return metrics
+        async def readable() -> tuple[Published, dict[str, float]]:
+            return published, begun if uploading is None else begun | await agreed(uploading)
 
-        return published, indexed()
+        return readable()
+
+    async def update_reference(self, version: int, published: Published) -> None:
+        """Load published weights into a lagging reference model, if it is due."""
+        if self.reference is not None:
+            await self.reference.follow(version, published)
 
     async def checksums(self) -> Sums:
         """Return checksums of the current weights by tensor, over all ranks (`trainers.weights.checksum`)."""
@@ -156,7 +164,7 @@ class BaseReference:
         await self._trainer.score_base(buffer, step)
         return {"reference_s": time.perf_counter() - started}
 
-    async def follow(self, version: int) -> None:
+    async def follow(self, version: int, published: Published) -> None:
         """Do nothing: the reference never changes."""
 
     async def look(self, timeline: Timeline | None) -> None:

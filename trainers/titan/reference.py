@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from forge_env.trajectory import Segment
     from trainers.buffer.sequences import Computed
+    from trainers.weights.transport import Published
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ T = TypeVar("T")
 class ReferenceModel(LedActor):
     """A copy of the policy that is never trained, on a GPU or a CPU regardless of the trainer's device.
 
-    It keeps the weights of the checkpoint it was loaded from, or follows the policy (`load_version`). With several
+    It keeps the weights of the checkpoint it was loaded from, or follows the policy (`load_weights`). With several
     processes, each holds a part of the weights (FSDP). Concurrent calls are processed one after the other.
 
     Args:
@@ -60,7 +61,7 @@ class ReferenceModel(LedActor):
         self._dtype = dtype
         self._model: Any = None
         self._scorer: Any = None
-        self._store: Any = None
+        self._weights: Any = None
         self._one_at_a_time = asyncio.Lock()
         self._spans: list[tuple[str, float, float]] = []
         self._account = Account(
@@ -91,7 +92,7 @@ class ReferenceModel(LedActor):
         device = use_device(self._with_gpus)
         from trainers.titan.model import TitanModel
         from trainers.titan.score import Scorer
-        from trainers.weights.store import WeightStore
+        from trainers.weights.transport import Reader
 
         self._model = TitanModel(self._folder, max_length=self._max_length, device=device.torch, dtype=self._dtype)
         self._scorer = Scorer(
@@ -102,7 +103,7 @@ class ReferenceModel(LedActor):
             threads=self._threads,
         )
         self._model.module.requires_grad_(False)
-        self._store = WeightStore()
+        self._weights = Reader()
 
     @concurrent_endpoint
     async def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -137,20 +138,20 @@ class ReferenceModel(LedActor):
             await score(self._scorer, buffer, step, computed)
 
     @concurrent_endpoint
-    async def load_version(self, version: int) -> None:
-        """Load the weights of policy `version`, which must still be published.
+    async def load_weights(self, published: Published) -> None:
+        """Load weights that the trainer has published and not yet replaced.
 
         Raises:
-            InfrastructureError: the trainer that published it has stopped or can't be reached.
+            InfrastructureError: the trainer that published them has stopped or can't be reached.
         """
-        await self._in_turn(self._load_version, "load_version", version)
+        await self._in_turn(self._load_weights, "load_weights", published)
 
-    async def _load_version(self, version: int) -> None:
+    async def _load_weights(self, published: Published) -> None:
         from trainers.model.merging import whole_weights
 
         with self._account.during("load weights"):
             try:
-                published = await self._store.pull(version)
+                weights = await self._weights.take(published)
             except OSError as error:
-                raise InfrastructureError(f"the weights of version {version} can't be fetched: {error}") from error
-            self._model.load_hf(dict(whole_weights(published, Path(self._folder), everything=True)))
+                raise InfrastructureError(f"the published weights can't be fetched: {error}") from error
+            self._model.load_hf(dict(whole_weights(weights, Path(self._folder), everything=True)))

@@ -16,7 +16,7 @@ from trainers.actors.processes import leave_as_it_stands, settle_heap, settle_im
 from trainers.actors.ranks import RankedActor, leave
 
 if TYPE_CHECKING:
-    from trainers.weights.store import Published
+    from trainers.weights.transport import Published
 
 
 class TitanTrainer(RankedActor):
@@ -39,6 +39,7 @@ class TitanTrainer(RankedActor):
         compile: compile the transformer blocks.
         lora: train adapters on top of the folder's weights; None: train the weights.
         base_name: name of the base model in adapter files; by default the folder.
+        transport: transfer of weights to the generators: `shared` or `torchstore` (`trainers.weights.transport`).
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class TitanTrainer(RankedActor):
         compile: bool = False,
         lora: LoRASection | None = None,
         base_name: str | None = None,
+        transport: str = "shared",
     ) -> None:
         self._folder = folder
         self._max_length = max_length
@@ -67,14 +69,14 @@ class TitanTrainer(RankedActor):
         self._compile = compile
         self._lora = lora
         self._base_name = base_name
+        self._transport = transport
         self._model: Any = None
         self._engine_or_none: Any = None
         self._device: Any = None
-        self._store: Any = None
+        self._sender: Any = None
         self._loss: Any = None
         self._minibatches = 1
-        self._published: int | None = None
-        self._pushing: asyncio.Task[dict[str, float]] | None = None
+        self._uploading: asyncio.Task[float] | None = None
         self._saving: asyncio.Task[dict[str, float]] | None = None
 
     @endpoint
@@ -86,8 +88,11 @@ class TitanTrainer(RankedActor):
         self._device = use_device(self._with_gpus)
         from trainers.titan.model import TitanModel
         from trainers.titan.parallel import Sharding
-        from trainers.weights.store import WeightStore
+        from trainers.weights.transport import Sender
 
+        kind = Sender
+        if self._transport == "torchstore":
+            from trainers.weights.store import StoreSender as kind
         settle_imports()
         self._model = TitanModel(
             self._folder,
@@ -99,7 +104,7 @@ class TitanTrainer(RankedActor):
             lora=self._lora,
             base_name=self._base_name,
         )
-        self._store = WeightStore(self._model.dtype)  # generators compute in this precision
+        self._sender = kind(self._model.dtype)  # generators compute in this precision
         settle_heap()
 
     @endpoint
@@ -227,39 +232,33 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def begin_push(self, version: int) -> tuple[Published | None, dict[str, float]]:
-        """Publish a copy of the weights as policy `version`; training can continue at once.
+        """Copy the weights and publish the copy as policy `version`; training can continue at once.
 
         Returns:
-            Location of the copy (None on all ranks but the first), and seconds. The copy is entered into the store's
-            index in the background: see `pushed`.
+            Location of the copy (None on all ranks but the first), and seconds and bytes. Through shared memory the
+            copy can be read at once; through TorchStore, once `uploaded` has returned on all ranks.
         """
-        return self._begin_push(version)
+        return await self._begin_push(version)
 
-    def _begin_push(self, version: int) -> tuple[Published | None, dict[str, float]]:
-        started, published = time.perf_counter(), None
-        offers = self._model.ranks.gather(self._store.snapshot(self._model.published()))
-        if self._model.ranks.first:
-            published = self._store.publish(offers)
-            self._pushing = asyncio.create_task(self._put(published, version, started))
-        return published, {"snapshot_s": time.perf_counter() - started}
+    async def _begin_push(self, version: int) -> tuple[Published | None, dict[str, float]]:
+        if self._uploading is not None:  # its copy would be overwritten
+            await asyncio.wait([self._uploading])
+        started = time.perf_counter()
+        ranks = self._model.ranks
+        published: Published = self._sender.publish(ranks.gather(self._sender.snapshot(self._model.published())))
+        self._uploading = asyncio.create_task(self._upload(version, started))
+        seconds = time.perf_counter() - started
+        metrics = {"snapshot_s": seconds, "push_s": seconds, "bytes": float(published.nbytes)}
+        return published if ranks.first else None, metrics
 
-    async def _put(self, published: Published, version: int, started: float) -> dict[str, float]:
-        await self._store.put(published, version)
-        if self._published not in (None, version):  # generators have already loaded the previous version
-            await self._store.drop(self._published)
-        self._published = version
-        return {"push_s": time.perf_counter() - started, "bytes": float(published.nbytes)}
+    async def _upload(self, version: int, started: float) -> float:
+        await self._sender.upload(version)
+        return time.perf_counter() - started
 
     @concurrent_endpoint
-    async def pushed(self) -> dict[str, float]:
-        """Wait until the index has the version that `begin_push` published.
-
-        Returns seconds and bytes on the first rank, and nothing on the others.
-        """
-        if self._pushing is None:
-            return {}
-        metrics: dict[str, float] = await self._pushing
-        return metrics
+    async def uploaded(self) -> dict[str, float]:
+        """Wait until this rank's part of the version that `begin_push` published can be read; returns seconds."""
+        return {} if self._uploading is None else {"push_s": await asyncio.shield(self._uploading)}
 
     @endpoint
     async def checksums(self) -> dict[str, int]:
@@ -271,13 +270,16 @@ class TitanTrainer(RankedActor):
         return result
 
     @endpoint
-    async def push_weights(self, version: int) -> dict[str, float]:
-        """Publish the weights as policy `version` and wait until the index has them.
+    async def push_weights(self, version: int) -> Published | None:
+        """Publish the weights as policy `version`, and wait until this rank's part can be read.
 
-        The previous version is dropped; generators have already loaded it.
+        Returns:
+            Location of the weights, for `Generator.update_weights`; None on all ranks but the first.
         """
-        _, begun = self._begin_push(version)
-        return begun if self._pushing is None else begun | await self._pushing
+        published, _ = await self._begin_push(version)
+        assert self._uploading is not None
+        await self._uploading
+        return published
 
     @endpoint
     async def logprobs(self, sequences: list[Any]) -> list[Any]:

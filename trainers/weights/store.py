@@ -1,213 +1,187 @@
-"""Versions of the weights: the trainer's ranks publish them, generators pull them, old versions are dropped.
+"""Weights in TorchStore, for `weights.transport: torchstore`.
 
-The weights stay in the memory of the processes that publish them. The update message for a new version carries their
-location (`Published`). TorchStore holds an index of the locations, for callers that know only the version number. A
-reader maps the parts of each process, or fetches them if the process is on another machine.
+Every rank of the trainer has one storage volume in its own process. It puts whole flat buffers, one per data type,
+because TorchStore's cost is per call rather than per byte. If several ranks have parts of a data type, their buffers
+are the shards of one DTensor, padded to one length. Readers get every rank's shard, from all volumes at the same time.
 """
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torchstore
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torchstore.transport import TensorSlice
 
-from trainers.actors.actor import ForgeActor, endpoint
-from trainers.actors.processes import leave_as_it_stands
+from trainers.actors.actor import own_rank
 from trainers.actors.remote import ActorDiedError, result
+from trainers.compat import torchstore as compat  # patches torchstore before its first use
 from trainers.model.parts import Part
-from trainers.weights import compat, shared  # compat patches torchstore before its first use
-from trainers.weights.flat import Buffers, Flat, Layout
-
-LAYOUT_KEY = "weights/layout"
-_VERSIONS = "weights/v"
-T = TypeVar("T")
+from trainers.weights import shared
+from trainers.weights.flat import Buffers, Layout
+from trainers.weights.transport import Handles, Offer, Published, Sender, unpack
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """One process's parts of a version.
+class VolumePerRank(torchstore.TorchStoreStrategy):  # type: ignore[misc]
+    """TorchStore strategy with a volume in each process of the trainer. Each process puts into its own volume."""
 
-    Attributes:
-        handles: handles of its buffers, by data type.
-        layout: layout of its parts; None if it is unchanged.
-    """
+    @classmethod
+    def get_volume_id(cls) -> str:
+        """Rank of the process that the volume is in."""
+        return str(own_rank())
 
-    handles: Mapping[torch.dtype, shared.Handle]
-    layout: Layout | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Location of a version.
-
-    Attributes:
-        name: identifier of the layouts that describe the buffers.
-        handles: handles of each process's buffers, by data type.
-        layouts: layout of each process; None if they are in the index.
-    """
-
-    name: str
-    handles: Sequence[Mapping[torch.dtype, shared.Handle]]
-    layouts: Sequence[Layout] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the weights in bytes."""
-        return sum(handle.nbytes for handles in self.handles for handle in handles.values())
+    @classmethod
+    def get_client_id(cls) -> str:
+        """Rank of this process among the trainer's."""
+        return str(dist.get_rank() if dist.is_initialized() else 0)
 
 
-def _key(version: int) -> str:
-    return f"{_VERSIONS}{version}"
+async def open_store(processes: Any, count: int) -> None:
+    """Open a new, empty store, whose volumes are in `count` processes of the trainer, in place of any previous one."""
+    await compat.forget_store()
+    await torchstore.initialize(num_storage_volumes=count, strategy=VolumePerRank(), mesh=processes)
 
 
-class Keeper(ForgeActor):
-    """Actor in the process that holds the index."""
-
-    @endpoint
-    async def setup(self) -> None:
-        """Make the process exit without Python's slow clean-up; there is nothing else to set up."""
-        leave_as_it_stands()
+async def close_store() -> None:
+    """Disconnect from the store's volumes, which end with the trainer's processes."""
+    await compat.forget_store()
 
 
-class WeightStore:
-    """One process's client of the store. Only the process that owns the run calls `open` and `close`.
+def _shards(layouts: Sequence[Layout]) -> dict[torch.dtype, tuple[list[int], int]]:
+    """Numbers of the processes that have parts of each data type, and the length of their padded buffers."""
+    sizes = [layout.sizes for layout in layouts]
+    dtypes = sorted({dtype for each in sizes for dtype in each}, key=str)
+    return {
+        dtype: ([n for n, each in enumerate(sizes) if each.get(dtype)], max(each.get(dtype, 0) for each in sizes))
+        for dtype in dtypes
+    }
 
-    If the process that holds the index dies, another can replace it (`open` again). The index is then empty until the
-    trainer pushes again, and every client connects to the new process at its next call.
 
-    Args:
-        dtype: data type of floating-point tensors in snapshots, normally that of the generators; by default their own.
+class StoreSender(Sender):
+    """One trainer process's side of a transfer through TorchStore.
+
+    Only one version is uploaded at a time: await `upload` before the next `snapshot`. It drops the previous version.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
-        self._dtype = dtype
-        self._layout: Layout | None = None
-        """Layout of the parts that this process publishes."""
-        self._newest: Buffers = {}
-        self._before: Buffers = {}
-        self._layouts: tuple[str, Sequence[Layout]] = "", ()
-        """Identifier of the layouts, and the layout of each publishing process."""
-        self._layouts_published = False
-        self._landing: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        """Receive buffers for weights of other machines, by process number and data type; reused for every version."""
-
-    async def open(self, keeper: Any) -> None:
-        """Create the index in the process of `keeper`. The caller stops that process."""
-        await compat.open_store(keeper._forge_proc_mesh)
-
-    async def close(self) -> None:
-        """Clear the index and disconnect from its process, so that another store can be opened."""
-        await compat.forget_store()
-
-    async def _reach(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Run an operation on the store. It is repeated once if the store's process was replaced since the last call.
-
-        Raises:
-            ActorDiedError: the store's process is gone and has not been replaced.
-        """
-        try:
-            output: T = await result(operation())
-        except ActorDiedError:
-            torchstore.reset_client()
-            self._layouts_published = False
-            output = await result(operation())
-        return output
-
-    async def push(self, state: Mapping[str, torch.Tensor], version: int) -> int:
-        """Publish the whole tensors `state` of this process as `version`; returns their size in bytes."""
-        published = self.publish([self.snapshot(Part.all_of(state))])
-        await self.put(published, version)
-        return published.nbytes
+        super().__init__(dtype)
+        self._number = dist.get_rank() if dist.is_initialized() else 0
+        self._store = uuid.uuid4().hex
+        """Prefix of the keys of this trainer's weights; that of the first rank is used."""
+        self._snapshots = 0
+        self._buffers: dict[torch.dtype, torch.Tensor] = {}
+        """This process's buffers, padded."""
+        self._published: Published | None = None
+        self._meshes: dict[torch.dtype, DeviceMesh | None] = {}
+        """Mesh of the ranks that have parts of a data type; None for a single rank."""
+        self._uploaded: set[str] = set()
+        """Keys of the version uploaded last."""
 
     def snapshot(self, parts: Sequence[Part]) -> Offer:
-        """Copy this process's parts of the weights for `publish`. Afterwards the original tensors may change.
+        """Copy this process's parts of the weights. Afterwards the original tensors may change."""
+        self._snapshots += 1
+        return replace(super().snapshot(parts), key=f"{self._store}/{self._snapshots}")
 
-        The copy overwrites the version before the last one, unless that is still being read.
-        """
-        previous = self._layout
-        if self._layout is None:
-            self._layout = Layout.of(parts, self._dtype)
-        spare, self._before = self._before, self._newest
-        free = spare and all(shared.reuse(buffer) for buffer in spare.values())
-        self._newest = self._layout.pack(parts, spare if free else None)
-        [handles] = Flat([self._layout], [self._newest]).handles
-        return Offer(handles, self._layout if previous is None else None)
+    def _pack(self, layout: Layout, parts: Sequence[Part]) -> Buffers:
+        sizes = layout.sizes
+        self._buffers = self._buffers or {dtype: torch.empty(size, dtype=dtype) for dtype, size in sizes.items()}
+        layout.pack(parts, self._buffers)
+        return {dtype: self._buffers[dtype][:size] for dtype, size in sizes.items()}
+
+    def _handles(self, buffers: Buffers) -> Handles:
+        return {}
 
     def publish(self, offers: Sequence[Offer]) -> Published:
-        """Combine the snapshots of all processes that have parts into one version, which can be taken from then on."""
-        layouts = [offer.layout for offer in offers if offer.layout is not None]
-        if layouts:
-            self._layouts, self._layouts_published = (uuid.uuid4().hex, layouts), False
-        return Published(self._layouts[0], [offer.handles for offer in offers], layouts or None)
-
-    async def put(self, published: Published, version: int) -> None:
-        """Enter the location of `version` into the index; raises as `pull` does."""
-        await self._reach(lambda: self._put(replace(published, layouts=None), version))
-
-    async def _put(self, published: Published, version: int) -> None:
-        if not self._layouts_published:
-            await torchstore.put(LAYOUT_KEY, self._layouts)
-            self._layouts_published = True
-        await torchstore.put(_key(version), published)
-
-    async def find(self, version: int) -> Published:
-        """Look up the location of `version` in the index; raises as `pull` does."""
-        published: Published = await self._reach(lambda: compat.get(_key(version)))
+        """Combine the snapshots of all processes into one version; `upload` makes it readable."""
+        published = replace(super().publish(offers), handles=(), key=offers[0].key)
+        if self._published is None or published.layouts != self._published.layouts:
+            self._join(unpack(published.layouts))
+        self._published = published
         return published
 
-    async def pull(self, version: int) -> Flat:
-        """Return the tensors of `version`, read-only and valid until the next pull. A reference keeps their memory.
+    def _join(self, layouts: Sequence[Layout]) -> None:
+        """Pad this process's buffers to the length of the others', and form the meshes."""
+        for dtype, (numbers, length) in _shards(layouts).items():
+            self._meshes[dtype] = DeviceMesh("cpu", numbers) if len(numbers) > 1 else None
+            if self._number in numbers and len(buffer := self._buffers[dtype]) < length:
+                self._buffers[dtype] = torch.nn.functional.pad(buffer, (0, length - len(buffer)))
 
-        They are views into the publishers' memory on the same machine, and into a local copy on other machines.
+    async def upload(self, version: int) -> None:
+        """Put this process's buffers, from which the first process drops the previous version afterwards.
 
         Raises:
-            KeyError: the store has no such version.
-            OSError: the version was dropped in the meantime, or a publisher has ended or can't be reached.
-            ActorDiedError: the store's process is gone.
+            ActorDiedError: another process of the trainer died.
         """
-        return await self.take(await self.find(version))
+        assert self._published is not None
+        key = self._published.key
+        for dtype, buffer in self._buffers.items():
+            if len(buffer):
+                mesh = self._meshes[dtype]
+                await result(torchstore.put(f"{key}/{dtype}", buffer if mesh is None else _dtensor(buffer, mesh)))
+        if self._number == 0:
+            await result(torchstore.put(_by_number(version), self._published))
+            uploaded = {_by_number(version), *(f"{key}/{dtype}" for dtype in self._meshes)}
+            for other in self._uploaded - uploaded:
+                await result(torchstore.delete(other))
+            self._uploaded = uploaded
 
-    async def take(self, published: Published) -> Flat:
-        """Return the tensors of a published version as `pull` does, given its location instead of its number."""
-        if self._layouts[0] != published.name:
-            known = published.layouts
-            self._layouts = (
-                await self._reach(lambda: compat.get(LAYOUT_KEY)) if known is None else (published.name, known)
-            )
-            self._landing.clear()
-        keys = [(number, dtype) for number, each in enumerate(published.handles) for dtype in each]
-        takes = (self._take(key, published.handles[key[0]][key[1]]) for key in keys)
-        # on an error, wait for the others too: none may write into the receive buffers afterwards
-        taken = await asyncio.gather(*takes, return_exceptions=True)
-        buffers: list[dict[torch.dtype, torch.Tensor]] = [{} for _ in published.handles]
-        for (number, dtype), each in zip(keys, taken, strict=True):
-            if isinstance(each, BaseException):
-                raise each
-            buffers[number][dtype] = each
-        return Flat(self._layouts[1], buffers)
 
-    async def _take(self, place: tuple[int, torch.dtype], handle: shared.Handle) -> torch.Tensor:
-        if handle.host == shared.host():
-            return shared.attach(handle)
-        self._landing[place] = await shared.fetch(handle, self._landing.get(place))
-        return self._landing[place]
+def _dtensor(buffer: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    """A vector whose shards are the buffers of the mesh's ranks."""
+    shape = torch.Size([len(buffer) * mesh.size()])
+    return DTensor.from_local(buffer, mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
 
-    async def versions(self) -> set[int]:
-        """The published versions."""
-        return {int(key.removeprefix(_VERSIONS)) for key in await torchstore.keys() if key.startswith(_VERSIONS)}
 
-    async def drop(self, version: int) -> None:
-        """Remove a version that is no longer needed from the index. Reads in progress can finish."""
-        with suppress(KeyError):  # lost with the previous process of the index
-            await result(torchstore.delete(_key(version)))
+def _by_number(version: int) -> str:
+    return f"version/{version}"
 
-    async def drop_all_but(self, version: int) -> None:
-        """Remove all other versions, left by a trainer that has died, from the index."""
-        for other in await self.versions() - {version}:
-            await self.drop(other)
+
+async def find(version: int) -> Published:
+    """Look up a version by its number; see `Reader.find`."""
+    torchstore.reset_client()  # the store may be another one by now
+    try:
+        published: Published = await result(torchstore.get(_by_number(version)))
+    except (KeyError, AssertionError) as error:
+        raise FileNotFoundError(f"TorchStore has no version {version} of the weights") from error
+    except ActorDiedError as error:
+        raise ConnectionError(str(error)) from error
+    return published
+
+
+def receive(
+    key: str, layouts: Sequence[Layout], landing: dict[tuple[int, torch.dtype], torch.Tensor]
+) -> dict[tuple[int, torch.dtype], Coroutine[Any, Any, torch.Tensor]]:
+    """Transfers of all buffers of a version, by process number and data type.
+
+    Args:
+        key: prefix of the version's keys.
+        layouts: layout of each process of the trainer.
+        landing: receive buffers; missing ones are added.
+    """
+    transfers = {}
+    for dtype, (numbers, length) in _shards(layouts).items():
+        for index, number in enumerate(numbers):
+            size = layouts[number].sizes[dtype]
+            if (number, dtype) not in landing:
+                landing[number, dtype] = shared.empty(size, dtype)
+            box = TensorSlice((index * length,), (), (length * len(numbers),), (size,), (len(numbers),))
+            into = landing[number, dtype]
+            transfers[number, dtype] = _get(f"{key}/{dtype}", into, box if len(numbers) > 1 else None)
+    return transfers
+
+
+async def _get(key: str, into: torch.Tensor, box: TensorSlice | None) -> torch.Tensor:
+    """Get a buffer, or a shard of a DTensor, into a tensor of its size; errors as in `Reader.take`."""
+    try:
+        await result(torchstore.get(key, into, box))
+    except KeyError as error:
+        raise FileNotFoundError(shared.DROPPED) from error
+    except ActorDiedError as error:
+        raise ConnectionError(str(error)) from error
+    return into

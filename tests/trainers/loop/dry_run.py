@@ -38,7 +38,7 @@ from forge_env.tasks.order import Order
 from forge_env.trajectory_index import is_index
 from forge_env.types import Message
 from tests.trainers.buffer import virtual_time
-from tests.trainers.loop.stand_ins import STAND_INS, Actor, Actors, Buffer, Events, Store, Trace
+from tests.trainers.loop.stand_ins import STAND_INS, Actor, Actors, Buffer, Events, Trace
 from trainers.loop.method import Method
 
 TASKS = 12
@@ -207,12 +207,19 @@ def stand_ins(trace: Trace, actors: Actors, buffer: type[Buffer] = Buffer) -> It
         trace.add("open engine", name, options)
         return NoEngine()
 
+    async def open_store(processes: Any, count: int) -> None:
+        trace.add("open store", count)
+
+    async def close_store() -> None:
+        trace.add("close store")
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForgeActor, "launch", classmethod(launch))
         patch.setattr(ForgeActor, "shutdown", staticmethod(shutdown))
         patch.setattr(ForgeActor, "prepare_spare", classmethod(prepare_spare))
         patch.setattr("trainers.model.tiny.build_tokenizer", tokenizer)
-        patch.setattr("trainers.weights.store.WeightStore", partial(Store, trace))
+        patch.setattr("trainers.weights.store.open_store", open_store)
+        patch.setattr("trainers.weights.store.close_store", close_store)
         patch.setattr(machine, "gpus", lambda: [machine.GPU(str(n), f"GPU-{n}", "none", 1.0) for n in range(8)])
         patch.setattr(machine, "claim", lambda gpu: socket.socket())  # of GPUs that aren't there
         patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(buffer, trace))

@@ -218,6 +218,7 @@ KNOBS: dict[str, Change] = {
         },
     ),
     **_optimizer(QUICK_WARMUP, "trainer.optimizer"),
+    "weights.transport": Change("torchstore"),
     **_below(
         "grpo",
         {

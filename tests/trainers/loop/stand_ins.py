@@ -179,11 +179,11 @@ class TitanTrainer(Actor):
         return [np.full(int(sequence.mask[1:].sum()), -1.0, np.float32) for sequence in sequences]
 
     async def do_begin_push(self, version: int) -> tuple[Any, dict[str, float]]:
-        return f"where version {version} lies", {"snapshot_s": 0.0}
+        return f"location of version {version}", {"snapshot_s": 0.0, "push_s": 0.0, "bytes": 8.0}
 
-    async def do_pushed(self) -> dict[str, float]:
+    async def do_uploaded(self) -> dict[str, float]:
         await asyncio.sleep(0.3)
-        return {"push_s": 0.3, "bytes": 8.0}
+        return {"push_s": 0.3}
 
     async def do_begin_save(self, folder: str) -> dict[str, float]:
         await self.do_save_model(str(Path(folder) / "model"))
@@ -293,32 +293,6 @@ class RolloutWorker(Actor):
         return await self._worker.close()
 
 
-class Keeper(Actor):
-    """Holds the weights, by version; what they are is the trainer's and the generators' business."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.held: dict[int, Any] = {}
-
-
-class Store:
-    """The weight store as a stack knows it."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._keeper: Keeper
-
-    async def open(self, keeper: Keeper) -> None:
-        self._trace.add("open store")
-        self._keeper = keeper
-
-    async def close(self) -> None: ...
-
-    async def drop_all_but(self, version: int) -> None:
-        self._trace.add("forget weights", version)
-        self._keeper.held = {other: held for other, held in self._keeper.held.items() if other == version}
-
-
 class ReplayBuffer(Actor):
     """Never asked: `Buffer` plays its part. How it was made is not part of the trace."""
 
@@ -338,6 +312,5 @@ class Buffer(LocalReplayBuffer[Any]):
 
 Actors = Mapping[str, type[Actor]]
 STAND_INS: Actors = {
-    stand_in.__name__: stand_in
-    for stand_in in (TitanTrainer, Generator, ReferenceModel, RolloutWorker, ReplayBuffer, Keeper)
+    stand_in.__name__: stand_in for stand_in in (TitanTrainer, Generator, ReferenceModel, RolloutWorker, ReplayBuffer)
 }

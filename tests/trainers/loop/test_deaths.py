@@ -53,7 +53,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
 
 @pytest.mark.core
 def test_the_run_continues_after_the_death_of_each_actor(training: Training) -> None:
-    for role in ("generator0", "reference", "weights", "buffer", "trainer", "rollouts0"):
+    for role in ("generator0", "reference", "buffer", "trainer", "rollouts0"):
         done, lives = training.steps[-1], training.lives(role)
         os.kill(lives[-1], signal.SIGKILL)
         training.until(lambda role=role, lives=lives: len(training.lives(role)) > len(lives))

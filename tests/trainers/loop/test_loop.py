@@ -256,9 +256,12 @@ async def test_a_run_that_was_asked_to_stop_waits_for_no_weights_to_arrive(run: 
     pushed: list[int] = []
 
     class Trainer:
-        async def begin_push(self, version: int) -> tuple[None, Any]:
+        async def begin_push(self, version: int) -> Any:
             pushed.append(version)
-            return None, nothing()
+            return readable()
+
+        async def update_reference(self, version: int, published: None) -> None:
+            pass
 
     class Contract:
         async def weights_sent(self) -> None:
@@ -268,8 +271,8 @@ async def test_a_run_that_was_asked_to_stop_waits_for_no_weights_to_arrive(run: 
         async def update_weights(self, version: int, published: None) -> None:
             await asyncio.Event().wait()
 
-    async def nothing() -> None:
-        pass
+    async def readable() -> tuple[None, dict[str, float]]:
+        return None, {}
 
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         system = evaluating(run, SlowEvaluator(), group)
@@ -364,7 +367,7 @@ async def test_groups_pass_in_the_order_of_their_admission() -> None:
     await InTurn(False).wait(7)
 
 
-@pytest.mark.parametrize("role", ["trainer", "weights"])
+@pytest.mark.parametrize("role", ["trainer", "reference"])
 async def test_what_is_set_back_only_in_part_is_never_saved(run: Run, role: str) -> None:
     """A checkpoint of a step holds the weights of that step: those of a trainer that has just begun again don't."""
 

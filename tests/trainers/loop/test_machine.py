@@ -37,7 +37,7 @@ RECIPE: dict[str, Any] = {
     "watchdog": {"warn_s": 300.0, "end_s": 600.0},
     "logging": {"tensorboard": False},
 }
-ROLES = ("trainer", "generator0", "buffer", "weights", "rollouts0")
+ROLES = ("trainer", "generator0", "buffer", "rollouts0")
 DAY_S = 86_400
 
 

@@ -28,7 +28,6 @@ from tests.trainers.loop.stand_ins import (
     Actors,
     Buffer,
     Generator,
-    Keeper,
     ReferenceModel,
     ReplayBuffer,
     RolloutWorker,
@@ -50,7 +49,7 @@ RECIPE = {
     "checkpoint.minutes": 0.0,
     "checkpoint.keep_best": 0,
 }
-ALONE = ("trainer", "buffer", "weights", "reference")
+ALONE = ("trainer", "buffer", "reference")
 TWINS = ("generator0", "generator1", "rollouts0", "rollouts1")
 LINEAGE = "lineage.json"
 FIRST_ID, IDS = 20, 240
@@ -89,18 +88,6 @@ class World:
         if (victim := self.living.get(name)) is not None and not victim.gone.is_set():
             self.died.append(name)
             victim.gone.set()
-
-    def _alive(self, name: str) -> Any:
-        found = self.living[name]
-        if found.gone.is_set():
-            raise ActorDiedError(f"the {name} was killed")
-        return found
-
-    @property
-    def weights(self) -> dict[int, tuple[Trainer, Lineage]]:
-        """By version, what the store has the index of, and whose memory that is in."""
-        held: dict[int, tuple[Trainer, Lineage]] = self._alive("weights").held
-        return held
 
     def sample(self, most: int) -> list[int]:
         """Tokens that were never sampled before."""
@@ -176,8 +163,6 @@ class Trainer(Mortal, TitanTrainer):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.lineage: Lineage = ()
-        self._snapshot: tuple[int, Lineage] = (0, ())
-        self._first = True
 
     async def do_train_on(self, buffer: GroupBuffer[Any], step: int) -> dict[str, float]:
         batch = await buffer.fetch(step)
@@ -193,15 +178,11 @@ class Trainer(Mortal, TitanTrainer):
 
     async def do_begin_push(self, version: int) -> tuple[Any, dict[str, float]]:
         assert version == len(self.lineage)
-        self._snapshot = version, self.lineage
-        first, self._first = self._first, False
-        return (self, self.lineage, first), {"snapshot_s": 0.0}
+        return (self, self.lineage), {"snapshot_s": 0.0, "push_s": 0.0, "bytes": 8.0}
 
-    async def do_pushed(self) -> dict[str, float]:
-        version, lineage = self._snapshot
+    async def do_uploaded(self) -> dict[str, float]:
         await asyncio.sleep(self.world.dice.uniform(0.0, 1.0))
-        self.world.weights[version] = self, lineage
-        return {"push_s": 0.3, "bytes": 8.0}
+        return {"push_s": 0.3}
 
     async def do_begin_save(self, folder: str) -> dict[str, float]:
         self._note_in(Path(folder, LINEAGE))
@@ -223,16 +204,6 @@ class Sampler(Mortal, Generator):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._lineage: Lineage = ()
-        self._layouts_of: Trainer | None = None
-
-    def _ask_for_layouts(self, trainer: Trainer) -> None:
-        """One that starts later does, which are in the store with the first version."""
-        try:
-            known = any(trainer is each for each, _ in self.world.weights.values())
-        except ActorDiedError as error:
-            raise WeightsDroppedError("the store is gone") from error
-        if not known:
-            raise WeightsDroppedError("the store is another one, and has no layouts yet")
 
     async def _sample(self, prompt_ids: Any, options: SamplingOptions) -> Completion:
         first, version = self._lineage, self._version
@@ -243,12 +214,9 @@ class Sampler(Mortal, Generator):
         versions = [version] * half + [self._version] * (len(ids) - half)
         return Completion(prompt_ids, ids, [-1.0] * len(ids), versions, "stop", self._version)
 
-    async def do_update_weights(self, version: int, published: tuple[Trainer, Lineage, bool]) -> dict[str, float]:
+    async def do_update_weights(self, version: int, published: tuple[Trainer, Lineage]) -> dict[str, float]:
         await asyncio.sleep(self.world.dice.uniform(0.0, 0.5))
-        trainer, lineage, has_layouts = published
-        if not has_layouts and trainer is not self._layouts_of:
-            self._ask_for_layouts(trainer)
-        self._layouts_of = trainer
+        trainer, lineage = published
         if trainer.gone.is_set():
             raise WeightsDroppedError(f"version {version} went with its trainer")
         self._version, self._lineage = version, lineage
@@ -265,10 +233,6 @@ class Worker(Mortal, RolloutWorker):
 
 class BufferProcess(Mortal, ReplayBuffer):
     """In which `MortalBuffer` lives."""
-
-
-class Weights(Mortal, Keeper):
-    """Mortal."""
 
 
 class MortalBuffer(Buffer):
@@ -314,13 +278,21 @@ def mortals(world: World) -> Actors:
         "ReferenceModel": Reference,
         "RolloutWorker": Worker,
         "ReplayBuffer": BufferProcess,
-        "Keeper": Weights,
     }
     assert kinds.keys() == STAND_INS.keys()
     return {name: type(kind.__name__, (kind,), {"world": world}) for name, kind in kinds.items()}
 
 
-def play(deaths: list[Death], *, bound: int, every: int, replicas: int, workers: int, seed: int) -> World:
+def play(
+    deaths: list[Death],
+    *,
+    bound: int,
+    every: int,
+    replicas: int,
+    workers: int,
+    seed: int,
+    transport: str = "shared",
+) -> World:
     world = World(deaths, bound, seed)
     recipe: dict[str, Any] = {
         **RECIPE,
@@ -330,6 +302,7 @@ def play(deaths: list[Death], *, bound: int, every: int, replicas: int, workers:
         "checkpoint.every": every,
         "generator.num_replicas": replicas,
         "rollouts.workers": workers,
+        "weights.transport": transport,
     }
     with tempfile.TemporaryDirectory() as root:
         events = dry_run(recipe, Path(root), mortals(world), MortalBuffer)
@@ -358,27 +331,36 @@ DEATHS = st.tuples(
     replicas=st.integers(1, 2),
     workers=st.integers(1, 2),
     seed=st.integers(0, 1000),
+    transport=st.sampled_from(["shared", "torchstore"]),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @pytest.mark.slow
 @pytest.mark.timeout(590)
 def test_whoever_dies_and_whenever_each_group_is_trained_once_and_within_the_bound(
-    deaths: tuple[list[Death], list[Death]], bound: int, every: int, replicas: int, workers: int, seed: int
+    deaths: tuple[list[Death], list[Death]],
+    bound: int,
+    every: int,
+    replicas: int,
+    workers: int,
+    seed: int,
+    transport: str,
 ) -> None:
-    play([*deaths[0], *deaths[1]], bound=bound, every=every, replicas=replicas, workers=workers, seed=seed)
+    both = [*deaths[0], *deaths[1]]
+    play(both, bound=bound, every=every, replicas=replicas, workers=workers, seed=seed, transport=transport)
 
 
 @pytest.mark.parametrize(
-    ("deaths", "bound", "every"),
+    ("deaths", "bound", "every", "transport"),
     [
-        ([(7.0, "trainer")], 1, 0),
-        ([(7.0, "buffer"), (7.0, "trainer"), (7.2, "generator0")], 2, 0),
-        ([(1.0, "weights"), (4.0, "rollouts0"), (9.0, "reference")], 0, 0),
+        ([(7.0, "trainer")], 1, 0, "shared"),
+        ([(7.0, "trainer"), (9.0, "generator0")], 1, 0, "torchstore"),
+        ([(7.0, "buffer"), (7.0, "trainer"), (7.2, "generator0")], 2, 0, "shared"),
+        ([(1.0, "reference"), (4.0, "rollouts0"), (9.0, "reference")], 0, 0, "shared"),
     ],
-    ids=["trainer", "all at once", "what has no state"],
+    ids=["trainer", "trainer with TorchStore", "all at once", "what has no state"],
 )
-def test_a_run_that_is_set_back(deaths: list[Death], bound: int, every: int) -> None:
-    world = play(deaths, bound=bound, every=every, replicas=2, workers=2, seed=7)
+def test_a_run_that_is_set_back(deaths: list[Death], bound: int, every: int, transport: str) -> None:
+    world = play(deaths, bound=bound, every=every, replicas=2, workers=2, seed=7, transport=transport)
     assert sorted(world.died) == sorted(name for _, name in deaths)
     if "trainer" in world.died:
         assert len(world.trained) > STEPS, "steps were trained again"

@@ -60,9 +60,9 @@ async def test_of_two_that_die_together_each_is_told_once() -> None:
 
 
 async def test_a_death_between_two_pieces_of_work_is_told_at_the_second() -> None:
-    stack = Watched("weights")
+    stack = Watched("buffer")
     await stack.unless_one_dies(nothing())
-    stack.die("weights")
+    stack.die("buffer")
     await asyncio.sleep(0)
-    with pytest.raises(RoleDiedError, match="the weight store died: killed"):
+    with pytest.raises(RoleDiedError, match="the replay buffer died: killed"):
         await stack.unless_one_dies(forever())

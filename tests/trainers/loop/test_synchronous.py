@@ -121,9 +121,6 @@ class Trainer(Actor):
     async def do_begin_push(self, version: int) -> tuple[Any, dict[str, float]]:
         return {name: tensor.clone() for name, tensor in self._model.state_dict_hf().items()}, {}
 
-    async def do_pushed(self) -> dict[str, float]:
-        return {}
-
     async def do_begin_save(self, folder: str) -> dict[str, float]:
         self._model.save_hf(Path(folder, "model"))
         return {}

@@ -338,7 +338,7 @@ class Endpoint:
 
 class FakeActor:
     def __init__(self) -> None:
-        self.load_version = Endpoint(None)
+        self.load_weights = Endpoint(None)
 
 
 @pytest.mark.parametrize(
@@ -357,5 +357,5 @@ async def test_a_lagging_reference_is_renewed_in_time(
     actor = FakeActor()
     reference = Reference(actor, section)
     for version in published:
-        await reference.follow(version)
-    assert actor.load_version.calls == loaded
+        await reference.follow(version, version)  # type: ignore[arg-type]
+    assert actor.load_weights.calls == loaded

@@ -82,7 +82,6 @@ async def test_a_reference_is_the_policy_of_the_start_or_of_its_last_renewal(tmp
     config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"), grpo=section)
     folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
     async with Stack(config) as stack:
-        await stack.open_store()
         trainer = await stack.start_trainer(folder)
         buffer: Buffer = await stack.start_buffer()
         await trainer.save_model(str(tmp_path / "start"))

@@ -33,7 +33,7 @@ from trainers.titan.head import logprobs_and_entropy
 from trainers.titan.model import TitanModel
 from trainers.titan.parallel import Sharding, whole
 from trainers.weights.flat import Flat, Layout
-from trainers.weights.store import WeightStore
+from trainers.weights.transport import Sender
 
 See = Callable[[dict[str, Path], Path], dict[str, Any]]
 """What a rank does with folders of models and a folder to write to."""
@@ -131,12 +131,12 @@ def offer(rank: int, size: int, folder: Path, dims: dict[str, int], meet: Path, 
     join(dist.FileStore(str(meet), size), rank, size, with_gpus=False)  # type: ignore[attr-defined]
     sharding = Sharding(ParallelismSection(**dims))
     model = TitanModel(folder, max_length=128, device=use_device(with_gpus=False).torch, sharding=sharding)
-    store = WeightStore()
+    sender = Sender()
     while connection.recv():
         with torch.no_grad():
             for parameter in model.module.parameters():
                 parameter.mul_(2.0)
-        connection.send(store.snapshot(model.published()))
+        connection.send(sender.snapshot(model.published()))
     leave()
 
 

@@ -19,7 +19,7 @@ from trainers.titan.model import TitanModel
 from trainers.titan.shards import place_of
 from trainers.weights import shared
 from trainers.weights.flat import Flat, Layout
-from trainers.weights.store import WeightStore
+from trainers.weights.transport import Reader, Sender
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
 UNEVEN: dict[str, Any] = {"vocab_size": 323, "hidden_size": 70, "intermediate_size": 90, "num_attention_heads": 5}
@@ -73,7 +73,7 @@ async def test_another_host_fetches_from_every_rank_what_makes_the_whole(
     folder = folders["Llama 3.1"]  # whose heads are in another order there
     whole = TitanModel(folder, max_length=128, device=use_device(with_gpus=False).torch).state_dict_hf()
     monkeypatch.setattr(shared, "host", lambda: "the generator's")
-    generator, trainer = WeightStore(), WeightStore()
+    generator, trainer = Reader(), Sender()
     pipes = [FORKING.Pipe() for _ in range(2)]
     processes = [
         FORKING.Process(target=offer, args=(rank, 2, folder, dims, tmp_path / "meet", theirs), daemon=True)

@@ -23,7 +23,8 @@ prepare_controller()
 
 from tests.trainers.titan.ranks import VOCABULARY, check_weights, engine, sequences, weights  # noqa: E402
 from trainers.titan.trainer import TitanTrainer  # noqa: E402
-from trainers.weights.store import Keeper, WeightStore  # noqa: E402
+from trainers.weights import store  # noqa: E402
+from trainers.weights.transport import Reader  # noqa: E402
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 SECTION = OptimizerSection(lr=1e-3, warmup_steps=0, decay_start=1.0)
@@ -51,10 +52,10 @@ async def test_two_processes_are_one_trainer(folder: Path, tmp_path: Path) -> No
     data, alone = sequences(), engine(folder)
     for _ in range(2):
         alone.train(data, SFTLoss())
-    store = WeightStore()
-    keeper = await Keeper.options(mesh_name="weights").launch()
-    await store.open(keeper)
-    trainer = await TitanTrainer.options(procs=2, mesh_name="trainer").as_actor(str(folder), max_length=128)
+    trainer = await TitanTrainer.options(procs=2, mesh_name="trainer").as_actor(
+        str(folder), max_length=128, transport="torchstore"
+    )
+    await store.open_store(trainer._forge_proc_mesh, 2)
     try:
         with pytest.raises(UsageError, match="call `configure` first"):
             await agreed(trainer.train.call(data))
@@ -71,11 +72,15 @@ async def test_two_processes_are_one_trainer(folder: Path, tmp_path: Path) -> No
         await result(trainer.train.call(data))
         assert await agreed(trainer.get_status.call()) == {"step": 2, "accumulated_microbatches": 0}
 
-        for version in (1, 2):
-            pushed = await agreed(trainer.push_weights.call(version))
-            assert pushed["bytes"] > 0
-        assert await store.versions() == {2}
-        check_weights(dict(await store.pull(2)), weights(alone))
+        reader = Reader()
+        first, second = [await agreed(trainer.push_weights.call(version)) for version in (1, 2)]
+        assert len(first.layouts) == 2, "each process has a part"
+        with pytest.raises(FileNotFoundError):
+            await reader.take(first)
+        check_weights(dict(await reader.take(second)), weights(alone))
+        assert await reader.find(2) == second
+        with pytest.raises(FileNotFoundError):
+            await reader.find(1)
 
         await result(trainer.save.call(str(tmp_path / "checkpoint")))
         loss = await agreed(trainer.train_step.call(*rows()))
@@ -92,7 +97,6 @@ async def test_two_processes_are_one_trainer(folder: Path, tmp_path: Path) -> No
         await result(trainer.cleanup.call())
     finally:
         await TitanTrainer.shutdown(trainer)
-        await store.close()
-        await Keeper.shutdown(keeper)
+        await store.close_store()
     left = {process.pid for process in psutil.Process().children(recursive=True)} - before
     assert not [pid for pid in left if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]

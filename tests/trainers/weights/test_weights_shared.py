@@ -10,11 +10,10 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-pytest.importorskip("torchstore")
+pytest.importorskip("torch")
 
 import torch
 
@@ -23,9 +22,9 @@ from tests.trainers.actors.workers import certificates
 from tests.trainers.weights import processes
 from trainers.actors.processes import ADDRESS
 from trainers.model.parts import Part
-from trainers.weights import compat, network, shared
+from trainers.weights import network, shared
 from trainers.weights.flat import Flat, Layout
-from trainers.weights.store import LAYOUT_KEY, Offer, Published, WeightStore
+from trainers.weights.transport import Offer, Published, Reader, Sender, unpack
 
 pytestmark = pytest.mark.stack
 
@@ -258,98 +257,65 @@ def test_boxes_of_several_processes_make_one_tensor() -> None:
 
 def test_weights_leave_in_the_precision_that_generators_compute_with() -> None:
     state = {"matrix": torch.randn(3, 4), "counter": torch.arange(3)}
-    store = WeightStore(torch.bfloat16)
-    offer = store.snapshot(Part.all_of(state))
-    assert offer.layout is not None
+    offer = Sender(torch.bfloat16).snapshot(Part.all_of(state))
     buffers = {dtype: shared.attach(handle) for dtype, handle in offer.handles.items()}
-    received = dict(Flat([offer.layout], [buffers]))
+    received = dict(Flat(unpack([offer.layout]), [buffers]))
     assert {tensor.dtype for tensor in received.values()} == {torch.bfloat16, torch.int64}
     assert torch.equal(received["matrix"], state["matrix"].bfloat16())
-    assert sum(handle.nbytes for handle in offer.handles.values()) == 2 * 12 + 8 * 3
+    assert offer.nbytes == 2 * 12 + 8 * 3
 
 
-def reader(monkeypatch: pytest.MonkeyPatch, *layouts: Layout | None) -> WeightStore:
-    """A store whose index has these layouts."""
-
-    async def get(key: str) -> Any:
-        return "theirs", layouts
-
-    monkeypatch.setattr(compat, "get", get)
-    return WeightStore()
-
-
-Make = Callable[[Offer], Published]
+Make = Callable[..., Published]
 
 
 @pytest.fixture(params=["here", "elsewhere"])
 def published(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes of an offer what a process of the same host, or of another, finds in the index."""
+    """Publishes offers as a process of the same host, or of another host, sees them."""
     monkeypatch.setenv(ADDRESS, "tcp://127.0.0.1:26700")
     network.serve.cache_clear()
 
     def make(*offers: Offer) -> Published:
         seen = elsewhere_is if request.param == "elsewhere" else replace
-        return Published("theirs", [{dtype: seen(each) for dtype, each in one.handles.items()} for one in offers])
+        handles = tuple({dtype: seen(each) for dtype, each in one.handles.items()} for one in offers)
+        return replace(Sender().publish(offers), handles=handles)
 
     yield make
     network.serve.cache_clear()
 
 
-async def test_a_slow_reader_has_whole_versions_and_keeps_nobody_waiting(
-    monkeypatch: pytest.MonkeyPatch, published: Callable[..., Published]
-) -> None:
-    ranks = [WeightStore(), WeightStore()]
+async def test_a_slow_reader_gets_whole_versions_and_delays_no_push(published: Make) -> None:
+    ranks = [Sender(), Sender()]
 
     def push(version: int) -> list[Offer]:
         halves = [Part("layer", (2 * rank,), (4,), torch.full((2,), float(version))) for rank in (0, 1)]
-        return [store.snapshot([half]) for store, half in zip(ranks, halves, strict=True)]
+        return [sender.snapshot([half]) for sender, half in zip(ranks, halves, strict=True)]
 
-    offers = push(1)
-    store = reader(monkeypatch, *(offer.layout for offer in offers))
-    first = published(*offers)
-    slow = await store.take(first)
+    reader, first = Reader(), published(*push(1))
+    slow = await reader.take(first)
     later = [push(version) for version in range(2, 6)]
-    assert dict(slow)["layer"].tolist() == [1.0] * 4, "it reads on what it has begun to read"
+    assert dict(slow)["layer"].tolist() == [1.0] * 4, "it keeps the version that it has begun to read"
     with pytest.raises(OSError, match=r"dropped|No such file"):
-        await WeightStore.take(reader(monkeypatch, *(offer.layout for offer in offers)), published(*later[0]))
-    assert dict(await store.take(published(*later[-1])))["layer"].tolist() == [5.0] * 4
+        await Reader().take(published(*later[0]))
+    assert dict(await reader.take(published(*later[-1])))["layer"].tolist() == [5.0] * 4
 
 
-async def test_whoever_is_told_where_a_version_lies_needs_no_index(
-    monkeypatch: pytest.MonkeyPatch, published: Callable[..., Published]
-) -> None:
-    trainer, generator, asked = WeightStore(), WeightStore(), []
-
-    def publish(version: int) -> Published:
-        offer = trainer.snapshot(Part.all_of({"layer": torch.full((9,), float(version))}))
-        return replace(trainer.publish([offer]), handles=published(offer).handles)
-
-    async def get(key: str) -> Any:
-        asked.append(key)
-        return trainer._layouts
-
-    monkeypatch.setattr(compat, "get", get)
+async def test_every_version_can_be_read_without_an_earlier_one(published: Make) -> None:
+    sender, reader = Sender(), Reader()
     for version in (1, 2, 3):
-        assert dict(await generator.take(publish(version)))["layer"][0] == version
-    assert asked == []
-    late = WeightStore()
-    for version in (4, 5):
-        assert dict(await late.take(publish(version)))["layer"][0] == version
-    assert asked == [LAYOUT_KEY], "layouts are told with the first version only"
-    another = WeightStore()
-    offer = another.snapshot(Part.all_of({"other": torch.ones(3)}))
-    assert dict(await late.take(another.publish([offer]))).keys() == {"other"}
-    assert asked == [LAYOUT_KEY]
+        offer = sender.snapshot(Part.all_of({"layer": torch.full((9,), float(version))}))
+        for each in (reader, Reader()):
+            assert dict(await each.take(published(offer)))["layer"][0] == version
+    offer = Sender().snapshot(Part.all_of({"other": torch.ones(3)}))
+    assert dict(await reader.take(published(offer))).keys() == {"other"}, "another trainer's"
 
 
 async def test_memory_goes_from_version_to_version() -> None:
     before, inodes = descriptors(), []
-    store = WeightStore()
+    sender = Sender()
     for version in range(6):
-        offer = store.snapshot(Part.all_of({"layer": torch.full((9,), float(version))}))
+        offer = sender.snapshot(Part.all_of({"layer": torch.full((9,), float(version))}))
         inodes.append(offer.handles[torch.float32].inode)
     assert inodes[2:] == inodes[:2] * 2
-    assert offer.layout is None, "it was told with the first"
-    del store
+    del sender, offer
     gc.collect()
     assert descriptors() == before

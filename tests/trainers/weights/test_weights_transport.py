@@ -1,0 +1,51 @@
+"""Both transports of weights, on one host and on two, under the same contract."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchstore")
+
+from tests.trainers.actors.workers import workers
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
+
+RECIPE = """
+environment: {{name: wordle}}
+model: {{cache_dir: {folder}/cache}}
+trainer: {{procs: 2}}
+output_dir: {folder}/runs
+job: {{kind: hosts, workers: [{workers}], place: {{trainer: [0], generator: [1]}}}}
+"""
+
+
+def exchange(transport: str, recipe: Sequence[str] = ()) -> str:
+    command = [sys.executable, "-m", "tests.trainers.weights.exchange", transport, *recipe]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    return done.stdout if "EXCHANGED" in done.stdout else done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("transport", ["shared", "torchstore"])
+def test_weights_arrive_whole_and_dropped_ones_are_refused(transport: str) -> None:
+    assert "EXCHANGED" in exchange(transport)
+
+
+@pytest.mark.parametrize("transport", ["shared", "torchstore"])
+def test_weights_arrive_whole_on_another_host(transport: str, tmp_path: Path) -> None:
+    with workers(2, tmp_path, "tcp", {}) as hosts:
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(RECIPE.format(folder=tmp_path, workers=", ".join(host.address for host in hosts)))
+        assert "EXCHANGED" in exchange(transport, [str(recipe)])
+
+
+def test_shared_memory_needs_no_torchstore() -> None:
+    """It is imported in every process that publishes or reads weights, and by two seconds of torch already."""
+    heavy = {"forge_env.config", "pydantic", "torch._dynamo", "torchtitan", "transformers", "torchstore", "vllm"}
+    code = f"import sys, trainers.weights.transport; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n"

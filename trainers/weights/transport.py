@@ -1,0 +1,183 @@
+"""Transfer of new weights from the trainer's processes to their readers: generators and a lagging reference model.
+
+    every rank of the trainer    Sender.snapshot(parts) -> Offer           a copy, so training can continue
+                                 Sender.publish(offers) -> Published       the update message carries it
+                                 Sender.upload(version)                    TorchStore only
+    reader                       Reader.take(published) -> Flat
+
+The recipe's `weights.transport` chooses between two transports (docs/decisions/weights-transport.md):
+
+    shared       The weights stay in the memory of the ranks. Readers on the same machine map it; others fetch the
+                 bytes over TCP (`trainers.weights.shared`, `trainers.weights.network`).
+    torchstore   Every rank puts its weights into TorchStore, from which readers get them (`trainers.weights.store`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import zlib
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from trainers.weights import shared
+from trainers.weights.flat import Buffers, Flat, Layout, Part
+
+Handles = Mapping[torch.dtype, shared.Handle]
+"""Handles of one process's buffers, by data type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One process's parts of a version.
+
+    Attributes:
+        layout: packed layout of its parts (see `pack`); the same for every version of one model.
+        nbytes: size of its parts in bytes.
+        handles: handles of its buffers; empty with TorchStore.
+        key: with TorchStore, the key that it proposes for the version.
+    """
+
+    layout: bytes
+    nbytes: int
+    handles: Handles = field(default_factory=dict)
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Location of a version, complete for readers that have seen no version before.
+
+    Attributes:
+        layouts: packed layout of each process.
+        nbytes: size of the weights in bytes.
+        handles: handles of each process's buffers; empty if the weights are in TorchStore.
+        key: prefix of the weights' keys in TorchStore; None if the weights are in shared memory.
+    """
+
+    layouts: tuple[bytes, ...]
+    nbytes: int
+    handles: tuple[Handles, ...] = ()
+    key: str | None = None
+
+
+def pack(layout: Layout) -> bytes:
+    """Compress a layout: it travels with every version and is read once."""
+    return zlib.compress(pickle.dumps(layout))
+
+
+def unpack(layouts: Sequence[bytes]) -> list[Layout]:
+    """Return the layouts that `pack` compressed."""
+    return [pickle.loads(zlib.decompress(each)) for each in layouts]
+
+
+class Sender:
+    """One trainer process's side of a transfer through shared memory.
+
+    Args:
+        dtype: data type of floating-point tensors in snapshots, normally that of the generators; by default their own.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
+        self._layout: Layout | None = None
+        """Layout of the parts that this process publishes."""
+        self._newest: Buffers = {}
+        self._before: Buffers = {}
+
+    def snapshot(self, parts: Sequence[Part]) -> Offer:
+        """Copy this process's parts of the weights. Afterwards the original tensors may change.
+
+        The copy overwrites the version before the last one, unless that is still being read.
+        """
+        if self._layout is None:
+            self._layout = Layout.of(parts, self._dtype)
+        buffers = self._pack(self._layout, parts)
+        return Offer(self._packed, sum(each.nbytes for each in buffers.values()), self._handles(buffers))
+
+    @cached_property
+    def _packed(self) -> bytes:
+        assert self._layout is not None
+        return pack(self._layout)
+
+    def _pack(self, layout: Layout, parts: Sequence[Part]) -> Buffers:
+        spare, self._before = self._before, self._newest
+        free = spare and all(shared.reuse(buffer) for buffer in spare.values())
+        self._newest = layout.pack(parts, spare if free else None)
+        return self._newest
+
+    def _handles(self, buffers: Buffers) -> Handles:
+        return {dtype: shared.handle(each) for dtype, each in buffers.items()}
+
+    def publish(self, offers: Sequence[Offer]) -> Published:
+        """Combine the snapshots of all processes into one version. With TorchStore, every process must call this."""
+        layouts, nbytes = tuple(offer.layout for offer in offers), sum(offer.nbytes for offer in offers)
+        return Published(layouts, nbytes, tuple(offer.handles for offer in offers))
+
+    async def upload(self, version: int) -> None:
+        """Make the published version readable, which it is at once in shared memory."""
+
+
+class Reader:
+    """One process's access to published versions, by either transport."""
+
+    def __init__(self) -> None:
+        self._packed: tuple[bytes, ...] = ()
+        self._layouts: list[Layout] = []
+        self._landing: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        """Receive buffers by process number and data type, which other processes can map; reused for every version."""
+        self._store = ""
+        """Name of the store that was read last; every trainer has its own."""
+
+    async def take(self, published: Published) -> Flat:
+        """Return the tensors of a version, read-only and valid until the next call. A reference keeps their memory.
+
+        They are views into the ranks' memory if that is shared with this process, otherwise into a local copy.
+
+        Raises:
+            FileNotFoundError: the version was dropped in the meantime.
+            OSError: a process of the trainer has ended or can't be reached.
+        """
+        if published.layouts != self._packed:
+            self._packed, self._layouts = published.layouts, unpack(published.layouts)
+            self._landing.clear()
+        transfers: dict[tuple[int, torch.dtype], Coroutine[Any, Any, torch.Tensor]]
+        if published.key is None:
+            handles = enumerate(published.handles)
+            transfers = {(n, dtype): self._share((n, dtype), each[dtype]) for n, each in handles for dtype in each}
+        else:
+            from trainers.weights import store
+
+            if (name := published.key.partition("/")[0]) != self._store:
+                self._store = name
+                store.torchstore.reset_client()  # it may be connected to the volumes of a trainer that has died
+            transfers = store.receive(published.key, self._layouts, self._landing)
+        # on an error, wait for the others too: none may write into the receive buffers afterwards
+        results = await asyncio.gather(*transfers.values(), return_exceptions=True)
+        buffers: list[dict[torch.dtype, torch.Tensor]] = [{} for _ in self._layouts]
+        for (number, dtype), each in zip(transfers, results, strict=True):
+            if isinstance(each, BaseException):
+                raise each
+            buffers[number][dtype] = each
+        return Flat(self._layouts, buffers)
+
+    async def _share(self, key: tuple[int, torch.dtype], handle: shared.Handle) -> torch.Tensor:
+        if handle.host == shared.host():
+            return shared.attach(handle)
+        self._landing[key] = await shared.fetch(handle, self._landing.get(key))
+        return self._landing[key]
+
+    async def find(self, version: int) -> Published:
+        """Look up a version by its number alone, which TorchStore can.
+
+        Raises:
+            FileNotFoundError: TorchStore has no such version.
+            OSError: TorchStore can't be reached.
+        """
+        from trainers.weights.store import find
+
+        return await find(version)
