@@ -52,9 +52,8 @@ class AsyncController(Controller):  # type: ignore[misc]
 
         Unlike `teardown`, this doesn't call the volumes, whose processes may be dead or stopped.
         """
-        PACKAGE.require(
-            {"is_initialized", "keys_to_storage_volumes"} <= vars(self).keys(), "a controller has its state"
-        )
+        names = {"is_initialized", "keys_to_storage_volumes"}
+        PACKAGE.require(names <= vars(self).keys(), f"a Controller has the attributes {names}")
         self.is_initialized = False
         self.keys_to_storage_volumes = Trie()
 

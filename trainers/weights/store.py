@@ -7,6 +7,7 @@ are the shards of one DTensor, padded to one length. Readers get every rank's sh
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torchstore.transport import TensorSlice
 
 from trainers.actors.actor import own_rank
+from trainers.actors.processes import end_of
 from trainers.actors.remote import ActorDiedError, result
 from trainers.compat import torchstore as compat  # patches torchstore before its first use
 from trainers.model.parts import Part
@@ -155,7 +157,10 @@ async def find(version: int) -> Published:
 
 
 def receive(
-    key: str, layouts: Sequence[Layout], landing: dict[tuple[int, torch.dtype], torch.Tensor]
+    key: str,
+    layouts: Sequence[Layout],
+    landing: dict[tuple[int, torch.dtype], torch.Tensor],
+    local: Sequence[int],
 ) -> dict[tuple[int, torch.dtype], Coroutine[Any, Any, torch.Tensor]]:
     """Transfers of all buffers of a version, by process number and data type.
 
@@ -163,6 +168,7 @@ def receive(
         key: prefix of the version's keys.
         layouts: layout of each process of the trainer.
         landing: receive buffers; missing ones are added.
+        local: ids of the trainer's processes on this host; a transfer fails as soon as one of them ends.
     """
     transfers = {}
     for dtype, (numbers, length) in _shards(layouts).items():
@@ -172,16 +178,25 @@ def receive(
                 landing[number, dtype] = shared.empty(size, dtype)
             box = TensorSlice((index * length,), (), (length * len(numbers),), (size,), (len(numbers),))
             into = landing[number, dtype]
-            transfers[number, dtype] = _get(f"{key}/{dtype}", into, box if len(numbers) > 1 else None)
+            transfers[number, dtype] = _get(f"{key}/{dtype}", into, box if len(numbers) > 1 else None, local)
     return transfers
 
 
-async def _get(key: str, into: torch.Tensor, box: TensorSlice | None) -> torch.Tensor:
+async def _get(key: str, into: torch.Tensor, box: TensorSlice | None, local: Sequence[int]) -> torch.Tensor:
     """Get a buffer, or a shard of a DTensor, into a tensor of its size; errors as in `Reader.take`."""
+    getting = asyncio.ensure_future(result(torchstore.get(key, into, box)))
+    ending = [asyncio.ensure_future(end_of(pid)) for pid in local]  # Monarch takes two minutes to report a death here
     try:
-        await result(torchstore.get(key, into, box))
+        await asyncio.wait([getting, *ending], return_when=asyncio.FIRST_COMPLETED)
+        if not getting.done():
+            raise ConnectionError("a process of the trainer has ended")
+        await getting
     except KeyError as error:
         raise FileNotFoundError(shared.DROPPED) from error
     except ActorDiedError as error:
         raise ConnectionError(str(error)) from error
+    finally:
+        for task in (getting, *ending):
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
     return into

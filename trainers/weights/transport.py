@@ -15,6 +15,7 @@ The recipe's `weights.transport` chooses between two transports (docs/decisions/
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import zlib
 from collections.abc import Coroutine, Mapping, Sequence
@@ -40,12 +41,14 @@ class Offer:
         nbytes: size of its parts in bytes.
         handles: handles of its buffers; empty with TorchStore.
         key: with TorchStore, the key that it proposes for the version.
+        process: host (see `shared.host`) and id of the process.
     """
 
     layout: bytes
     nbytes: int
     handles: Handles = field(default_factory=dict)
     key: str | None = None
+    process: tuple[str, int] = field(default_factory=lambda: (shared.host(), os.getpid()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,14 @@ class Published:
         nbytes: size of the weights in bytes.
         handles: handles of each process's buffers; empty if the weights are in TorchStore.
         key: prefix of the weights' keys in TorchStore; None if the weights are in shared memory.
+        processes: hosts and ids of the processes.
     """
 
     layouts: tuple[bytes, ...]
     nbytes: int
     handles: tuple[Handles, ...] = ()
     key: str | None = None
+    processes: tuple[tuple[str, int], ...] = ()
 
 
 def pack(layout: Layout) -> bytes:
@@ -116,7 +121,8 @@ class Sender:
     def publish(self, offers: Sequence[Offer]) -> Published:
         """Combine the snapshots of all processes into one version. With TorchStore, every process must call this."""
         layouts, nbytes = tuple(offer.layout for offer in offers), sum(offer.nbytes for offer in offers)
-        return Published(layouts, nbytes, tuple(offer.handles for offer in offers))
+        processes = tuple(offer.process for offer in offers)
+        return Published(layouts, nbytes, tuple(offer.handles for offer in offers), processes=processes)
 
     async def upload(self, version: int) -> None:
         """Make the published version readable, which it is at once in shared memory."""
@@ -155,7 +161,8 @@ class Reader:
             if (name := published.key.partition("/")[0]) != self._store:
                 self._store = name
                 store.torchstore.reset_client()  # it may be connected to the volumes of a trainer that has died
-            transfers = store.receive(published.key, self._layouts, self._landing)
+            local = [pid for host, pid in published.processes if host == shared.host()]
+            transfers = store.receive(published.key, self._layouts, self._landing, local)
         # on an error, wait for the others too: none may write into the receive buffers afterwards
         results = await asyncio.gather(*transfers.values(), return_exceptions=True)
         buffers: list[dict[torch.dtype, torch.Tensor]] = [{} for _ in self._layouts]

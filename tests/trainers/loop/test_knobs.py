@@ -211,7 +211,7 @@ def test_a_dry_run_is_a_run(root: Path) -> None:
     calls = [what for _, what, _ in events]
     assert calls.count("trainer.begin_push") == calls.count("generator0.update_weights") == 5
     assert calls.count("trainer.begin_save") == calls.count("trainer.saved") == 3
-    assert sum(what == "shutdown" for what in calls) == 5
+    assert sum(what == "shutdown" for what in calls) == 4
     assert not {"failed", "refused"} & set(calls)
 
 

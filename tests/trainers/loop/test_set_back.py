@@ -368,6 +368,6 @@ def test_a_run_that_is_set_back(deaths: list[Death], bound: int, every: int, tra
 
 def test_whoever_dies_while_the_end_is_scored_is_started_again() -> None:
     """A generator that starts then has no weights where their trainer is gone too."""
-    deaths = [(0.0, "trainer"), (37.0, "trainer"), (37.0, "generator0")]
+    deaths = [(0.0, "trainer"), (36.15, "trainer"), (36.15, "generator0")]
     world = play(deaths, bound=0, every=3, replicas=1, workers=1, seed=0)
     assert sorted(world.died) == sorted(name for _, name in deaths)

@@ -257,7 +257,8 @@ def test_boxes_of_several_processes_make_one_tensor() -> None:
 
 def test_weights_leave_in_the_precision_that_generators_compute_with() -> None:
     state = {"matrix": torch.randn(3, 4), "counter": torch.arange(3)}
-    offer = Sender(torch.bfloat16).snapshot(Part.all_of(state))
+    sender = Sender(torch.bfloat16)  # the weights end with it
+    offer = sender.snapshot(Part.all_of(state))
     buffers = {dtype: shared.attach(handle) for dtype, handle in offer.handles.items()}
     received = dict(Flat(unpack([offer.layout]), [buffers]))
     assert {tensor.dtype for tensor in received.values()} == {torch.bfloat16, torch.int64}
@@ -305,7 +306,8 @@ async def test_every_version_can_be_read_without_an_earlier_one(published: Make)
         offer = sender.snapshot(Part.all_of({"layer": torch.full((9,), float(version))}))
         for each in (reader, Reader()):
             assert dict(await each.take(published(offer)))["layer"][0] == version
-    offer = Sender().snapshot(Part.all_of({"other": torch.ones(3)}))
+    another = Sender()
+    offer = another.snapshot(Part.all_of({"other": torch.ones(3)}))
     assert dict(await reader.take(published(offer))).keys() == {"other"}, "another trainer's"
 
 
