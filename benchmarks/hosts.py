@@ -5,7 +5,7 @@ python -m benchmarks hosts [--steps 20] [--repeats 5] [--only weights] [--record
 The hosts are workers (`forge-env worker`) at loopback addresses of this machine. For root they run in separate
 namespaces (host name, processes, mounts), so that hosts share nothing. They share the machine's cores: the comparison
 shows the cost of communication between hosts, not the gain from more machines. One host plays episodes, one generates,
-one has trainer, buffer and weight store. Steps are compared by their median duration, without start and warm-up. Weight
+one has trainer and buffer. Steps are compared by their median duration, without start and warm-up. Weight
 sync is timed from the trainer's process until another host's process has copied every tensor into its own; the floor is
 one TCP connection between the same two processes, until all bytes are in memory that was allocated before. Training
 runs that have succeeded are not repeated, so the benchmark can be interrupted.
@@ -34,7 +34,7 @@ from tests.trainers.actors.workers import workers
 from trainers.loop.stack import prepare_controller
 
 PLACE = {"rollouts": [0], "generator": [1], "trainer": [2]}
-"""Host index of each role; buffer and weight store are placed with the trainer."""
+"""Host index of each role; the buffer is placed with the trainer."""
 RUN = ["evaluation.every=0", "logging.tensorboard=false", "checkpoint.every=0"]
 MOST_LONGER = 1.15
 """Limit of the median step on three hosts, relative to one host."""
@@ -173,7 +173,6 @@ async def measure(workers_at: list[str], megabytes: float, repeats: int, folder:
     from trainers.actors.hosts import Hosts
     from trainers.actors.processes import survive_deaths
     from trainers.actors.remote import result
-    from trainers.weights.store import Keeper, WeightStore
 
     survive_deaths()
     config = load_config("coding_rlvr", [*job(workers_at), f"output_dir={folder}", f"model.cache_dir={folder}/cache"])
@@ -187,9 +186,6 @@ async def measure(workers_at: list[str], megabytes: float, repeats: int, folder:
     host = Address.of(workers_at[PLACE["trainer"][0]]).plain_host
     times: dict[str, list[float]] = {"push": [], "pull": [], "sync": [], "call": [], "tcp": []}
     try:
-        keeper = await Keeper.options(mesh_name="weights", ground=await hosts.ground("weights")).launch()
-        store = WeightStore()
-        await store.open(keeper)
         sender = await Sender.options(mesh_name="trainer", ground=await hosts.ground("trainer")).as_actor(
             config.trainer.threads
         )
@@ -203,7 +199,6 @@ async def measure(workers_at: list[str], megabytes: float, repeats: int, folder:
             between = loop.time()
             await result(receiver.pull.call_one(published))
             ended = loop.time()
-            await result(sender.entered.call_one())
             asked = loop.time()
             await result(receiver.process_id.call_one())  # does no work, so this times the call alone
             answered = loop.time()
@@ -219,8 +214,6 @@ async def measure(workers_at: list[str], megabytes: float, repeats: int, folder:
             times["tcp"].append(copied)
         for actor in (receiver, sender):
             await Sender.shutdown(actor)
-        await store.close()
-        await Keeper.shutdown(keeper)
     finally:
         await hosts.close()
         run_folder.release()

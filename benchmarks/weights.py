@@ -3,9 +3,8 @@ one copy of the same bytes.
 
 python -m benchmarks weights --megabytes 3.5 1024 --repeats 5
 
-As in a run, there are two processes: one sends the other the location of its weights, and the store's index is updated
-in the meantime. Compared in the same run: one `memcpy` of the bytes into allocated memory, and TorchStore with each
-tensor put separately.
+As in a run, there are two processes, and one sends the other the location of its weights. Compared in the same run:
+both values of `weights.transport`, TorchStore with each tensor put separately, and one `memcpy` of the bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any
 from benchmarks.report import record, spread, table
 from trainers.loop.stack import prepare_controller
 
+TRANSPORTS = ("shared", "torchstore")
 TENSORS = 46
 """Number of tensors in the default recipe's model."""
 
@@ -46,51 +46,48 @@ def memcpy_s(state: dict[str, Any], own: dict[str, Any]) -> float:
 
 async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
     """Return the seconds of each stage, `repeats` values each."""
-    import torchstore
-
-    from benchmarks.weights_peers import Receiver
-    from trainers.model.parts import Part
-    from trainers.weights.store import Keeper, WeightStore
+    from benchmarks.weights_peers import Receiver, Sender
+    from trainers.actors.remote import result
+    from trainers.weights.store import close_store, open_store
 
     state = tensors(megabytes)
     copies = {name: tensor.clone() for name, tensor in state.items()}
-    store = WeightStore()
-    keeper = await Keeper.options(mesh_name="weights").launch()
-    await store.open(keeper)
-    receiver = await Receiver.as_actor()
-    times: dict[str, list[float]] = {"push": [], "pull": [], "sync": [], "memcpy": [], "tensor by tensor": []}
+    senders = {kind: await Sender.as_actor(1, kind) for kind in TRANSPORTS}
+    receiver = await Receiver.as_actor(1)
+    await open_store(senders["torchstore"]._forge_proc_mesh, 1)
+    times: dict[str, list[float]] = {}
+
+    def add(name: str, seconds: float) -> None:
+        times.setdefault(name, []).append(seconds)
+
     try:
-        for version in range(1, repeats + 2):
+        for sender in senders.values():
+            await result(sender.prepare.call_one(megabytes))
+        for version in range(repeats + 1):
+            if version == 1:  # the first version also allocates memory and imports modules
+                times.clear()
+            for kind, sender in senders.items():
+                published, push_s = await result(sender.push.call_one(version))
+                started = time.perf_counter()
+                await result(receiver.pull.call_one(published))
+                pull_s = time.perf_counter() - started
+                add(f"{kind} push", push_s)
+                add(f"{kind} pull", pull_s)
+                add(kind, push_s + pull_s)
             started = time.perf_counter()
-            published = store.publish([store.snapshot(Part.all_of(state))])
-            entering = asyncio.create_task(store.put(published, version))
-            pushed = time.perf_counter()
-            await receiver.pull.call_one(published)
-            pulled = time.perf_counter()
-            await entering
-            if version > 1:
-                await store.drop(version - 1)
-            single = time.perf_counter()
-            for name, tensor in state.items():
-                await torchstore.put(f"single/{name}", tensor)
-            await receiver.pull_one_by_one.call_one([f"single/{name}" for name in state])
-            ended = time.perf_counter()
-            if version == 1:  # the first version also allocates shared memory and imports modules
-                continue
-            times["push"].append(pushed - started)
-            times["pull"].append(pulled - pushed)
-            times["sync"].append(pulled - started)
-            times["tensor by tensor"].append(ended - single)
-            times["memcpy"].append(memcpy_s(state, copies))
+            keys = await result(senders["torchstore"].put_one_by_one.call_one())
+            await result(receiver.pull_one_by_one.call_one(keys))
+            add("tensor by tensor", time.perf_counter() - started)
+            add("memcpy", memcpy_s(state, copies))
     finally:
-        await Receiver.shutdown(receiver)
-        await store.close()
-        await Keeper.shutdown(keeper)
+        for actor in (receiver, *senders.values()):
+            await Receiver.shutdown(actor)
+        await close_store()
     return times
 
 
 def measured(megabytes: float, repeats: int) -> dict[str, list[float]]:
-    """Run `measure` in its own process, because a store holds one model's layout."""
+    """Run `measure` in a process of its own, so that sizes don't share memory."""
     command = [sys.executable, "-m", "benchmarks.weights", "--measure", str(megabytes), "--repeats", str(repeats)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     times: dict[str, list[float]] = json.loads(output.splitlines()[-1])
@@ -112,10 +109,13 @@ def main() -> None:
     for megabytes in args.megabytes:
         times = measured(megabytes, args.repeats)
         ms = {name: [value * 1e3 for value in values] for name, values in times.items()}
-        ratio = statistics.median(ms["sync"]) / statistics.median(ms["memcpy"])
-        ways = [spread(ms[name]) for name in ("push", "pull", "sync", "tensor by tensor", "memcpy")]
-        rows.append([f"{megabytes:g} MB", *ways, f"{ratio:.1f}x"])
-    columns = ["size", "push ms", "pull ms", "together ms", "TorchStore tensor by tensor ms", "memcpy ms", "of memcpy"]
+        floor = statistics.median(ms["memcpy"])
+        for way in (*TRANSPORTS, "tensor by tensor", "memcpy"):
+            stages = [spread(ms[name]) if (name := f"{way} {stage}") in ms else "" for stage in ("push", "pull")]
+            rows.append(
+                [f"{megabytes:g} MB", way, *stages, spread(ms[way]), f"{statistics.median(ms[way]) / floor:.1f}"]
+            )
+    columns = ["size", "way", "push ms", "pull ms", "together ms", "times memcpy"]
     lines = table(columns, rows)
     print("\n".join(lines))
     record("weights", "Weight sync", "make bench ARGS=weights", lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 import time
@@ -13,7 +12,8 @@ import torch
 
 from trainers.actors.actor import ForgeActor, endpoint
 from trainers.model.parts import Part
-from trainers.weights.store import Published, WeightStore
+from trainers.weights.transport import Published, Reader
+from trainers.weights.transport import Sender as WeightSender
 
 
 class _Peer(ForgeActor):
@@ -21,17 +21,22 @@ class _Peer(ForgeActor):
 
     Args:
         threads: torch threads; None uses one per core.
+        transport: `shared` or `torchstore`.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, transport: str = "shared") -> None:
         self._threads = threads
+        self._transport = transport
 
     @endpoint
     async def setup(self) -> None:
-        """Set the number of threads and create the store's client."""
+        """Set the number of threads, and create both ends of the transfer."""
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        self._store = WeightStore()
+        kind = WeightSender
+        if self._transport == "torchstore":
+            from trainers.weights.store import StoreSender as kind
+        self._sender, self._reader = kind(), Reader()
 
 
 class Sender(_Peer):
@@ -42,27 +47,24 @@ class Sender(_Peer):
         """Create weights of this size."""
         from benchmarks.weights import tensors
 
-        self._entering: asyncio.Task[None] | None = None
         self._state = tensors(megabytes)
 
     @endpoint
     async def push(self, version: int) -> tuple[Published, float]:
-        """Publish the weights like a trainer; returns their location and seconds. The index is updated later."""
+        """Publish the weights like a trainer; returns their location, and the seconds until they can be read."""
         started = time.perf_counter()
-        published = self._store.publish([self._store.snapshot(Part.all_of(self._state))])
-        self._entering = asyncio.create_task(self._enter(published, version))
+        published = self._sender.publish([self._sender.snapshot(Part.all_of(self._state))])
+        await self._sender.upload(version)
         return published, time.perf_counter() - started
 
-    async def _enter(self, published: Published, version: int) -> None:
-        await self._store.put(published, version)
-        if version > 1:
-            await self._store.drop(version - 1)
-
     @endpoint
-    async def entered(self) -> None:
-        """Wait until the index has the version and the previous one is dropped."""
-        assert self._entering is not None
-        await self._entering
+    async def put_one_by_one(self) -> list[str]:
+        """Put every tensor into TorchStore separately; returns the keys."""
+        import torchstore
+
+        for name, tensor in self._state.items():
+            await torchstore.put(f"single/{name}", tensor)
+        return [f"single/{name}" for name in self._state]
 
     @endpoint
     async def serve(self, host: str, count: int) -> int:
@@ -83,15 +85,15 @@ class Sender(_Peer):
 class Receiver(_Peer):
     """Actor that pulls weights like a generator."""
 
-    def __init__(self, threads: int | None = None) -> None:
-        super().__init__(threads)
+    def __init__(self, threads: int | None = None, transport: str = "shared") -> None:
+        super().__init__(threads, transport)
         self._own: dict[str, Any] = {}
 
     @endpoint
     async def pull(self, published: Published) -> float:
         """Copy every tensor of a version into this process's tensors; returns seconds."""
         started = time.perf_counter()
-        self._load(await self._store.take(published))
+        self._load(await self._reader.take(published))
         return time.perf_counter() - started
 
     @endpoint

@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
+from trainers.model.parts import Part
 from trainers.weights import shared
-from trainers.weights.flat import Buffers, Flat, Layout, Part
+from trainers.weights.flat import Buffers, Flat, Layout
 
 Handles = Mapping[torch.dtype, shared.Handle]
 """Handles of one process's buffers, by data type."""
