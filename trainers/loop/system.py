@@ -462,7 +462,7 @@ class Publisher:
         )
         await self._contract.weights_arrived(version, published, sums)
         await self._buffer.release(version)
-        self._metrics = {f"weights/{name}": value for name, value in (pushed | swapped).items()}
+        self._metrics = {f"weights/{name}": value for name, value in (pushed | (swapped or {})).items()}
 
     def take_metrics(self) -> dict[str, float]:
         """Return times in seconds and sizes in bytes of the newest version that arrived since the last call."""

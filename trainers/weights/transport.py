@@ -157,11 +157,13 @@ class Reader:
             handles = enumerate(published.handles)
             transfers = {(n, dtype): self._share((n, dtype), each[dtype]) for n, each in handles for dtype in each}
         else:
+            import torchstore
+
             from trainers.weights import store
 
             if (name := published.key.partition("/")[0]) != self._store:
                 self._store = name
-                store.torchstore.reset_client()  # it may be connected to the volumes of a trainer that has died
+                torchstore.reset_client()  # it may be connected to the volumes of a trainer that has died
             local = [pid for host, pid in published.processes if host == shared.host()]
             transfers = store.receive(published.key, self._layouts, self._landing, local)
         # on an error, wait for the others too: none may write into the receive buffers afterwards
