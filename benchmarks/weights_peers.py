@@ -12,7 +12,8 @@ import torch
 
 from trainers.actors.actor import ForgeActor, endpoint
 from trainers.model.parts import Part
-from trainers.weights.transport import Published, Reader
+from trainers.weights.reader import Reader
+from trainers.weights.transport import Published
 from trainers.weights.transport import Sender as WeightSender
 
 

@@ -1,1 +1,76 @@
-"""Patches and private names of the training stack's packages, one module per package (see `forge_env.compat`)."""
+"""Uses of other packages that go beyond their public interfaces: private names and monkeypatches.
+
+There is one module per package. It states the versions that it was checked with, and checks its assumptions before it
+relies on them. `tests/trainers/compat` fails if another version is installed, so an upgrade begins by reading the
+module.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from forge_env.errors import ForgeError
+
+
+class ChangedPackageError(ForgeError):
+    """A package no longer has what forge-env relies on beyond its public interface."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package of which private names are used.
+
+    Attributes:
+        name: name of the distribution; several for builds of the same package, separated by `|`.
+        checked: versions that the uses were checked with.
+    """
+
+    name: str
+    checked: tuple[str, ...]
+
+    @property
+    def installed(self) -> str | None:
+        """Installed version without its local part, such as `+cpu`; None if the package is not installed."""
+        for name in self.name.split("|"):
+            try:
+                return version(name).partition("+")[0]
+            except PackageNotFoundError:
+                continue
+        return None
+
+    def get(self, path: str) -> Any:
+        """Return a name of the package.
+
+        Args:
+            path: `module:name`; the name may be dotted.
+
+        Raises:
+            ChangedPackageError: the module or the name does not exist.
+        """
+        module, _, names = path.partition(":")
+        try:
+            item: Any = importlib.import_module(module)
+            for name in names.split("."):
+                item = getattr(item, name)
+        except (ImportError, AttributeError) as error:
+            raise self.changed(f"{path} does not exist") from error
+        return item
+
+    def require(self, holds: bool, assumption: str) -> None:
+        """Check an assumption about the package.
+
+        Raises:
+            ChangedPackageError: the assumption does not hold.
+        """
+        if not holds:
+            raise self.changed(f"forge-env assumes that {assumption}")
+
+    def changed(self, what: str) -> ChangedPackageError:
+        """Make the error for a change of the package."""
+        return ChangedPackageError(
+            f"{self.name} {self.installed} is not supported: {what}",
+            fix=f"install {self.name.partition('|')[0]} {self.checked[-1]}, with which this was checked",
+        )

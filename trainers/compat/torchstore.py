@@ -12,8 +12,8 @@ from typing import Any
 import torchstore.api
 from torchstore.controller import Controller, Trie
 
-from forge_env.compat import Package
 from trainers.actors.actor import endpoint, get_or_spawn_controller
+from trainers.compat import Package
 
 PACKAGE = Package("torchstore", ("0.1.2",))
 SYNCHRONOUS = ("get_controller_strategy", "locate_volumes", "notify_put", "keys", "notify_delete")

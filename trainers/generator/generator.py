@@ -35,7 +35,7 @@ def import_engine(**process: Any) -> None:
 
     import trainers.generator.engine
     import trainers.model.merging
-    import trainers.weights.transport  # noqa: F401
+    import trainers.weights.reader  # noqa: F401
 
     settle_imports()
 
@@ -89,7 +89,7 @@ class Generator(LedActor):
     async def _setup(self) -> None:
         leave_as_it_stands()
         import_engine(**self._process)
-        from trainers.weights.transport import Reader
+        from trainers.weights.reader import Reader
 
         self._engine = await self._start_engine()
         self._weights = Reader()

@@ -92,7 +92,7 @@ class ReferenceModel(LedActor):
         device = use_device(self._with_gpus)
         from trainers.titan.model import TitanModel
         from trainers.titan.score import Scorer
-        from trainers.weights.transport import Reader
+        from trainers.weights.reader import Reader
 
         self._model = TitanModel(self._folder, max_length=self._max_length, device=device.torch, dtype=self._dtype)
         self._scorer = Scorer(

@@ -19,7 +19,8 @@ from trainers.titan.model import TitanModel
 from trainers.titan.shards import place_of
 from trainers.weights import shared
 from trainers.weights.flat import Flat, Layout
-from trainers.weights.transport import Reader, Sender
+from trainers.weights.reader import Reader
+from trainers.weights.transport import Sender
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
 UNEVEN: dict[str, Any] = {"vocab_size": 323, "hidden_size": 70, "intermediate_size": 90, "num_attention_heads": 5}

@@ -24,7 +24,7 @@ prepare_controller()
 from tests.trainers.titan.ranks import VOCABULARY, check_weights, engine, sequences, weights  # noqa: E402
 from trainers.titan.trainer import TitanTrainer  # noqa: E402
 from trainers.weights import store  # noqa: E402
-from trainers.weights.transport import Reader  # noqa: E402
+from trainers.weights.reader import Reader  # noqa: E402
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 SECTION = OptimizerSection(lr=1e-3, warmup_steps=0, decay_start=1.0)

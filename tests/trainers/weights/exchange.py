@@ -27,7 +27,8 @@ from trainers.actors.processes import survive_deaths  # noqa: E402
 from trainers.actors.ranks import RankedActor  # noqa: E402
 from trainers.actors.remote import agreed, result  # noqa: E402
 from trainers.model.parts import Part  # noqa: E402
-from trainers.weights.transport import Published, Reader, Sender  # noqa: E402
+from trainers.weights.reader import Reader  # noqa: E402
+from trainers.weights.transport import Published, Sender  # noqa: E402
 
 UPDATES = 24
 ROWS = 30_000

@@ -24,7 +24,8 @@ from trainers.actors.processes import ADDRESS
 from trainers.model.parts import Part
 from trainers.weights import network, shared
 from trainers.weights.flat import Flat, Layout
-from trainers.weights.transport import Offer, Published, Reader, Sender, unpack
+from trainers.weights.reader import Reader
+from trainers.weights.transport import Offer, Published, Sender, unpack
 
 pytestmark = pytest.mark.stack
 
