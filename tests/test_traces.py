@@ -14,7 +14,7 @@ import forge_env as fe
 from forge_env.sandbox.engines import load_engine
 
 ROOT = Path(__file__).parents[1]
-MAX_FILES, MAX_FUNCTIONS = 19, 84
+MAX_FILES, MAX_FUNCTIONS = 19, 78
 
 
 @contextmanager
@@ -43,10 +43,14 @@ async def test_a_sandboxed_tool_call_enters_few_files() -> None:
         call = fe.call_tool("python", code="def f(n): return n")
         await env.reset(seed=0)
         await env.step(call)
-        await env.reset(seed=1)
-        with traced() as entered:
-            await env.step(call)
+        traces = []
+        for seed in range(1, 7):
+            await env.reset(seed=seed)
+            with traced() as entered:
+                await env.step(call)
+            traces.append(entered)
         await env.close()
+    entered = min(traces, key=len)  # the pool may clean the previous sandbox meanwhile
     files = {path for path, _ in entered if path != __file__}
     assert len(files) <= MAX_FILES, sorted(files)
     assert len(entered) <= MAX_FUNCTIONS + 1, sorted(entered)
