@@ -14,7 +14,7 @@ import forge_env as fe
 from forge_env.sandbox.engines import load_engine
 
 ROOT = Path(__file__).parents[1]
-MAX_FILES, MAX_FUNCTIONS = 19, 78
+MAX_FILES, MAX_FUNCTIONS = 19, 79
 
 
 @contextmanager
