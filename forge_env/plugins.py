@@ -160,6 +160,9 @@ def _fix_of(entry: EntryPoint, error: BaseException) -> str | None:
         return suggestion(entry.attr, available, f"it has {', '.join(available) or 'none'}")
     if isinstance(error, PydanticUserError) and error.code == "model-field-missing-annotation":
         return "give it a type: `name: int = 3`"
+    last = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    if isinstance(error, TypeError) and last.startswith("@fe.tools"):
+        return "the decorator of a method is @fe.tool; fe.tools is the module of ready-made tools"
     return None
 
 

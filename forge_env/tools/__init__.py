@@ -1,15 +1,15 @@
 """Tools: methods that an agent may call, and ready-made ones for environments with a sandbox.
 
-class Tally(fe.SandboxEnvironment):
-    bash = fe.tools.bash()
-    editor = fe.tools.files()
+    class Tally(fe.SandboxEnvironment):
+        bash = fe.tools.bash()
+        editor = fe.tools.files()
+
+The ready-made tools are imported on first use.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["bash", "files", "python", "submit"]
@@ -20,15 +20,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("forge_env.environment.ready_made"), name)
 
-
-class _Module(ModuleType):
-    def __call__(self, *arguments: object, **options: object) -> None:
-        from forge_env.errors import UsageError
-
-        raise UsageError("fe.tools are ready-made tools", fix="the decorator of a method is @fe.tool")
-
-
-sys.modules[__name__].__class__ = _Module
 
 if TYPE_CHECKING:
     from forge_env.environment.ready_made import bash as bash

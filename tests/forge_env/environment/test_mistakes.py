@@ -332,7 +332,7 @@ CLASS = "import forge_env as fe\nclass Env(fe.SingleTurnEnvironment):\n    api_v
             "'ToolEnviroment'; did you mean ToolEnvironment? [<module>",
             "",
         ),
-        (f"{CLASS}    @fe.tools\n    def f(self): pass\n", "fe.tools are ready-made tools [Env (", "is @fe.tool"),
+        (f"{CLASS}    @fe.tools\n    def f(self): pass\n", "'module' object is not callable [Env (", "is @fe.tool;"),
         (f"{CLASS}    f = fe.tool(timeout=3)\n", "@fe.tool has no option 'timeout'", "did you mean 'timeout_s'?"),
         (f"{CLASS}    f = fe.tool('find')\n", "@fe.tool can't be put on a str", "write @fe.tool(name='find')"),
         (
