@@ -74,7 +74,7 @@ class CodingRLVR(fe.ToolEnvironment):
 
     def __init__(self, config: CodingRLVRConfig | None = None, **context: Any) -> None:
         share = (config or CodingRLVRConfig()).tool_share
-        self.rubric = fe.Rubric([_solved, _tool_then_answer], weights=[1.0 - share, share])
+        self.rubric = fe.Rubric({"solved": _solved, "used_tool": _tool_then_answer}, weights=[1.0 - share, share])
         super().__init__(config, **context)
         self._tried: str | None = None
         self._tried_well = False
@@ -159,9 +159,6 @@ async def _solved(env: CodingRLVR) -> float:
 
 def _tool_then_answer(env: CodingRLVR) -> float:
     return float(env.tool_calls > 0 and env.submission is not None)
-
-
-_solved.__name__, _tool_then_answer.__name__ = "solved", "used_tool"
 
 
 def _why_ended(result: CallsResult) -> str:

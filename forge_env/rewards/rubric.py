@@ -117,9 +117,10 @@ class Rubric:
 
     Args:
         functions: one or several callables, sync or async, that return a number. They receive the inputs that their
-            parameters name: `task`, `answer`, `messages`, `env`, `info`, `prompt`, `response`, `target`.
+            parameters name: `task`, `answer`, `messages`, `env`, `info`, `prompt`, `response`, `target`. Results are
+            logged by the functions' names; to choose others, give a dictionary from name to function.
         weights: weight of each function; None: 1 each.
-        metrics: functions that are logged but not rewarded.
+        metrics: functions that are logged but not rewarded, or a dictionary of them by name.
         group: functions that score all episodes of one task together, with their weights, or 1 each.
 
     Raises:
@@ -138,22 +139,25 @@ class Rubric:
 
     def __init__(
         self,
-        functions: RewardFunction | Sequence[RewardFunction] = (),
+        functions: RewardFunction | Sequence[RewardFunction] | Mapping[str, RewardFunction] = (),
         weights: Sequence[float] | None = None,
         *,
-        metrics: Sequence[RewardFunction] = (),
+        metrics: Sequence[RewardFunction] | Mapping[str, RewardFunction] = (),
         group: Mapping[RewardFunction, float] | Sequence[RewardFunction] = (),
     ) -> None:
-        chosen = list(functions) if isinstance(functions, Sequence) else [functions]
+        chosen = _with_names(functions if isinstance(functions, Sequence | Mapping) else [functions])
         weights = [1.0] * len(chosen) if weights is None else list(weights)
         if len(weights) != len(chosen):
             raise UsageError(
                 f"a rubric has {len(chosen)} reward functions but {len(weights)} weights", fix="give one for each"
             )
-        pairs = [*zip(chosen, weights, strict=True), *((metric, 0.0) for metric in metrics)]
-        self._scorers = [_scorer(function, weight) for function, weight in pairs]
+        free = [0.0] * len(metrics)
+        pairs = zip([*chosen, *_with_names(metrics)], [*weights, *free], strict=True)
+        self._scorers = [_scorer(name, function, weight) for (name, function), weight in pairs]
         weighted = group.items() if isinstance(group, Mapping) else [(function, 1.0) for function in group]
-        self._group_scorers = [_scorer(function, weight, INJECTED_GROUP) for function, weight in weighted]
+        self._group_scorers = [
+            _scorer(_name_of(function), function, weight, INJECTED_GROUP) for function, weight in weighted
+        ]
         if not chosen and not self._group_scorers:
             raise UsageError(
                 "a rubric without a reward function gives every episode 0",
@@ -161,7 +165,8 @@ class Rubric:
             )
         names = [scorer.name for scorer in [*self._scorers, *self._group_scorers]]
         if repeated := {name for name in names if names.count(name) > 1}:
-            raise UsageError(f"two reward functions are named {sorted(repeated)[0]!r}", fix="rename one")
+            fix = 'rename one, or give names: fe.Rubric({"exact": f, "close": g})'
+            raise UsageError(f"two reward functions are named {sorted(repeated)[0]!r}", fix=fix)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -326,12 +331,23 @@ def _source(function: RewardFunction) -> str:
     return dedent(source)[:LONGEST_SOURCE]
 
 
-def _scorer(function: RewardFunction, weight: float, injected: tuple[str, ...] = INJECTED) -> _Scorer:
-    name = getattr(function, "__name__", None) or type(function).__name__
+def _with_names(
+    functions: Sequence[RewardFunction] | Mapping[str, RewardFunction],
+) -> list[tuple[str, RewardFunction]]:
+    if isinstance(functions, Mapping):
+        return list(functions.items())
+    return [(_name_of(function), function) for function in functions]
+
+
+def _name_of(function: RewardFunction) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def _scorer(name: str, function: RewardFunction, weight: float, injected: tuple[str, ...] = INJECTED) -> _Scorer:
     if not callable(function):
         raise UsageError(f"{function!r} is not a reward function", fix="give a function, or a list of them")
     if inspect.isclass(function):
-        raise UsageError(f"reward function {name!r} is a class", fix=f"write {name}()")
+        raise UsageError(f"reward function {name!r} is a class", fix=f"write {function.__name__}()")
     if not math.isfinite(_as_float(weight)):
         raise UsageError(f"the weight {weight!r} of {name!r} is not valid", fix="give a finite number")
     parameters = inspect.signature(function).parameters

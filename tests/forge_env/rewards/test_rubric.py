@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,6 +53,17 @@ async def test_a_callable_object_and_a_default_are_fine() -> None:
         return tolerance
 
     assert (await fe.Rubric([Judge(), tolerant]).score(task=TASK, answer="")).reward == 0.75
+
+
+async def test_functions_and_metrics_can_be_named() -> None:
+    rubric = fe.Rubric({"right": same, "half": Judge()}, [1.0, 0.5], metrics={"letters": length})
+    assert rubric.weights == {"right": 1.0, "half": 0.5, "letters": 0.0}
+    result = await rubric.score(task=TASK, answer="2")
+    assert (result.reward, result.metrics) == (1.25, {"right": 1.0, "half": 0.5, "letters": 1.0})
+    with pytest.raises(UsageError, match=r"'judged' is a class \(write Judge\(\)\)"):
+        fe.Rubric({"judged": Judge})
+    with pytest.raises(UsageError, match=r"two reward functions are named 'length' .*give names: fe\.Rubric\(\{"):
+        fe.Rubric({"length": same}, metrics=[length])
 
 
 @pytest.mark.parametrize("bad", [None, "one", math.nan, math.inf, 10**400])
@@ -113,22 +125,20 @@ def test_wrong_rubrics_are_refused_early() -> None:
         fe.Rubric([3])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="two reward functions are named 'length'"):
         fe.Rubric([length], metrics=[length])
-    for empty in (lambda: fe.Rubric([]), fe.Rubric, lambda: fe.Rubric(metrics=[length]), lambda: fe.Rubric([], [])):
+    empty: list[dict[str, Any]] = [{}, {"functions": []}, {"functions": {}}, {"metrics": [length]}, {"weights": []}]
+    for options in empty:
         with pytest.raises(UsageError, match=r"without a reward function gives every episode 0 \(give it one"):
-            empty()
+            fe.Rubric(**options)
     assert fe.Rubric(group=[as_short_as_possible]).scores_groups, "which alone decide"
 
 
 @given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=1, max_size=8))
 async def test_any_weights_add_up(pairs: list[tuple[float, float]]) -> None:
-    def function(number: int, value: float) -> Any:
-        def scorer() -> float:
-            return value
+    def constant(value: float) -> Callable[[], float]:
+        return lambda: value
 
-        scorer.__name__ = f"f{number}"
-        return scorer
-
-    rubric = fe.Rubric([function(i, value) for i, (_, value) in enumerate(pairs)], [weight for weight, _ in pairs])
+    functions = {f"f{number}": constant(value) for number, (_, value) in enumerate(pairs)}
+    rubric = fe.Rubric(functions, [weight for weight, _ in pairs])
     result = await rubric.score(task=TASK, answer="")
     assert result.reward == pytest.approx(math.fsum(weight * value for weight, value in pairs), abs=1e-9)
 
