@@ -12,14 +12,14 @@ import itertools
 import json
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
+from renderers import ParsedToolCall, ToolCallParseStatus, create_renderer
+from renderers.configs import BaseRendererConfig, config_from_name
 from tokenizers import Tokenizer
 
 from forge_env.config.recipe import ModelSection
@@ -28,30 +28,6 @@ from forge_env.reading import ANYWHERE, LARGEST_TABLE, read_text
 from forge_env.tools.turns import call_of, is_malformed, malformed, read_call, read_turn, split_thoughts
 from forge_env.types import Message, ToolCall, ToolSpec
 from trainers.model.folder import read_hf_config
-
-
-@contextmanager
-def _without_openai() -> Iterator[None]:
-    """Replace the `openai` module by a stub while `renderers` is imported.
-
-    The client of `renderers` names a class of `openai` in signatures, and importing `openai` takes a second. Later
-    imports get the real module.
-    """
-    if "openai" in sys.modules:
-        yield
-        return
-    stub: Any = ModuleType("openai")
-    stub.AsyncOpenAI = object
-    sys.modules["openai"] = stub
-    try:
-        yield
-    finally:
-        del sys.modules["openai"]
-
-
-with _without_openai():
-    from renderers import ParsedToolCall, ToolCallParseStatus, create_renderer
-    from renderers.configs import BaseRendererConfig, config_from_name
 
 log = logging.getLogger(__name__)
 CUT = "\ufdd0"

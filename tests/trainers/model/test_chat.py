@@ -6,8 +6,6 @@ import itertools
 import json
 import random
 import re
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -325,15 +323,6 @@ async def test_a_conversation_holds_each_token_once(chat: Chat, environment: Env
         assert np.shares_memory(prompts[at], reply.prompt_ids)
         assert np.shares_memory(prompts[at], reply.token_ids)
     assert [replies[1].continues, replies[3].continues] == [len(said[0][0]), len(said[2][2])]
-
-
-def test_a_worker_imports_no_http_client() -> None:
-    """They take a second of each worker's start. openai stays what it is for whoever needs it."""
-    code = (
-        "import sys, trainers.rollout.worker; print('openai' in sys.modules); import openai; print(openai.AsyncOpenAI)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.split("\n")[:2] == ["False", "<class 'openai.AsyncOpenAI'>"]
 
 
 # --- the format of another family
