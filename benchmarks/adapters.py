@@ -2,7 +2,7 @@
 
 python -m benchmarks adapters --versions 4
 
-Runs the trainer, the weight store and one generator on a CPU, with a model shaped like Qwen3-0.6B and random weights.
+Runs the trainer and one generator on a CPU, with a model shaped like Qwen3-0.6B and random weights.
 """
 
 from __future__ import annotations

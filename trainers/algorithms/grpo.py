@@ -1,6 +1,6 @@
 """Asynchronous off-policy GRPO.
 
-    tasks --> rollouts --> ReplayBuffer --> TitanTrainer --> WeightStore --> Generators
+    tasks --> rollouts --> ReplayBuffer --> TitanTrainer --> Publisher --> Generators
                  ^              ^                |                              |
                  |              +-- slots freed when the weights have arrived --+
                  +------------------ generation continues meanwhile ------------+

@@ -32,7 +32,7 @@ class WeightsLostError(GeneratorError):
 
 
 class WeightsDroppedError(GeneratorError):
-    """The requested version is no longer in the weight store, usually because a newer one replaced it."""
+    """The requested version is no longer available, usually because a newer one replaced it."""
 
 
 @dataclass(slots=True)

@@ -312,7 +312,7 @@ async def test_closing_ends_the_thread_after_the_step_under_way(fake: Fake, engi
 
 async def test_weights_that_the_store_has_dropped_are_told_from_a_store_that_fails() -> None:
     class Store:
-        """A weight store that gives nothing."""
+        """Weights of which there are none."""
 
         def __init__(self, versions: set[int]) -> None:
             self._versions = versions

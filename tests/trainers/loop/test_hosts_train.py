@@ -52,7 +52,7 @@ def test_the_run_continues_on_other_hosts_when_the_trainers_host_is_lost(tmp_pat
                 assert tail.stdout is not None
                 threading.Thread(target=lambda: (run.wait(), tail.kill())).start()  # a run that fails before
                 began = next((line for line in tail.stdout if "step 3 trains" in line), "")
-                hosts[0].kill()  # trainer, buffer and weight store are there
+                hosts[0].kill()  # trainer and buffer are there
                 tail.kill()
             run.wait()
         printed = printed_to.read_text()

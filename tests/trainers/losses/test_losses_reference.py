@@ -1,4 +1,4 @@
-"""The reference model as a process of its own, beside a trainer and the weight store."""
+"""The reference model as a process of its own, beside a trainer."""
 
 from __future__ import annotations
 
