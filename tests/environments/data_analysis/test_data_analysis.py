@@ -10,7 +10,7 @@ import pytest
 
 import forge_env as fe
 from environments.data_analysis import DataAnalysis
-from environments.data_analysis.environment import given_answer
+from environments.data_analysis.environment import final_answer
 from environments.data_analysis.questions import KINDS
 from environments.data_analysis.shop import draw_shop
 from forge_env.errors import ConfigError
@@ -107,7 +107,7 @@ async def test_it_is_sound(engine: SandboxEngine) -> None:
 
 
 async def test_reading_answers_and_options() -> None:
-    assert given_answer("no <answer>1</answer> but <answer> 2 </answer>") == "2"
-    assert given_answer("2") is None
+    assert final_answer("no <answer>1</answer> but <answer> 2 </answer>") == "2"
+    assert final_answer("2") is None
     with pytest.raises(ConfigError, match="'guess' is not a valid kind"):
         fe.make("data_analysis", kinds=["guess"])

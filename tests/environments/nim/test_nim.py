@@ -144,8 +144,8 @@ def test_gymnasiums_twin_plays_every_seat_in_turn() -> None:
     ("words", "said_of_it"),
     [
         (["--seat", "third", "--against", "random"], "nim has no seat 'third'"),
-        (["--against", "random"], "which seat do you play?"),
-        (["--seat", "first"], "who plays the other seats?"),
+        (["--against", "random"], "--against needs --seat"),
+        (["--seat", "first"], "--seat needs opponents"),
         (["--seat", "first", "--against", "gold"], "--against.second: 'gold' plays all seats together"),
     ],
 )

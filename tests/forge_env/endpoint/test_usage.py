@@ -85,7 +85,7 @@ async def test_without_a_count_a_budget_acts_by_an_estimate_and_says_so(out: Pat
     assert "budget" in str(result.error)
     item = result.summary.environments["Sums"]
     assert (item.samples, item.completion_tokens, item.estimated_requests) == (4, 400, 4)
-    assert "4 of 4 replies came without a count of tokens" in (out / "report.md").read_text()
+    assert "4 of 4 replies had no token count" in (out / "report.md").read_text()
     assert (out / "run.log").read_text().count("does not count tokens") == 1
 
 

@@ -216,6 +216,7 @@ def test_scoring_what_gold_played_misses_no_task_without_gold(out: str, monkeypa
     monkeypatch.setattr(
         "tests.forge_env.evaluation.toys.Sums.gold_actions",
         lambda self, task: [task.gold] if task.difficulty == 1 else None,
+        raising=False,
     )
     assert main(["eval", TOY, "--model", "gold", "--out", out]) == 0
     assert main(["eval", "--rescore", out]) == 0

@@ -253,7 +253,7 @@ async def test_two_can_not_listen_at_one_address() -> None:
         ("tcp://0.0.0.0:26700", "on every network"),
         ("tcp://[::]:26700", "on every network"),
         ("10.0.0.1:26700", "write tcp://HOST:PORT"),
-        ("tcp://no-such-host.invalid:26700", "write an IP address"),
+        ("tcp://no-such-host.invalid:26700", "give an IP address"),
         ("tcp://192.0.2.1:26700", "can't listen at tcp://192.0.2.1:26700: cannot assign requested address"),
         ("tls://127.0.0.1:26700", "HYPERACTOR_TLS_CERT"),
     ],

@@ -310,27 +310,29 @@ async def test_closing_ends_the_thread_after_the_step_under_way(fake: Fake, engi
     assert fake.admitted == [("a", "v0.1")]
 
 
-async def test_weights_that_the_store_has_dropped_are_told_from_a_store_that_fails() -> None:
-    class Store:
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (FileNotFoundError("dropped"), WeightsDroppedError),
+        (ConnectionError("reset"), WeightsDroppedError),
+        (OSError("unreachable"), GeneratorError),
+    ],
+)
+async def test_dropped_weights_differ_from_weights_that_cannot_be_fetched(
+    error: OSError, raised: type[Exception]
+) -> None:
+    class Reader:
         """Weights of which there are none."""
 
-        def __init__(self, versions: set[int]) -> None:
-            self._versions = versions
-
         async def find(self, version: int) -> None:
-            raise KeyError(version)
-
-        async def versions(self) -> set[int]:
-            return self._versions
+            raise error
 
     pytest.importorskip("monarch")
     from trainers.generator.generator import Generator
 
-    actor: Any = SimpleNamespace(_store=Store({4}))
-    with pytest.raises(WeightsDroppedError, match="version 3 are not in the store any more"):
+    actor: Any = SimpleNamespace(_weights=Reader())
+    with pytest.raises(raised, match="version 3"):
         await Generator._pull(actor, 3, None)
-    with pytest.raises(KeyError):
-        await Generator._pull(actor, 4, None)
 
 
 async def test_arguments_that_vllm_refuses_are_named(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
