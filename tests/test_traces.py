@@ -14,7 +14,8 @@ import forge_env as fe
 from forge_env.sandbox.engines import load_engine
 
 ROOT = Path(__file__).parents[1]
-MAX_FILES, MAX_FUNCTIONS = 19, 79
+MAX_FILES, MAX_FUNCTIONS = 19, 90
+"""Of the functions, 79 are entered always, the others if the pool cleans the sandbox of the previous call meanwhile."""
 
 
 @contextmanager
@@ -42,15 +43,10 @@ async def test_a_sandboxed_tool_call_enters_few_files() -> None:
         env = fe.make("coding_rlvr", sandboxes=engine)
         call = fe.call_tool("python", code="def f(n): return n")
         await env.reset(seed=0)
-        await env.step(call)
-        traces = []
-        for seed in range(1, 5):
-            await env.reset(seed=seed)
-            with traced() as entered:
-                await env.step(call)
-            traces.append(entered)
+        await env.step(call)  # so that caches are warm
+        with traced() as entered:
+            await env.step(call)
         await env.close()
-    entered = set.intersection(*traces)  # the pool may clean the previous sandbox during some
     files = {path for path, _ in entered if path != __file__}
     assert len(files) <= MAX_FILES, sorted(files)
     assert len(entered) <= MAX_FUNCTIONS + 1, sorted(entered)
