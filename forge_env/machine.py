@@ -6,6 +6,7 @@ import ast
 import ctypes
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -22,6 +23,8 @@ from typing import Any, Literal
 from forge_env.errors import UsageError
 
 GIB = 1024**3
+WORKER_ADDRESS = re.compile(r"(?P<scheme>tcp|tls)://(?P<host>[^\s/:\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
+"""Pattern of the address of a worker (`forge-env worker`)."""
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 """Folder in which Linux lists the devices of ROCm."""
 VRAM = (1, 2)

@@ -260,7 +260,7 @@ def left_over(place: Path, memory_before: set[str], *, expected: Sequence[str], 
         pids: process ids of all processes of the runs.
     """
     environment = {**os.environ, "TMPDIR": str(place)}
-    command = [sys.executable, "-m", "forge_env", "list"]
+    command = [sys.executable, "-m", "forge_env", "info"]
     ours = {f".{pid}." for pid in pids}
     deadline = time.monotonic() + GONE_S
     while True:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from math import prod
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from forge_env.machine import WORKER_ADDRESS
 
 # ---
 # Common types, and the base class of all sections.
@@ -159,9 +160,6 @@ this change, so its importance ratios would be wrong: use these keys for evaluat
 
 Role = Literal["trainer", "reference", "buffer", "generator", "rollouts"]
 """Actors of a run that can be placed."""
-
-WORKER_ADDRESS = re.compile(r"(?P<scheme>tcp|tls)://(?P<host>[^\s/:\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
-"""Pattern of the address of a worker (`forge-env worker`)."""
 
 
 def _address(text: str) -> str:

@@ -221,7 +221,7 @@ class Evaluation:
     def stop(self) -> None:
         """Start no more samples; `run` returns when the running ones have finished."""
         self.stopped = True
-        self.progress.notice = "finishing the samples under way"
+        self.progress.notice = "finishing the running samples"
         if self._runner is not None:
             self._runner.stop()
 

@@ -8,10 +8,13 @@ import socket
 import subprocess
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from forge_env.config.recipe import WORKER_ADDRESS, JobSection
 from forge_env.errors import ForgeError, UsageError
+from forge_env.machine import WORKER_ADDRESS
+
+if TYPE_CHECKING:
+    from forge_env.config.recipe import JobSection
 
 
 class Address(NamedTuple):

@@ -70,6 +70,7 @@ import random, sys
 import gymnasium
 import forge_env as fe
 import forge_env.gym
+from forge_env.environment.optional import demonstrate
 env = fe.make("terminal", sandboxes=fe.open_engine({engine!r}))
 said = demonstrate(env, env.task("train", 0), random.Random(0))
 print([message.role for message in said])

@@ -196,7 +196,7 @@ async def test_who_stops_waiting_is_told_what_is_lost_and_can_resume(tmp_path: P
         _, errors = await child.communicate()
         assert child.returncode == 1, errors.decode()
         assert b"finished samples could not be written" in errors
-        assert b"run them again with" in errors
+        assert b"--resume plays them again" in errors
         done = results(tmp_path / "out")
         assert len(done) >= FIRST
         pipe = asyncio.subprocess.PIPE

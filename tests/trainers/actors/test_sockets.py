@@ -91,10 +91,11 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_command(tmp_path:
         folder = Path(process.stdout.readline().strip())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tempfile, "tempdir", str(folder.parent))
-            assert reap_scratch() == 0, "its process lives"
+            reap_scratch()
+            assert folder.exists(), "its process lives"
             process.kill()
             process.wait()
-            assert reap_scratch() == 1
+            reap_scratch()
     assert not folder.exists()
 
 

@@ -23,6 +23,7 @@ import pytest
 pytest.importorskip("torch")
 
 from forge_env.cli import train
+from forge_env.cli.command import Parser
 from forge_env.config import RunConfig
 from forge_env.config.reader import Override
 from forge_env.config.recipe import ModelSection, TinyModel
@@ -97,7 +98,10 @@ def command(overrides: Mapping[str, Any], root: Path) -> Any:
         patch.setattr("forge_env.run.launch.launch", launch)
         Path("recipe.yaml").write_text(json.dumps(BASE))
         given = [Override(key, json.dumps(value), False) for key, value in overrides.items()]
-        train.run(argparse.Namespace(words=["recipe.yaml"], config=None, overrides=given, resume=False, debug=False))
+        parser = Parser(prog="forge-env train")
+        train.add_arguments(parser)
+        chosen = vars(parser.parse_args([])) | {"words": ["recipe.yaml"], "overrides": given, "debug": False}
+        train.run(argparse.Namespace(**chosen))
     return seen
 
 

@@ -23,7 +23,7 @@ import torch  # noqa: E402
 
 from trainers.actors.actor import endpoint  # noqa: E402
 from trainers.actors.hosts import Hosts  # noqa: E402
-from trainers.actors.processes import survive_deaths  # noqa: E402
+from trainers.actors.processes import end_of, survive_deaths  # noqa: E402
 from trainers.actors.ranks import RankedActor  # noqa: E402
 from trainers.actors.remote import agreed, result  # noqa: E402
 from trainers.model.parts import Part  # noqa: E402
@@ -142,6 +142,7 @@ async def exchange(transport: str, trainer_ground: Any, reader_ground: Any) -> N
     # The weights go with the trainer; readers use those of the next one, under numbers that were used before.
     for pid in trainer._forge_pids:
         os.kill(pid, signal.SIGKILL)
+        await end_of(pid)
     if reader_ground is None or transport == "torchstore":
         assert issubclass(await refused(slow.take.call_one(newest)), ConnectionError | FileNotFoundError)
     await Trainer.shutdown(trainer, dead=True)
