@@ -8,6 +8,7 @@ module.
 from __future__ import annotations
 
 import importlib
+import inspect
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -59,6 +60,21 @@ class Package:
             raise self.changed(f"{path} does not exist") from error
         return item
 
+    def replace(self, path: str, replacement: Any) -> None:
+        """Replace a name of the package in this process.
+
+        Args:
+            path: as for `get`.
+            replacement: a function with the same parameters, or another object of the same type.
+
+        Raises:
+            ChangedPackageError: the name does not exist, has other parameters, or is of another type.
+        """
+        self.require(_form(self.get(path)) == _form(replacement), f"{path} is {_form(replacement)}")
+        module, _, names = path.partition(":")
+        owner, _, name = names.rpartition(".")
+        setattr(self.get(f"{module}:{owner}") if owner else importlib.import_module(module), name, replacement)
+
     def require(self, holds: bool, assumption: str) -> None:
         """Check an assumption about the package.
 
@@ -74,3 +90,9 @@ class Package:
             f"{self.name} {self.installed} is not supported: {what}",
             fix=f"install {self.name.partition('|')[0]} {self.checked[-1]}, with which this was checked",
         )
+
+
+def _form(item: Any) -> str:
+    if inspect.isfunction(item):
+        return f"a function of ({', '.join(inspect.signature(item).parameters)})"
+    return f"a {type(item).__name__}"

@@ -1,17 +1,11 @@
-"""vLLM's configuration by recipe and device: environment variables, patched attributes and engine arguments."""
+"""vLLM's configuration by recipe and device: environment variables and engine arguments."""
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import os
-import pkgutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +14,7 @@ from forge_env.config.recipe import RunConfig, SamplingSection
 from forge_env.errors import UsageError
 from forge_env.machine import GIB, versions
 from trainers.actors.gloo import close_complete_groups
+from trainers.compat.vllm import engine_arg_names, patch_for_cpu
 
 MARKS_TOKENS = "0.32.0"
 """First vLLM version whose outputs contain the weight version that sampled each token."""
@@ -127,7 +122,7 @@ def check_engine_args(config: RunConfig) -> None:
             fix=f"use generator.engine=in_process, or install vLLM {MARKS_TOKENS} (make setup)",
         )
     given = config.generator.engine_args
-    known = _engine_arg_names() if given else []
+    known = engine_arg_names() if given else []
     if known and (problems := unknown(given, known, ("generator", "engine_args"))):
         raise Source("", {}).refuse(problems)
     for name in given:
@@ -180,104 +175,25 @@ def held_out_sampling(config: RunConfig) -> SamplingSection:
     return section.model_copy(update={"stop_token_ids": ends})
 
 
-@cache
-def _engine_arg_names() -> list[str]:
-    """Fields of vLLM's `EngineArgs`, or an empty list if vLLM isn't installed.
-
-    They are parsed from vLLM's source, since importing vLLM takes seconds.
-    """
-    spec = find_spec("vllm")
-    if spec is None or spec.origin is None:
-        return []
-    source = Path(spec.origin).with_name("engine") / "arg_utils.py"
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
-            return [
-                item.target.id
-                for item in node.body
-                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-            ]
-    return []
-
-
-@dataclass(frozen=True, slots=True)
-class Platform:
-    """Settings of vLLM on one kind of device.
-
-    Attributes:
-        environment: environment variables; `{threads}` and `{kv_cache_gb}` are filled in from the recipe.
-        attributes: new values for attributes of vLLM's modules and classes, by path.
-        limits_threads: whether torch is limited to the recipe's number of threads.
-    """
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    limits_threads: bool = False
-
-
 PREPARED = "FORGE_ENV_GENERATOR"
 """Environment variable with the settings and the id of this process, for the processes that vLLM starts."""
-ROWS = 16
-"""Minimum number of rows for each thread in a matrix product on a CPU. MKL computes few rows in another way than many,
-so sampled tokens would otherwise depend on the number of other requests in flight."""
-
-
-def padded_gemm(layer: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    """vLLM's linear layer on a CPU, padded to at least `ROWS` rows for each thread: x [rows, in] -> [rows, out].
-
-    This makes each row's result independent of the other rows, to the last bit.
-    """
-    import torch
-
-    missing = ROWS * torch.get_num_threads() - x.shape[0]
-    if missing <= 0:
-        return layer.cpu_linear(x, weight, bias)
-    return layer.cpu_linear(torch.nn.functional.pad(x, (0, 0, 0, missing)), weight, bias)[: x.shape[0]]
-
-
-def packed_experts(backend: Any, moe_config: Any, w13_weight: Any, w2_weight: Any, layer: Any) -> tuple[Any, Any]:
-    """Convert experts' weights for their CPU kernel; vLLM's own function does this for the first weights only.
-
-    Args:
-        layer: layer with the weights as loaded.
-        backend: unused, like the other arguments, whose names are vLLM's.
-    """
-    kernel = layer.quant_method.moe_kernel
-    if kernel is not None:  # None at the first load: vLLM packs those weights when it creates the kernel
-        kernel.fused_experts.process_weights_after_loading(layer)
-    return layer.w13_weight, layer.w2_weight
-
-
-_RANKS = "vllm.distributed.device_communicators.cpu_communicator"
-_EXPERTS = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
 EVERYWHERE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
-CPU = Platform(
-    environment={
-        "VLLM_CPU_KVCACHE_SPACE": "{kv_cache_gb}",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "{threads}",
-        # vLLM compiles a few sampling helpers, which takes seconds and gains nothing on a CPU.
-        "TORCHDYNAMO_DISABLE": "1",
-        # If idle threads split the attention of a long context, its sums are added in another order.
-        "VLLM_CPU_ATTN_SPLIT_KV": "0",
-    },
-    attributes={
-        # oneDNN's GEMM handlers keep stale copies after the second weight load; plain layout does not.
-        "vllm._custom_ops._supports_onednn": False,
-        "vllm.model_executor.layers.utils.cpu_unquantized_gemm": padded_gemm,
-        f"{_EXPERTS}.convert_to_unquantized_kernel_format": packed_experts,
-        # Ranks communicate by gloo, because vLLM's shared memory for that outlives a process that is killed.
-        f"{_RANKS}.CpuCommunicator._all_group_ranks_share_shm_group_name": lambda self: False,
-    },
-    limits_threads=True,
-)
-GPU = Platform()
+"""Environment variables of a generator's process."""
+ON_CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": "{kv_cache_gb}",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "{threads}",
+    # vLLM compiles a few sampling helpers, which takes seconds and gains nothing on a CPU.
+    "TORCHDYNAMO_DISABLE": "1",
+    # If idle threads split the attention of a long context, its sums are added in another order.
+    "VLLM_CPU_ATTN_SPLIT_KV": "0",
+}
+"""More of them on a CPU; `{threads}` and `{kv_cache_gb}` are filled in from the recipe."""
 
 
 def process_environment(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> dict[str, str]:
     """Environment variables of a generator's process; set them before its start, when some libraries read them."""
-    platform = GPU if with_gpus else CPU
-    variables = {**EVERYWHERE, **platform.environment}
+    variables = EVERYWHERE if with_gpus else EVERYWHERE | ON_CPU
     return {name: value.format(threads=threads, kv_cache_gb=kv_cache_gb) for name, value in variables.items()}
 
 
@@ -292,16 +208,13 @@ def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
 
 
 def adapt(*, with_gpus: bool, threads: int) -> None:
-    """Patch vLLM's modules in this process, limit torch's threads, and close gloo's listeners for complete groups."""
+    """Close gloo's listeners for complete groups in this process; on a CPU, also limit threads and patch vLLM."""
     close_complete_groups()
-    platform = GPU if with_gpus else CPU
-    if platform.limits_threads:
+    if not with_gpus:
         import torch
 
         torch.set_num_threads(threads)
-    for path, value in platform.attributes.items():
-        module, _, attribute = path.rpartition(".")
-        setattr(pkgutil.resolve_name(module), attribute, value)
+        patch_for_cpu()
 
 
 def show_model(folder: str) -> None:

@@ -32,6 +32,7 @@ from forge_env.errors import GeneratorError, UsageError
 from forge_env.policy import NO_TOKENS
 from forge_env.run.account import Account
 from trainers.actors.ranks import Followers
+from trainers.compat.vllm import num_tokens, request_states, sampled_tokens
 from trainers.generator.lockstep import Abortion, Admission, Order, carry_out
 from trainers.generator.receipt import receipt
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
@@ -150,12 +151,6 @@ class Engine(ABC):
         """Abort all requests in flight and stop stepping."""
 
     @property
-    def _states(self) -> Iterable[Any]:
-        """vLLM's state objects of the requests in progress."""
-        # a copy, since a step in another thread removes finished requests
-        return list(self.engine.output_processor.request_states.values())
-
-    @property
     def in_flight(self) -> int:
         """Number of requests in flight."""
         return len(self._requests)
@@ -163,8 +158,8 @@ class Engine(ABC):
     @property
     def tokens(self) -> int:
         """Number of tokens sampled since the start, including requests in flight; never decreases."""
-        ids = self._requests
-        unfinished = (state.detokenizer.num_output_tokens() for state in self._states if state.external_req_id in ids)
+        states = request_states(self.engine)
+        unfinished = (num_tokens(state) for request_id, state in states.items() if request_id in self._requests)
         # a request that has just ended is in neither count until its output is delivered
         self._most_tokens = max(self._most_tokens, self.stats.tokens + sum(unfinished))
         return self._most_tokens
@@ -284,10 +279,8 @@ class InProcessEngine(Engine):
             request = self._requests.pop(request_id, None)
             if request is None:
                 return
-            for state in self._states:
-                if state.external_req_id == request_id:
-                    sampled = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
-                    _take(request.completion, *sampled, request.starts)
+            if (state := request_states(self.engine).get(request_id)) is not None:
+                _take(request.completion, *sampled_tokens(state), request.starts)
             self.stats.tokens += len(request.completion.token_ids)
             self._orders.append(Abortion(request_id))
         request.completion.stop_reason = "abort"
@@ -453,9 +446,9 @@ class InProcessEngine(Engine):
         if self._recompute_on_update:
             self.engine.reset_prefix_cache(True)
         self._set_version(version)
-        for state in self._states:
-            if request := self._requests.get(state.external_req_id):
-                request.starts.append((version, state.detokenizer.num_output_tokens()))
+        for request_id, state in request_states(self.engine).items():
+            if request := self._requests.get(request_id):
+                request.starts.append((version, num_tokens(state)))
 
     async def close(self) -> None:
         """See `Engine`."""

@@ -14,8 +14,9 @@ from forge_env.errors import GeneratorError
 from trainers.actors.actor import concurrent_endpoint
 from trainers.actors.processes import leave_as_it_stands, settle_heap, settle_imports
 from trainers.actors.ranks import LedActor
+from trainers.compat.vllm import name_rank
 from trainers.generator.arguments import prepare_process, show_model
-from trainers.generator.lockstep import Order, name_rank
+from trainers.generator.lockstep import Order
 from trainers.generator.types import Completion, EngineFailedError, Hold, SamplingOptions, WeightsDroppedError
 
 if TYPE_CHECKING:

