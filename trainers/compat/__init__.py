@@ -60,6 +60,21 @@ class Package:
             raise self.changed(f"{path} does not exist") from error
         return item
 
+    def function(self, path: str, *parameters: str) -> Any:
+        """Return a function of the package.
+
+        Args:
+            path: as for `get`.
+            parameters: names of its first parameters.
+
+        Raises:
+            ChangedPackageError: the function does not exist, or has other parameters.
+        """
+        function = self.get(path)
+        first = list(inspect.signature(function).parameters)[: len(parameters)]
+        self.require(first == list(parameters), f"{path} is a function of ({', '.join(parameters)})")
+        return function
+
     def replace(self, path: str, replacement: Any) -> None:
         """Replace a name of the package in this process.
 

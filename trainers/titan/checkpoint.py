@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -30,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from forge_env.errors import UsageError
 from forge_env.reading import open_file
+from trainers.compat.torch import set_element
 from trainers.model.writer import save_shards
 from trainers.titan.model import TitanModel
 

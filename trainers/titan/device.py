@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import warnings
 from dataclasses import dataclass
 
 import torch
 
+from trainers.compat.torchtitan import import_uncompiled, use_cpu
+
 MALLOPT = {-3: 2**25, -1: 2**30, -2: 2**24}
 """glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD, set so that freed memory is reused. Memory returned to the
 kernel would come back page by page, each one cleared, which takes an eighth of a small model's step."""
-
-UNCOMPILED = "TORCHDYNAMO_DISABLE"
-"""Environment variable of torch that makes `torch.compile` return its argument unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,42 +55,19 @@ CPU = Device("cpu", "foreach", side_by_side=True, packed=True)
 GPU = Device("cuda", "fused", side_by_side=False, packed=True)
 
 
-def import_titan() -> None:
-    """Import TorchTitan's attention without the compilation that it does on import.
-
-    It would compile an attention that is not used here, and importing torch's compiler for that takes 1.5 s. Later code
-    can still use the compiler.
-    """
-    before = os.environ.get(UNCOMPILED)
-    os.environ[UNCOMPILED] = "1"
-    try:
-        import torchtitan.models.common.attention  # noqa: F401
-    finally:
-        os.environ.pop(UNCOMPILED)
-        if before is not None:
-            os.environ[UNCOMPILED] = before
-
-
 def use_device(with_gpus: bool) -> Device:
-    """Choose the device and configure TorchTitan for it, which assumes an accelerator by default.
+    """Choose the device and configure TorchTitan for it.
 
     Call it before other imports of TorchTitan.
     """
     device = GPU if with_gpus else CPU
-    import_titan()
+    import_uncompiled()
     if device is CPU:
         torch.set_num_threads(1)  # `TitanEngine` runs whole microbatches in parallel instead
         if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
             for name, value in MALLOPT.items():
                 mallopt(name, value)
-        import torchtitan.distributed.parallel_dims as parallel_dims
-        import torchtitan.distributed.utils as distributed
-        from torchtitan.tools import utils
-
-        for module in (utils, distributed):
-            module.device_type = "cpu"
-            module.device_module = torch.cpu
-        parallel_dims.device_type = "cpu"
+        use_cpu()
         # its router requests float32 autocast; on a CPU this turns autocast off, which has the same effect
         warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype is not supported")
     return device

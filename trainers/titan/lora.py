@@ -24,6 +24,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
+from trainers.compat.torchtitan import set_lora_scaling
 from trainers.model.adapter import DOWN, PREFIX, UP, targets
 from trainers.titan.parallel import whole
 from trainers.titan.shards import place_of, start_of
@@ -164,12 +165,12 @@ class Adapters:
         """Disable the adapters inside this context: `module` computes exactly as the base model."""
         adapted = [module.get_submodule(layer.titan) for layer in self.layers]
         for layer in adapted:
-            layer._lora_scaling = 0.0
+            set_lora_scaling(layer, 0.0)
         try:
             yield
         finally:
             for layer in adapted:
-                layer._lora_scaling = self.scaling
+                set_lora_scaling(layer, self.scaling)
 
 
 def _added(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor, scaling: float) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import sqrt
 from typing import Any
@@ -15,6 +14,7 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 from torchtitan.components.optimizer.optimizer import ParamGroupConfig
 
 from forge_env.config.recipe import OptimizerSection
+from trainers.compat.torchtitan import optimizers_with
 from trainers.titan.device import Device
 
 HIDDEN_MATRICES = r"\..*\.(wq|wk|wv|wo|w1|w2|w3)\.weight$"
@@ -22,32 +22,6 @@ LAYERS = (r"layers\.\d*[02468]", r"layers\.\d*[13579]")
 """Patterns of even and odd layers."""
 WITHOUT_DECAY = r"(norm|embeddings)\.weight$|\.bias$"
 """Patterns of norms, embeddings (also as a tied head) and biases."""
-
-
-class Optimizers(OptimizersContainer):  # type: ignore[misc]
-    """TorchTitan's container, which also supports torch's Muon (Jordan et al. 2024) for hidden matrices.
-
-    Attributes:
-        threads: number of optimizers that run in parallel, each on its own parameters.
-    """
-
-    threads = 1
-
-    @staticmethod
-    def _resolve_optimizer_factory(name: str) -> Callable[..., Optimizer]:
-        if name.startswith("Muon"):
-            return _muon
-        factory: Callable[..., Optimizer] = OptimizersContainer._resolve_optimizer_factory(name)
-        return factory
-
-    def step(self, closure: None = None) -> None:
-        """Update all parameters."""
-        if self.threads == 1:
-            super().step(closure)
-            return
-        with ThreadPoolExecutor(self.threads) as pool:
-            for _ in pool.map(lambda optimizer: optimizer.step(), self.optimizers):
-                pass
 
 
 class Float32Muon(torch.optim.Muon):
@@ -97,6 +71,25 @@ def _muon(groups: list[dict[str, Any]]) -> Optimizer:
     (_, first), *_ = parameters = cleaned[0].pop("params")
     kind = Float32Muon if first.device.type == "cpu" else torch.optim.Muon
     return kind(parameters, **cleaned[0])
+
+
+class Optimizers(optimizers_with("Muon", _muon)):  # type: ignore[misc]
+    """TorchTitan's container, which also supports torch's Muon (Jordan et al. 2024) for hidden matrices.
+
+    Attributes:
+        threads: number of optimizers that run in parallel, each on its own parameters.
+    """
+
+    threads = 1
+
+    def step(self, closure: None = None) -> None:
+        """Update all parameters."""
+        if self.threads == 1:
+            super().step(closure)
+            return
+        with ThreadPoolExecutor(self.threads) as pool:
+            for _ in pool.map(lambda optimizer: optimizer.step(), self.optimizers):
+                pass
 
 
 def build_optimizer(module: Any, section: OptimizerSection, device: Device, *, threads: int = 1) -> OptimizersContainer:

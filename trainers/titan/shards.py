@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from forge_env.errors import ForgeError
+from trainers.compat.torch import compute_local_shape_and_global_offset
 from trainers.model.parts import Part, Shape
 
 
@@ -124,7 +124,7 @@ def start_of(item: torch.Tensor) -> Shape:
     if not isinstance(item, DTensor):
         return (0,) * item.dim()
     _, start = compute_local_shape_and_global_offset(item.shape, item.device_mesh, item.placements)
-    return start
+    return tuple(start)
 
 
 def _reordered(part: Part, rows: torch.Tensor) -> Iterator[Part]:

@@ -1,0 +1,28 @@
+"""What `trainers.compat.torch` assumes about torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.trainers.compat.sources import source
+from trainers.compat import torch as compat
+
+
+def test_the_installed_version_was_checked() -> None:
+    assert compat.PACKAGE.installed in compat.PACKAGE.checked
+
+
+def test_an_element_is_set_in_nested_dictionaries_and_lists() -> None:
+    state: dict[str, Any] = {}
+    compat.set_element(state, ("optimizer", "state", 1, "step"), 2)
+    assert state == {"optimizer": {"state": [None, {"step": 2}]}}
+
+
+def test_the_location_of_a_shard_is_its_shape_and_its_offset() -> None:
+    text = source("torch.distributed.tensor._utils:compute_local_shape_and_global_offset")
+    assert "-> tuple[tuple[int, ...], tuple[int, ...]]:" in text
+    assert "of a DTensor on its current global rank" in text

@@ -1,0 +1,86 @@
+"""TorchTitan: its device, optimizers beyond its own, and the factor of its LoRA layers.
+
+This module imports TorchTitan only in functions, because `import_uncompiled` has to come first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from trainers.compat import Package
+
+PACKAGE = Package("torchtitan", ("0.3.0",))
+UNCOMPILED = "TORCHDYNAMO_DISABLE"
+"""Environment variable of torch that makes `torch.compile` return its argument unchanged."""
+ON_CPU = {
+    "torchtitan.tools.utils:device_type": "cpu",
+    "torchtitan.tools.utils:device_module": torch.cpu,
+    "torchtitan.distributed.utils:device_type": "cpu",
+    "torchtitan.distributed.utils:device_module": torch.cpu,
+    "torchtitan.distributed.parallel_dims:device_type": "cpu",
+}
+"""TorchTitan's device, which it determines at import, in each module that uses it here."""
+
+
+def import_uncompiled() -> None:
+    """Import TorchTitan's attention without the compilation that it does on import.
+
+    It would compile an attention that is not used here, and importing torch's compiler for that takes 1.5 s. Later code
+    can still use the compiler.
+    """
+    before = os.environ.get(UNCOMPILED)
+    os.environ[UNCOMPILED] = "1"
+    try:
+        import torchtitan.models.common.attention  # noqa: F401
+    finally:
+        os.environ.pop(UNCOMPILED)
+        if before is not None:
+            os.environ[UNCOMPILED] = before
+
+
+def use_cpu() -> None:
+    """Make the CPU TorchTitan's device in this process; by default it assumes an accelerator.
+
+    Raises:
+        ChangedPackageError: TorchTitan keeps its device elsewhere.
+    """
+    for path, value in ON_CPU.items():
+        PACKAGE.replace(path, value)
+
+
+def optimizers_with(prefix: str, factory: Callable[..., Optimizer]) -> Any:
+    """Make a subclass of TorchTitan's `OptimizersContainer` that supports more optimizers.
+
+    Args:
+        prefix: beginning of the optimizers' names.
+        factory: makes such an optimizer from its parameter groups.
+
+    Raises:
+        ChangedPackageError: the container doesn't resolve names as assumed.
+    """
+    container = "torchtitan.components.optimizer:OptimizersContainer"
+    resolve = PACKAGE.function(f"{container}._resolve_optimizer_factory", "name")
+
+    class Container(PACKAGE.get(container)):  # type: ignore[misc]
+        @staticmethod
+        def _resolve_optimizer_factory(name: str) -> Callable[..., Optimizer]:
+            resolved: Callable[..., Optimizer] = factory if name.startswith(prefix) else resolve(name)
+            return resolved
+
+    return Container
+
+
+def set_lora_scaling(layer: Any, factor: float) -> None:
+    """Set the factor of B A in a linear layer with an adapter.
+
+    Raises:
+        ChangedPackageError: the layer has no such factor.
+    """
+    scales = isinstance(getattr(layer, "_lora_scaling", None), float)
+    PACKAGE.require(scales, "a linear layer with an adapter has the factor `_lora_scaling`")
+    layer._lora_scaling = factor
