@@ -131,9 +131,9 @@ def test_the_core_knows_no_folder() -> None:
             assert folders <= ({"forge_env.environment.base"} if path.stem == "policy" else set()), path
 
 
-def test_only_actors_import_monarch() -> None:
+def test_only_actors_and_compat_import_monarch() -> None:
     for path in files("trainers"):
-        if "actors" not in path.parts:
+        if not {"actors", "compat"} & set(path.parts):
             assert not [name for name in imports(path) if name.split(".")[0] == "monarch"], path
 
 

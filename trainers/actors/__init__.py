@@ -1,4 +1,4 @@
-"""Actors, services and processes; the only package that imports Monarch."""
+"""Actors, services and processes; the only package besides `trainers.compat` that imports Monarch."""
 
 from __future__ import annotations
 

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trainers.compat.torch import replace_gloo
+
 GLOO_NETWORK = "GLOO_SOCKET_IFNAME"
 """Variable that names the network interface on which gloo listens; default: that of the host name's address."""
 LOOPBACK = "lo"
@@ -36,9 +38,9 @@ _PROGRAM = struct.pack("@HP", 1, ctypes.addressof(_DROP))
 @cache
 def close_complete_groups() -> None:
     """Make all gloo groups that this process creates from now on reject new connections. Imports torch."""
-    from torch.distributed import distributed_c10d
+    from torch.distributed import ProcessGroupGloo
 
-    class ClosedGloo(distributed_c10d.ProcessGroupGloo):
+    class ClosedGloo(ProcessGroupGloo):
         """Gloo process group that accepts no connections after its construction."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,7 +50,7 @@ def close_complete_groups() -> None:
                 if inode not in before:
                     _refuse_connections(inode, descriptor)
 
-    distributed_c10d.ProcessGroupGloo = ClosedGloo  # type: ignore[misc]
+    replace_gloo(ClosedGloo)
 
 
 def _listening() -> dict[str, int]:

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import monarch.actor
 from monarch.actor import HostMesh, ProcMesh, this_host
 
 from forge_env.errors import ForgeError
@@ -28,6 +27,7 @@ from trainers.actors.gloo import GLOO_NETWORK, LOOPBACK
 from trainers.actors.lease import Lease
 from trainers.actors.sockets import keep_private
 from trainers.actors.stacks import offer_stack
+from trainers.compat.monarch import on_unhandled_fault
 
 keep_private()  # before anything can start Monarch, here and in the processes that import this
 
@@ -166,11 +166,8 @@ async def start_processes(
 
 
 def survive_deaths() -> None:
-    """Only log deaths of processes: the code that started a process watches it (`ForgeActor.watch`).
-
-    By default Monarch interrupts this process's main thread, which looks like Ctrl-C.
-    """
-    monarch.actor.unhandled_fault_hook = _log_fault
+    """Only log deaths of processes: the code that started a process watches it (`ForgeActor.watch`)."""
+    on_unhandled_fault(_log_fault)
 
 
 def _log_fault(failure: Any) -> None:

@@ -37,11 +37,10 @@ class RemoteError(ForgeError):
 
 def sendable(error: Exception) -> Exception:
     """Return the error itself if it can be sent to another process, otherwise a `RemoteError`."""
-    from monarch._src.actor.pickle import flatten, unflatten  # used to send messages
+    import cloudpickle  # with which Monarch sends messages
 
     try:
-        values, written = flatten(error, lambda _: False)
-        unflatten(written.freeze(), values)
+        cloudpickle.loads(cloudpickle.dumps(error))
     except Exception:  # noqa: BLE001 - its own methods may raise anything
         return RemoteError(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
     return error

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.errors import ForgeError
+from trainers.compat.monarch import PACKAGE
 
 LOGS = Path("/tmp")
 """Monarch writes its log to a folder here that is named after the user."""
@@ -76,7 +77,7 @@ def keep_private() -> None:
     """Redirect Monarch's `bind` and `mkdir` in this process; call this before Monarch is started.
 
     Raises:
-        ForgeError: this build of Monarch doesn't import these functions from libc.
+        ChangedPackageError: this build of Monarch doesn't import these functions from libc.
     """
     import monarch._rust_bindings
 
@@ -140,9 +141,8 @@ def _redirect(library: str, functions: dict[str, Any]) -> None:
     """Replace functions that a loaded library imports."""
     for name, slots in _imports(library, functions).items():
         if not slots:
-            raise ForgeError(
-                f"{library} does not import {name}, so its sockets can't be kept from other users of this machine",
-                fix="install the version of torchmonarch that forge-env asks for (forge-env doctor)",
+            raise PACKAGE.changed(
+                f"{library} does not import {name}, so its sockets can't be kept from other users of this machine"
             )
         pointer = ctypes.cast(functions[name], ctypes.c_void_p).value
         for slot in slots:

@@ -10,9 +10,9 @@ import inspect
 from typing import Any
 
 import torchstore.api
+from monarch.actor import endpoint, get_or_spawn_controller
 from torchstore.controller import Controller, Trie
 
-from trainers.actors.actor import endpoint, get_or_spawn_controller
 from trainers.compat import Package
 
 PACKAGE = Package("torchstore", ("0.1.2",))

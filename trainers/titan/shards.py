@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from forge_env.errors import ForgeError
-from trainers.compat.torch import compute_local_shape_and_global_offset
+from trainers.compat.torch import offset_of_shard
 from trainers.model.parts import Part, Shape
 
 
@@ -121,10 +121,7 @@ class Shards:
 
 def start_of(item: torch.Tensor) -> Shape:
     """First index of this rank's shard of a tensor, in each dimension."""
-    if not isinstance(item, DTensor):
-        return (0,) * item.dim()
-    _, start = compute_local_shape_and_global_offset(item.shape, item.device_mesh, item.placements)
-    return tuple(start)
+    return offset_of_shard(item) if isinstance(item, DTensor) else (0,) * item.dim()
 
 
 def _reordered(part: Part, rows: torch.Tensor) -> Iterator[Part]:
