@@ -137,6 +137,14 @@ def test_only_actors_and_compat_import_monarch() -> None:
             assert not [name for name in imports(path) if name.split(".")[0] == "monarch"], path
 
 
+def test_only_compat_imports_private_modules_of_the_training_stack() -> None:
+    redirected = {"monarch._rust_bindings"}  # the library whose calls `trainers.actors.sockets` redirects
+    for path in files("trainers"):
+        if "compat" not in path.parts:
+            private = {name for name in imports(path) if name.split(".")[0] in HEAVY and "._" in name}
+            assert private <= redirected, f"{path.relative_to(ROOT)} imports {private}"
+
+
 @pytest.mark.parametrize("room", ["forge_env", "trainers"])
 def test_tests_mirror_the_rooms(room: str) -> None:
     folders = {path.parent.name for path in (ROOT / room).glob("*/__init__.py")}
