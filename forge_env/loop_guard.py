@@ -115,14 +115,14 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
             if not warned:
                 warned = True
                 stack = self._stack()
-                text = f"the event loop was held up for more than {duration(still)} by {author_place(stack)}"
+                text = f"the event loop was blocked for more than {duration(still)} by {author_place(stack)}"
                 logger.warning("%s\n%s", text, "".join(stack.format()))
                 if self._at_once or self._loop is None:
                     self._tell(text)
                 else:
                     self._loop.call_soon_threadsafe(self._tell, text)
             if self._end_s and still >= self._end_s:
-                self._end(f"ended: the event loop is held up for {duration(still)}", self._stack())
+                self._end(f"ended: the event loop was blocked for {duration(still)}", self._stack())
 
     def _poked(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal in the main thread, in the context of the running code; raise there if its time is over."""
@@ -141,14 +141,14 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
             raise HeldUpError(f"was interrupted in {location}")
         if self._held_s >= limit_s:
             self._held_s = 0.0  # if the code continues in spite of it, try again
-            raise HeldUpError(f"held up everything else for {limit_s:g} s, in {location}")
+            raise HeldUpError(f"blocked all other work for {limit_s:g} s, in {location}")
 
     def _break_off(self) -> bool:
         """Raise an exception in the loop's thread if it runs environment code; return whether it does."""
         stack = self._stack()
         if not is_environments(stack):
             return False
-        text = f"held up everything else for {self._code_s:g} s, in {author_place(stack)}"
+        text = f"blocked all other work for {self._code_s:g} s, in {author_place(stack)}"
         logger.warning("code of the environment %s", text)  # the episode gets the error when its group ends
         held_up = type(HeldUpError.__name__, (HeldUpError,), {"__str__": lambda self: text})  # Python takes a class
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._runner), ctypes.py_object(held_up))

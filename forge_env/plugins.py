@@ -122,7 +122,7 @@ def check_registered(group: str, name: str, own: Iterable[str] = ()) -> None:
     """Raise `NotRegisteredError` unless a name is installed in `group`, in `own`, or an import path."""
     known = [*own, *installed(group)]
     if name not in known and ":" not in name:
-        fix = suggestion(name, known, f"there are: {', '.join(known) or 'none'}")
+        fix = suggestion(name, known, f"available: {', '.join(known) or 'none'}")
         raise NotRegisteredError(f"there is no {kind_of(group)} {name!r}", fix=fix)
 
 

@@ -80,7 +80,9 @@ class Reply:
             self.logprobs = np.asarray(self.logprobs, np.float32)
             if not len(self.token_ids) == len(self.logprobs) == len(self.versions):
                 counts = f"{len(self.token_ids)}, {len(self.logprobs)} and {len(self.versions)}"
-                raise ValueError(f"{counts} sampled tokens, log-probs and versions in a reply: there is one of each")
+                raise ValueError(
+                    f"a reply has {counts} sampled tokens, log-probs and versions; they must be equally many"
+                )
 
     @property
     def has_tokens(self) -> bool:
@@ -199,7 +201,7 @@ class Policy:
             seed: sampling seed, if the policy samples.
         """
         name = type(self).__name__
-        raise UsageError(f"{name} plays through run_episode only", fix=f"or define {name}.session")
+        raise UsageError(f"{name} works only in run_episode", fix=f"use run_episode, or define {name}.session")
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
         """Open a conversation for one episode. Scripted policies override this to access the environment and the task's

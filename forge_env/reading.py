@@ -84,7 +84,7 @@ def open_file(path: Path, *, root: Path | None = None, largest: int | None = Non
             raise UnsafeFileError(f"{path} is a link to {target}, outside of {folder}", fix="replace it with a copy")
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(info.st_mode), "no regular file")
+            kind = _KINDS.get(stat.S_IFMT(info.st_mode), "a special file")
             raise UnsafeFileError(f"{path} is {kind}, not a file", fix="remove it")
         if largest is not None and info.st_size > largest:
             raise UnsafeFileError(f"{path} has {info.st_size:,} bytes; at most {largest:,} are read", fix="shorten it")

@@ -241,7 +241,7 @@ def _checked(name: str, target: Any, *, anew: bool = False) -> type[Environment]
         from forge_env import __all__ as public
 
         where = f"{'fe' if wanted.__name__ in public else wanted.__module__}.{wanted.__name__}"
-        fix = f"derive it from {where}, the options of what {target.__name__} is derived from"
+        fix = f"derive it from {where}, the options of the base class of {target.__name__}"
         raise PluginError(f"environment {name!r}: config_class is {target.config_class!r}", fix=fix)
     check_definition(target, anew=anew)
     highest = target.max_reward

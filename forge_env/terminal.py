@@ -70,7 +70,7 @@ class LiveDisplay(Subscriber):
 
         class Plain(Console):
             def on_broken_pipe(self) -> None:  # rich's own ends the program
-                raise BrokenPipeError("nobody reads it any more")
+                raise BrokenPipeError("the reader has closed the pipe")
 
         self._view = view
         self._last = -math.inf

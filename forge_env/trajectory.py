@@ -313,7 +313,7 @@ class Trajectory:
             if reply.continues and reply.continues != length:
                 raise UsageError(
                     f"{self.id}: a reply continues {reply.continues} tokens, and {length} came before it",
-                    fix="the policy's session sets Reply.continues to all tokens before, or leaves it 0",
+                    fix="set Reply.continues to the number of all tokens before it, or to 0",
                 )
             prompt = prompt if reply.continues else []
             prompt.append(reply.prompt_ids)
@@ -448,7 +448,7 @@ def _turns(data: dict[str, Any]) -> list[Turn]:
         values, repeats = np.array(tokens["versions"], np.int64).reshape(-1, 2).T
         prompts, sampled = (int(lengths[:, column].sum()) for column in (1, 2))
         if ((repeats < 0) | (repeats > sampled)).any() or repeats.sum() != sampled:
-            raise ValueError("versions of fewer or more tokens than were sampled")
+            raise ValueError("the number of versions differs from the sampled tokens")
         ids = np.split(_from_text(tokens["ids"], "i4", prompts + sampled), np.cumsum(lengths[:, 1:].ravel())[:-1])
         ends = np.cumsum(lengths[:, 2])[:-1]
         logprobs = np.split(_from_text(tokens["logprobs"], "f4", sampled), ends)
@@ -467,7 +467,7 @@ def _turns(data: dict[str, Any]) -> list[Turn]:
         if "tokens" in item:
             (continues, *lengths), arrays = next(taken)
             if [len(arrays[0]), len(arrays[1])] != lengths:
-                raise ValueError("fewer or more tokens than its turns say")
+                raise ValueError("the number of tokens differs from its turns")
             reply = replace(reply, **dict(zip(TOKEN_FIELDS, arrays, strict=True)), continues=continues)
         observation = [Message.from_openai(message) for message in item["observation"]]
         figures = {name: item[name] for name in (*_TIMES, "seat")}
@@ -541,7 +541,7 @@ def _from_text(text: str, kind: str, number: int) -> NDArray[Any]:
     elif prefix != kind:
         raise ValueError(f"tokens are {prefix[:20]!r} where {kind!r} is expected")
     if len(content) != 4 * number:
-        raise ValueError(f"fewer or more tokens than its turns say: {number}")
+        raise ValueError(f"the number of tokens is not {number}, as its turns require")
     planes = np.frombuffer(content, np.uint8).reshape(4, -1)
     return np.ascontiguousarray(planes.T).view(f"<{kind}").ravel()
 

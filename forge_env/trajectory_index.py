@@ -316,7 +316,7 @@ def decode(line: bytes) -> IndexRow:
 
 def _row(values: Any) -> IndexRow:
     if not isinstance(values, list) or values[:1] != [VERSION] or len(values) < len(COLUMNS):
-        raise ValueError("no row of version 1")
+        raise ValueError("not a row of version 1")
     for column, kind in _EMPTY:
         value = values[column]
         if value.__class__ is kind:
@@ -334,7 +334,7 @@ def _row(values: Any) -> IndexRow:
     row.environment = row.environment or _environment_in(row.id)
     row.split = row.split or _split_in(row.id, row.group, row.member)
     if type(row.offset) is not int or type(row.length) is not int or row.offset < 0 or row.length < 1:
-        raise ValueError("no place in a file")
+        raise ValueError("not an offset in a file")
     return row
 
 
@@ -361,7 +361,7 @@ def unpack(line: bytes) -> list[Any]:
         unpacking = zlib.decompressobj()
         content = unpacking.decompress(packed, MOST_UNPACKED)
         if not unpacking.eof:
-            raise ValueError("cut short, or longer than any that is written")
+            raise ValueError("truncated, or longer than the maximum")
     content = b"[%b]" % content
     try:
         return list(from_json(content, cache_strings="none"))

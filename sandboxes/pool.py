@@ -177,8 +177,8 @@ class Pool:
         held = Counter(holding.tenant or "a caller" for holding in self._leased.values())
         names = ", ".join(f"{name} ({count})" for name, count in held.items())
         return EnvironmentBugError(
-            f"all {len(self._leased)} sandboxes are held by episodes that wait for another one: {names}",
-            fix="give the first back before taking a second, as `fresh_sandbox` does, or raise sandbox.concurrency",
+            f"all {len(self._leased)} sandboxes are held by episodes that wait for a second one: {names}",
+            fix="release the first before acquiring a second, as `fresh_sandbox` does, or raise sandbox.concurrency",
         )
 
     def release(self, box: Box) -> None:

@@ -303,7 +303,7 @@ def _to_run(trees: Mapping[str, ast.Module]) -> list[str]:
     if not paths:
         raise UsageError("there are no tests", fix="pass tests={'test_it.py': text}")
     if not any(_can_fail(trees[path]) for path in paths):
-        fix = "call functions test_..., or derive classes from unittest.TestCase"
+        fix = "name functions test_..., or derive classes from unittest.TestCase"
         raise UsageError(f"there is no test in {', '.join(sorted(paths))}", fix=fix)
     return sorted(paths)
 

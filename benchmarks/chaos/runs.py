@@ -312,7 +312,7 @@ def check_groups(folder: Path) -> list[str]:
     if twice := [number for number, count in counts.items() if count > 1]:
         problems.append(f"groups trained twice: {sorted(twice)[:10]}")
     log = (folder / "run.log").read_text(errors="replace")
-    given_up = {int(number) for number in re.findall(r"group (\d+) is (?:replaced|dropped)", log)}
+    given_up = {int(number) for number in re.findall(r"group (\d+) was replaced", log)}
     in_flight = max((len(groups) for groups in steps.values()), default=0) * 4
     expected = set(range(max(counts, default=0) + 1 - in_flight))
     if lost := expected - set(counts) - given_up:
@@ -325,7 +325,7 @@ def check_counts(folder: Path, settings: dict[str, object]) -> list[str]:
     summary = json.loads((folder / "summary.json").read_text())
     log = (folder / "run.log").read_text(errors="replace")
     trained = {number for groups in trained_groups(folder).values() for number in groups}
-    replaced = {int(number) for number in re.findall(r"group (\d+) is replaced", log)} - trained
+    replaced = {int(number) for number in re.findall(r"group (\d+) was replaced", log)} - trained
     expected = len(trained) * int(str(settings["grpo.group_size"]))
     counted = summary["episodes"] + summary["episodes_late"]
     if replaced or counted == expected:

@@ -144,7 +144,7 @@ class CodingRLVR(fe.ToolEnvironment):
 
     async def _run(self, code: str, tests: list[Check]) -> CallsResult:
         if self.sandboxes is None:
-            raise UsageError("coding_rlvr runs code and was given no sandboxes", fix="pass an engine: open_engine()")
+            raise UsageError("coding_rlvr runs code and needs sandboxes", fix="pass an engine: open_engine()")
         limits = Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
         async with self.sandboxes.session() as sandbox:
             return await run_checks(sandbox, code, tests, limits, self.current_task.data.get("public_setup"))

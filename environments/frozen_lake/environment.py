@@ -94,4 +94,4 @@ def shortest_way(lake: list[str]) -> list[str]:
             if lake[target[0]][target[1]] != "H" and target not in ways:
                 ways[target] = [*ways[cell], move]
                 queue.append(target)
-    raise ValueError("no way leads over the lake")
+    raise ValueError("the lake has no safe path to the goal")

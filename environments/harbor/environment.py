@@ -89,7 +89,7 @@ class Harbor(fe.SandboxEnvironment):
         tasks, self._refused = read_folder(self.config.folder)
         if unknown := set(self.config.tasks) - {task.name for task in tasks} - set(self._refused):
             names = ", ".join(task.name for task in tasks)
-            raise UsageError(f"no task {sorted(unknown)[0]!r} in {self.config.folder}", fix=f"there are: {names}")
+            raise UsageError(f"no task {sorted(unknown)[0]!r} in {self.config.folder}", fix=f"available: {names}")
         self._tasks = [task for task in tasks if not self.config.tasks or task.name in self.config.tasks]
         self.verdict: dict[str, float] | None = None
         """Scores written by the tests; None if names are none (yet)."""

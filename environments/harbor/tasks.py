@@ -172,8 +172,8 @@ def _harbor(path: Path) -> HarborTask:
         "TPUs": environment.tpu,
         "MCP servers": environment.mcp_servers,
         "a health check": environment.healthcheck,
-        "an environment of its own for the tests": verifier.environment or verifier.environment_mode != "shared",
-        "services beside it": (path / "environment" / _COMPOSE).is_file(),
+        "a separate environment for the tests": verifier.environment or verifier.environment_mode != "shared",
+        "additional services": (path / "environment" / _COMPOSE).is_file(),
     }
     _refuse(wanted)
     image, workdir = _image(path / "environment", environment.docker_image)
@@ -211,7 +211,7 @@ def _terminal_bench(path: Path) -> HarborTask:
         service: dict[str, Any] = next(iter(services.values()), {})
         unsupported = sorted(set(service) - _PLAIN_SERVICE)
         mounted = [str(volume) for volume in service.get("volumes", ()) if "${T_BENCH_" not in str(volume)]
-        _refuse({"services beside it": len(services) > 1, ", ".join(unsupported): unsupported, "volumes": mounted})
+        _refuse({"additional services": len(services) > 1, ", ".join(unsupported): unsupported, "volumes": mounted})
         build = service.get("build", ".")
         context = path / (build if isinstance(build, str) else build.get("context", "."))
         workdir = service.get("working_dir")
@@ -243,7 +243,7 @@ def _terminal_bench(path: Path) -> HarborTask:
 
 def _refuse(wanted: Mapping[str, object]) -> None:
     if asked := [name for name, value in wanted.items() if value]:
-        raise NotPlayableError(f"it asks for {' and '.join(asked)}")
+        raise NotPlayableError(f"it needs {' and '.join(asked)}")
 
 
 def _require(path: Path) -> None:
@@ -276,7 +276,7 @@ def _image(context: Path, prebuilt: str | None) -> tuple[str, str | None]:
 
 def _workdir(path: str | None) -> str:
     if path is None:
-        raise NotPlayableError("it names no working folder: no WORKDIR in a Dockerfile, no workdir in its settings")
+        raise NotPlayableError("it has no working folder: no WORKDIR in a Dockerfile, no workdir in its settings")
     if "$" in path:
         raise NotPlayableError(f"its folder {path} depends on variables")
     return posixpath.normpath(path)
@@ -284,7 +284,7 @@ def _workdir(path: str | None) -> str:
 
 def _variables(given: Mapping[str, str]) -> Mapping[str, str]:
     if asked := [value for value in given.values() if "${" in value]:
-        raise NotPlayableError(f"it asks for variables of this machine: {', '.join(asked)}")
+        raise NotPlayableError(f"it needs variables of this machine: {', '.join(asked)}")
     return given
 
 

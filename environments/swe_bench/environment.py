@@ -142,7 +142,7 @@ class SWEBench(fe.SandboxEnvironment):
 
     async def _judged(self, task: Task, files: Mapping[str, bytes]) -> TestsResult:
         if self.sandboxes is None:
-            raise UsageError("instances are proved in sandboxes", fix="fe.make(NAME, sandboxes=engine)")
+            raise UsageError("checking instances needs sandboxes", fix="fe.make(NAME, sandboxes=engine)")
         async with self.sandboxes.session(self.sandbox_spec) as fresh:
             judge = Judging.of(fresh)
             return await judge.run_tests(files=files, tests=self.hidden_tests(task), how="counted", limits=self.limits)
@@ -155,7 +155,7 @@ class SWEBench(fe.SandboxEnvironment):
         instance = self._instances[task.id]
         there = self._at(task, instance.test_patch)
         if missing := [name for name in instance.tests if parts_of(name)[0] not in there]:
-            raise UsageError(f"instance {task.id}: there is no file of {missing[0]}", fix="correct its lists of tests")
+            raise UsageError(f"instance {task.id}: no file contains {missing[0]}", fix="correct its lists of tests")
         folders = {posixpath.dirname(path) for path in instance.test_paths}
         folders = {folder for folder in folders if _FOR_TESTS.intersection(folder.split("/"))}
         return {

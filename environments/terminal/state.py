@@ -111,7 +111,7 @@ def _differs(want: object, entry: Entry | None) -> str | None:
         right = entry.kind == "file" and entry.text is not None and _lines(entry.text) == _lines(want)
         return None if right else "has the wrong content"
     if not isinstance(want, dict):
-        raise TypeError(f"no expectation: {want!r}")
+        raise TypeError(f"unknown expectation: {want!r}")
     if "executable" in want:
         return None if entry.kind == "file" and entry.executable == want["executable"] else "has the wrong mode"
     if "link" in want:

@@ -71,7 +71,9 @@ class VerifiersEnvironment(Environment):
         self._seen = self._turns = 0
         self._episode = asyncio.create_task(self._play(self._package.rows[task.data["position"]], self._endpoint.url))
         if (request := await self._next_request()) is None:
-            raise InfrastructureError(f"{self.config.taskset} asked nothing: {self._episode.result().failure}")
+            raise InfrastructureError(
+                f"{self.config.taskset} sent no request to the model: {self._episode.result().failure}"
+            )
         self._tools = request.tools
         return self._new_messages(request), {"task_id": task.id, "split": task.split}
 
@@ -131,7 +133,9 @@ class VerifiersEnvironment(Environment):
             asking.cancel()
         if not done:
             await self._stop()
-            raise InfrastructureError(f"{self.config.taskset}: nothing happened for {self.config.answer_s:g} s")
+            raise InfrastructureError(
+                f"{self.config.taskset}: no request and no result within {self.config.answer_s:g} s"
+            )
         self._request = asking.result() if asking in done else None
         return self._request
 

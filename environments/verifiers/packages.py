@@ -225,7 +225,7 @@ def _refuse_old(taskset: str, release: str, cause: Exception | None = None) -> N
 
     if not hasattr(verifiers, "load_environment"):
         raise UsageError(
-            f"{taskset!r} is made for verifiers up to 0.2, this is {release}",
+            f"{taskset!r} needs verifiers 0.2 or older, {release} is installed",
             fix=f'pip install "verifiers<0.3" {OWN_ENVIRONMENT}',
         ) from cause
 
@@ -246,7 +246,7 @@ def _taskset(config: VerifiersConfig, release: str) -> Package:
         from verifiers.v1.utils.loaders import env_config_type, resolve_env_config
     except ImportError as error:
         raise UsageError(
-            f"tasksets need verifiers 0.4, this is {release} ({error})",
+            f"tasksets need verifiers 0.4, {release} is installed ({error})",
             fix=f'pip install "verifiers==0.4.0" {OWN_ENVIRONMENT}',
         ) from error
     fields = env_config_type(config.taskset).model_fields
@@ -254,7 +254,7 @@ def _taskset(config: VerifiersConfig, release: str) -> Package:
     seat = config.seat or (next(iter(seats)) if len(seats) == 1 else "")
     if seat not in seats:
         has = f"{config.taskset!r} has the seats {', '.join(seats)}"
-        raise UsageError(has if not seat else f"{has}, not {seat!r}", fix="seat=NAME says which one the agent has")
+        raise UsageError(has if not seat else f"{has}, not {seat!r}", fix="choose the agent's with seat=NAME")
     program = {"harness": {"id": config.harness}, "runtime": {"type": config.runtime}}
     given: dict[str, Any] = {seat: {**program, "max_turns": config.max_turns}}
     for name, default in seats.items():
@@ -265,7 +265,7 @@ def _taskset(config: VerifiersConfig, release: str) -> Package:
             given[name]["client"] = {"type": "eval", **client}
         elif default.client is None:
             fix = f"others={{{name}: {{model: NAME, client: {{base_url: URL}}}}}}"
-            raise UsageError(f"{config.taskset!r}: nobody has the seat {name!r}", fix=fix)
+            raise UsageError(f"{config.taskset!r}: no model plays the seat {name!r}", fix=fix)
     settings = resolve_env_config({"taskset": {"id": config.taskset, **config.options}, **given})
     for name in seats:
         _check_runtime(getattr(settings, name))
@@ -276,7 +276,7 @@ def _check_runtime(seat: Any) -> None:
     from verifiers.v1.utils.loaders import harness_class
 
     if harness_class(seat.harness.id).EXECUTES_CODE and seat.runtime.type == "subprocess":
-        raise UsageError(f"harness {seat.harness.id!r} runs code of the model", fix="give runtime=docker")
+        raise UsageError(f"harness {seat.harness.id!r} runs code that the model writes", fix="give runtime=docker")
 
 
 PLAYERS: Shared[str, Play] = Shared(lambda config_json: load(config_json).open())

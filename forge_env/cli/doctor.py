@@ -76,7 +76,7 @@ def _python() -> Iterator[Finding]:
         yield Finding("ok", "python", f"{current} in {sys.prefix}")
     yield Finding("ok", "forge-env", forge_env.__version__)
     if sys.dont_write_bytecode:
-        detail = "is set: every process of a run compiles thousands of modules again, and starts later by seconds"
+        detail = "is set: every process of a run recompiles thousands of modules, and starts seconds later"
         yield Finding("note", "bytecode", f"PYTHONDONTWRITEBYTECODE {detail}", "unset it")
 
 
@@ -111,7 +111,7 @@ def _training() -> Iterator[Finding]:
         fix = f"make setup STACK={'rocm' if kind == 'rocm' else 'gpu'} in a fresh environment"
         yield Finding("missing", "torch", f"its build is for {build}, and the GPUs here need {kind}", fix)
     if kind == "rocm":
-        yield Finding("note", "AMD GPUs", "forge-env was never tried on any (docs/rocm.md)")
+        yield Finding("note", "AMD GPUs", "forge-env is untested on them (docs/rocm.md)")
 
 
 def _sandboxes() -> Iterator[Finding]:
@@ -138,7 +138,9 @@ def _sandboxes() -> Iterator[Finding]:
     yield Finding("ok", "each sandbox", detail)
     if all(engines.values()):
         fix = "start Docker, or allow unprivileged user namespaces"
-        yield Finding("missing", "a sandbox engine", "none works here, and model-written code runs nowhere else", fix)
+        yield Finding(
+            "missing", "a sandbox engine", "none works here, and code written by models runs only in one", fix
+        )
 
 
 def _machine() -> Iterator[Finding]:

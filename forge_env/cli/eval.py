@@ -218,7 +218,7 @@ def _recorded(out: str | None) -> Source:
         raise UsageError("--resume needs an evaluation", fix="add --out DIR")
     folder = ResultsFolder(out)
     if not folder.config.exists():
-        raise UsageError(f"{out} holds no evaluation to resume")
+        raise UsageError(f"{out} contains no evaluation to resume")
     check_readable(folder.root)
     return read_file(folder.config)
 

@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"  {tool['name']}: {tool['description']}")
         print(f"      {json.dumps(tool['parameters'])}")
     rewarded = [f"{name} x {weight:g}" if weight != 1 else name for name, weight in facts["rewards"].items() if weight]
-    highest = "not known" if env.max_reward is None else f"{env.max_reward:g}"
-    print(f"\nrewarded: {', '.join(rewarded) or 'by the environment itself'}; a perfect episode: {highest}")
+    highest = "unknown" if env.max_reward is None else f"{env.max_reward:g}"
+    print(f"\nrewarded: {', '.join(rewarded) or 'by the environment itself'}; maximum reward: {highest}")
     if logged := [name for name, weight in facts["rewards"].items() if not weight]:
         print(f"logged: {', '.join(logged)}")
     if not args.no_example:
@@ -113,7 +113,7 @@ async def _print_example(name: str, options: dict[str, Any], args: argparse.Name
         print(line)
     if not trajectory.valid:
         raise ForgeError(
-            f"the example episode could not be played: {trajectory.error}", fix="--no-example leaves it out"
+            f"the example episode could not be played: {trajectory.error}", fix="skip it with --no-example"
         )
     print(f"  {earned(trajectory)}  {json.dumps(trajectory.metrics)}")
 

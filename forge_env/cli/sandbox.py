@@ -204,11 +204,11 @@ async def _audit(open_engine: Opener, attacks: list[Attack]) -> int:
         print(f"{len(attacks)} attacks on the {engine.name} engine")
         async for finding in audit(engine, attacks):
             broken += bool(finding.problems)
-            verdict = visible("; ".join(finding.problems)) or "held"
+            verdict = visible("; ".join(finding.problems)) or "contained"
             print(f"  {finding.attack.group:<11} {finding.attack.name:<31} {verdict}", flush=True)
             if finding.problems:
                 print(f"  {'':<11} {finding.attack.tries}", flush=True)
-    print(f"{len(attacks) - broken} of {len(attacks)} held")
+    print(f"{len(attacks) - broken} of {len(attacks)} contained")
     return 1 if broken else 0
 
 

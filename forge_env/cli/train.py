@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
     if args.plan:
         return _plan(args, source, config)
     if only := [name for name in ("gpus", "prompt", "reply", "price") if getattr(args, name) is not None]:
-        raise UsageError(f"--{only[0]} is for --plan", fix=f"add --plan, or leave --{only[0]} out")
+        raise UsageError(f"--{only[0]} needs --plan", fix=f"add --plan, or leave --{only[0]} out")
     if to_be_submitted(config.job):
         if args.resume:
-            raise UsageError("a run can't be resumed from outside of its job", fix="see docs/jobs.md for each platform")
+            raise UsageError("a run can't be resumed from outside its job", fix="see docs/jobs.md for each platform")
         with source.locating():
             request = Request(job_name(config.name or source.stem), config, needed_hosts(config))
             return submit(request, Path(f"job-{request.name}"))
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         engine, plan = preflight.check(config, folder)
     print(f"recipe {source.name}, environment {config.environment.name}, sandbox engine {engine}", flush=True)
     if config.model.path == os.environ.get("MODEL"):
-        print(f"model {config.model.path}, as $MODEL says", flush=True)
+        print(f"model {config.model.path} (from $MODEL)", flush=True)
     if plan:
         print(plan, flush=True)
     if config.name is None:

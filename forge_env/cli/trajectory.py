@@ -96,7 +96,7 @@ def trajectory_files(path: Path) -> Iterator[Path]:
     files = [file for file in candidates if not is_index(file)]
     if not files:
         raise UsageError(
-            f"{path} holds no trajectories", fix="give a .jsonl file, or the folder of a run or an evaluation"
+            f"{path} contains no trajectories", fix="give a .jsonl file, or the folder of a run or an evaluation"
         )
     yield from files
 
@@ -148,7 +148,7 @@ def _read(path: Path, row: IndexRow) -> Trajectory:
         return Trajectory.from_dict(json.loads(line))
     except DAMAGE as error:
         raise UsageError(
-            f"{path}, byte {row.offset} is not a trajectory: {one_line(str(error))}", fix="its line is damaged"
+            f"{path}, byte {row.offset} is not a trajectory: {one_line(str(error))}", fix="delete the damaged line"
         ) from error
 
 

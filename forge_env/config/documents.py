@@ -80,14 +80,14 @@ class _Translation:
         for section, names in SECTIONS.items():
             inner = self.source.data.get(section, {})
             if not isinstance(inner, dict):
-                self.problems.append(Problem((section,), f"should hold {', '.join(names)}"))
+                self.problems.append(Problem((section,), f"should contain {', '.join(names)}"))
                 return
             self.problems += unknown(inner, names, (section,))
         if self.problems:
             return
         for word in SINGLE:
             if (count := self._take(word)) not in (1, _NOTHING):
-                self.problems.append(Problem(_path(word), f"should be 1, not {count!r}: there is one"))
+                self.problems.append(Problem(_path(word), f"should be 1, not {count!r}: there is only one"))
         self._batch(defaults)
         self._reference()
         self._interval(defaults["grpo.max_off_policy_steps"])
@@ -207,7 +207,7 @@ class _Translation:
         forced = self._forced(word)
         if self._get(key) is not _NOTHING:
             if forced == self._forced(key):
-                self.problems.append(Problem(_path(word), f"says the same as {key}: give one of them"))
+                self.problems.append(Problem(_path(word), f"means the same as {key}: give only one of them"))
                 return
             if not forced:  # the command line takes precedence
                 self._take(word)

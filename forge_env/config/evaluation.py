@@ -255,7 +255,7 @@ def endpoint_url(base_url: str) -> httpx2.URL:
 
 def _unsent(address: str, part: str) -> UsageError:
     return UsageError(
-        f"{address} holds {part}, which would not be sent",
+        f"{address} contains {part}, which would not be sent",
         fix="leave it out of the address; an API key goes into the environment variable named by api_key_env",
     )
 

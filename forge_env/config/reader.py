@@ -129,7 +129,7 @@ def _bounded(root: yaml.Node) -> None:
         left -= 1
         if left < 0:
             raise yaml.MarkedYAMLError(
-                problem="its aliases make it endless, or nearly so", problem_mark=root.start_mark
+                problem="its aliases expand to an endless or huge document", problem_mark=root.start_mark
             )
         if isinstance(node, yaml.MappingNode):
             waiting += [inner for pair in node.value for inner in pair]
@@ -559,7 +559,7 @@ def refuse_redacted(settings: Any, fix: str | None = None) -> None:
     keys = list(redacted_keys(settings))
     if keys:
         raise UsageError(
-            f"{', '.join(keys)}: secrets are not recorded, so this has to be given again",
+            f"{', '.join(keys)}: secrets are not recorded, so set this again",
             fix=fix or f"add {keys[0]}=VALUE; code can also read its secrets from environment variables",
         )
 

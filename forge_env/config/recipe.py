@@ -199,9 +199,9 @@ generator then takes generator.kv_cache_gb of its GPU besides its weights, inste
         if self.kind == "hosts" and not self.workers:
             raise ValueError("job.kind=hosts needs job.workers: the addresses at which `forge-env worker` was started")
         if len({address.partition(":")[0] for address in self.workers}) > 1:
-            raise ValueError("workers: all of them are tcp://, or all of them tls://")
+            raise ValueError("workers: use tcp:// for all of them, or tls://")
         if len(set(self.workers)) < len(self.workers):
-            raise ValueError("workers: an address is named twice")
+            raise ValueError("workers: an address occurs twice")
         return self
 
 
@@ -257,7 +257,7 @@ GPU to itself: weights are moved to main memory (vLLM's sleep mode); keys and va
     def _hosts(self) -> GeneratorSection:
         _spread(self.procs, self.hosts, "generator")
         if self.engine == "async_llm" and self.hosts > 1:
-            raise ValueError("engine=async_llm keeps to one host: use engine=in_process, or generator.hosts=1")
+            raise ValueError("engine=async_llm supports one host only: use engine=in_process, or generator.hosts=1")
         return self
 
 
@@ -373,7 +373,7 @@ checkpoint with the same vocabulary (with `method: distillation`, the teacher)."
             raise ValueError("path goes with source=path: set both or neither")
         for name in ("procs", "with_gpus"):
             if self.source == "none" and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} is for a reference model: set source")
+                raise ValueError(f"{name} needs a reference model: set source")
         return self
 
 
@@ -513,7 +513,7 @@ that are not listed are left out. Empty: all levels have the same weight."""
         if self.weights and self.order not in ("shuffled", "curriculum"):
             raise ValueError("weights draw tasks at random: set order to shuffled or curriculum")
         if self.options and self.order in ORDERS:
-            raise ValueError("options are for your own order: weights, explore and half_life are keys of tasks")
+            raise ValueError("options are for custom orders: weights, explore and half_life are keys of tasks")
         defaults = type(self).model_fields
         for name in ("explore", "half_life"):
             if self.order != "curriculum" and getattr(self, name) != defaults[name].default:

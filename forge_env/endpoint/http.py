@@ -115,7 +115,7 @@ class Connections:
             return TruncatedAnswerError("the connection ended in the middle of the answer")
         if isinstance(error, httpx2.RemoteProtocolError) and "disconnected" not in str(error):
             return MalformedAnswerError(f"the answer is not HTTP: {error}")
-        return EndpointUnreachableError(f"the connection broke: {error or type(error).__name__}")
+        return EndpointUnreachableError(f"the connection was lost: {error or type(error).__name__}")
 
     async def close(self) -> None:
         """Close every connection."""
@@ -132,7 +132,7 @@ def _no_connection(url: httpx2.URL, error: httpx2.ConnectError) -> EndpointError
     if isinstance(cause, ssl.SSLCertVerificationError):
         return UntrustedEndpointError(
             f"the certificate of {url.host} is not trusted: {cause.verify_message}",
-            fix="renew it; or, where it is your own authority's, name that authority's file in SSL_CERT_FILE",
+            fix="renew it; if your own authority issued it, set SSL_CERT_FILE to that authority's certificate",
         )
     fix = "is it http:// instead of https://?" if cause is not None else None
     return EndpointUnreachableError(f"no connection to {url}: {error}", fix=fix)

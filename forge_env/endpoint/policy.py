@@ -194,7 +194,7 @@ class EndpointSession(PolicySession):
         if silent < self._asked - self._opened:
             return None
         self._policy.errors[EndpointTimeoutError.__name__] += 1
-        return EndpointTimeoutError(f"no complete answer after {silent:.3g} s, when a time limit ended the sample")
+        return EndpointTimeoutError(f"no complete answer after {silent:.3g} s; a time limit ended the sample")
 
 
 CHECK_S = 30.0
@@ -419,7 +419,7 @@ def _api_key(variable: str) -> str:
     if not (key.isascii() and key.isprintable()):
         raise UsageError(
             f"the API key in {variable} has characters that are not printable ASCII",
-            fix="copy the key again: a line break, a quote of a word processor or a hidden character is in it",
+            fix="copy the key again: it contains a line break, a typographic quote or a hidden character",
         )
     redaction.add(key, variable)
     return key

@@ -89,7 +89,7 @@ class VLLMServer:
         if status - vllm_warden.KILLED in set(signal.Signals):
             how += f" (killed by {signal.Signals(status - vllm_warden.KILLED).name})"
         text = f"vLLM ended during the run with {how}: {self._last_words()}"
-        return GeneratorError(text, fix=f"see {self._log}; when that is fixed, --resume plays what is missing")
+        return GeneratorError(text, fix=f"see {self._log}; fix the cause; --resume plays the missing samples")
 
     def _command(self) -> list[str]:
         defaults = {"--served-model-name": [self.name], **self.format.vllm_flags()}
@@ -121,7 +121,7 @@ class VLLMServer:
     def _last_words(self) -> str:
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines[-80:] if "Error" in line]
-        return (errors or lines or ["it said nothing"])[-1][:300]
+        return (errors or lines or ["no output"])[-1][:300]
 
     async def _stop(self) -> None:
         process, self._process = self._process, None

@@ -230,7 +230,7 @@ async def checked_reset(env: Environment, task: Task, seed: int | None) -> Reset
         result = await _awaited(what, env.reset(seed=seed, options={"task": task}))
     if not isinstance(env.config, EnvironmentConfig):
         message = f"{what} made self.config a {type(env.config).__name__}"
-        raise EnvironmentBugError(message, fix="that name is the platform's: use another")
+        raise EnvironmentBugError(message, fix="the platform uses that name: choose another")
     if not (isinstance(result, tuple) and len(result) == 2):
         raise EnvironmentBugError(f"{what} returned {as_text_of(result)}", fix="return (messages, info)")
     observation, info = result
@@ -256,13 +256,13 @@ async def checked_step(env: Environment, action: Message, task_id: str) -> StepR
         number = math.nan
     if not math.isfinite(number):
         raise EnvironmentBugError(
-            f"{what} gave the reward {as_text_of(reward)} on task {task_id!r}", fix="give a finite number"
+            f"{what} returned the reward {as_text_of(reward)} on task {task_id!r}", fix="give a finite number"
         )
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if type(flag).__name__ not in ("bool", "bool_"):  # Python's or numpy's, which has both names
-            raise EnvironmentBugError(f"{what} gave {as_text_of(flag)} as {name}", fix="give True or False")
+            raise EnvironmentBugError(f"{what} returned {as_text_of(flag)} as {name}", fix="give True or False")
     if terminated and truncated:
-        fix = "terminated is the task's end, truncated a limit's"
+        fix = "terminated means that the task ended, truncated that a limit was reached"
         raise EnvironmentBugError(f"{what} returned terminated and truncated together on task {task_id!r}", fix=fix)
     _check_metrics(what, _info(what, info))
     return as_observation(what, observation), number, bool(terminated), bool(truncated), info
@@ -276,7 +276,7 @@ def _check_metrics(what: str, info: dict[str, Any]) -> None:
                 raise ValueError(name)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         fix = "give finite numbers by name"
-        raise EnvironmentBugError(f"{what} gave {as_text_of(metrics)} as info['metrics']", fix=fix) from error
+        raise EnvironmentBugError(f"{what} returned {as_text_of(metrics)} as info['metrics']", fix=fix) from error
 
 
 def checked_seat(env: Environment, method: str, info: dict[str, Any], task_id: str) -> str:
@@ -290,8 +290,8 @@ def checked_seat(env: Environment, method: str, info: dict[str, Any], task_id: s
     if seat in seats or (not seats and isinstance(seat, str)):
         return seat  # type: ignore[no-any-return]  # seats are strings
     what = f"{type(env).__name__}.{method}"
-    fix = f"put the seat that acts next into info, one of {', '.join(seats)}" if seats else "give a text"
-    raise EnvironmentBugError(f"{what} gave the seat {as_text_of(seat)} on task {task_id!r}", fix=fix)
+    fix = f"set info['seat'] to the seat that acts next, one of {', '.join(seats)}" if seats else "give a text"
+    raise EnvironmentBugError(f"{what} returned the seat {as_text_of(seat)} on task {task_id!r}", fix=fix)
 
 
 def checked_branch(env: Environment, info: dict[str, Any], task_id: str) -> Branch | None:
@@ -305,7 +305,7 @@ def checked_branch(env: Environment, info: dict[str, Any], task_id: str) -> Bran
     try:
         return _BRANCH.validate_python(branch)
     except ValidationError as error:
-        what = f"{type(env).__name__} gave {as_text_of(branch)} as info['branch'] on task {task_id!r}"
+        what = f"{type(env).__name__} returned {as_text_of(branch)} as info['branch'] on task {task_id!r}"
         raise EnvironmentBugError(what, fix="give the fields of forge_env.types.Branch") from error
 
 
@@ -323,7 +323,7 @@ def checked_rewards(env: Environment, info: dict[str, Any], task_id: str) -> dic
     except (AttributeError, TypeError, ValueError, OverflowError):
         pass
     raise EnvironmentBugError(
-        f"{type(env).__name__}.step gave {as_text_of(rewards)} as info['rewards'] on task {task_id!r}",
+        f"{type(env).__name__}.step returned {as_text_of(rewards)} as info['rewards'] on task {task_id!r}",
         fix="give finite numbers by seat, of those in `seats`",
     )
 
@@ -341,18 +341,19 @@ def as_observation(what: str, value: Any) -> Observation:
     if isinstance(value, list | tuple) and all(isinstance(message, Message) for message in value):
         if (length := sum(len(message.content) + sum(map(len, message.images)) for message in value)) > MAX_OBSERVATION:
             raise EnvironmentBugError(
-                f"{what} gave messages of {length:,} characters together", fix=f"keep them below {MAX_OBSERVATION:,}"
+                f"{what} returned messages of {length:,} characters together",
+                fix=f"keep them below {MAX_OBSERVATION:,}",
             )
         return value if isinstance(value, list) else list(value)
     raise EnvironmentBugError(
-        f"{what} gave {as_text_of(value)} as messages", fix='give a list: [fe.Message(role="user", content=text)]'
+        f"{what} returned {as_text_of(value)} as messages", fix='give a list: [fe.Message(role="user", content=text)]'
     )
 
 
 def _info(what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise EnvironmentBugError(
-            f"{what} gave {as_text_of(value)} as info", fix="give a dictionary, {} if there is none"
+            f"{what} returned {as_text_of(value)} as info", fix="give a dictionary, {} if there is none"
         )
     return value
 

@@ -66,7 +66,7 @@ def check_definition(cls: type, *, anew: bool = False) -> None:
             example = '("train", "eval")' if name == "splits" else '("first", "second")'
             raise PluginError(f"{cls.__name__}.{name} is {value!r}", fix=f"write {example}")
         if texts and (twice := next((item for item in value if value.count(item) > 1), None)) is not None:
-            raise PluginError(f"{cls.__name__}.{name} has {twice!r} twice", fix="give each a name of its own")
+            raise PluginError(f"{cls.__name__}.{name} has {twice!r} twice", fix="give each a unique name")
     _check_tools(cls)
     check_defaults(inspect.getattr_static(cls, "config_class"))
     prompt = inspect.getattr_static(cls, "system_prompt", None)

@@ -206,7 +206,7 @@ def hand_in(env: Environment, task: Task, files: Mapping[str, str]) -> list[Acti
     if isinstance(env, HasGoldFiles):
         return env.hand_in(task, files)
     name = type(env).__name__
-    raise EnvironmentBugError(f"{name} has gold_files, and no hand_in", fix="say how files are handed in")
+    raise EnvironmentBugError(f"{name} has gold_files but no hand_in", fix="define how files are submitted")
 
 
 async def unplayable(env: Environment, tasks: Sequence[Task]) -> Mapping[str, str]:
@@ -284,8 +284,8 @@ def credits_of(env: Environment, names: Collection[str], task_id: str) -> dict[s
     except (AttributeError, TypeError, ValueError, OverflowError):
         pass
     raise EnvironmentBugError(
-        f"{type(env).__name__}.credits gave {as_text_of(credits)} on task {task_id!r}",
-        fix=f"give finite numbers by conversation, of {', '.join(names) or 'those that there are: none'}",
+        f"{type(env).__name__}.credits returned {as_text_of(credits)} on task {task_id!r}",
+        fix=f"give finite numbers by conversation, of {', '.join(names) or 'none'}",
     )
 
 

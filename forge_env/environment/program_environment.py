@@ -208,16 +208,17 @@ class ProgramEnvironment(SandboxEnvironment):
         self._program = asyncio.create_task(self.run(self.current_task, self._access))
         observation = await self._next()
         if observation is None:
-            await self._finish("it never asked")
-            within, fix = "", "see that it asks at OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+            await self._finish("it sent no request")
+            within, fix = "", "send its requests to OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
             if self._stopped:
-                within = f" anything that it answers ({self._stopped})"
+                within = f" that could be answered ({self._stopped})"
             if self._overdue:
                 within = f" within {self.config.wall_s:g} s"
-                fix += "; on a busy machine, or where it has much to do before, raise environment.options.wall_s"
+                fix += "; on a busy machine, or if it starts slowly, raise environment.options.wall_s"
             failed = self.ended is not None and self.ended.exit_code not in (0, None)
             raise (ProgramCrashError if failed else EnvironmentBugError)(
-                f"the program of task {self.current_task.id!r} never asked the model{within}: {self._told()}", fix=fix
+                f"the program of task {self.current_task.id!r} sent no request to the model{within}: {self._told()}",
+                fix=fix,
             )
         return observation, {**info, **self._whose()}
 
@@ -381,7 +382,7 @@ class ProgramEnvironment(SandboxEnvironment):
             self.ended = ExecResult(exit_code=1, stderr=f"{type(error).__name__}: {error}")
 
     def _told(self) -> str:
-        text = "it still ran" if self.ended is None else as_text(self.ended)
+        text = "it was still running" if self.ended is None else as_text(self.ended)
         return text[max(0, len(text) - self.config.output_chars) :]
 
     def _last_words(self) -> Observation:
@@ -397,6 +398,6 @@ class ProgramEnvironment(SandboxEnvironment):
         for name, data in wrote[:MOST_FILES]:
             text = "" if b"\0" in data else data[: 4 * room].decode("utf-8", "replace")[:room]
             room -= len(text)
-            yield f"[it left {name}: {len(data)} bytes]\n{text}".rstrip("\n")
+            yield f"[it wrote {name}: {len(data)} bytes]\n{text}".rstrip("\n")
         if len(wrote) > MOST_FILES:
             yield f"[and {len(wrote) - MOST_FILES} more files]"

@@ -291,7 +291,7 @@ async def _text(env: SandboxEnvironment, path: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise ToolError(f"{path} is no UTF-8 text ({len(data)} bytes)") from None
+        raise ToolError(f"{path} is not UTF-8 text ({len(data)} bytes)") from None
 
 
 def _range(lines: list[int] | None, count: int) -> tuple[int, int]:

@@ -150,7 +150,7 @@ class SandboxEnvironment(ToolEnvironment):
         """The episode's sandbox, available from `setup` to `cleanup`, in tools and in reward functions."""
         if self._box is None and self._left is not None:
             fix = "use read_text, run_hidden_tests, or `async with self.fresh_sandbox()`"
-            raise UsageError("the sandbox was given back for a fresh one", fix=fix)
+            raise UsageError("the sandbox was released for a fresh one", fix=fix)
         if self._box is None:
             raise UsageError("there is no running episode", fix="call reset() first")
         return self._box
@@ -286,7 +286,7 @@ class SandboxEnvironment(ToolEnvironment):
         async with self._session_turn:  # calls of one message run in order, and share the session that the first began
             session, note = self._sessions.get(kind), ""
             if session is None or not session.alive:
-                note = "" if session is None else f"[a new {kind} session: nothing of the last one is left but files]\n"
+                note = "" if session is None else f"[a new {kind} session: only files of the last one remain]\n"
                 interpreters = Interpreters.of(self.sandbox)
                 if kind == "shell":
                     folder, variables = self._shell_start()
@@ -301,7 +301,7 @@ class SandboxEnvironment(ToolEnvironment):
     async def _begin(self, task: Task) -> None:
         if self.sandboxes is None:
             name = type(self).__name__
-            raise UsageError(f"{name} runs code and was given no sandboxes", fix="fe.make(NAME, sandboxes=engine)")
+            raise UsageError(f"{name} runs code and needs sandboxes", fix="fe.make(NAME, sandboxes=engine)")
         self._left, self._not_moved, self._doubtful = None, False, False
         what = f"{type(self).__name__}.spec_of"
         with environment_code(what, task.id):
@@ -333,7 +333,7 @@ class SandboxEnvironment(ToolEnvironment):
 
 def _without_nul(source: str, what: str) -> str:
     if "\0" in source:
-        raise ToolError(f"{what} can't hold a NUL character")
+        raise ToolError(f"{what} can't contain a NUL character")
     return source
 
 

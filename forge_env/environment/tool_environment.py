@@ -190,7 +190,7 @@ class ToolEnvironment(Environment):
         self._running_calls.check("submit")
         name = type(self).__name__
         if not isinstance(answer, str):
-            raise EnvironmentBugError(f"{name}.submit was given a {type(answer).__name__}", fix="give a text: str(...)")
+            raise EnvironmentBugError(f"{name}.submit received a {type(answer).__name__}", fix="give a text: str(...)")
         if self._state != "running":
             raise EnvironmentBugError(
                 f"{name}.submit was called before the agent", fix="call it in a tool or `respond`"
@@ -247,7 +247,7 @@ class ToolEnvironment(Environment):
         for name, kind in (("messages", list), ("turns", int), ("tool_calls", int), ("tool_errors", int)):
             if not isinstance(value := getattr(self, name), kind):
                 problem = f"{type(self).__name__}.setup made self.{name} a {type(value).__name__}"
-                raise EnvironmentBugError(problem, fix="that name is the platform's: use another")
+                raise EnvironmentBugError(problem, fix="the platform uses that name: choose another")
         with environment_code(f"{type(self).__name__}.prompt", task.id):
             prompted = await settled(self.prompt(task))
         observation = as_observation(f"{type(self).__name__}.prompt", prompted)
@@ -260,7 +260,7 @@ class ToolEnvironment(Environment):
         if self._state != "running":
             fix = "call reset() first"
             if type(self).reset is not ToolEnvironment.reset:
-                fix = f"{fix}; {type(self).__name__}.reset must go on to it: return await super().reset(...)"
+                fix = f"{fix}; {type(self).__name__}.reset must call it: return await super().reset(...)"
             raise UsageError("step() without a running episode", fix=fix)
         message = as_message(action)
         self.turns += 1
@@ -323,7 +323,7 @@ class ToolEnvironment(Environment):
         result: object = await self.score()
         if isinstance(result, RubricResult):
             return result
-        fix = "return what a Rubric's `score` does, or set `rubric` to the function"
+        fix = "return a RubricResult, or set `rubric` to the function"
         raise EnvironmentBugError(f"{type(self).__name__}.score returned a {type(result).__name__}", fix=fix)
 
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
@@ -366,7 +366,9 @@ class ToolEnvironment(Environment):
         with environment_code(what, task.id):
             begun = self.setup(task)
             if inspect.isgenerator(begun) or inspect.isasyncgen(begun):
-                raise EnvironmentBugError(f"{what} has a `yield`, so nothing of it runs", fix="end it in `cleanup`")
+                raise EnvironmentBugError(
+                    f"{what} contains `yield`, so it never runs", fix="release resources in `cleanup`"
+                )
             await settled(begun)
 
     async def _end(self) -> None:

@@ -140,7 +140,7 @@ def compare_folders(
             different tasks (options, split, seed).
     """
     if not 0 < confidence < 1:
-        raise UsageError(f"the confidence is between 0 and 1, not {confidence:g}", fix=f"for example {CONFIDENCE}")
+        raise UsageError(f"the confidence must be between 0 and 1, not {confidence:g}", fix=f"for example {CONFIDENCE}")
     stored_a = load(a, score=score)
     stored_b = load(b, score=score or stored_a.config.score)
     scores_a, scores_b = _scores(stored_a.results), _scores(stored_b.results)
@@ -223,5 +223,5 @@ def tables(comparison: Comparison) -> list[Table]:
 
 FOOTNOTES = (
     "p: two-sided paired permutation test over tasks (signs flipped); ± is the standard error of the mean "
-    "difference over tasks, the interval holds every difference that the test does not reject.",
+    "difference over tasks, the interval contains every difference that the test does not reject.",
 )

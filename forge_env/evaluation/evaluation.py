@@ -57,7 +57,7 @@ HELD_UP_S = 20.0
 """Seconds for which code may block the event loop before it is reported."""
 CHECKED_TASKS = 4096
 """Number of an environment's tasks whose ids are checked for duplicates in advance; results are counted by id."""
-UNIQUE_FIX = "give each task an id of its own; --epochs plays tasks several times"
+UNIQUE_FIX = "give each task a unique id; --epochs plays tasks several times"
 MANY_SAMPLES = 100_000
 """Number of samples above which the search for reference solutions is announced, as it takes long."""
 RESERVE_BYTES = 4 * 2**20
@@ -83,21 +83,22 @@ class Evaluation:
         self.folder = ResultsFolder(config.out or _new_folder(config))
         if self.folder.exists() and not self.resume:
             raise UsageError(
-                f"{self.folder.root} holds an evaluation", fix="continue it with --resume, or choose another --out"
+                f"{self.folder.root} already contains an evaluation",
+                fix="continue it with --resume, or choose another --out",
             )
         if self.resume and not self.folder.config.exists():
-            raise UsageError(f"{self.folder.root} holds no evaluation to resume")
+            raise UsageError(f"{self.folder.root} contains no evaluation to resume")
         if self.resume and self.folder.rescored.exists():
             raise UsageError(
-                f"{self.folder.root} holds transcripts that were scored again: a model's new ones don't belong there",
-                fix="resume the evaluation itself, then score that again",
+                f"{self.folder.root} contains rescored transcripts: new samples can't be added",
+                fix="resume the original evaluation, then rescore it",
             )
         if self.resume:
             check_readable(self.folder.root)
             before = read_as(EvaluationConfig, self.folder.config)
             if changed := changes(before, config):
                 raise UsageError(
-                    f"{self.folder.root} was begun with another {', '.join(changed)}", fix="choose another --out"
+                    f"{self.folder.root} was started with another {', '.join(changed)}", fix="choose another --out"
                 )
             if "base_url" not in config.model_fields_set:  # use the recorded one, not this shell's default
                 config = self.config = config.model_copy(update={"base_url": before.base_url})
@@ -282,7 +283,7 @@ class Evaluation:
                 events.subscribe(open_display(self.progress, self.stream))
                 await stack.enter_async_context(ticking(events))
             for damage in self.folder.damage:
-                events.note(f"{damage}; its sample is played again")
+                events.note(f"{damage}; its sample will be played again")
             policy = await self._open_policy(stack, events)
             opponents = self.opponents or {
                 choice.label: await open_opponents(stack, self._opponents_of(choice), "opponents")
@@ -348,7 +349,7 @@ class Evaluation:
         except EndpointError as error:
             module, colon, function = options.model.partition(":")
             if colon and function.isidentifier() and module.isidentifier() and not _importable(module):
-                also = f"where {options.model!r} is a function: there is no module {module!r} here"
+                also = f"if {options.model!r} is a function: there is no module {module!r} here"
                 error.fix = f"{error.fix}; {also}" if error.fix else also
             raise
         return policy
@@ -454,7 +455,7 @@ def scripted(config: EvaluationConfig) -> Policy | None:
     if path and "base_url" not in config.model_fields_set and "OPENAI_BASE_URL" not in os.environ:
         raise UsageError(
             f"there is no module {module!r} for the policy {model!r}",
-            fix="give package.module:function; where it is an endpoint's model, add --base-url",
+            fix="give package.module:function, or add --base-url for an endpoint's model",
         )
     return None
 

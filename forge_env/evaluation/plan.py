@@ -174,7 +174,7 @@ def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environme
         raise UsageError(f"{choice.label} has no tasks in split {split!r}")
     if count * config.epochs > MOST_SAMPLES:
         raise UsageError(
-            f"{count * config.epochs:,} samples of {choice.label} would never end", fix="lower --num-tasks or --epochs"
+            f"{count * config.epochs:,} samples of {choice.label} are too many", fix="lower --num-tasks or --epochs"
         )
     return split, count
 
@@ -273,7 +273,7 @@ def check_record(trajectory: Trajectory) -> None:
     info = trajectory.info
     usage = info.get("usage", {})
     if unknown := [*(info.keys() - set(INFO)), *(usage.keys() - set(USAGE))]:
-        raise ValueError(f"there is no figure {unknown[0]!r}")
+        raise ValueError(f"unknown figure {unknown[0]!r}")
     highest = [] if info["max_reward"] is None else [info["max_reward"]]
     figures = [trajectory.reward, *highest, *usage.values(), *trajectory.metrics.values()]
     if not all(isinstance(figure, int | float) for figure in figures):

@@ -116,7 +116,7 @@ def open_folder(path: Path | str) -> ResultsFolder:
     """Open the folder of an evaluation. Raises `UsageError` if it holds none."""
     folder = ResultsFolder(path)
     if not folder.config.exists():
-        raise UsageError(f"{path} holds no evaluation", fix="give the folder that forge-env eval wrote")
+        raise UsageError(f"{path} contains no evaluation", fix="give the folder that forge-env eval wrote")
     check_readable(folder.root)
     return folder
 

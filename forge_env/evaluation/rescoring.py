@@ -94,17 +94,17 @@ async def rescore(
     """
     folder = open_folder(source)
     if ResultsFolder(out).exists():
-        raise UsageError(f"{out} holds an evaluation already", fix="choose another --out, or remove it")
+        raise UsageError(f"{out} already contains an evaluation", fix="choose another --out, or remove it")
     config = read_as(EvaluationConfig, folder.config)
     refuse_redacted(
         config.model_dump(include={"environments"}),
-        fix=f"let the environment read it from an environment variable, or put it into {folder.config} meanwhile",
+        fix=f"let the environment read it from an environment variable, or add it to {folder.config} temporarily",
     )
     latest = {trajectory.id: trajectory for trajectory in folder.trajectories() if in_plan(config, trajectory)}
     damage = list(folder.damage)
     scorable = {name: trajectory for name, trajectory in latest.items() if _can_be_scored(trajectory)}
     if not scorable:
-        raise UsageError(f"{source} holds no valid sample to score")
+        raise UsageError(f"{source} contains no valid sample to score")
     again = config.model_copy(
         update={
             "out": Path(out),
@@ -167,14 +167,14 @@ def _unscored(evaluation: Evaluation, latest: dict[str, Trajectory]) -> dict[str
     reasons: dict[str, str] = {}
     for name, sample in planned.items():
         if name not in latest and _was_asked_for(evaluation, sample):
-            reasons[name] = "there is no readable record of it: it was not played, or its line is damaged"
+            reasons[name] = "it has no readable record: it was not played, or its line is damaged"
     for name, trajectory in latest.items():
         if not _can_be_scored(trajectory):
             reasons[name] = f"it was lost: {trajectory.error}"
         elif name not in planned:
-            reasons[name] = "the environment has no such task any more"
+            reasons[name] = "the environment no longer has this task"
         elif not trajectory.valid and evaluation.seats(trajectory.environment):
-            reasons[name] = "the environment failed in it, and who had said what is not recorded"
+            reasons[name] = "the environment failed, and the messages of each seat were not recorded"
         elif reason := _exchanged(evaluation, planned[name], trajectory):
             reasons[name] = reason
     return reasons
@@ -194,7 +194,7 @@ def _exchanged(evaluation: Evaluation, sample: Sample, trajectory: Trajectory) -
     try:
         task = evaluation.task(sample)
     except ForgeError as error:
-        return f"its task can't be made: {error}"
+        return f"its task can't be created: {error}"
     if task.id != trajectory.task_id:
-        return f"its task is now {task.id!r}, and was {trajectory.task_id!r}"
+        return f"its task is now {task.id!r} instead of {trajectory.task_id!r}"
     return None

@@ -262,7 +262,7 @@ class Runner:
             return False
         waited = False
         while not await self._writing(self.writer.flush) and not self.stopping:
-            notice = f"the disk is full: {self.writer.held} finished samples wait to be written; free some space"
+            notice = f"the disk is full: {self.writer.held} finished samples are waiting to be written; free some space"
             if not waited:
                 self.events.note(notice)
             waited, self.progress.notice = True, notice
@@ -274,7 +274,7 @@ class Runner:
             self.writer.full = False
             return True
         self.error = DiskFullError(
-            "the disk is full; every finished sample is written", fix="free some space, then --resume plays the rest"
+            "the disk is full; all finished samples are saved", fix="free some space, then --resume plays the rest"
         )
         return False
 
@@ -413,7 +413,7 @@ class Runner:
         else:
             self.error = RunAbortedError(
                 f"the last {self._lost} samples were all lost; the last one: {result.error}",
-                fix="when that is fixed, --resume plays what is missing",
+                fix="fix the cause; --resume plays the missing samples",
             )
         self.stop()
 

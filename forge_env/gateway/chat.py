@@ -97,7 +97,7 @@ def read_chat(data: object) -> ModelRequest:
     """Parse a request body. `RefusedRequestError`: it is invalid or not supported."""
     body = read(ChatRequest, data)
     if body.functions:
-        raise RefusedRequestError("functions are the form of 2023: send `tools`")
+        raise RefusedRequestError("`functions` is deprecated: send `tools`")
     offered = [] if body.tool_choice == "none" else body.tools or []
     return ModelRequest(
         messages=[message.message() for message in body.messages],

@@ -107,7 +107,9 @@ def read_messages(data: object) -> ModelRequest:
 
 def _tool(tool: _Tool) -> ToolSpec:
     if tool.input_schema is None:
-        raise RefusedRequestError(f"the tool {tool.name!r} ({tool.type}) runs at Anthropic: give one with input_schema")
+        raise RefusedRequestError(
+            f"the tool {tool.name!r} ({tool.type}) runs on Anthropic's servers: give one with input_schema"
+        )
     return tool_of(tool.name, tool.description, tool.input_schema)
 
 

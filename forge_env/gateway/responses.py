@@ -89,9 +89,9 @@ def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequ
     """
     body = read(ResponsesRequest, data)
     if body.background:
-        raise RefusedRequestError("background: this model answers at once")
+        raise RefusedRequestError("background: not supported")
     if body.conversation:
-        raise RefusedRequestError("conversation: send all items, or previous_response_id")
+        raise RefusedRequestError("conversation: not supported; send all items, or previous_response_id")
     before: list[Message] = []
     if body.previous_response_id:
         if body.previous_response_id not in earlier:
@@ -111,7 +111,7 @@ def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequ
 
 def _tool(tool: _Tool) -> ToolSpec:
     if tool.type != "function":
-        raise RefusedRequestError(f"a tool of the type {tool.type!r} runs at OpenAI: give a function")
+        raise RefusedRequestError(f"a tool of the type {tool.type!r} runs on OpenAI's servers: give a function")
     return tool_of(tool.name, tool.description, tool.parameters)
 
 

@@ -126,7 +126,9 @@ class Access:
         if self._closed:  # closed while the request was read
             raise ended(self._closed)
         if len(self._open) + request.count > self.client.max_open:
-            raise RefusedRequestError(f"{len(self._open)} requests wait already", status=429, code="too_many_requests")
+            raise RefusedRequestError(
+                f"{len(self._open)} requests are already waiting", status=429, code="too_many_requests"
+            )
         tasks = [asyncio.ensure_future(self._ask(request)) for _ in range(request.count)]
         self._open.update(tasks)
         try:
@@ -297,7 +299,7 @@ class Gateway:
         shown = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
         access = self._episodes.get(shown)
         if access is None:
-            raise RefusedRequestError("this key is of no running episode", status=401, code="invalid_api_key")
+            raise RefusedRequestError("this key belongs to no running episode", status=401, code="invalid_api_key")
         return access
 
 

@@ -263,11 +263,11 @@ def make_game(
     drawn = game.render_mode == "ansi"
     fix = "use an environment with small or discrete spaces, or wrap it in one (gymnasium.ObservationWrapper)"
     if not can_give(game.action_space):
-        problem = f"{env_id} has actions {game.action_space}, which can't be given in words"
+        problem = f"{env_id} has actions {game.action_space}, which can't be written as text"
     elif show == "text" and not drawn:
-        problem, fix = f"{env_id} draws nothing in text (it has no render mode 'ansi')", "use show=values"
+        problem, fix = f"{env_id} can't be rendered as text (it has no render mode 'ansi')", "use show=values"
     elif not drawn and not has_words(game.observation_space):
-        problem = f"{env_id} has observations {game.observation_space}, which can't be shown in words"
+        problem = f"{env_id} has observations {game.observation_space}, which can't be shown as text"
     elif actions and not (isinstance(game.action_space, spaces.Discrete) and game.action_space.n == len(actions)):
         problem = f"`actions` has {len(actions)} words, {env_id} has actions {game.action_space}"
         fix = "name every action, in order; leave `actions` empty to use the environment's own names, or numbers"

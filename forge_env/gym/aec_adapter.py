@@ -190,7 +190,7 @@ def make_game(env_id: str, options: dict[str, Any]) -> Game:
         fix = "check env_id, env_options; PettingZoo is installed by: pip install 'pettingzoo[classic]'"
         raise UsageError(f"can't make {env_id!r}: {str(error)[:300]}", fix=fix) from error
     if not hasattr(game, "agent_selection") and not hasattr(game, "possible_agents"):
-        raise UsageError(f"{env_id!r} gave a {type(game).__name__}", fix="name a function that gives an AEC game")
+        raise UsageError(f"{env_id!r} returned a {type(game).__name__}", fix="name a function that returns an AEC game")
     return game
 
 
@@ -200,10 +200,10 @@ def check_game(env_id: str, game: Game, actions: list[str]) -> None:
         observed, space = game.observation_space(seat), game.action_space(seat)
         shown = observed["observation"] if _is_masked(observed) else observed
         if not can_give(space):
-            raise UsageError(f"{env_id} has actions {space}, which can't be given in words", fix="wrap the game")
+            raise UsageError(f"{env_id} has actions {space}, which can't be written as text", fix="wrap the game")
         if not has_words(shown):
             fix = "wrap the game, so that it has small observations"
-            raise UsageError(f"{env_id} has observations {shown}, which can't be shown in words", fix=fix)
+            raise UsageError(f"{env_id} has observations {shown}, which can't be shown as text", fix=fix)
         if actions and not (isinstance(space, spaces.Discrete) and space.n == len(actions)):
             fix = "name every action, in order; leave `actions` empty for numbers"
             raise UsageError(f"`actions` has {len(actions)} words, {env_id} has actions {space}", fix=fix)

@@ -215,7 +215,7 @@ def find(
     for wanted in (visible, hidden):
         if wanted not in (None, "reward", *names):
             raise UsageError(
-                f"no episode has the metric {wanted!r}", fix=f"there are: {', '.join(['reward', *names]) or 'none'}"
+                f"no episode has the metric {wanted!r}", fix=f"available: {', '.join(['reward', *names]) or 'none'}"
             )
     findings.visible_name = visible or _named(names, VISIBLE) or "reward"
     metric = hidden or _named(names, HIDDEN)

@@ -76,7 +76,7 @@ def read(root: Path, most: int | None = None) -> Transcripts:
     files = [root] if root.is_file() else _files(root)
     if not files:
         raise UsageError(
-            f"{root} holds no recorded episodes",
+            f"{root} contains no recorded episodes",
             fix="give a run, an evaluation, or a folder with trajectories, ATIF documents or conversations as JSON; "
             "a run with logging.trajectories=none keeps none",
         )
@@ -206,7 +206,5 @@ def whole(own: Played) -> Trajectory:
         file.seek(offset)
         data = json.loads(file.read(length))
     if "turns" not in data:
-        raise UsageError(
-            f"a second judge can't be shown {path}, which forge-env has not recorded", fix="leave out --judge"
-        )
+        raise UsageError(f"the second judge needs trajectories of forge-env, unlike {path}", fix="leave out --judge")
     return Trajectory.from_dict(data)

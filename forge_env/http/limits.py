@@ -152,7 +152,7 @@ class Client:
     def request(self) -> Iterator[None]:
         """Count a request as open inside the block. `RefusedRequestError`: too many are open."""
         if self.open >= self.max_open:
-            raise RefusedRequestError(f"{self.open} requests are open already", status=429, code="too_many_requests")
+            raise RefusedRequestError(f"{self.open} requests are already open", status=429, code="too_many_requests")
         self.open += 1
         try:
             yield

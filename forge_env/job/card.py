@@ -204,14 +204,16 @@ def tls_context(address: Address, *, serving: bool) -> ssl.SSLContext | None:
     if missing := [TLS[what] for what, path in files.items() if not path]:
         raise ForgeError(
             f"{address}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set",
-            fix="let them name this host's certificate, its key, and the authority's certificate (docs/hosts.md)",
+            fix="set them to this host's certificate, its key, and the authority's certificate (docs/hosts.md)",
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serving else ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_cert_chain(str(files["cert"]), str(files["key"]))
         context.load_verify_locations(str(files["ca"]))
     except (OSError, ssl.SSLError) as error:
-        raise ForgeError(f"{address}: the certificate can't be used: {error}", fix=f"see {', '.join(files)}") from error
+        raise ForgeError(
+            f"{address}: the certificate can't be used: {error}", fix=f"check {', '.join(files)}"
+        ) from error
     context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -264,7 +266,7 @@ def _told(question: Question, monarch: str) -> dict[str, Any]:
     try:
         return asdict(write_card(question, monarch))
     except Exception as error:  # any fault of this host is reported to the client
-        logger.exception("the card of this host can't be written")
+        logger.exception("this host could not be described")
         return {"forge_env": forge_env.__version__, "fault": f"{type(error).__name__}: {error}"}
 
 
@@ -299,8 +301,8 @@ async def ask(address: Address, question: Question | None = None, *, patience_s:
         )
     if "fault" in card:
         raise ForgeError(
-            f"the worker at {address} can't tell of its host: {card['fault']}",
-            fix="mend that there; the worker's output has the traceback",
+            f"the worker at {address} can't describe its host: {card['fault']}",
+            fix="fix it there; the worker's output has the traceback",
         )
     return Card(**card)
 
@@ -329,7 +331,7 @@ async def until_lost(address: Address) -> None:
 
 def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return f"nothing was heard for {ANSWER_S:g} s"
+        return f"no answer within {ANSWER_S:g} s"
     if isinstance(error, json.JSONDecodeError):
         return "something else listens there"
     if isinstance(error, ssl.SSLCertVerificationError):

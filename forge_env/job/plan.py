@@ -101,7 +101,7 @@ class Plan:
         for role, numbers in section.place.items():
             if wrong := [number for number in numbers if number >= len(cards)]:
                 raise UsageError(
-                    f"job.place: {role} is to run on worker {wrong[0]}, but there are {len(cards)}",
+                    f"job.place: {role} is placed on worker {wrong[0]}, but there are {len(cards)}",
                     fix=f"the first worker is number 0, the last is number {len(cards) - 1}",
                 )
 
@@ -122,7 +122,7 @@ class Plan:
         chosen = sorted(fits, key=lambda number: self._rank(unit, number))[: unit.hosts]
         if len(chosen) < unit.hosts:
             raise UsageError(
-                f"there is no room for {unit.name}: it needs {_needs(unit)}. What is left: "
+                f"no host has room for {unit.name}: it needs {_needs(unit)}. Free: "
                 + "; ".join(self._left(number, unit.role) for number in hosts),
                 fix="use more or bigger hosts, let job.place name others, or lower procs, num_replicas, workers",
             )
@@ -179,7 +179,7 @@ class Plan:
         names = ", ".join(unit.name for unit, _ in self._on(number))
         return (
             f"on {self._name(number)}, {_figures(len(self._free_gpus(number, role)), self._free_memory_gb(number))}"
-            f"{f' (it has {names})' if names else ''}"
+            f"{f' (used by {names})' if names else ''}"
         )
 
     def _name(self, number: int) -> str:

@@ -32,7 +32,7 @@ def stage(folder: Path, cache: Path) -> Path:
                 os.replace(copied, target)
     except (OSError, shutil.Error) as error:
         raise ForgeError(
-            f"{folder} can't be copied to {target}, where all hosts would see it: {error}",
+            f"{folder} can't be copied to {target}, which all hosts share: {error}",
             fix="free some space, or put the model on a file system that all hosts mount",
         ) from error
     return target

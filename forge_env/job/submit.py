@@ -78,12 +78,12 @@ def submit(request: Request, folder: Path) -> int:
     """
     way = WAYS[request.config.job.kind]
     if shutil.which(way.program) is None:
-        raise ForgeError(f"`{way.program}` is not here, which submits jobs", fix="run this where it is installed")
+        raise ForgeError(f"`{way.program}` submits jobs, but is not installed", fix="run this on a machine that has it")
     write_files(folder, job_files(request.config.job.kind, request))
     secrets = {"secret": request.kubernetes_secret, "secrets": request.sky_secrets}
     command = ["bash", "-c", way.script.format(name=request.name, **secrets)]
     print(f"{request.hosts}; files in {folder}", flush=True)
-    print(f"to end it: {way.end.format(name=request.name, folder=folder)}", flush=True)
+    print(f"to cancel it: {way.end.format(name=request.name, folder=folder)}", flush=True)
     interrupts: list[int] = []  # held back while the process starts, which would otherwise be left behind
     before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     try:
@@ -96,7 +96,7 @@ def submit(request: Request, folder: Path) -> int:
                 return following.wait()
             except KeyboardInterrupt:
                 os.killpg(following.pid, signal.SIGTERM)
-                say("no longer followed: the job goes on")
+                say("stopped following; the job continues")
                 raise
     finally:
         signal.signal(signal.SIGINT, before)

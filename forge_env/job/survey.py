@@ -74,7 +74,7 @@ async def survey(config: RunConfig, run_folder: Path) -> Survey | None:
         missing = {folder for path, folder in files.items() if card.files[str(path)] != local.files[str(path)]}
         if lacking := sorted(map(str, missing.difference(models))):
             raise ForgeError(
-                f"{name} does not see {', '.join(lacking)} as this machine does",
+                f"{name} lacks {', '.join(lacking)}, or has other contents there",
                 fix="put it on a file system that all hosts mount there (output_dir, model.cache_dir)",
             )
         unseen |= missing
@@ -136,7 +136,7 @@ def _marks(folder: Path, stack: ExitStack) -> Iterator[Path]:
     try:
         mark.write_bytes(secrets.token_bytes(16))
     except OSError as error:
-        raise ForgeError(f"can't write to {mark.parent}: {error.strerror}", fix="choose another place") from error
+        raise ForgeError(f"can't write to {mark.parent}: {error.strerror}", fix="choose another folder") from error
     stack.callback(mark.unlink)
     yield mark
 
@@ -153,7 +153,7 @@ def _compare(name: str, card: Card, own: Card) -> None:
         if card.modules[module] is None and digest is not None:
             wrong.append(f"{module} missing")
         elif card.modules[module] != digest:
-            wrong.append(f"{module} with other code than here")
+            wrong.append(f"{module} with different code")
     if wrong:
         raise ForgeError(
             f"{name} differs from this machine: {', '.join(wrong)}", fix="install the same packages on all hosts"
@@ -164,13 +164,13 @@ def _check_rollouts(config: RunConfig, plan: Plan, addresses: list[Address], car
     """Check that rollout workers have a sandbox engine and the environment's data on their hosts."""
     for number in range(config.rollouts.workers * config.rolls_out):
         for host in plan.places[f"rollouts{number}"].hosts:
-            where = f"rollouts{number} is to be on host {host} ({addresses[host]})"
+            where = f"rollouts{number} is placed on host {host} ({addresses[host]})"
             if why := cards[host].no_engine:
                 raise SandboxUnavailableError(
                     f"{where}, where {why}", fix="let job.place name other hosts for rollouts, or start Docker there"
                 )
             if other := [path for path, size in own.data.items() if cards[host].data[path] != size]:
                 raise ForgeError(
-                    f"{where}, where {', '.join(other)} (environment.options) is missing or another than here",
+                    f"{where}, where {', '.join(other)} (environment.options) is missing or differs from this machine",
                     fix="copy it there, or put it on a file system that all hosts mount",
                 )

@@ -54,7 +54,7 @@ class CodeTests:
         if not tests:
             raise ValueError('task.data["tests"] is empty')
         if env is None or env.sandboxes is None:
-            raise UsageError("CodeTests runs code and was given no sandboxes", fix="fe.make(NAME, sandboxes=engine)")
+            raise UsageError("CodeTests runs code and needs sandboxes", fix="fe.make(NAME, sandboxes=engine)")
         async with env.sandboxes.session() as sandbox:
             calls = [test["call"] for test in tests]
             result = await Judging.of(sandbox).run_calls(extract_code(answer), calls, limits=self.limits)

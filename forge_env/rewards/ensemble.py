@@ -45,7 +45,7 @@ class Ensemble:
         if len(accuracies) != len(verifiers):
             raise UsageError(f"an ensemble has {len(verifiers)} verifiers but {len(accuracies)} accuracies")
         if not all(0.0 < value < 1.0 for value in [*accuracies, prior]):
-            raise UsageError("accuracies and prior of an ensemble lie between 0 and 1")
+            raise UsageError("accuracies and prior of an ensemble must be between 0 and 1")
         self.verifiers = list(verifiers)
         self.accuracies = accuracies
         self.prior = prior
@@ -88,7 +88,7 @@ def estimate_accuracies(
         ([1.0, 0.75, 0.75], 0.5)
     """
     if not votes or not votes[0]:
-        raise UsageError("no votes to learn accuracies from")
+        raise UsageError("there are no votes to estimate accuracies from")
     if len({len(row) for row in votes}) > 1:
         raise UsageError("votes [N answers][K verifiers] need one vote of every verifier on each answer")
     if labels is not None and len(labels) != len(votes):
@@ -96,7 +96,7 @@ def estimate_accuracies(
     if labels is not None:
         return _maximise(votes, [float(label) for label in labels], [1] * len(votes))
     if len(votes[0]) < 3:
-        raise UsageError("accuracies of fewer than three verifiers can't be told apart without labels")
+        raise UsageError("accuracies of fewer than three verifiers can't be estimated without labels")
     alike = Counter(tuple(map(bool, row)) for row in votes)  # answers with equal votes have equal beliefs
     rows, counts = list(alike), list(alike.values())
     beliefs = [sum(row) / len(row) for row in rows]  # start from the fraction of votes for

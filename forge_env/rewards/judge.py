@@ -58,4 +58,4 @@ class JudgeReward:
             score = ([None, *_SCORE.findall(reply.message.content)][-1] or "").rstrip(".")
             if score.isdecimal() and int(score[:6]) <= self.scale:  # 0.7 is on a different scale
                 return int(score) / self.scale
-        raise GeneratorError(f"the judge gave no score in {self.retries + 1} tries")
+        raise GeneratorError(f"the judge returned no score in {self.retries + 1} attempts")

@@ -354,7 +354,7 @@ def _scorer(name: str, function: RewardFunction, weight: float, injected: tuple[
     if {"response", "answer"} <= parameters.keys() and "answer" in injected:
         raise UsageError(
             f"reward function {name!r} takes `response` and `answer`, which are both the agent's reply",
-            fix="the task's answer, also of a column `answer`, is `target`: take it instead of `answer`",
+            fix="use `target` instead of `answer`: it is the task's answer, also from a column `answer`",
         )
     wanted: list[str] = []
     for parameter in parameters.values():
@@ -365,7 +365,8 @@ def _scorer(name: str, function: RewardFunction, weight: float, injected: tuple[
             wanted.append(parameter.name)
         elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
             raise UsageError(
-                f"reward function {name!r} asks for {parameter.name!r}", fix=f"it can have {', '.join(injected)}"
+                f"reward function {name!r} has an unknown parameter {parameter.name!r}",
+                fix=f"known: {', '.join(injected)}",
             )
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     return _Scorer(name, function, float(weight), tuple(wanted), is_async)

@@ -165,7 +165,7 @@ async def run_episode(
             trajectory.crash(error)
             break
         except InfrastructureError as error:
-            log.warning("episode of task %s lost (try %d): %s", trajectory.task_id or seed, tries + 1, error)
+            log.warning("episode of task %s was lost (attempt %d): %s", trajectory.task_id or seed, tries + 1, error)
             trajectory.error = f"{type(error).__name__}: {error}"
             trajectory.valid = tries < retry.attempts
         if not trajectory.valid:
@@ -291,7 +291,7 @@ async def _take_turns(
         except ContextLengthExceeded:
             return "context"
         except ChatFormatError as error:
-            log.warning("episode of task %s is truncated: %s", trajectory.task_id, error)
+            log.warning("episode of task %s was truncated: %s", trajectory.task_id, error)
             return "format"
         except LimitReached as reached:
             if reached.reply is not None:

@@ -86,7 +86,7 @@ class RemoteClock:
             self._told = self.uncertain
             wall = told.wall - (answered.wall - (answered.at - self.here(told.at)))
             logger.info(
-                "the clock of %s is %.4f s ahead of this one's, give or take %.4f s; the timeline uses this one",
+                "the clock of %s is %.4f s ahead of this machine's (error up to %.4f s); the timeline uses the latter",
                 told.host,
                 wall,
                 self.uncertain,

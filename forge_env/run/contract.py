@@ -18,11 +18,11 @@ from forge_env.schema import without_schema
 Verdict = Literal["holds", "doubtful", "broken", "open"]
 CLAUSES: Mapping[str, str] = {
     "prompt": "the prompt contains the task",
-    "log-probs": "trainer and generator find the same tokens equally likely",
-    "weights": "generators serve the weights that were trained",
-    "tokens": "what is trained on is what was sampled",
+    "log-probs": "trainer and generator agree on log-probabilities",
+    "weights": "generators serve the trained weights",
+    "tokens": "trained tokens are the sampled ones",
     "rewards": "rewards differ",
-    "answers": "the model answers different tasks differently",
+    "answers": "answers to different tasks differ",
     "scores": "scores are cheat-proof",
 }
 """Clauses and the statement that each one checks, in display order."""

@@ -139,7 +139,7 @@ def choose_folder(output_dir: str, name: str | None, stem: str, *, resume: bool)
             check_readable(folder.root)
         return folder
     if resume:
-        raise UsageError("--resume needs to know which run", fix=f"add --name NAME; {_existing(base)}")
+        raise UsageError("--resume needs a run", fix=f"add --name NAME; {_existing(base)}")
     return RunFolder(unused(base / stem))
 
 

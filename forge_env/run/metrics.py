@@ -210,7 +210,7 @@ def check_loggers(config: RunConfig) -> None:
     logged_in = _netrc_knows_wandb()
     if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or logged_in):
         raise UsageError(
-            "logging.wandb is on, but nobody is logged in to Weights & Biases",
+            "logging.wandb is on, but there is no login for Weights & Biases",
             fix="run `wandb login`, or set WANDB_MODE=offline",
         )
 

@@ -70,7 +70,7 @@ def describe_end(run: Run, outcome: RunOutcome) -> str:
     if outcome.code == UsageError.exit_code:
         return ended
     if saved == 0:
-        return f"{ended}, nothing is saved; begin again with: {command}"
+        return f"{ended}; nothing was saved; start again with: {command}"
     if saved is not None and saved < done:
         ended += f", saved after {saved}"
     return f"{ended}; continue with: {command}"

@@ -54,7 +54,7 @@ def check(config: RunConfig, folder: RunFolder) -> Ready:
     if config.job.kind == "local":
         check_gpus(config)
         check_memory(config)
-        ready = Ready(check_sandbox(config) if config.rolls_out else "none, since no episode is played")
+        ready = Ready(check_sandbox(config) if config.rolls_out else "none: no episodes are played")
     else:
         ready = check_hosts(config, folder)
     check_trainer(config)
@@ -131,7 +131,7 @@ def check_least_gpus(found: int, there: str) -> None:
         raise UsageError(f"MIN_GPUS={least!r} is not a number", fix="set it to a number of GPUs, or unset it")
     if found < int(least):
         raise ForgeError(
-            f"Insufficient GPU resources: MIN_GPUS asks for {least}, {there} {found}",
+            f"Insufficient GPU resources: MIN_GPUS requires {least}, {there} {found}",
             fix="use a bigger machine, or set MIN_GPUS lower: a recipe's own needs are checked anyway",
         )
 
@@ -173,11 +173,11 @@ def check_disk(config: RunConfig, folder: RunFolder) -> None:
         if not parent.is_dir():
             raise ForgeError(f"can't write to {path}: {parent} is not a folder", fix=f"choose another {key}")
         if not _writable(parent):
-            raise ForgeError(f"can't write to {path}", fix=f"choose another place with {key}=PATH")
+            raise ForgeError(f"can't write to {path}", fix=f"choose another folder with {key}=PATH")
         if (free := machine.free_disk_gb(path)) < needed:
             raise ForgeError(
                 f"the disk of {path} is full: {free:.2f} GiB free, the run takes about {needed:.2f} GiB",
-                fix=f"free some space, or choose another place with {key}=PATH",
+                fix=f"free some space, or choose another folder with {key}=PATH",
             )
 
 

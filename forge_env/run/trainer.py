@@ -46,7 +46,7 @@ class Trainer:
             question: GPUs, lengths and price to assume.
         """
         raise UsageError(
-            f"method={config.method} does not say what a recipe will take",
+            f"method={config.method} can't forecast a recipe",
             fix="derive it from forge_env.run.trainer.Trainer, with a method `plan`",
         )
 

@@ -64,7 +64,7 @@ def reap_abandoned() -> int:
             if issubclass(engine, Inventory):
                 count += engine.reap_abandoned()
         except Exception:  # task boundary: no error of a plug-in's engine may stop the command
-            logger.debug("engine %s could not tidy up", name, exc_info=True)
+            logger.debug("engine %s could not remove its leftovers", name, exc_info=True)
     return count
 
 
@@ -104,7 +104,7 @@ def open_engine(name: str = "auto", **options: Any) -> SandboxEngine:
         if reason is None:
             return _made(load_engine(candidate), candidate, options)
     raise SandboxUnavailableError(
-        "no sandbox engine can run here, so no code will be run: "
+        "no sandbox engine can run here, so no code is run: "
         + "; ".join(f"{candidate}: {reason}" for candidate, reason in reasons.items()),
         fix="start Docker, or allow unprivileged user namespaces",
     )

@@ -116,7 +116,7 @@ class SandboxSpec:
             object.__setattr__(self, name, tuple(value))
         for package in self.packages:
             if not (isinstance(package, str) and _REQUIREMENT.fullmatch(package)):
-                fix = "name packages of the index, with versions if need be: 'numpy>=2'"
+                fix = "name packages of the index, with versions if needed: 'numpy>=2'"
                 raise UsageError(f"{package!r} is not a package", fix=fix)
         for module in self.preload:
             if not (isinstance(module, str) and all(part.isidentifier() for part in module.split("."))):
@@ -141,7 +141,7 @@ def _check_folders(folders: tuple[str, ...]) -> None:
         if not folder.startswith("/") or folder.startswith("//") or not folder.isprintable() or "," in folder:
             raise UsageError(f"writable: {folder!r} is not an absolute path", fix="give absolute paths such as '/app'")
         if any(is_below(folder, f"/{fixed}") or is_below(f"/{fixed}", folder) for fixed in _READ_ONLY):
-            raise UsageError(f"writable: {folder!r} is never writable: the sandbox itself is there", fix="leave it out")
+            raise UsageError(f"writable: {folder!r} is never writable: the sandbox itself uses it", fix="leave it out")
         others = [*_OWN_FOLDERS, *(other for other in folders if other is not folder)]
         if inside := [other for other in others if is_below(folder, other)]:
             raise UsageError(f"writable: {folder!r} is in {inside[0]!r}", fix="leave it out")

@@ -162,7 +162,7 @@ class McpEndpoint:
         return types.CallToolResult(content=[content], is_error=text.startswith("Error: "))
 
     async def _list_prompts(self, context: Any, params: Any) -> types.ListPromptsResult:
-        return types.ListPromptsResult(prompts=[types.Prompt(name="task", description="what the agent is asked to do")])
+        return types.ListPromptsResult(prompts=[types.Prompt(name="task", description="the prompt of the task")])
 
     async def _get_prompt(self, context: Any, params: types.GetPromptRequestParams) -> types.GetPromptResult:
         if params.name != "task":

@@ -267,13 +267,13 @@ def openapi(name: str, splits: Sequence[str]) -> dict[str, Any]:
     step = {"properties": {**session, "action": action, "timeout_s": seconds}, "required": ["action"]}
     free = {"type": "object"}
     named = {"name": "session_id", "in": "query", "schema": {"type": "string"}}
-    state = {"summary": "where the episode stands", "parameters": [named]}
+    state = {"summary": "state of the episode", "parameters": [named]}
     paths: dict[str, Any] = {
         "/reset": post("start an episode", {**free, **reset}, answers(reference(Result), 400, 422, 500, 503)),
         "/step": post("act", {**free, **step}, answers(reference(Result), 400, 409, 422, 500)),
         "/state": {"get": {**state, "responses": answers(reference(EpisodeState), 409)}},
         "/close": post("end a session", {**free, "properties": session}, answers(free, 400, 409, 422)),
-        "/mcp": post("JSON-RPC: tools/list, tools/call; mistakes are answered as it says", {}, answers(free)),
+        "/mcp": post("JSON-RPC: tools/list, tools/call; errors follow JSON-RPC", {}, answers(free)),
     }
     gone = {"400": {"description": "no session is named"}, "404": {"description": "there is no such session"}}
     which = {"name": "mcp-session-id", "in": "header", "required": True, "schema": {"type": "string"}}
@@ -411,7 +411,7 @@ class Connection:
     async def _resume(self, session_id: str) -> dict[str, Any]:
         resumed = self.sessions.take(session_id, self._let_go)
         if resumed is None:
-            raise WireError("SESSION_ERROR", "that session is not waiting for its client (any more)")
+            raise WireError("SESSION_ERROR", "that session is not waiting for a client")
         previous, self.session = self.session, resumed
         if previous is not None and previous is not resumed:
             await self.sessions.close(previous)

@@ -276,7 +276,7 @@ class Session:
         self.working = asyncio.create_task(answer)
         await asyncio.wait([self.working])
         if self.working.cancelled():
-            raise WireError("EXECUTION_ERROR", "stopped: the client went on")
+            raise WireError("EXECUTION_ERROR", "cancelled: the client sent another message")
         return self.working.result()
 
     async def finish(self, *, cancel: bool = False) -> None:
@@ -432,7 +432,7 @@ class Sessions:
         """Return the session that a request names. `WireError`: it doesn't exist, or not any more."""
         session = self._sessions.get(session_id)
         if session is None or session.turn is None:
-            raise WireError("SESSION_ERROR", f"there is no session {session_id[:64]!r} (any more): reset first")
+            raise WireError("SESSION_ERROR", f"there is no session {session_id[:64]!r} : reset first")
         return session
 
     async def use(self, session: Session, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:

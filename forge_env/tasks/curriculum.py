@@ -79,7 +79,7 @@ class Curriculum(Order):
             self._deck = _Finite(task, num_tasks, seed)
         if not self.shares():
             raise UsageError(
-                f"no task has a difficulty of {sorted(self._weights)}", fix=f"there are {sorted(self._deck.levels)}"
+                f"no task has a difficulty of {sorted(self._weights)}", fix=f"available: {sorted(self._deck.levels)}"
             )
 
     def __getitem__(self, position: int) -> int:
@@ -96,7 +96,7 @@ class Curriculum(Order):
             if index is not None:
                 return index, level
             del shares[level]  # too rare to be drawn now
-        raise UsageError("the environment has no more tasks of the levels it began with")
+        raise UsageError("the environment has no more tasks of its initial levels")
 
     def rate(self, level: int) -> float:
         """Recent success rate, smoothed towards 1/2 by one imaginary success and one imaginary failure."""

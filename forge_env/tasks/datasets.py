@@ -590,7 +590,7 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise UsageError(f"{path}: {first_line(error)}") from error
 
 
-UTF_8 = "save it as UTF-8: `iconv -f latin1 -t utf-8 OLD > NEW` where it is Western European"
+UTF_8 = "save it as UTF-8: `iconv -f latin1 -t utf-8 OLD > NEW` for Western European text"
 READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
     ".jsonl": _jsonl_rows,
     ".json": _json_rows,

@@ -60,7 +60,7 @@ class ToolCalls:
         if self._straggler is not None and not await self._straggler.ended(timeout_s):
             name = type(self._owner).__name__
             raise InfrastructureError(
-                f"a tool call of {name} that timed out has not ended", fix="make a new environment"
+                f"a tool call of {name} that timed out is still running", fix="make a new environment"
             )
 
     def check(self, what: str) -> None:
@@ -69,7 +69,7 @@ class ToolCalls:
         if scope is None or scope.owner is not self._owner:
             return
         if scope.given_up or scope.episode != self._episode:
-            raise ToolError(f"this tool call is over: it can't {what} any more")
+            raise ToolError(f"this tool call has ended: it can't {what}")
 
     async def run_all(
         self, tools: Mapping[str, Tool], calls: Sequence[ToolCall], *, timeout_s: float, task_id: str
@@ -106,7 +106,7 @@ class ToolCalls:
             limit_s = timeout_s if tool.timeout_s is None else tool.timeout_s
             # after an interrupt request, don't wait for a thread that may never end
             if self._straggler is not None and not await self._straggler.ended(0 if requested() else limit_s):
-                return ToolResult(f"Error: {name} can't run: a call that timed out has not ended", error=True)
+                return ToolResult(f"Error: {name} can't run: a call that timed out is still running", error=True)
             return await self._answer(tool, arguments, timeout_s, task_id)
 
     async def _answer(self, tool: Tool, arguments: str, timeout_s: float, task_id: str) -> ToolResult:

@@ -231,7 +231,7 @@ class StderrLog(asyncio.Protocol):
 
     def told(self) -> str:
         """The last line, as a suffix for error messages."""
-        return f"; it said: {self._last}" if self._last else ""
+        return f"; last output: {self._last}" if self._last else ""
 
     def data_received(self, data: bytes) -> None:
         """Log the lines that are complete, or too long to wait for their end."""

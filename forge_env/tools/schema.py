@@ -163,7 +163,7 @@ class Tool:
         self.max_calls = options.max_calls
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
             raise UsageError(
-                f"tool {options.name or function.__name__!r} is a generator", fix="return its whole answer"
+                f"tool {options.name or function.__name__!r} is a generator", fix="return the whole answer"
             )
         self.is_async = inspect.iscoroutinefunction(function)
         self.in_thread = options.thread and not self.is_async
@@ -392,7 +392,7 @@ def _check_belongs(cls: type, name: str, attribute: Any) -> None:
         raise UsageError(f"the tool {cls.__name__}.{name} has no `self`", fix=f"write `def {name}(self, {first}, ...)`")
     if isinstance(needed, type) and not issubclass(cls, needed):
         raise UsageError(
-            f"the tool {cls.__name__}.{name} works in a {needed.__name__} only",
+            f"the tool {cls.__name__}.{name} needs a {needed.__name__}",
             fix=f"derive {cls.__name__} from fe.{needed.__name__}",
         )
 
@@ -459,7 +459,7 @@ def _plain(value: Any, name: str) -> Any:
     if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
         raise EnvironmentBugError(
             f"tool {name!r} returned a {kind.__name__}, which a model can't read",
-            fix="return text, a dataclass, a pydantic model, or what JSON has",
+            fix="return text, a dataclass, a pydantic model, or JSON values",
         )
     return str(value)
 

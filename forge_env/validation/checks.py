@@ -188,8 +188,8 @@ class Validator:
         yield self._highest_reward()
         changed = [name for name, before in shared.items() if _shared_state(type(self.env))[name] != before]
         if changed:
-            text = f"{', '.join(changed)} changed while episodes were played, and all of them share it: what belongs to"
-            yield Check("note", "attributes of the class", f"{text} one episode is made in `setup`")
+            text = f"{', '.join(changed)} changed during episodes, which all share it: create the state of"
+            yield Check("note", "attributes of the class", f"{text} an episode in `setup`")
         yield self._cost()
 
     def longest_wait(self) -> tuple[str, str, float]:
@@ -202,7 +202,9 @@ class Validator:
         ours = Environment.__module__.partition(".")[0]
         declared = [cls for cls in type(self.env).__mro__ if "api_version" in vars(cls)]
         if declared[0].__module__.partition(".")[0] == ours and not type(self.env).__module__.startswith(f"{ours}."):
-            text = f"write `api_version = {API_VERSION}` into the class, so that a later forge-env knows what it is for"
+            text = (
+                f"write `api_version = {API_VERSION}` into the class, so that later versions of forge-env can check it"
+            )
             return Check("note", "API version", text)
         return Check("ok", "API version", str(self.env.api_version))
 
@@ -226,7 +228,7 @@ class Validator:
         if not wanted:
             return 0, Check("note", name, "none")
         total = "endless" if count is None else str(count)
-        return wanted, Check("ok", name, f"{total}; {wanted} looked at: distinct ids, the same every time")
+        return wanted, Check("ok", name, f"{total}; {wanted} checked: ids are unique and the same every time")
 
     def _problems_of(self, split: str, index: int, task: Task, twin: Task) -> Iterator[str]:
         if (other := self._split_of.get(task.id)) is None:
@@ -339,7 +341,7 @@ class Validator:
         return Check("ok", name, f"{number} of {number}{by_seat}")
 
     async def _wrong(self, tasks: Sequence[Task]) -> Check:
-        name = "empty and wrong answers don't"
+        name = "empty and wrong answers score below maximum"
         if (full := self.env.max_reward) is None:
             return Check("open", name, _UNKNOWN)
         most, luck = 0, luck_of(self.env)
@@ -435,7 +437,7 @@ class Validator:
             if looked_at == NUM_CHEATED:
                 break
         if not tried:
-            text = "nothing to try: no gold solution hands in Python code (see gold_files)"
+            text = "nothing to try: no gold solution submits Python code (see gold_files)"
             return Check("open" if self._verdicts else "note", name, text)
         return Check("ok", name, f"{tried} of them, on {looked_at} tasks")
 
@@ -485,12 +487,12 @@ def _nothing_shown(tasks: Iterable[Task], shown: FirstProblem) -> Check:
         return Check("note", name, "tasks hide no text")
     if not looked_for:
         return Check("open", name, f"no hidden text is as long as {SHORTEST_TEXT} characters: it occurs by chance")
-    return Check("ok", name, f"looked for that of {looked_for} of {number} tasks")
+    return Check("ok", name, f"checked {looked_for} of {number} tasks")
 
 
 def _moves(turns: int, taken: int) -> Check:
     """Whether a game that counts invalid actions accepted any action."""
-    name = "valid actions are taken"
+    name = "valid actions are accepted"
     if not taken:
         return Check("open", name, f"none of {turns} random ones was: give legal ones in `random_action`")
     return Check("ok", name, f"{taken} of {turns} random ones")
@@ -556,7 +558,7 @@ def _task_problems(split: str, index: int, task: Task, twin: Task) -> Iterator[s
     elif task != twin:
         yield f"task({split!r}, {index}) is different in a second environment of the same seed"
     if task.split != split:
-        yield f"task {task.id!r} says split={task.split!r}: set Task.split to the split it was asked for"
+        yield f"task {task.id!r} says split={task.split!r}: set Task.split to the requested split"
     if not task.prompt.strip():
         yield f"task {task.id!r} has an empty prompt"
 

@@ -309,7 +309,7 @@ def _pair(a: RunView, b: RunView) -> Pair:
         pair.named, pair.changed = result.environments, result.hardest
         return pair
     if a.config.get("environment") != b.config.get("environment") or a.config.get("seed") != b.config.get("seed"):
-        pair.error = "environment, its options or the seed differ: the held-out tasks may be others"
+        pair.error = "environment, its options or the seed differ: the held-out tasks may differ"
     ends = [{held.split: held.points[-1][0] for held in held_out_points(run.metrics)} for run in (a, b)]
     for split in ends[0].keys() & ends[1].keys():
         one, two = (

@@ -536,7 +536,7 @@ class Indexer:
                 index.update(budget=IN_TURN)
                 again = not index.progress().whole and index.generation != before
             except Exception:  # one run's damaged index must not stop the others; its page shows the problem
-                log.exception("the trajectories of %s can't be read on", index.folder)
+                log.exception("reading the trajectories of %s failed", index.folder)
                 again = False
             if again:
                 with self._wake:

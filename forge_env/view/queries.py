@@ -358,5 +358,5 @@ def _after(place: str) -> tuple[float, int]:
     """
     match = PLACE.fullmatch(place)
     if match is None:
-        raise ValueError(f"{place!r} is no place in a list")
+        raise ValueError(f"{place!r} is not a position in a list")
     return float(match[1] or 0), int(match[2])

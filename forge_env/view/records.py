@@ -33,7 +33,7 @@ def read(index: RunIndex, row: Mapping[str, Any]) -> tuple[Trajectory, bytes]:
         UnreadableError: the line is damaged, too large or gone.
     """
     if row["length"] > LONGEST_LINE:
-        raise UnreadableError(f"the record has {row['length']:,} bytes; more than {LONGEST_LINE:,} are not shown")
+        raise UnreadableError(f"the record has {row['length']:,} bytes; at most {LONGEST_LINE:,} are shown")
     try:
         line = index.read(row["key"], row["length"])
     except (OSError, LookupError, UnsafeFileError) as error:

@@ -100,7 +100,7 @@ class Timeline:
                 return
             at = float(event["ts"]) / 1e6
             if not abs(at) < 1e12:
-                raise ValueError(f"{at} is no time")
+                raise ValueError(f"{at} is not a time")
             if kind == "X":
                 self._add(
                     self._threads.get(event["tid"], "?"), at, at + float(event["dur"]) / 1e6, str(event["name"]), ""

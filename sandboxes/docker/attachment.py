@@ -47,7 +47,7 @@ async def attach(daemon: Daemon, container: str, connection: Connection) -> None
             context = _tls(api) if address.scheme == "https" else None
             transport, _ = await loop.create_connection(protocol, address.hostname, address.port, ssl=context)
     except OSError as error:
-        raise SandboxError(f"the Docker daemon is lost: {error}") from error
+        raise SandboxError(f"the connection to the Docker daemon was lost: {error}") from error
     try:
         await attached
     except BaseException:  # also when cancelled
@@ -115,5 +115,7 @@ class _Attachment(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._attached.done():
-            self._attached.set_exception(SandboxError(f"the Docker daemon hung up: {exc or 'no reason given'}"))
+            self._attached.set_exception(
+                SandboxError(f"the Docker daemon closed the connection: {exc or 'no reason given'}")
+            )
         self._connection.connection_lost(exc)

@@ -31,7 +31,7 @@ DAEMON_ERRORS = (DockerException, RequestException)
 """Exceptions that the client raises when the daemon refuses or can't be reached."""
 FIX = "start Docker, or set DOCKER_HOST"
 TLS_FIX = "set DOCKER_TLS_VERIFY=1 and DOCKER_CERT_PATH (a folder with ca.pem, cert.pem, key.pem), or use ssh://"
-SSH_FIX = "see that ssh reaches it without a question, as a user of the group docker"
+SSH_FIX = "check that ssh connects without a prompt, as a user in the group docker"
 NO_PERMISSION = "add yourself to the group docker, or run as root"
 FOLDER_PREFIX = "forge-env-"
 """Name prefix of temporary socket folders and of containers."""

@@ -211,8 +211,8 @@ class DockerEngine(PooledEngine, Images, Inventory):
                 else:
                     return box
             if spec.proxied:  # the remote machine would have to pass us a listening socket
-                fix = "use network=True, or a daemon of this machine; in a container, start that with -v /tmp:/tmp"
-                raise UsageError("a Docker daemon that does not see this machine's files can't have 'allow'", fix=fix)
+                fix = "use network=True, or a daemon of this machine; start a container that uses it with -v /tmp:/tmp"
+                raise UsageError("'allow' needs a Docker daemon that sees this machine's files", fix=fix)
             await self._start_attached(box, image)
         except _ImageGoneError:
             self._images.clear()  # pruned by another process: the next attempt builds it again
@@ -290,7 +290,7 @@ class DockerEngine(PooledEngine, Images, Inventory):
                 raise _ApartError(f"the Docker daemon does not see {options['HostConfig']['Mounts']}") from error
             if isinstance(error, APIError):
                 raise SandboxError(f"Docker refused a container: {error.explanation or error}") from error
-            raise SandboxError(f"the Docker daemon is lost: {error}") from error
+            raise SandboxError(f"the connection to the Docker daemon was lost: {error}") from error
 
     def _bury(self, client: Any) -> None:
         """Remove the containers in `_undead`."""

@@ -30,7 +30,7 @@ def is_running(client: Any, container: str) -> bool:
     except NotFound:
         return False
     except DAEMON_ERRORS as error:
-        raise SandboxError(f"the Docker daemon is lost: {error}") from error
+        raise SandboxError(f"the connection to the Docker daemon was lost: {error}") from error
 
 
 def end_container(client: Any, container: str) -> bool:

@@ -46,7 +46,7 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
         instead: image that replaces those named by `FROM` in a folder's Dockerfile, see `SandboxSpec.base`.
     """
     if instead and not os.path.isdir(image):
-        raise UsageError(f"image {image!r} has no Dockerfile, so base={instead!r} means nothing", fix="leave base out")
+        raise UsageError(f"image {image!r} has no Dockerfile, so base={instead!r} has no effect", fix="leave base out")
     if image == BUNDLED:
         base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or None
     elif os.path.isdir(image):
@@ -211,7 +211,7 @@ def _build(client: Any, context: bytes, base: str, tag: str) -> None:
     except BuildError as error:
         log = "".join(entry.get("stream", "") for entry in error.build_log)
         step, output = _last_step(log)
-        fix = "name an image that is here in SandboxSpec(base=...)" if step.startswith("FROM ") else None
+        fix = "name a local image in SandboxSpec(base=...)" if step.startswith("FROM ") else None
         raise ImageError(f"an image could not be built: `{step}`: {error}{output}", fix=fix) from error
     except APIError as error:
         raise SandboxUnavailableError(f"the Docker daemon could not build {tag}: {error.explanation}") from error

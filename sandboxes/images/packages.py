@@ -86,7 +86,7 @@ def _install(packages: Sequence[str], python: Python, folder: Path) -> None:
     site = folder / "site"
     if not has_pip():
         fix = f"{sys.executable} -m ensurepip, or an image that has them"
-        raise SandboxUnavailableError("packages for sandboxes are installed with pip, which is missing", fix=fix)
+        raise SandboxUnavailableError("installing packages for sandboxes needs pip, which is missing", fix=fix)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--no-compile", "--only-binary=:all:", "--target", str(site), *_for_another(python), "--", *packages]
     try:

@@ -48,7 +48,7 @@ async def attach(cluster: Cluster, pod: str, connection: Connection) -> None:
             lambda: _Attachment(uri, headers, connection, attached), address.hostname or "", port, ssl=cluster.tls
         )
     except OSError as error:
-        raise SandboxError(f"the cluster is lost: {error}") from error
+        raise SandboxError(f"the connection to the cluster was lost: {error}") from error
     try:
         await attached
     except BaseException:  # also when cancelled
@@ -153,5 +153,5 @@ class _Attachment(asyncio.Protocol):
         if self._ping is not None:
             self._ping.cancel()
         if not self._attached.done():
-            self._attached.set_exception(SandboxError(f"the cluster hung up: {exc or 'no reason given'}"))
+            self._attached.set_exception(SandboxError(f"the cluster closed the connection: {exc or 'no reason given'}"))
         self._connection.connection_lost(exc)

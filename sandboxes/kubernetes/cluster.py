@@ -184,6 +184,6 @@ class _Plugin:
         except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
             output = getattr(error, "stderr", None) or str(error).encode()
             last = redaction.redact(output.decode("utf-8", "replace")).strip().splitlines()[-1:] or ["no reason given"]
-            raise SandboxUnavailableError(f"{command[0]} did not give a token for the cluster: {last[0]}") from error
+            raise SandboxUnavailableError(f"{command[0]} returned no token for the cluster: {last[0]}") from error
         ends = status.get("expirationTimestamp")
         self._until = datetime.datetime.fromisoformat(ends) if ends else None

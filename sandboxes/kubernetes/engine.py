@@ -163,7 +163,7 @@ class KubernetesEngine(PooledEngine):
         super().check(spec)
         if spec.proxied:
             fix = "use network=True and a NetworkPolicy of yours"
-            raise UsageError("the kubernetes engine can't have 'allow' or 'origin'", fix=fix)
+            raise UsageError("the kubernetes engine does not support 'allow' or 'origin'", fix=fix)
         if spec.packages:
             fix = "name an image that has them"
             raise UsageError(f"the kubernetes engine installs no packages ({', '.join(spec.packages)})", fix=fix)
@@ -188,11 +188,11 @@ class KubernetesEngine(PooledEngine):
         except BaseException as error:  # also when cancelled: no pod may be left behind
             await box.destroy()
             if isinstance(error, TimeoutError):
-                raise SandboxError(f"pod {box.name} did not run within {self._start_timeout_s:g} s") from None
+                raise SandboxError(f"pod {box.name} did not start within {self._start_timeout_s:g} s") from None
             if OPEN_NETWORK in str(error):
                 raise SandboxUnavailableError(
                     "pods reach the network although a NetworkPolicy forbids it: the cluster enforces none",
-                    fix="use a network plugin that does, or SandboxSpec(network=True)",
+                    fix="use a network plugin that enforces them, or SandboxSpec(network=True)",
                 ) from None
             raise
         return box

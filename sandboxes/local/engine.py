@@ -139,7 +139,7 @@ class LocalEngine(PooledEngine, Images, Inventory):
     async def _make_box(self, spec: SandboxSpec) -> Box:
         if deep := [path for path in spec.writable if not self._can_hold(path)]:
             fix = "name one at the top, such as /app, or use the docker engine"
-            raise UsageError(f"the local engine can't make {deep[0]}: what is above it is read-only", fix=fix)
+            raise UsageError(f"the local engine can't create {deep[0]}: its parent is read-only", fix=fix)
         layer = await asyncio.to_thread(_layer, spec) if spec.packages else None
         async with self._starts:
             return await self._launch(spec, layer)

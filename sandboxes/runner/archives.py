@@ -20,7 +20,7 @@ def seed(folders: Sequence[str]) -> None:
     """Archive the content of the writable folders while an image is built."""
     for folder in folders:
         if os.__file__.startswith(f"{folder}/") or f"{sys.prefix}/".startswith(f"{folder}/"):
-            raise SystemExit(f"{folder} can't be writable: Python itself is there, which runs the sandbox")
+            raise SystemExit(f"{folder} can't be writable: it contains the Python that runs the sandbox")
     os.makedirs(SEEDS)
     for number, folder in enumerate(folders):
         if os.path.isdir(folder) and os.listdir(folder):

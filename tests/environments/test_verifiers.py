@@ -206,15 +206,15 @@ async def test_the_seat_may_have_any_name() -> None:
         await env.close()
     with pytest.raises(UsageError, match=r"has the seats player, helper.*seat=NAME"):
         fe.make(ADAPTER, taskset="vf-pair")
-    with pytest.raises(UsageError, match=r"nobody has the seat 'helper'.*others="):
+    with pytest.raises(UsageError, match=r"no model plays the seat 'helper'.*others="):
         fe.make(ADAPTER, taskset="vf-pair", seat="player")
 
 
 def test_what_can_not_be_loaded_is_said() -> None:
     for old in ("vf-old", "vf-older"):  # the second can't even be imported
-        with pytest.raises(UsageError, match=rf"'{old}' is made for verifiers up to 0.2, this is 0.4"):
+        with pytest.raises(UsageError, match=rf"'{old}' needs verifiers 0.2 or older, 0.4"):
             fe.make(ADAPTER, taskset=old)
     with pytest.raises(UsageError, match="nothing_there"):
         fe.make(ADAPTER, taskset="nothing_there")
-    with pytest.raises(UsageError, match="runs code of the model"):
+    with pytest.raises(UsageError, match="runs code that the model writes"):
         fe.make(ADAPTER, taskset="vf-sum", harness="bash")

@@ -25,7 +25,7 @@ def test_the_first_signal_lets_what_is_under_way_finish(number: signal.Signals) 
 
     def finish() -> str:
         asked.set()
-        return "the samples under way"
+        return "the running samples"
 
     async def work() -> str:
         send(number)
@@ -34,7 +34,7 @@ def test_the_first_signal_lets_what_is_under_way_finish(number: signal.Signals) 
 
     before = signal.getsignal(number)
     assert run_until_interrupted(work(), finish=finish, tell=told.append) == "finished"
-    assert told == ["finishing the samples under way; Ctrl-C again stops now"]
+    assert told == ["finishing the running samples; Ctrl-C again stops now"]
     assert signal.getsignal(number) is before
 
 

@@ -35,7 +35,7 @@ async def test_what_holds_it_up_is_named_when_it_turns_again(caplog: pytest.LogC
         with LoopGuard(0.05, 0.0, told.put_nowait):
             hold_up()
             text = await told.get()
-    assert "the event loop was held up for more than" in text
+    assert "the event loop was blocked for more than" in text
     assert "by hold_up (" in text
     assert "test_loop_guard.py" in text
 
@@ -53,7 +53,7 @@ async def test_one_that_never_turns_again_ends_the_process(monkeypatch: pytest.M
     with LoopGuard(0.02, 0.05, told.append):
         ended.wait()
     assert codes[0] == 1
-    assert "ended: the event loop is held up for" in told[-1]
+    assert "ended: the event loop was blocked for" in told[-1]
 
 
 async def test_a_loop_that_turns_is_left_alone() -> None:

@@ -121,7 +121,7 @@ def test_entry_points_that_cant_be_parsed_are_named(third_party: Path, caplog: p
 def test_unknown_names_and_options_say_what_was_meant(third_party: Path) -> None:
     with pytest.raises(NotRegisteredError, match=r"no environment 'goood'.*did you mean 'good'"):
         fe.make("goood")
-    with pytest.raises(NotRegisteredError, match=r"there are: .*good"):
+    with pytest.raises(NotRegisteredError, match=r"available: .*good"):
         fe.make("zzz")
     with pytest.raises(ConfigError, match=r"environment 'good': name: unknown key \(known here: seed, "):
         fe.make("good", name="x")

@@ -207,4 +207,4 @@ async def test_a_daemon_that_does_not_see_our_files_is_used_all_the_same() -> No
         environment = {**os.environ, "TMPDIR": hidden}
         done = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True)
     assert done.stdout == "42\n42\n", done.stderr
-    assert "does not see this machine's files" in done.stderr.splitlines()[-1]
+    assert "needs a Docker daemon that sees this machine's files" in done.stderr.splitlines()[-1]

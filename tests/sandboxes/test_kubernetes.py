@@ -180,7 +180,7 @@ async def test_a_plug_in_gives_the_token(tmp_path: Path) -> None:
         assert redact("secret-0123456789") == "(redacted kubernetes-token)"
         cluster.write_config(tmp_path, exec={"command": "sh", "args": ["-c", "echo log in first >&2; exit 1"]})
         reason = await asyncio.to_thread(lambda: KubernetesEngine().unusable_reason())
-        assert reason == "sh did not give a token for the cluster: log in first"
+        assert reason == "sh returned no token for the cluster: log in first"
 
 
 async def test_a_pod_that_dies_is_replaced(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ async def test_pip_that_is_missing_or_fails_is_told(tmp_path: Path, monkeypatch:
     with pytest.raises(SandboxUnavailableError, match="the disk is full"):
         packages.ensure_layer(["x"], python)
     monkeypatch.setattr(packages, "has_pip", lambda: False)
-    with pytest.raises(SandboxUnavailableError, match="installed with pip, which is missing"):
+    with pytest.raises(SandboxUnavailableError, match="needs pip, which is missing"):
         packages.ensure_layer(["x"], python)
     assert [name for name in os.listdir(cache.cache_folder()) if name.startswith("packages-")] == []
 

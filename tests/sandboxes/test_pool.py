@@ -266,8 +266,8 @@ async def test_who_holds_a_box_and_waits_for_another_is_named() -> None:
 
     said = sorted(await asyncio.gather(episode(), episode()))
     assert said[0] == ""
-    assert said[1].startswith("all 2 sandboxes are held by episodes that wait for another one: Judge (2)")
-    assert "give the first back" in said[1]
+    assert said[1].startswith("all 2 sandboxes are held by episodes that wait for a second one: Judge (2)")
+    assert "release the first" in said[1]
     await pool.close()
 
 

@@ -73,7 +73,7 @@ async def test_what_cant_be_built_names_the_line_of_the_dockerfile(image: str) -
 async def test_the_local_engine_makes_them_where_it_can() -> None:
     require("local")
     async with open_engine("local", concurrency=1, warm=0) as engine:
-        with pytest.raises(UsageError, match="can't make /var/deep: what is above it is read-only"):
+        with pytest.raises(UsageError, match="can't create /var/deep: its parent is read-only"):
             await engine.acquire(SandboxSpec(writable=("/var/deep",)))
         async with engine.session(SandboxSpec(writable=("/new/deep", "/root"))) as sandbox:
             assert (await sandbox.exec(["touch", "/new/deep/x", "/root/x"])).ok

@@ -105,7 +105,7 @@ class Hosts:
                 host.told = await ask(host.address, Question(gpus=False))
                 host.counted = host.counted or host.told
             except ForgeError as error:
-                logger.debug("how busy host %d is: %s", host.number, error)
+                logger.debug("load of host %d is unknown: %s", host.number, error)
             await asyncio.sleep(LOAD_S)
 
     def metrics(self) -> dict[str, float]:
@@ -144,9 +144,9 @@ class Hosts:
             living = {host.number for host in self._hosts if await self._lives(host)}
             if (replacement := self._plan.replace(unit, living)) is not None:
                 placement = replacement
-                self._run.warn(f"host {names} is lost: {name} goes to host {', '.join(map(str, placement.hosts))}")
+                self._run.warn(f"host {names} is lost: {name} moves to host {', '.join(map(str, placement.hosts))}")
                 continue
-            self._run.warn(f"host {names} is lost: {name} waits until it is back")
+            self._run.warn(f"host {names} is lost: {name} waits for it to return")
             for host in lost:
                 while not await self._lives(host):  # noqa: ASYNC110 - there is no event for a host that is back
                     await asyncio.sleep(RETRY_S)
@@ -180,7 +180,7 @@ class Hosts:
             async with asyncio.timeout(STOP_S):
                 await host.mesh.stop()
         except Exception as error:  # noqa: BLE001 - boundary of Monarch: detaching from a lost host may fail in any way
-            logger.debug("while leaving host %d: %s", host.number, error)
+            logger.debug("detaching from host %d failed: %s", host.number, error)
 
     async def _ground(self, unit: Unit, place: Place) -> Ground:
         hosts = [self._hosts[number] for number in place.hosts]

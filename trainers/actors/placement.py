@@ -47,7 +47,7 @@ class Placement:
             taken.append(gpu.uuid)
         if len(taken) < count:
             raise ForgeError(
-                f"{count} GPUs are needed and {len(taken)} are left", fix="use fewer processes, or wait for other runs"
+                f"{count} GPUs are needed, {len(taken)} are free", fix="use fewer processes, or wait for other runs"
             )
         return machine.showing(taken)
 

@@ -156,7 +156,7 @@ async def start_processes(
         await stop_processes(mesh)
         raise ForgeError(
             f"the processes of {name} did not start: {error}",
-            fix="if the machine is busy with other programs, end some of them, or let Monarch wait for longer: "
+            fix="if the machine is busy with other programs, stop some of them, or raise Monarch's timeout: "
             "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE=10m",
         ) from error
     except BaseException:  # cancellation too: no process may be left
@@ -206,7 +206,7 @@ async def stop_processes(mesh: ProcMesh, pids: Sequence[int] = (), *, dead: bool
         async with asyncio.timeout(STOP_S):
             await mesh.stop()
     except Exception as error:  # noqa: BLE001 - boundary of Monarch: dead or hanging processes can cause any error
-        logger.debug("while ending processes %s: %s", pids, error)
+        logger.debug("stopping processes %s failed: %s", pids, error)
         _kill(pids)
 
 

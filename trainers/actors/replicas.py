@@ -230,12 +230,12 @@ class Replicas:
                     raise why
                 self._enter(replica, ReplicaState.RECOVERING)
                 cause = None if isinstance(why, ForgeError) else why
-                logger.warning("%s %d ended and is started again: %s", self.name, replica.number, why, exc_info=cause)
+                logger.warning("%s %d ended and is being restarted: %s", self.name, replica.number, why, exc_info=cause)
                 await self._bury(replica)
                 await asyncio.sleep(self._backoff(replica.deaths_in_a_row))
                 replica.metrics.down_s += time.perf_counter() - died
         except Exception as error:  # noqa: BLE001 - any error that ended its last life
-            logger.error("%s %d is given up: %s", self.name, replica.number, error)
+            logger.error("%s %d is not restarted any more: %s", self.name, replica.number, error)
             self._enter(replica, ReplicaState.FAILED)
             if not self.failure.done():
                 self.failure.set_exception(self._given_up(replica, error))
@@ -288,12 +288,12 @@ class Replicas:
         """Add the replica's name to an `ActorDiedError`; other errors, raised by `setup`, are returned unchanged."""
         if not isinstance(why, ActorDiedError):
             return why
-        return ActorDiedError(f"{self.name} {replica.number} died while it was started: {why}", fix=why.fix)
+        return ActorDiedError(f"{self.name} {replica.number} died during its start: {why}", fix=why.fix)
 
     def _given_up(self, replica: Replica, error: Exception) -> ForgeError:
         failure = ServiceDownError(
-            f"{self.name} {replica.number} died {replica.metrics.deaths} times and is given up: {error}",
-            fix="see run.log for what ended it",
+            f"{self.name} {replica.number} died {replica.metrics.deaths} times and is not restarted any more: {error}",
+            fix="run.log has the cause",
         )
         failure.__cause__ = error
         return failure

@@ -103,7 +103,7 @@ class Router:
                 if self._max_queue is not None and self.queued >= self._max_queue:
                     self.refused += 1
                     raise ServiceOverloadedError(
-                        f"{self.queued} calls wait for a replica already",
+                        f"{self.queued} calls are already waiting for a replica",
                         fix="send fewer calls at once, or raise ServiceOptions.max_queue",
                     )
                 arrival = next(self._arrivals)

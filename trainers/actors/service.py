@@ -106,7 +106,7 @@ class ServiceEndpoint:
                 hash(weakref.ref(session))
             except TypeError as error:
                 raise UsageError(
-                    f"{self.name}: a session must be an object of its own that can be hashed: {error}",
+                    f"{self.name}: a session must be a hashable object: {error}",
                     fix="pass what start_session() returned",
                 ) from error
         return ServiceEndpoint(self.service, self.name, session, prefix, keep)
@@ -206,9 +206,9 @@ class Service(Replicas):
             self._check_alive()
             if endpoint.name not in self._class.repeatable:
                 raise ActorDiedError(
-                    f"{self.name} {number} died during {endpoint.name!r}, which is not repeated elsewhere "
-                    f"since it may have been carried out: {error}",
-                    fix=f"name {endpoint.name!r} in {self._class.__name__}.repeatable if it may be made twice",
+                    f"{self.name} {number} died during {endpoint.name!r}, which is not repeated on another replica "
+                    f"because it may have had effects: {error}",
+                    fix=f"name {endpoint.name!r} in {self._class.__name__}.repeatable if it may run twice",
                 ) from error
             if attempts > self.options.repeats:
                 raise error

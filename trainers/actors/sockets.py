@@ -132,8 +132,8 @@ def own_log_folder() -> None:
         folder.mkdir(mode=stat.S_IRWXU)
     if os.path.lexists(folder) and folder.lstat().st_uid != os.geteuid():
         raise ForgeError(
-            f"Monarch would log in {folder}, which another user of this machine has made",
-            fix="have it removed: its owner could redirect the log into your files",
+            f"Monarch would log to {folder}, which belongs to another user of this machine",
+            fix="ask an administrator to remove it: its owner could redirect the log into your files",
         )
 
 

@@ -57,7 +57,7 @@ class Waiting(Actor):  # type: ignore[misc]
         """
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
-            raise RuntimeError("CUDA was initialized while it got ready")
+            raise RuntimeError("CUDA was initialized during preparation")
         os.environ.update(environment)
 
 
@@ -119,7 +119,7 @@ class Spare:
             await stop_processes(mesh, pids, dead=True)
             if not isinstance(error, Exception):
                 raise
-            logger.info("the spare process is of no use: %s", error)
+            logger.info("the spare process was discarded: %s", error)
             return None
         return mesh
 

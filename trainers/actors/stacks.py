@@ -105,12 +105,12 @@ async def _look_at(name: str, process: psutil.Process) -> ProcessState:
     try:
         status = process.status()
         if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-            return ProcessState(name, pid, "is stopped, by SIGSTOP or a debugger (kill -CONT lets it go on)")
+            return ProcessState(name, pid, "is stopped, by SIGSTOP or a debugger (kill -CONT continues it)")
         if status == psutil.STATUS_ZOMBIE:
             return ProcessState(name, pid, "has ended")
         text = await _stacks(pid)
         if not text:
-            return ProcessState(name, pid, f"does not say what it is at: the kernel has it as '{status}'{_in(pid)}")
+            return ProcessState(name, pid, f"can't be inspected: the kernel reports '{status}'{_in(pid)}")
         return ProcessState(name, pid, in_words(text), text)
     except (psutil.Error, OSError):  # it has ended meanwhile
         return ProcessState(name, pid, "has ended")

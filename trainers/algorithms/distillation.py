@@ -86,12 +86,12 @@ class Distillation(GRPO):
         for name in ("advantage", "filter"):
             if getattr(section, name) != fields[name].default:
                 raise UsageError(
-                    f"grpo.{name} means nothing to method=distillation: the teacher gives the advantages",
+                    f"grpo.{name} is not used by method=distillation: the teacher gives the advantages",
                     fix=f"leave grpo.{name} out",
                 )
         if needs(make_loss(section.loss)).reference:
             raise UsageError(
-                "method=distillation: the reference model is the teacher, so grpo.loss can't be compared with one",
+                "method=distillation: the reference model is the teacher, so grpo.loss can't have a KL penalty",
                 fix="use grpo.loss.options.beta=0",
             )
         make_mask(section.mask)

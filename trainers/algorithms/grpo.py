@@ -75,7 +75,7 @@ class GRPO(Algorithm):
         make_advantage(config.grpo.advantage)
         make_mask(config.grpo.mask)
         if config.grpo.group_size < 2:
-            raise UsageError("grpo.group_size=1: a single episode has nothing to be compared with", fix="use 2 or more")
+            raise UsageError("grpo.group_size=1: GRPO compares the episodes of a group", fix="use 2 or more")
 
     async def generate(self) -> None:
         """Roll out groups while the buffer has room, until cancelled. Cancellation also cancels the rollouts."""

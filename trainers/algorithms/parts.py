@@ -180,12 +180,14 @@ def token_advantages(estimator: AdvantageEstimator, group: Group) -> list[NDArra
     name, episodes = type(estimator).__name__, group.valid
     weights = list(estimator(group))
     if len(weights) != len(episodes):
-        raise PluginError(f"grpo.advantage: {name} gave {len(weights)} weights for {len(episodes)} episodes")
+        raise PluginError(f"grpo.advantage: {name} returned {len(weights)} weights for {len(episodes)} episodes")
     result = []
     for weight, episode in zip(weights, episodes, strict=True):
         spread = over_tokens(np.asarray(weight, np.float32), episode, f"grpo.advantage: {name}")
         if not np.isfinite(spread).all():
-            raise PluginError(f"grpo.advantage: {name} gave a weight that is not finite on task {episode.task_id!r}")
+            raise PluginError(
+                f"grpo.advantage: {name} returned a weight that is not finite on task {episode.task_id!r}"
+            )
         result.append(spread)
     return result
 
@@ -201,7 +203,7 @@ def over_tokens(values: NDArray[Any], episode: Trajectory, whose: str) -> NDArra
     if values.shape == (len(counts),):
         return np.repeat(values, counts)
     raise PluginError(
-        f"{whose} gave {len(values)} values for an episode of {len(counts)} turns and {total} sampled tokens",
+        f"{whose} returned {len(values)} values for an episode of {len(counts)} turns and {total} sampled tokens",
         fix="give one number, one for each turn, or one for each sampled token",
     )
 

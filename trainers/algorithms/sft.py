@@ -120,7 +120,7 @@ class Conversations:
             if position - last > MOST_LEFT_OUT:
                 raise UsageError(
                     f"{MOST_LEFT_OUT} conversations in a row are longer than model.max_length={self._max_length} "
-                    "tokens, or have nothing to learn",
+                    "tokens, or have no tokens to train on",
                     fix="raise model.max_length",
                 )
         return Batch(segments, position, position - start - count)
@@ -168,7 +168,7 @@ def check_idle(config: RunConfig) -> None:
     if config.tasks.order == "curriculum":
         changed.append("tasks.order=curriculum")
     if changed:
-        raise UsageError(f"{changed[0]} means nothing to method=sft: no episode is played", fix="leave it out")
+        raise UsageError(f"{changed[0]} is not used by method=sft: no episodes are played", fix="leave it out")
 
 
 def evaluated(config: RunConfig) -> list[str]:
@@ -255,7 +255,7 @@ class Session:
                 deaths += 1
                 if deaths > MAX_DEATHS_IN_A_ROW:
                     raise
-                self.run.warn(f"{death.message}. It is started again")
+                self.run.warn(f"{death.message}. It is being restarted")
                 await self._stack.restart(death.role)
                 again = True
         if self.step >= steps:
@@ -279,7 +279,7 @@ class Session:
         self._conversations.order.load_state_dict(self._beginning)
         self.run.saved(0)
         if again and (saved := await self._checkpoints.restore(self._trainer)) is not None:
-            self.run.note(f"Going on after step {saved.step}")
+            self.run.note(f"Continuing after step {saved.step}")
             self.run.saved(saved.step)
             self.step, self._position, self._left_out = saved.step, saved.state["position"], saved.state["left_out"]
             self._conversations.order.load_state_dict(saved.state["order"])
@@ -337,9 +337,9 @@ class Session:
         row |= {f"time/trainer/{doing}": seconds for doing, seconds in self._account.take().items()}
         self.run.log(self.step, row)
         if self._left_out:
-            self.run.warn("conversations longer than model.max_length are left out: see the metric sft/left_out")
+            self.run.warn("conversations longer than model.max_length are skipped: see the metric sft/left_out")
         if skipped := int(metrics.get("skipped_updates", 0)):
-            self.run.warn(f"{skipped} updates were left out: something was not finite")
+            self.run.warn(f"{skipped} updates were skipped: loss or gradient was not finite")
         rate = metrics.get("tokens_per_s")
         if rate is not None:
             self.run.status(tokens_per_s=rate)

@@ -30,7 +30,7 @@ class WarmUp(Trainer):
         if not checks.warms_up(config):
             raise UsageError("method=warmup: the recipe has no warm-up", fix="set warmup.steps")
         if config.lora is not None:
-            raise UsageError("method=warmup makes a whole model, and lora trains adapters", fix="leave lora out")
+            raise UsageError("method=warmup trains a whole model, and lora trains adapters only", fix="leave lora out")
         checks.check(config)
 
     async def __call__(self, run: Run) -> None:

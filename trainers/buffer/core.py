@@ -144,7 +144,7 @@ class BufferCore(Generic[G]):
     def _end_rollout(self, ticket: Ticket, what: str) -> None:
         if self.rolling.get(ticket.index) != ticket:
             raise TicketDoneError(
-                f"group {ticket.index} can't be {what}: it is not in progress", fix="once for each ticket"
+                f"group {ticket.index} can't be {what}: it is not in progress", fix="add or discard each ticket once"
             )
         del self.rolling[ticket.index]
         self.window.remove(ticket.version)
@@ -175,8 +175,8 @@ class BufferCore(Generic[G]):
         """
         if step < self.window.next_step:
             raise UsageError(
-                f"step {step} has been given its groups: the next is {self.window.next_step}",
-                fix="`fetch` gives them again",
+                f"step {step} already has its groups: the next is {self.window.next_step}",
+                fix="`fetch` returns them again",
             )
         if self.settings.steps is not None and step >= self.settings.steps:
             raise UsageError(f"there is no step {step}: the run has {self.settings.steps}, from 0 on")
@@ -270,8 +270,8 @@ class BufferCore(Generic[G]):
         window = self.window
         if not window.generator_version <= version <= window.next_step:
             raise UsageError(
-                f"version {version} can't be released: it is {window.generator_version} now, "
-                f"and steps up to {window.next_step - 1} have been given their groups",
+                f"version {version} can't be released: the current version is {window.generator_version}, "
+                f"and steps up to {window.next_step - 1} have their groups",
                 fix="release(step + 1) when the weights of that step have reached the generators",
             )
         window.generator_version = version
@@ -378,13 +378,13 @@ class BufferCore(Generic[G]):
             return None
         if not self.enough():
             used = len(self.used)
-            usable = f"{len(self.ready)} ready" + (f" and {used} to use again" if used else "")
-            return f"groups: {usable}, {len(self.rolling)} under way, {self.settings.per_step} wanted"
+            usable = f"{len(self.ready)} ready" + (f" and {used} to reuse" if used else "")
+            return f"groups: {usable}, {len(self.rolling)} in progress, {self.settings.per_step} needed"
         late = self.late_version(self.window.quotas())
         if late is None:
             return None
         index = min(ticket.index for ticket in self.rolling.values() if ticket.version <= late)
-        return f"group {index}: it is due, or the bound would be broken"
+        return f"group {index}, to keep the staleness bound"
 
     def restart(self, version: int) -> None:
         """Restart at policy version `version`, with no rollout in progress.
@@ -443,7 +443,7 @@ class BufferCore(Generic[G]):
         if state.get("format") != FORMAT:
             raise UsageError(
                 f"the replay buffer's state has format {state.get('format')!r}, this version reads {FORMAT}",
-                fix="go on from the checkpoint without it, or with the version that wrote it",
+                fix="continue from the checkpoint without it, or with the version that wrote it",
             )
         self.window.generator_version = state["generator_version"]
         self.window.next_step = state["next_step"]

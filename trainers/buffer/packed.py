@@ -271,7 +271,7 @@ def _member(episode: Trajectory) -> str:
 def _check(episode: Trajectory, advantages: int) -> None:
     seats = [seat for seat, _ in groupby(turn.seat for turn in episode.turns)]
     if len(seats) > len(set(seats)):
-        raise UsageError(f"the turns of the seats of {episode.id!r} are mixed", fix="pack what Group.by_seat gives")
+        raise UsageError(f"{episode.id!r} mixes turns of several seats", fix="pack the episodes of Group.by_seat")
     if advantages != episode.num_sampled_tokens:
         raise UsageError(
             f"{advantages} advantages for {episode.num_sampled_tokens} sampled tokens of {episode.id!r}",
@@ -327,6 +327,6 @@ def load_buffer(file: Path) -> dict[str, Any]:
             state: dict[str, Any] = restore(json.loads(blocks.metadata()["state"]))
     except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:  # depends on the missing part
         raise UsageError(
-            f"{file} is damaged: {error}", fix="delete this checkpoint's folder to go on from the one before"
+            f"{file} is damaged: {error}", fix="delete this checkpoint's folder to continue from the previous one"
         ) from error
     return state

@@ -284,6 +284,6 @@ class BufferSettings:
             )
         if self.replay.max_uses > self.max_off_policy_steps + 1:
             raise UsageError(
-                f"max_uses={self.replay.max_uses}: a group is young enough for {self.max_off_policy_steps + 1} steps",
+                f"max_uses={self.replay.max_uses}: a group may be used for {self.max_off_policy_steps + 1} steps",
                 fix="at most max_off_policy_steps + 1",
             )

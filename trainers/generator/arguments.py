@@ -40,24 +40,24 @@ _REFUSED = {
         *("distributed_executor_backend", "data_parallel_*", "pipeline_parallel_size", "decode_context_parallel_size"),
         *("prefill_context_parallel_size", "ray_workers_*", "master_*", "nnodes", "node_rank", "worker_*"),
     ),
-    "the generators would compute with other weights than the trainer's": (
+    "the generators' weights would differ from the trainer's": (
         *("model_*", "quantization*", "load_format", "hf_overrides", "hf_config_path", "enable_lora"),
     ),
     "keys and values of lower precision give other log-probabilities than the trainer's": ("kv_cache_dtype*",),
-    "the trainer could not compute the distribution that is sampled": (
+    "the trainer could not compute the sampled distribution": (
         *("logits_processors", "watermark_config", "reasoning_config", "diffusion_config"),
     ),
-    "a draft model would have to follow the policy from update to update, and with n-grams the log-probabilities that "
-    "vLLM records are not those of what is sampled": ("speculative_config", "spec_*"),
-    "the log-probabilities that are recorded must be those of the distribution that is sampled": ("logprobs_mode",),
-    "generator.engine=async_llm has it, and in_process can't": ("async_scheduling",),
+    "a draft model would have to be updated with the policy, and with n-grams vLLM's log-probabilities are not those "
+    "of the sampled tokens": ("speculative_config", "spec_*"),
+    "recorded log-probabilities must be those of the sampled distribution": ("logprobs_mode",),
+    "generator.engine=async_llm always uses it, and in_process can't": ("async_scheduling",),
     "requests are served by priority, long conversations first": ("scheduling_policy", "scheduler_cls"),
-    "forge-env itself makes tokens of text": ("tokenizer*", "skip_tokenizer_init"),
+    "forge-env tokenizes text itself": ("tokenizer*", "skip_tokenizer_init"),
     "generators generate": ("runner", "convert", "pooler_config"),
 }
 """Refused vLLM arguments by the reason for it; `*` matches any ending."""
 _REFUSED_ON_CPU = {
-    "on a CPU, vLLM fails at a request with a seed whose prompt it prefills in pieces": (
+    "on a CPU, vLLM fails on a request with a seed whose prompt it prefills in chunks": (
         *("enable_chunked_prefill", "long_prefill_token_threshold*", "max_num_scheduled_tokens"),
     )
 }
@@ -117,8 +117,8 @@ def check_engine_args(config: RunConfig) -> None:
     """
     if config.generator.apart and (old := _older_than(MARKS_TOKENS)):
         raise UsageError(
-            f"generator.engine=async_llm needs vLLM {MARKS_TOKENS} or later, and {old} is installed: older ones "
-            "don't say which version of the weights sampled a token",
+            f"generator.engine=async_llm needs vLLM {MARKS_TOKENS} or later, and {old} is installed: older versions "
+            "don't report the policy version of each token",
             fix=f"use generator.engine=in_process, or install vLLM {MARKS_TOKENS} (make setup)",
         )
     given = config.generator.engine_args
@@ -155,15 +155,14 @@ def check_sampling(config: RunConfig) -> None:
     """
     for name in config.generator.sampling.model_dump(exclude={"stop_token_ids"}, exclude_defaults=True):
         raise UsageError(
-            f"generator.sampling.{name} can't be set: what is trained on must be sampled from the model's own "
-            "distribution, which is what the trainer computes",
+            f"generator.sampling.{name} can't be set: training samples must come from the model's own distribution, "
+            "which the trainer computes",
             fix=f"use grpo.temperature, or evaluation.sampling.{name} for held-out scores",
         )
     if config.evaluation.temperature == 0:
         for name in config.evaluation.sampling.model_dump(include={"top_p", "top_k", "min_p"}, exclude_defaults=True):
             raise UsageError(
-                f"evaluation.sampling.{name} does nothing here: with evaluation.temperature=0 the likeliest token is "
-                "taken",
+                f"evaluation.sampling.{name} has no effect: with evaluation.temperature=0 the likeliest token is taken",
                 fix="leave it out, or raise evaluation.temperature",
             )
 

@@ -129,7 +129,7 @@ class GeneratorClient:
             if held is None:
                 return self._serving(refused)
             if not self.lives(held):
-                raise WeightsLostError("the weights that were held are gone: their generator died")
+                raise WeightsLostError("the held weights are gone: their generator died")
             return [held[0]]
 
         async def ask(number: int) -> Completion:
@@ -144,7 +144,7 @@ class GeneratorClient:
                 deaths += 1
                 self._dead.add(member.key)
                 if held is not None:
-                    raise WeightsLostError(f"the weights that were held are gone: {error}") from error
+                    raise WeightsLostError(f"the held weights are gone: {error}") from error
                 if deaths > REPEATS:
                     raise GeneratorError(f"{deaths} generators died with this request; the last: {error}") from error
             elif isinstance(error, WeightsHeldError | WeightsOldError) and held is None:

@@ -483,7 +483,7 @@ def refusals() -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         raise UsageError(
-            f"vLLM refuses its arguments: {error}", fix="see the generator section of the recipe"
+            f"vLLM rejects its arguments: {error}", fix="see the generator section of the recipe"
         ) from error
 
 

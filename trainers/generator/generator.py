@@ -197,11 +197,11 @@ class Generator(LedActor):
             published = published or await self._weights.find(version)
             self._pulled = await self._weights.take(published)
         except (FileNotFoundError, ConnectionError) as error:
-            raise WeightsDroppedError(f"version {version} is gone, or the trainer that had it: {error}") from error
+            raise WeightsDroppedError(f"version {version} or its trainer is gone: {error}") from error
         except OSError as error:
             raise GeneratorError(
                 f"the weights of version {version} can't be fetched from the trainer: {error}",
-                fix="see that this host reaches the trainer's at the addresses of job.workers",
+                fix="check that this host can reach the trainer's host at its address in job.workers",
             ) from error
         if self.followers is not None:
             await self.followers.call("take", replace(published, handles=self._pulled.handles, key=None))

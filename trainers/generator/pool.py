@@ -86,7 +86,7 @@ class HeldWeights:
             GeneratorError: the weights were released.
         """
         if self.released:
-            raise GeneratorError(f"the weights of version {self.version} were released: they are not held any more")
+            raise GeneratorError(f"the weights of version {self.version} were released")
         return await self._client.generate(prompt_ids, options, session, self.key)
 
 
@@ -170,7 +170,7 @@ class GeneratorPool(Replicas):
             for name, value in self._weights[number].stats.items():
                 self._past[name] = self._past.get(name, 0.0) + value
             self._weights[number] = _Weights(replica.life)
-            self.tell(f"{self.name} {number} died and is started again; the others answer its requests")
+            self.tell(f"{self.name} {number} died and is being restarted; the others answer its requests")
         elif replica.healthy and replica.metrics.deaths:
             self.tell(f"{self.name} {number} is back at version {self._weights[number].version[1]}")
         self._told()
@@ -351,7 +351,7 @@ class GeneratorPool(Replicas):
                 weights.version = wanted
                 self.notify()
             if self._over(weights):
-                raise ActorDiedError("it is started again")
+                raise ActorDiedError("it is being restarted")
         return times
 
     def _over(self, weights: _Weights) -> bool:
@@ -382,7 +382,7 @@ class GeneratorPool(Replicas):
                 try:
                     await replica.call("hold")
                 except ActorDiedError as error:
-                    raise WeightsLostError(f"the weights that were to be held are gone: {error}") from error
+                    raise WeightsLostError(f"the weights to be held are gone: {error}") from error
             yield held
         except WeightsLostError:
             with suppress(TimeoutError):

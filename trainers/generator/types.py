@@ -144,4 +144,4 @@ class Hold:
         if self._held and not held:
             raise WeightsHeldError("the weights of this replica are held")
         if version < at_least:
-            raise WeightsOldError(f"this replica has version {version}; version {at_least} is asked for")
+            raise WeightsOldError(f"this replica has version {version}; version {at_least} is required")

@@ -135,7 +135,7 @@ class Checkpoints:
             if partial.is_symlink():
                 partial.unlink()
                 continue
-            self._run.note(f"{partial.name.split('.')[0]} was not written to its end, so it is left out")
+            self._run.note(f"{partial.name.split('.')[0]} is incomplete and was removed")
             shutil.rmtree(partial, ignore_errors=True)
 
     def start_clock(self) -> None:
@@ -160,7 +160,7 @@ class Checkpoints:
             raise UsageError(f"{newest} is damaged: {problem}", fix=self._instead(newest))
         if different := differences(manifest["recipe"], self._run.config):
             raise UsageError(
-                f"{newest} was saved by another recipe: {'; '.join(different)}",
+                f"{newest} was saved with another recipe: {'; '.join(different)}",
                 fix=f"resume with the run's own config.yaml, or {self._instead(newest)}",
             )
         if self._run.config.lora is not None:
@@ -168,7 +168,7 @@ class Checkpoints:
                 check_base(newest / ADAPTER, initial_model)
         elif initial_model is not None and (changed := _other_shape(newest / "model", initial_model)):
             raise UsageError(
-                f"{newest} is of another model than {initial_model}: {changed}",
+                f"{newest} was trained from another model than {initial_model}: {changed}",
                 fix=f"resume with the run's own config.yaml, or {self._instead(newest)}",
             )
         if (version := manifest.get("forge_env")) != forge_env.__version__:
@@ -199,10 +199,10 @@ class Checkpoints:
         """Suggest an alternative to a checkpoint that can't be used."""
         before = [other for other in self.all() if _step(other) < _step(folder)]
         if before:
-            return f"delete {folder} to continue with --resume from {before[-1].name}, the one before"
+            return f"delete {folder} to continue with --resume from {before[-1].name}, the previous one"
         if any((folder / "model").glob("*.safetensors")):
-            return f"there is none before it; start a new run from its model: model.path={folder / 'model'}"
-        return "there is none before it: start a new run"
+            return f"there is no earlier one; start a new run from its model: model.path={folder / 'model'}"
+        return "there is no earlier one: start a new run"
 
     async def restore(self, trainer: TrainerHandle) -> Saved | None:
         """Load the newest checkpoint into the trainer and return the other state; None without a checkpoint."""
@@ -257,7 +257,7 @@ class Checkpoints:
             self._run.warn(_FULL)
         except Exception as error:  # boundary of a task
             logger.exception("step %d could not be saved", saved.step)
-            self._run.warn(f"a checkpoint could not be saved, the next one is tried: {_reason(error)}")
+            self._run.warn(f"a checkpoint could not be saved; the next one will be tried: {_reason(error)}")
         finally:
             copied.set()
 
@@ -422,7 +422,7 @@ def _damage(folder: Path, files: dict[str, Any]) -> str | None:
     for name, written in files.items():
         with open_file(folder / name, root=folder) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != written["sha256"]:
-                return f"{name} holds other bytes than were written"
+                return f"the contents of {name} have changed"
     return next((f"{name} is missing" for name in (PROGRESS, BUFFER) if name not in files), None)
 
 

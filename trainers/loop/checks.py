@@ -67,7 +67,7 @@ def check_workers(config: RunConfig) -> None:
     groups = grpo.groups_per_step * (grpo.max_off_policy_steps + 1)
     if workers > groups:
         raise UsageError(
-            f"rollouts.workers={workers}: at most {groups} groups are under way at once "
+            f"rollouts.workers={workers}: at most {groups} groups are in progress at once "
             f"(grpo.groups_per_step={grpo.groups_per_step} for each of {grpo.max_off_policy_steps + 1} steps)",
             fix=f"use at most {groups}",
         )
@@ -100,8 +100,8 @@ def check_loss(config: RunConfig) -> None:
         )
     if needs(loss).reference and config.grpo.reference.source == "none":
         raise UsageError(
-            f"grpo.loss {config.grpo.loss.name!r} compares the policy with a reference model, and there is none",
-            fix="use grpo.reference.source=initial, or grpo.loss.options.beta=0 where the loss has it",
+            f"grpo.loss {config.grpo.loss.name!r} compares the policy with a reference model, but the recipe has none",
+            fix="use grpo.reference.source=initial, or grpo.loss.options.beta=0 if the loss has it",
         )
 
 
@@ -115,7 +115,7 @@ def check_devices(config: RunConfig) -> None:
     if not generator.with_gpus:
         _refuse_turned("generator", generator, ("gpu_memory_utilization", "enforce_eager"), "generators on GPUs")
     elif config.job.share_gpus:
-        dedicated = "generators with GPUs of their own: those that share take kv_cache_gb"
+        dedicated = "generators with their own GPUs; sharing ones use kv_cache_gb"
         _refuse_turned("generator", generator, ("gpu_memory_utilization",), dedicated)
         _refuse_turned("generator", generator, ("threads",), "generators on a CPU")
     else:
@@ -149,7 +149,7 @@ def _refuse_turned(
         default = type(section).model_fields[name].default if usual is None else getattr(usual, name)
         if (value := getattr(section, name)) != default:
             raise UsageError(
-                f"{prefix}.{name}={json.dumps(value)} does nothing here: it is for {meant_for}",
+                f"{prefix}.{name}={json.dumps(value)} has no effect here: it is for {meant_for}",
                 fix=f"use {prefix}.{name}={json.dumps(default)}, the default",
             )
 
@@ -201,17 +201,15 @@ def check_lora(config: RunConfig) -> None:
         return
     if config.trainer.optimizer.muon_lr > 0:
         raise UsageError(
-            "trainer.optimizer.muon_lr trains hidden matrices, which lora leaves as they are",
+            "trainer.optimizer.muon_lr trains hidden matrices, which lora doesn't train",
             fix="use trainer.optimizer.muon_lr=0 with lora",
         )
     if config.grpo.reference.source == "initial":
-        _refuse_turned(
-            "grpo.reference", config.grpo.reference, ("procs", "with_gpus"), "models with a process of their own"
-        )
+        _refuse_turned("grpo.reference", config.grpo.reference, ("procs", "with_gpus"), "models with their own process")
     if config.model.path == TINY:
         if not warms_up(config):
             raise UsageError(
-                "lora: a model that is built here has random weights, which adapters would leave as they are",
+                "lora: a model that is built here has random weights, which adapters would not train",
                 fix="use a checkpoint (model.path), or a warm-up (warmup.steps)",
             )
         targets(config.lora, hf_config(config.model, config.model.tiny.vocab_size, 0))
@@ -262,7 +260,7 @@ def check_vocabulary(own: Path, reference: Path) -> None:
     """
     if vocabulary(own) != vocabulary(reference):
         raise UsageError(
-            f"grpo.reference.path: {reference} has another vocabulary than the model that is trained",
+            f"grpo.reference.path: {reference} has another vocabulary than the trained model",
             fix="use a checkpoint of the same model family",
         )
 
@@ -280,7 +278,7 @@ def check_environment(config: RunConfig) -> None:
             raise UsageError(f"evaluation.{key}: {section.name} has no split {split!r}", fix=fix)
     if evaluation.split == environment.splits[0]:
         raise UsageError(
-            f"evaluation.split={evaluation.split} is the split that is trained on",
+            f"evaluation.split={evaluation.split} is also the training split",
             fix=f"choose a held-out one: {', '.join(environment.splits[1:]) or 'the environment has none'}",
         )
     if undivided := _undivided(environment):

@@ -159,10 +159,10 @@ class Contract:
             "prompt": f"fewer than {TASKS} tasks were played",
             "log-probs": "no token was sampled by the weights that trained on it",
             "weights": "no newer weights arrived",
-            "tokens": "no sequence was learned",
+            "tokens": "no sequence was trained on",
             "rewards": f"fewer than {STEPS} steps were trained, and all their rewards are the same",
             "answers": f"fewer than {TASKS} tasks were played",
-            "scores": "no step was done",
+            "scores": "no step was trained",
         }
         for clause in filter(self._is_open, CLAUSES):
             self._say(clause, "open", waits[clause])
@@ -188,9 +188,8 @@ class Contract:
                 raise self._break(
                     "prompt",
                     f"the model's prompt for task {found[0].task!r} lacks {len(found[0].missing)} of the "
-                    f"{found[0].words} words that the environment wrote: {some}; so it is with {len(found)} tasks",
-                    "look at model.renderer and at the tokenizer of model.path: does `forge-env trajectory` show the "
-                    "task?",
+                    f"{found[0].words} words that the environment wrote: {some}; likewise for {len(found)} tasks",
+                    "check model.renderer and the tokenizer of model.path: does `forge-env trajectory` show the task?",
                 )
             if lacking := [opening for opening in found if opening.missing]:
                 words = ", ".join(lacking[0].missing[:5])
@@ -198,7 +197,7 @@ class Contract:
                     "prompt", "doubtful", f"{len(lacking)} of {len(found)} prompts lack words of their task: {words}"
                 )
             elif len({opening.prompt for opening in found}) == 1:
-                text = f"the prompts of {len(found)} different tasks are the same: the model can't tell them apart"
+                text = f"the prompts of {len(found)} different tasks are the same: the model can't distinguish them"
                 self._say("prompt", "doubtful", text)
             else:
                 words_seen = sum(opening.words for opening in found)
@@ -208,7 +207,7 @@ class Contract:
             different = len(set(answers))
             if different == 1 and len(answers) > 1:
                 text = f"all {len(answers)} first answers to {len(found)} different tasks are the same"
-                self._say("answers", "doubtful", f"{text}: the model does not look at the task, or has collapsed")
+                self._say("answers", "doubtful", f"{text}: the model ignores the task, or has collapsed")
             else:
                 self._say("answers", "holds", f"{different:,} different first answers to {len(found)} tasks")
 
@@ -279,7 +278,7 @@ class Contract:
             raise self._break(
                 "log-probs",
                 text,
-                "trainer and generators don't compute the same distribution: look at generator.engine_args, "
+                "trainer and generators don't compute the same distribution: check generator.engine_args, "
                 "model.dtype and grpo.temperature; is the model's folder the one that both loaded?",
             )
         self._say("log-probs", "holds", text)
@@ -311,24 +310,24 @@ class Contract:
                 raise self._break(
                     "weights",
                     f"generator {number} {fault} (version {version})",
-                    "what it samples is not from the policy that is trained: look at run.log for its process, at "
-                    "generator.engine_args, and at what else loads weights",
+                    "it does not sample from the trained policy: check its process in run.log, generator.engine_args, "
+                    "and other code that loads weights",
                 )
         changed = [number for number, served in current.items() if self._served.get(number, served.held) != served.held]
         self._served |= {number: served.held for number, served in current.items()}
         moved, self._sums = self._sums is not None and trained != self._sums, trained
         if changed:
             served = current[changed[0]]
-            extent = "all of them" if served.whole else "what they took of them"
-            text = f"{_counted(changed)} version {version}, which differs from the one before and equals"
+            extent = "all of them" if served.whole else "those that they loaded"
+            text = f"{_counted(changed)} version {version}, which differs from the previous one and equals"
             self._say("weights", "holds", f"{text} the trainer's by checksum ({len(trained):,} tensors, {extent})")
         elif current:
             self._unchanged += 1
             if self._unchanged >= STEPS:
-                text = f"the weights are the same after {self._unchanged} versions: training changes nothing"
+                text = f"the weights are the same after {self._unchanged} versions: training has no effect"
                 if moved:  # changes below the generators' precision, or generators don't use the weights they receive
-                    text = f"what generators compute with is the same after {self._unchanged} versions"
-                self._say("weights", "doubtful", f"{text}; look at trainer.optimizer.lr and groups/with_signal")
+                    text = f"the generators' weights are the same after {self._unchanged} versions"
+                self._say("weights", "doubtful", f"{text}; check trainer.optimizer.lr and groups/with_signal")
 
     # --- tokens and rewards
 
@@ -354,13 +353,11 @@ class Contract:
         if not self._is_open("tokens") or not sequences:
             return
         if unsigned:
-            text = f"no generator has signed for {unsigned:,} of {sequences:,} sequences, so nobody knows"
-            self._say("tokens", "doubtful", f"{text} whether they are what was sampled")
+            text = f"no generator has signed {unsigned:,} of {sequences:,} sequences, so it is unknown"
+            self._say("tokens", "doubtful", f"{text} whether they are the sampled ones")
         else:
-            text = f"all {tokens:,} tokens of the {sequences:,} sequences that step {self._step} learned"
-            self._say(
-                "tokens", "holds", f"{text} are the sampled ones, by count and hash; so for every step, or it stops"
-            )
+            text = f"all {tokens:,} tokens of the {sequences:,} sequences of step {self._step}"
+            self._say("tokens", "holds", f"{text} are the sampled ones, by count and hash; every step is checked")
 
     def _judge_rewards(self, groups: Sequence[GroupRecord]) -> None:
         if not self._is_open("rewards"):
@@ -374,11 +371,9 @@ class Contract:
         elif len(self._rewards) >= STEPS:
             text = f"all {len(rewards):,} episodes of {STEPS} steps earned {low:g}"
             if self._signal:
-                self._say("rewards", "holds", f"{text}; what is learned comes from elsewhere")
+                self._say("rewards", "holds", f"{text}; the signal comes from elsewhere")
             else:
-                fix = (
-                    "there is nothing to learn from: look at the rubric with `forge-env validate`, or try easier tasks"
-                )
+                fix = "there is nothing to learn: check the rubric with `forge-env validate`, or try easier tasks"
                 self._say("rewards", "doubtful", f"{text}: {fix}")
 
     def _judge_scores(self, groups: Sequence[GroupRecord]) -> None:
@@ -408,9 +403,9 @@ def _fault(served: Served, trained: Sums) -> str | None:
     """Describe how a generator's weights differ from the trainer's; None if they don't."""
     if served.taken is not None and served.taken != trained:
         wrong = [name for name in {**trained, **served.taken} if trained.get(name) != served.taken.get(name)]
-        return f"was sent other weights than the trainer has: {len(wrong)} tensors differ, {wrong[0]} among them"
+        return f"received other weights than the trainer's: {len(wrong)} tensors differ, {wrong[0]} among them"
     if served.expected is not None and served.held != served.expected:
-        return "serves other weights than it was sent"
+        return "serves other weights than it received"
     return None
 
 

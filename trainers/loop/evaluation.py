@@ -85,10 +85,10 @@ class Evaluator:
                     await self._rollouts.evaluate(split, count, kind, episodes.add, weights.key)
             except WeightsLostError as error:
                 if attempt < TRIES:
-                    self._run.note(f"The evaluation on {split} begins again: {error}")
+                    self._run.note(f"The evaluation on {split} restarts: {error}")
             else:
                 return self._report(weights.version, split, episodes)
-        self._run.warn(f"a score on {split} is left out: generators died {TRIES} times while it was evaluated")
+        self._run.warn(f"the score on {split} is missing: generators died {TRIES} times during its evaluation")
         return None
 
     def _report(self, step: int, split: str, episodes: Episodes) -> Estimate:
@@ -100,12 +100,12 @@ class Evaluator:
         if metric != EvaluationSection.model_fields["metric"].default and not episodes.has_metric:
             self._run.warn(f"evaluation.metric={metric}: no episode has it, so the reward is the score")
         if episodes.lost:
-            self._run.warn(f"evaluation after step {step}: {episodes.lost} episodes were lost and are left out")
+            self._run.warn(f"evaluation after step {step}: {episodes.lost} episodes were lost and are not counted")
         if bugs:
             with_zeros = result.value * valid / (valid + bugs)
             self._run.warn(
-                f"evaluation after step {step}: the environment's own code failed on {bugs} episodes, which are left "
-                f"out; counted as 0, the score is {with_zeros:.3f} instead of {result.value:.3f}"
+                f"evaluation after step {step}: the environment's own code failed on {bugs} episodes, which are not "
+                f"counted; with a reward of 0, the score would be {with_zeros:.3f} instead of {result.value:.3f}"
             )
         self._run.evaluation(step, split, result.value, valid, result.stderr, episodes.versions)
         return result

@@ -75,7 +75,7 @@ class Healing:
                 if self._deaths_in_a_row > MAX_DEATHS_IN_A_ROW:
                     raise
                 self._dead.add(death.role)
-                then = "The run ends without it" if self._run.stop.is_set() else "It is started again"
+                then = "The run ends without it" if self._run.stop.is_set() else "It is being restarted"
                 self._run.warn(f"{death.message}. {then}")
                 work = self._recover
             except BaseException:  # save for any cause, if the trainer is between two steps
@@ -119,7 +119,7 @@ class Healing:
         self.unsettled = False
         self._dead.clear()  # last: if another actor dies during the restore, these are restarted too
         lost = f"; {before - system.step} steps are trained again" if before > system.step else ""
-        self._run.note(f"Going on after step {system.step}{lost}")
+        self._run.note(f"Continuing after step {system.step}{lost}")
 
     def step_trained(self) -> None:
         """Note that a training step is complete: trainer and buffer agree, and deaths before it no longer count."""

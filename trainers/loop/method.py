@@ -44,7 +44,7 @@ class Method(Trainer):
         prepare_controller()
         if self.algorithm.preparation is None:
             raise PluginError(
-                f"{self.algorithm.__name__}.preparation is missing: what rollout workers do with a group",
+                f"{self.algorithm.__name__}.preparation is missing: it processes groups in rollout workers",
                 fix="derive a class from trainers.rollout.types.Preparation, and assign it to that attribute",
             )
         checks.check(config)

@@ -141,7 +141,7 @@ def _cached(run: Run, warm: Path | None) -> Path | None:
     try:
         check_folder(warm, run.config.model.max_length)
     except UsageError as error:
-        run.warn(f"the warmed-up model in the cache is built again: {error.message}")
+        run.warn(f"the warmed-up model in the cache is being rebuilt: {error.message}")
         shutil.rmtree(warm)
         return None
     run.note(f"Warmed-up model from the cache: {warm}")

@@ -126,7 +126,7 @@ class Stack:
         except Exception:  # errors here are consequences: they must not mask the error that ended the run
             if error is None:
                 raise
-            logger.exception("while ending the actors")
+            logger.exception("the actors could not be stopped")
 
     # --- actor deaths
 

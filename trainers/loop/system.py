@@ -149,7 +149,7 @@ class System:
             self._warned_late = True
             self.run.warn(
                 f"{report.totals.episodes_late} episodes of a group missed grpo.group_timeout_s="
-                f"{self.config.grpo.group_timeout_s:g} and are left out, so its baseline is that of faster episodes "
+                f"{self.config.grpo.group_timeout_s:g} and were dropped, so its baseline is that of faster episodes "
                 "(episode/late counts them); raise it, or set grpo.on_timeout to zero or wait"
             )
         if report.fate == Fate.LOST:  # infrastructure or the environment failed, so no reward of 0 is recorded
@@ -169,9 +169,9 @@ class System:
 
     async def _replace(self, ticket: Ticket, report: GroupReport) -> None:
         reason, fix = report.why_lost
-        logger.info("group %d is replaced: %s", ticket.index, reason)
+        logger.info("group %d was replaced: %s", ticket.index, reason)
         self.lost_in_a_row += 1
-        message = f"no episode of a group can be trained on, so the group is replaced: {one_line(reason)}; {fix}"
+        message = f"no episode of a group can be trained on, so the group was replaced: {one_line(reason)}; {fix}"
         self.run.warn(self._lost_warnings.setdefault(reason.partition(":")[0], message))
         if self.lost_in_a_row >= MAX_LOST_IN_A_ROW:
             text = f"{MAX_LOST_IN_A_ROW} groups in a row could not be trained on; the last because: {reason}"
@@ -184,7 +184,7 @@ class System:
         if self.dropped_in_a_row >= PATIENCE * self.config.grpo.groups_per_step:
             raise ForgeError(
                 f"{self.dropped_in_a_row} groups in a row were dropped by grpo.filter "
-                f"({self.config.grpo.filter.name}): there is nothing to learn from",
+                f"({self.config.grpo.filter.name}): there is nothing to train on",
                 fix="choose tasks that are sometimes solved (tasks.order=curriculum), or set grpo.filter.name=all",
             )
         await self.buffer.discard(ticket)
@@ -230,7 +230,7 @@ class System:
             self.healing.at_rest = await self.healing.collect()
         for what, name in (("updates", "skipped_updates"), ("sequences", "sequences_not_finite")):
             if count := int(metrics.get(f"trainer/{name}", 0)):
-                self.run.warn(f"{count} {what} of step {batch.step + 1} were left out: something was not finite")
+                self.run.warn(f"{count} {what} of step {batch.step + 1} were skipped: loss or gradient was not finite")
         return metrics
 
     @asynccontextmanager

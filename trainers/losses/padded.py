@@ -41,7 +41,7 @@ class PaddedLoss:
         required = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
         if unknown := [key for key in required if key not in ARGUMENTS]:
             raise PluginError(
-                f"loss {self.name!r} asks for {', '.join(unknown)}", fix=f"a loss can have {', '.join(ARGUMENTS)}"
+                f"loss {self.name!r} has unknown parameters: {', '.join(unknown)}", fix=f"known: {', '.join(ARGUMENTS)}"
             )
         self._arguments = [key for key in parameters if key in ARGUMENTS]
         declared = needs(loss)
@@ -74,8 +74,8 @@ class PaddedLoss:
             padded = pad(batch.advantages, rows, columns)
             if not torch.equal(padded[rows, 0], batch.advantages):
                 raise UsageError(
-                    f"loss {self.name!r} takes one advantage a sequence, and here they differ between tokens",
-                    fix="let it take a TokenBatch (docs/losses.md)",
+                    f"loss {self.name!r} takes one advantage per sequence, but they differ between tokens",
+                    fix="make it take a TokenBatch (docs/losses.md)",
                 )
             return padded[:, :1]
         values = batch.proximal if key == "proximal_logprobs" else getattr(batch, key)

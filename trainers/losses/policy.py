@@ -83,14 +83,14 @@ class PolicyLoss:
         name = value.get("name") if isinstance(value, dict) else value
         if isinstance(name, str) and name not in CORRECTIONS:
             guess = did_you_mean(name, CORRECTIONS)
-            hint = f"did you mean {guess!r}?" if guess else f"there are {', '.join(CORRECTIONS)}"
+            hint = f"did you mean {guess!r}?" if guess else f"available: {', '.join(CORRECTIONS)}"
             raise ValueError(f"there is no correction {name!r}: {hint}")
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _no_idle_option(self) -> PolicyLoss:
         if (self.aggregation == "fixed_horizon") != (self.horizon is not None):
-            raise ValueError("horizon goes with aggregation=fixed_horizon, and it with horizon")
+            raise ValueError("horizon and aggregation=fixed_horizon need each other: set both or neither")
         if self.kl != "k3" and self.beta == 0:
             raise ValueError(f"kl={self.kl} has no effect while beta is 0")
         return self
@@ -138,7 +138,7 @@ class PolicyLoss:
                 loss = loss + self.beta * divergence
         elif self.beta:
             raise UsageError(
-                f"beta={self.beta}: a KL divergence needs a reference model, and there is none",
+                f"beta={self.beta}: a KL divergence needs a reference model, but there is none",
                 fix="set grpo.reference.source=initial, or beta to 0",
             )
         if self.entropy_coef:

@@ -138,7 +138,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise KeyError("peft_type")
         float(config["lora_alpha"]) / int(config["r"])
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise UsageError(f"{folder} holds no LoRA adapters: {error!r}", fix=f"name a folder with {CONFIG}") from error
+        raise UsageError(
+            f"{folder} contains no LoRA adapters: {error!r}", fix=f"name a folder with {CONFIG}"
+        ) from error
     return config
 
 

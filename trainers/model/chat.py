@@ -271,7 +271,7 @@ class Chat:
         messages = list(messages)
         for message in messages:
             if message.images:
-                fix = "evaluate a model that sees behind an endpoint, or show what is in them as text"
+                fix = "evaluate a vision model at an endpoint, or show their contents as text"
                 raise UsageError(f"a message of the {message.role} has images, and this model reads text only", fix=fix)
         return [self._as_text(message.to_openai()) for message in messages]
 

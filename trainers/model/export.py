@@ -42,12 +42,12 @@ def export(source: Path, out: Path, *, adapter_only: bool, dtype: str, base: str
         UsageError: there is nothing to export, or the adapters belong to another base model.
     """
     if out.exists():
-        raise UsageError(f"{out} is there already", fix="name a folder that is not")
+        raise UsageError(f"{out} already exists", fix="name a new folder")
     checkpoint = _find(source)
     adapters = checkpoint if (checkpoint / adapter.CONFIG).is_file() else checkpoint / adapter.FOLDER
     if not adapters.is_dir():
         if adapter_only:
-            raise UsageError(f"{checkpoint} holds no adapters: all weights were trained", fix="leave --adapter out")
+            raise UsageError(f"{checkpoint} contains no adapters: all weights were trained", fix="leave --adapter out")
         model = checkpoint / "model"
         _write(read_weights(model), model, out, dtype)
         return checkpoint
@@ -73,7 +73,9 @@ def _find(source: Path) -> Path:
         if any((folder / name).exists() for name in ("checkpoint.json", adapter.FOLDER, adapter.CONFIG)):
             check_files(folder, ANYWHERE if folder == source else source)  # adapters in the hub's cache are links
             return folder
-    raise UsageError(f"{source} is no checkpoint and no run that has one", fix="such as runs/NAME, or .../step-000020")
+    raise UsageError(
+        f"{source} is neither a checkpoint nor a run that has one", fix="for example runs/NAME, or .../step-000020"
+    )
 
 
 def _base(name: str) -> Path:

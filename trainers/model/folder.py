@@ -226,7 +226,7 @@ def check_folder(folder: Path, max_length: int) -> None:
         longest = max(longest, int(rope["original_max_position_embeddings"] * rope["factor"]))
     if longest is not None and max_length > longest:
         raise UsageError(
-            f"model.max_length={max_length} is more than the model was made for ({longest})",
+            f"model.max_length={max_length} exceeds the model's limit ({longest})",
             fix=f"use model.max_length={longest} or less",
         )
     if not (folder / "tokenizer.json").is_file():

@@ -253,8 +253,8 @@ class Forecast:
         for holder in self.holders:
             if not holder.fits and holder.room is not None:
                 reasons.append(
-                    f"{holder.name}: {holder.memory.peak / GIB:.1f} GiB are needed of each GPU, "
-                    f"{holder.room / GIB:.1f} GiB are there"
+                    f"{holder.name}: {holder.memory.peak / GIB:.1f} GiB are needed on each GPU, "
+                    f"{holder.room / GIB:.1f} GiB are available"
                 )
             elif holder.name == "generator" and holder.memory.parts["keys and values"] <= 0:
                 reasons.append("generator: the weights leave no room for keys and values")

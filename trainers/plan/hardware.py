@@ -114,10 +114,10 @@ def parse_cluster(text: str) -> Cluster:
     """
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z0-9]+)", text.strip())
     if match is None or match[1] == "0":
-        raise UsageError(f"--gpus {text!r} is not a number and a kind of GPU", fix="write it as 8xH100")
+        raise UsageError(f"--gpus {text!r} is not a number and a kind of GPU", fix="for example 8xH100")
     kinds = {name.lower(): gpu for name, gpu in GPUS.items()}
     if (gpu := kinds.get(match[2].lower())) is None:
         raise UsageError(
-            f"--gpus: nothing is known of a {match[2]!r}", fix=suggestion(match[2], GPUS, f"known: {', '.join(GPUS)}")
+            f"--gpus: unknown GPU {match[2]!r}", fix=suggestion(match[2], GPUS, f"known: {', '.join(GPUS)}")
         )
     return Cluster(int(match[1] or 1), gpu)

@@ -34,7 +34,7 @@ def plan(config: RunConfig, question: Question) -> Iterator[str]:
     yield "placement"
     yield from (f"  {line}" for line in forecast.placement())
     if needed and cluster.count > needed:
-        yield f"  {cluster.count - needed} of the {cluster.count} GPUs have nothing to do"
+        yield f"  {cluster.count - needed} of the {cluster.count} GPUs are idle"
     yield ""
     yield from _memory(forecast)
     yield ""
@@ -172,12 +172,12 @@ def _assumed(forecast: Forecast, question: Question) -> Iterator[str]:
     if forecast.config.rolls_out:
         yield "tools and sandboxes take no time, and episodes have one turn"
     if forecast.needed:
-        yield f"{RESERVED_GIB:g} GiB of each GPU are CUDA's, NCCL's and waste"
+        yield f"{RESERVED_GIB:g} GiB of each GPU are reserved for CUDA, NCCL and fragmentation"
         yield f"{forecast.cluster.gpu.name}: {forecast.cluster.gpu.source}"
     for constant in vars(hardware).values():
         if isinstance(constant, Constant) and constant.kind == "assumed" and forecast.needed:
             yield f"{constant.source}: {constant.value:g}"
-    yield "docs/plan.md has the model, its constants and how far it was checked"
+    yield "docs/plan.md describes the model, its constants and its checks"
 
 
 def _billions(count: float) -> str:

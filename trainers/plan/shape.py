@@ -164,7 +164,7 @@ def hub_config(name: str) -> dict[str, Any]:
     cached = try_to_load_from_cache(name, "config.json")
     if not isinstance(cached, str):
         raise UsageError(
-            f"the shape of {name} isn't known here",
+            f"the shape of {name} is unknown",
             fix=f"fetch its config.json once (hf download {name} config.json), or use a folder. "
             f"Known are {', '.join(published())}",
         )

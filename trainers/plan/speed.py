@@ -60,8 +60,8 @@ class Workload:
             reply = max(1, min(limit, longest - prompt) // 2)
         if prompt < 1 or reply < 1 or prompt + reply > longest:
             raise UsageError(
-                f"an episode of {prompt} + {reply} tokens isn't one of model.max_length={longest}",
-                fix="give --prompt and --reply that fit",
+                f"an episode of {prompt} + {reply} tokens doesn't fit model.max_length={longest}",
+                fix="lower --prompt or --reply",
             )
         if not sampled:
             return cls(config.sft.batch_size, 1, prompt, reply, reply, 0, sampled=False)
@@ -292,7 +292,7 @@ class Step:
         if not self.generation:
             return "training alone"
         if self.seconds > self.computing_s:
-            overlap = f", of which {self.ahead + 1} are under way" if self.ahead else ""
+            overlap = f", of which {self.ahead + 1} are in progress" if self.ahead else ""
             return f"a round of generation, training and weight sync{overlap}"
         return "generation and training take turns" if self.in_turns else "the longer of generation and training"
 

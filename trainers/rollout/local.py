@@ -287,7 +287,7 @@ class LocalWorker:
     async def _score(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
         if not self._config.has_reference:
             raise UsageError(
-                "no reference model has a process that rollout workers could ask",
+                "rollout workers need a reference model with its own process",
                 fix="set grpo.reference.source; with lora, `initial` is computed by the trainer: use path",
             )
         logprobs: list[NDArray[np.float32]] = await self._asking(
@@ -300,7 +300,7 @@ class LocalWorker:
         while True:
             changed = self._reconnected
             if self._links is None:
-                raise UsageError("this worker knows no buffer and no generators", fix="call connect first")
+                raise UsageError("this worker is not connected to a buffer and generators", fix="call connect first")
             try:
                 return await ask(self._links)
             except ActorDiedError:

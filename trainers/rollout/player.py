@@ -96,7 +96,7 @@ class Player:
         try:
             task = self._task(split, index)
             if task.id in self.set_aside:
-                reason = f"task {task.id!r} is set aside: its environment raised"
+                reason = f"task {task.id!r} is excluded: its environment raised an error"
                 return Group([self._lost(f"{name}-0", task.id, reason)])
             group = await self._play_group(task, position, policy)
             if group.finished:
@@ -203,7 +203,7 @@ class Player:
         """An invalid episode for a bug in the environment; warns of each bug once."""
         if error.same not in self._told:  # once per bug, not per episode
             self._told.add(error.same)
-            self._warn(f"a bug in the environment; its episodes are left out, and their tasks set aside: {error}")
+            self._warn(f"a bug in the environment; its episodes are dropped, and their tasks excluded: {error}")
         return self._lost(name, task_id, f"{BUG}{error}")
 
     def _lost(self, name: str, task_id: str, error: str) -> Trajectory:

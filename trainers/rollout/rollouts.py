@@ -158,7 +158,7 @@ class Crew(Replicas):
             async with asyncio.timeout(CLOSE_S):
                 return await self.call_all("close")
         except TimeoutError:
-            logger.warning("a rollout worker did not end within %g s: it is killed", CLOSE_S)
+            logger.warning("a rollout worker did not end within %g s and was killed", CLOSE_S)
             return []
 
     async def stop(self) -> None:
@@ -333,7 +333,7 @@ class Rollouts:
                 return await self._workers.call(number, endpoint, request)
             except ActorDiedError as error:
                 deaths += 1
-                self._run.warn(f"rollout worker {number} died, and its episodes are played again: {error.message}")
+                self._run.warn(f"rollout worker {number} died; its episodes are being repeated: {error.message}")
                 if deaths > MOST_DEATHS:
                     if isinstance(request, HeldOut):
                         raise
@@ -389,7 +389,7 @@ class Rollouts:
             report: HeldOutReport = await self._ask(number, "evaluate", request)
             self._heed(number, report)
             if report.episode is None:
-                raise WeightsLostError("the weights that were held are gone: their generator died")
+                raise WeightsLostError("the held weights are gone: their generator died")
             self._watch_bugs(bug_of([report.episode]))
             add(report.episode)
 
@@ -459,7 +459,7 @@ class Rollouts:
         """Describe the episode that has been in one phase for the longest."""
         oldest = max((seen.status.oldest for seen in self._seen if seen.status.oldest), key=_age, default=None)
         if oldest is None:
-            return "no episode is under way"
+            return "no episode is running"
         name, doing, seconds = oldest
         return f"episode {name} has been in '{doing}' for {duration(seconds)}"
 

@@ -145,7 +145,9 @@ class Adapters:
                 up = torch.empty_like(up).index_copy_(0, layer.rows, up)
             state[f"{layer.titan}.lora_a.weight"], state[f"{layer.titan}.lora_b.weight"] = down, up
         if left:
-            raise UsageError(f"{next(iter(left))}: lora.targets has no such layer", fix="use the recipe it was made by")
+            raise UsageError(
+                f"{next(iter(left))}: lora.targets has no such layer", fix="use the recipe that trained it"
+            )
         return state
 
     def merge(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -188,7 +190,7 @@ def _take(left: dict[str, torch.Tensor], name: str, shape: tuple[int, int]) -> t
     tensor = left.pop(name, None)
     if tensor is None or tuple(tensor.shape) != shape:
         problem = "is missing" if tensor is None else f"has the shape {tuple(tensor.shape)} instead of {shape}"
-        raise UsageError(f"{name} {problem}", fix="use the recipe that the adapters were made by")
+        raise UsageError(f"{name} {problem}", fix="use the recipe that trained the adapters")
     return tensor.float()
 
 

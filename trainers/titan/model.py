@@ -62,7 +62,8 @@ def check_weights(folder: Path) -> None:
     unknown = [name for name in shapes if name not in expected and not name.endswith((HEAD, "rotary_emb.inv_freq"))]
     if unknown:
         raise UsageError(
-            f"{folder} has {_first(unknown)}, which a {hf['model_type']!r} model lacks", fix="use a checkpoint without"
+            f"{folder} has {_first(unknown)}, which a {hf['model_type']!r} model lacks",
+            fix="use a checkpoint without it",
         )
     if other := sorted(kinds - {"F32", "BF16", "F16"}):
         raise UsageError(
@@ -72,7 +73,7 @@ def check_weights(folder: Path) -> None:
     if declared == "float32" and (lower := sorted(kinds - {"F32"})):
         raise UsageError(
             f"{folder} has weights of type {', '.join(lower)}, config.json says float32",
-            fix=f"{again}, or correct its dtype: the lost precision is not coming back",
+            fix=f"{again}, or correct its dtype: the lost precision can't be restored",
         )
 
 

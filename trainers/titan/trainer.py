@@ -178,7 +178,7 @@ class TitanTrainer(RankedActor):
             raise ContractError(
                 f"{altered} of {int(totals['contract/sequences'])} token sequences of this step are not what the "
                 "generators sampled: their tokens, or log-probabilities, differ by count or hash",
-                fix="look at what handles episodes between sampling and training: grpo.mask, the algorithm's "
+                fix="check the code that handles episodes between sampling and training: grpo.mask, the algorithm's "
                 "Preparation, score_group; tokens must stay as they are (docs/trust.md)",
             )
         return totals

@@ -162,7 +162,7 @@ def receive(peer: socket.socket, into: memoryview) -> None:
         try:
             count = peer.recv_into(into[received:], 0, flags)
         except BlockingIOError as error:
-            raise TimeoutError(f"nothing has come for {PATIENCE_S:g} s") from error
+            raise TimeoutError(f"nothing was received for {PATIENCE_S:g} s") from error
         if not count:
             if not received:
                 raise FileNotFoundError("the weights were dropped before they were read")

@@ -176,7 +176,7 @@ async def fetch(shared: Handle, into: torch.Tensor | None = None) -> torch.Tenso
         OSError: the process dropped or refilled the block, ended, or can't be reached.
     """
     if shared.source is None:
-        raise ConnectionError(f"process {shared.pid} of another machine shares its memory with its own machine only")
+        raise ConnectionError(f"process {shared.pid} is on another machine, which its shared memory does not reach")
     if into is None:
         into = empty(prod(shared.shape), shared.dtype).view(shared.shape)
     memory = into.view(-1).view(torch.uint8).numpy().data
@@ -187,7 +187,7 @@ async def fetch(shared: Handle, into: torch.Tensor | None = None) -> torch.Tenso
 def _block(tensor: torch.Tensor) -> Block:
     block = _blocks.get(tensor.data_ptr()) if tensor.is_contiguous() else None
     if block is None or block.room != tensor.nbytes:
-        raise ValueError(f"a tensor of {tensor.nbytes} bytes is not the whole of a block: make it with `empty`")
+        raise ValueError(f"a tensor of {tensor.nbytes} bytes is not a whole block: allocate it with `empty`")
     return block
 
 

@@ -183,7 +183,7 @@ async def test_whatever_code_returns_is_reported_in_a_line(returned: str, writte
 async def test_code_is_never_run_without_sandboxes() -> None:
     env = CodingRLVR()
     await env.reset(options={"split": "train", "index": 0})
-    with pytest.raises(UsageError, match="no sandboxes"):
+    with pytest.raises(UsageError, match="needs sandboxes"):
         await env.step(as_answer("def f(x):\n    return x"))
 
 

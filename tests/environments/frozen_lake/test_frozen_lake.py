@@ -14,7 +14,7 @@ from forge_env.rollout.scripted import ReplayPolicy
 def test_the_shortest_way_goes_around_holes() -> None:
     assert shortest_way(["SHF", "FHF", "FFG"]) == ["down", "down", "right", "right"]
     assert shortest_way(["SFF", "HHF", "GFF"]) == ["right", "right", "down", "down", "left", "left"]
-    with pytest.raises(ValueError, match="no way"):
+    with pytest.raises(ValueError, match="no safe path"):
         shortest_way(["SH", "HG"])
 
 

@@ -114,7 +114,7 @@ async def test_what_cant_be_built_is_told_with_its_line(engine: SandboxEngine) -
     tasks = [env.task("train", index) for index in range(2)]
     missing = await unplayable(env, tasks)
     assert missing.keys() == {"two_services", "needs_packages"}
-    assert missing["two_services"] == "it asks for services beside it"
+    assert missing["two_services"] == "it needs additional services"
     assert "`RUN apt-get update && apt-get install -y gcc`" in missing["needs_packages"]
 
     def make() -> fe.Environment:
@@ -131,14 +131,14 @@ def test_validate_tells_what_is_left_out(
     shutil.copytree(TASKS / "two_services", tmp_path / "two_services")
     assert main(["validate", f"harbor:{tmp_path}"]) == 1
     said = capsys.readouterr().out
-    assert "-- 1 can't be played here: two_services: it asks for services beside it" in said
+    assert "-- 1 can't be played here: two_services: it needs additional services" in said
     assert "!! tasks: there are none" in said
 
 
 def test_both_formats_are_read() -> None:
     tasks, refused = read_folder(str(TASKS))
     assert [task.name for task in tasks] == NAMES
-    assert refused == {"two_services": "it asks for services beside it"}
+    assert refused == {"two_services": "it needs additional services"}
     found = {task.name: task for task in tasks}
     old, new = found["old_sum"], found["repair"]
     assert (old.workdir, old.by_exit_code, old.agent_s, old.test_variables) == (
@@ -162,11 +162,11 @@ def test_both_formats_are_read() -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ("[environment]\ngpus = 1", "it asks for GPUs"),
-        ("[environment]\nos = 'windows'", "it asks for another operating system"),
-        ("[[steps]]\nname = 'one'", "it asks for steps"),
-        ("[verifier]\nenvironment_mode = 'separate'", "it asks for an environment of its own for the tests"),
-        ("[environment.env]\nKEY = '${KEY}'", "it asks for variables of this machine: ${KEY}"),
+        ("[environment]\ngpus = 1", "it needs GPUs"),
+        ("[environment]\nos = 'windows'", "it needs another operating system"),
+        ("[[steps]]\nname = 'one'", "it needs steps"),
+        ("[verifier]\nenvironment_mode = 'separate'", "it needs a separate environment for the tests"),
+        ("[environment.env]\nKEY = '${KEY}'", "it needs variables of this machine: ${KEY}"),
         ("[environment]\nworkdir = '/x/$Y'", "its folder /x/$Y depends on variables"),
         ("no toml", "it can't be read: TOMLDecodeError"),
     ],
@@ -187,7 +187,7 @@ def test_folders_without_tasks(tmp_path: Path) -> None:
 def test_some_tasks_alone() -> None:
     env = fe.make(f"harbor:{TASKS}", tasks=["repair", "greeting"])
     assert [env.task("train", index).id for index in range(env.num_tasks("train") or 0)] == ["greeting", "repair"]
-    with pytest.raises(UsageError, match=r"no task 'other' in .*there are: greeting, needs_packages, old_sum"):
+    with pytest.raises(UsageError, match=r"no task 'other' in .*available: greeting, needs_packages, old_sum"):
         fe.make(f"harbor:{TASKS}", tasks=["other"])
 
 
@@ -218,7 +218,7 @@ def with_dockerfile(folder: Path, dockerfile: str) -> str:
 def test_the_folder_is_that_of_the_last_stage(dockerfile: str, workdir: str | None, tmp_path: Path) -> None:
     tasks, refused = read_folder(with_dockerfile(tmp_path, dockerfile))
     if workdir is None:
-        assert "it names no working folder" in refused["task"]
+        assert "it has no working folder" in refused["task"]
         return
     assert tasks[0].workdir == workdir
     env = Harbor(HarborConfig(folder=str(tmp_path)))
@@ -228,7 +228,7 @@ def test_the_folder_is_that_of_the_last_stage(dockerfile: str, workdir: str | No
 def test_an_image_alone_names_no_folder(tmp_path: Path) -> None:
     shutil.copytree(TASKS / "greeting", tmp_path / "task", ignore=shutil.ignore_patterns("Dockerfile"))
     (tmp_path / "task/task.toml").write_text("[environment]\ndocker_image = 'a'")
-    assert "it names no working folder" in read_folder(str(tmp_path))[1]["task"]
+    assert "it has no working folder" in read_folder(str(tmp_path))[1]["task"]
 
 
 async def test_a_folder_that_is_never_writable_is_the_tasks_own_problem(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_settings_as_others_write_them(tmp_path: Path, settings: str, read: dict
         ("[environment]\nmemory_mb = 0.5", b"", "it can't be read: environment.memory_mb: should be a valid integer"),
         ("[agent]\ntimeout_sec = nan", b"", "it can't be read: agent.timeout_sec: should be"),
         ("environment = 1", b"", "it can't be read: environment: should be a mapping"),
-        ("[environment]\ngpus = 1", b"", "it asks for GPUs"),
+        ("[environment]\ngpus = 1", b"", "it needs GPUs"),
     ],
 )
 def test_settings_that_cant_be_played(tmp_path: Path, settings: str, script: bytes, why: str) -> None:

@@ -199,7 +199,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
         ("train-gpu", "cuda", "rocm", 1, "its build is for cuda, and the GPUs here need rocm"),
         ("train-gpu", "cpu", "rocm", 1, "make setup STACK=rocm in a fresh environment"),
         ("train-gpu", "rocm", "cuda", 1, "make setup STACK=gpu in a fresh environment"),
-        ("train-gpu", "rocm", "rocm", 0, "never tried on any"),
+        ("train-gpu", "rocm", "rocm", 0, "untested on them"),
         ("train-cpu", "cpu", "rocm", 0, "run `make setup STACK=rocm` in a fresh environment"),
     ],
 )

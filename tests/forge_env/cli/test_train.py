@@ -78,7 +78,7 @@ def test_debug_shows_the_traceback(recipe: Path, capfd: Capture) -> None:
         (["--nmae", "x"], 2, ["--nmae: unknown key (did you mean name?)"]),
         (["--reusme"], 2, ["--reusme needs a value"]),
         (["--name", "x", "--resume"], 2, ["there is no run", "to resume"]),
-        (["--resume"], 2, ["--resume needs to know which run"]),
+        (["--resume"], 2, ["--resume needs a run"]),
         (["output_dir=recipe.yaml"], 1, ["recipe.yaml is not a folder", "output_dir"]),
         (["method=tests.cli.no_such_module:train"], 1, ["can't be loaded", "no_such_module"]),
         (["model.cache_dir=recipe.yaml/x"], 1, ["is not a folder", "model.cache_dir"]),
@@ -130,7 +130,7 @@ def test_a_full_disk(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captu
 def test_no_sandbox(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     reasons = {"docker": "no daemon answers", "local": "namespaces are off"}
     err = refused(lambda patch: patch.setattr(engines, "available_engines", lambda: reasons), monkeypatch, capfd)
-    assert "no code will be run: docker: no daemon answers; local: namespaces are off" in err
+    assert "no code is run: docker: no daemon answers; local: namespaces are off" in err
     assert "start Docker" in err
 
 
@@ -150,7 +150,7 @@ def test_too_few_gpus(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capt
 @pytest.mark.parametrize(
     ("value", "code", "said"),
     [
-        ("2", 1, "Insufficient GPU resources: MIN_GPUS asks for 2, this machine has 1"),
+        ("2", 1, "Insufficient GPU resources: MIN_GPUS requires 2, this machine has 1"),
         ("two", 2, "MIN_GPUS='two' is not a number"),
         ("1", 0, ""),
         ("", 0, ""),

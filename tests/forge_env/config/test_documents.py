@@ -176,7 +176,7 @@ def test_a_dataset_to_imitate_is_one_of_conversations(tmp_path: Path) -> None:
         ),
         (
             "generator: {procs: 1}\nservices: {generator: {procs: 2}}",
-            "says the same as generator.procs: give one of them",
+            "means the same as generator.procs: give only one of them",
         ),
         ("training: {sync_interval: 4}\ngrpo: {max_off_policy_steps: 1}", "sync_interval must be at most"),
     ],

@@ -77,7 +77,7 @@ def test_the_live_panel_is_calm_at_80_columns(
     for step in (0, 10):
         run.evaluation(step, "unseen_tasks", 0.4, 256, 0.04)
     for _ in range(3):
-        run.warn("no episode of a group can be trained on, so the group is replaced \x1b[2J " * 3)
+        run.warn("no episode of a group can be trained on, so the group was replaced \x1b[2J " * 3)
     console = Console(width=80, file=io.StringIO())
     console.print(TrainingView(state).panel())
     assert isinstance(console.file, io.StringIO)

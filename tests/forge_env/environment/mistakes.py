@@ -39,7 +39,7 @@ class TaskSignature(Sound):
 # TaskSignature.task: too many positional arguments -> write `def task(self, split, index)`
 class PromptHuge(Sound):
     def task(self, split, index): return fe.Task(id=f'{split}-{index}', split=split, prompt='x' * 11000000, gold='x')
-# PromptHuge.prompt gave messages of 11,000,000 characters together -> keep them below 10,000,000
+# PromptHuge.prompt returned messages of 11,000,000 characters together -> keep them below 10,000,000
 class ToolObject(fe.ToolEnvironment):
     rubric = fe.Rubric([fe.rewards.ExactMatch()])
     def task(self, split, index): return fe.Task(id=f'{split}-{index}', split=split, prompt='x', gold='x')
@@ -71,7 +71,7 @@ class RewardCancels(Sound):
 # reward function 'reward' raised CancelledError on task 'train-0'
 class PromptText(Sound):
     def prompt(self, task): return 'hello'
-# PromptText.prompt gave a str, 'hello' as messages -> give a list
+# PromptText.prompt returned a str, 'hello' as messages -> give a list
 class GoldText(Sound):
     def gold_actions(self, task): return 'hello'
 # GoldText.gold_actions returned a str -> return a list
@@ -129,17 +129,17 @@ class RewardList(Sound):
 # reward function 'reward' returned [1.0] -> finite number
 class PromptNone(Sound):
     def prompt(self, task): return None
-# PromptNone.prompt gave a NoneType, None as messages -> give a list
+# PromptNone.prompt returned a NoneType, None as messages -> give a list
 class PromptDictionaries(Sound):
     def prompt(self, task): return [{'role': 'user', 'content': 'x'}]
-# PromptDictionaries.prompt gave a list, [{'role' -> give a list
+# PromptDictionaries.prompt returned a list, [{'role' -> give a list
 class PromptRole(Sound):
     def prompt(self, task): return [fe.Message(role='human', content='x')]
 # role: should be 'system', 'user', 'assistant' or 'tool', not 'human' [
 class RespondText(Sound):
     def is_final(self, message): return False
     async def respond(self, message): return 'more'
-# RespondText.respond gave a str, 'more' as messages -> give a list
+# RespondText.respond returned a str, 'more' as messages -> give a list
 class ConfigChanged(Sound):
     def task(self, split, index): self.config.seed = 3; return super().task(split, index)
 # seed: instance is frozen
@@ -183,13 +183,13 @@ class ResetSync(Whole):
 class StepFour(Whole): given = ([], 0.0, True, {})
 # StepFour.step returned a tuple, ([], 0.0, True, {}) -> (messages, reward
 class StepText(Whole): given = ('text', 0.0, True, False, {})
-# StepText.step gave a str, 'text' as messages -> give a list
+# StepText.step returned a str, 'text' as messages -> give a list
 class StepNan(Whole): given = ([], float('nan'), True, False, {})
-# StepNan.step gave the reward a float, nan -> finite
+# StepNan.step returned the reward a float, nan -> finite
 class StepBoth(Whole): given = ([], 0.0, True, True, {})
-# StepBoth.step returned terminated and truncated together -> a limit's
+# StepBoth.step returned terminated and truncated together -> that a limit was reached
 class StepInfo(Whole): given = ([], 0.0, True, False, None)
-# StepInfo.step gave a NoneType, None as info -> a dictionary
+# StepInfo.step returned a NoneType, None as info -> a dictionary
 class Endless(Whole): given = ([fe.Message(role='user', content='again')], 0.0, False, False, {})
 # has not ended after 1000 turns -> config.max_turns
 class Find(fe.ToolEnvironment):
@@ -229,7 +229,7 @@ class ToolThreadHint(Find):
 class ToolGenerator(Find):
     @fe.tool
     def find(self): yield 'x'
-# tool 'find' is a generator -> return its whole answer
+# tool 'find' is a generator -> return the whole answer
 class ToolForgotten(Find):
     @fe.tool
     def find(self): return self.nothing
@@ -237,7 +237,7 @@ class ToolForgotten(Find):
 class ToolSubmitsNumber(Find):
     @fe.tool
     def find(self): self.submit(3); return 'x'
-# ToolSubmitsNumber.submit was given a int -> give a text
+# ToolSubmitsNumber.submit received a int -> give a text
 class ToolStep(Find):
     @fe.tool
     def step(self, what: str): return 'x'
@@ -283,7 +283,7 @@ class SetupSubmits(Find):
 # SetupSubmits.submit was called before the agent -> in a tool or `respond`
 class SetupYields(Find):
     def setup(self, task): yield
-# SetupYields.setup has a `yield` -> end it in `cleanup`
+# SetupYields.setup contains `yield` -> release resources in `cleanup`
 class CountersList(Find):
     def counters(self): return [1]
 # CountersList.counters returned a list -> a dictionary of numbers
@@ -301,7 +301,7 @@ class PromptSignature(Find):
 class RespondNone(Find):
     def is_final(self, message): return False
     def respond(self, message): return None
-# RespondNone.respond gave a NoneType, None as messages -> give a list
+# RespondNone.respond returned a NoneType, None as messages -> give a list
 class ResetAlone(Find):
     async def reset(self, *, seed=None, options=None): return ([fe.Message(role='user', content='x')], {})
 # step() without a running episode -> return await super().reset(...)
@@ -365,13 +365,13 @@ class TaskSwapped(Find):
 # TaskSwapped.task: takes self, index, split -> write `def task(self, split, index)`
 class OwnTurns(Find):
     async def setup(self, task): self.turns = 'none'
-# OwnTurns.setup made self.turns a str -> use another
+# OwnTurns.setup made self.turns a str -> choose another
 class OwnMessages(Find):
     async def setup(self, task): self.messages = {}
-# OwnMessages.setup made self.messages a dict -> use another
+# OwnMessages.setup made self.messages a dict -> choose another
 class OwnConfig(Find):
     async def setup(self, task): self.config = {'size': 3}
-# OwnConfig.reset made self.config a dict -> use another
+# OwnConfig.reset made self.config a dict -> choose another
 class OwnAnswer(Find): answer = None
 # OwnAnswer.answer hides ToolEnvironment.answer -> call it something else
 class Boxed(fe.SandboxEnvironment):
@@ -395,20 +395,20 @@ class Contract(fe.Environment):
 class SeatStranger(Contract):
     seats = ('a', 'b')
     said = {'seat': 'c'}
-# SeatStranger.reset gave the seat a str, 'c' -> one of a, b
+# SeatStranger.reset returned the seat a str, 'c' -> one of a, b
 class SeatMissing(Contract): seats = ('a', 'b')
-# SeatMissing.reset gave the seat a str, '' -> one of a, b
+# SeatMissing.reset returned the seat a str, '' -> one of a, b
 class SeatsText(Contract): seats = 'ab'
 # SeatsText.seats is 'ab' -> write ("first", "second")
 class SeatRewards(Contract):
     seats = ('a', 'b')
     said = {'seat': 'a'}
     given = ([], 0.0, True, False, {'rewards': {'c': 1.0}})
-# SeatRewards.step gave a dict, {'c': 1.0} as info['rewards'] -> finite numbers by seat
+# SeatRewards.step returned a dict, {'c': 1.0} as info['rewards'] -> finite numbers by seat
 class MetricText(Contract): given = ([], 0.0, True, False, {'metrics': {'length': 'long'}})
-# MetricText.step gave a dict, {'length': 'long'} as info['metrics'] -> finite numbers by name
+# MetricText.step returned a dict, {'length': 'long'} as info['metrics'] -> finite numbers by name
 class StepWord(Contract): given = ([], 0.0, 'done', False, {})
-# StepWord.step gave a str, 'done' as terminated -> give True or False
+# StepWord.step returned a str, 'done' as terminated -> give True or False
 class StepNone(Contract): given = None
 # StepNone.step returned a NoneType, None -> return (messages, reward
 class StepPlain(Contract):
@@ -429,9 +429,9 @@ class CloseFails(Contract):
 class CountAttribute(Find): num_tasks = 10
 # CountAttribute.num_tasks is a int -> write `def num_tasks(self, split)`
 class SplitsTwice(Find): splits = ('train', 'train')
-# SplitsTwice.splits has 'train' twice -> a name of its own
+# SplitsTwice.splits has 'train' twice -> a unique name
 class SeatsTwice(Contract): seats = ('a', 'a')
-# SeatsTwice.seats has 'a' twice -> a name of its own
+# SeatsTwice.seats has 'a' twice -> a unique name
 class HighestNan(Find): max_reward = float('nan')
 # max_reward is nan -> write a number
 class ToolsFunctions(Contract): tools = [len]
@@ -504,7 +504,7 @@ class SharedByAll(Find):
     found = []
     @fe.tool
     def find(self): self.found.append('x'); return str(len(self.found))
-# -- SharedByAll.found changed while episodes were played
+# -- SharedByAll.found changed during episodes
 class SharedPrompt(Find):
     seen = {}
     def prompt(self, task):

@@ -293,13 +293,13 @@ CLASS = "import forge_env as fe\nclass Env(fe.SingleTurnEnvironment):\n    api_v
         ("class Env(\n", "SyntaxError: '(' was never closed (careless.py, line 1)\n", ""),
         (
             f"{CLASS}    def reward(self, task, answr): return 1.0\n",
-            "reward function 'reward' asks for 'answr'",
+            "reward function 'reward' has an unknown parameter 'answr'",
             "task,",
         ),
         (
             f"{CLASS}    def reward(self, response, answer): return float(answer in response)\n",
             "reward function 'reward' takes `response` and `answer`, which are both the agent's reply",
-            "is `target`: take it instead of `answer`",
+            "use `target` instead of `answer`",
         ),
         (
             f"{CLASS}    reward = fe.rewards.ExactMatch\n",
@@ -308,8 +308,16 @@ CLASS = "import forge_env as fe\nclass Env(fe.SingleTurnEnvironment):\n    api_v
         ),
         (f"{CLASS}    reward = 1.0\n", "1.0 is not a reward function", "give a function"),
         (f"{CLASS}    rubric = fe.Rubric([])\n", "a rubric without a reward function gives every episode 0", "give it"),
-        (f"{CLASS}    rubric = fe.Rubric(lambda x: 1)\n", "reward function '<lambda>' asks for 'x'", "task,"),
-        (f"{CLASS}    rubric = fe.Rubric([len, len])\n", "reward function 'len' asks for 'obj'", "task,"),
+        (
+            f"{CLASS}    rubric = fe.Rubric(lambda x: 1)\n",
+            "'<lambda>' has an unknown parameter 'x'",
+            "task,",
+        ),
+        (
+            f"{CLASS}    rubric = fe.Rubric([len, len])\n",
+            "'len' has an unknown parameter 'obj'",
+            "task,",
+        ),
         (
             f"{CLASS}    def reward(self): return 1.0\n    rubric = fe.Rubric(lambda: 1)\n",
             "has both `reward` and `rubric`",

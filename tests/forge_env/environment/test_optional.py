@@ -75,7 +75,7 @@ async def test_an_environment_that_opts_into_nothing_has_the_defaults() -> None:
     assert (seats_of(env), luck_of(env), scores_groups(env)) == ((), 0.0, False)
     assert await unplayable(env, [task]) == {}
     assert random_action(env, random.Random(0)) is None
-    with pytest.raises(EnvironmentBugError, match="Plain has gold_files, and no hand_in"):
+    with pytest.raises(EnvironmentBugError, match="Plain has gold_files but no hand_in"):
         hand_in(env, task, {})
 
 

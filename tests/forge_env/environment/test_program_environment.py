@@ -180,8 +180,8 @@ async def test_a_program_is_played_turn_by_turn_and_scored_by_what_it_left(eithe
     assert [message.content for news in told for message in news] == ["What is the answer?", "Go on."]
     assert [turn.message.content for turn in trajectory.turns] == ["Hm.", "DONE 42"]
     ended, *left = trajectory.final_observation[0].content.split("\n\n")
-    assert (ended, left[0][:36]) == ("[the program has ended]\nsaid DONE 42", "[it left __pycache__/asking.cpython-")
-    assert left[0].endswith("[it left answer.txt: 7 bytes]\nDONE 42")
+    assert (ended, left[0][:36]) == ("[the program has ended]\nsaid DONE 42", "[it wrote __pycache__/asking.cpython-")
+    assert left[0].endswith("[it wrote answer.txt: 7 bytes]\nDONE 42")
     assert all(turn.step_s > 0.0 for turn in trajectory.turns), "how long the program took after each answer"
     assert trajectory.metrics == {"right": 1.0, "turns": 2.0, "conversations": 1.0, "exit_code": 0.0}
     trajectory, _ = await play(either, ["DONE 41"])
@@ -216,9 +216,9 @@ print(ask(user(" ".join(seen)))["content"])
 @pytest.mark.parametrize(
     ("program", "wall_s", "why"),
     [
-        ("print('hello')", 60.0, r"never asked the model: hello"),
-        ("raise SystemExit('no model')", 60.0, r"never asked the model: no model.*exit code 1"),
-        ("import time; time.sleep(1000)", 1.0, r"never asked the model within 1 s: .*took too long.*wall_s"),
+        ("print('hello')", 60.0, r"sent no request to the model: hello"),
+        ("raise SystemExit('no model')", 60.0, r"sent no request to the model: no model.*exit code 1"),
+        ("import time; time.sleep(1000)", 1.0, r"sent no request to the model within 1 s: .*took too long.*wall_s"),
     ],
 )
 async def test_a_program_that_never_asks_is_a_bug(engine: SandboxEngine, program: str, wall_s: float, why: str) -> None:
@@ -456,7 +456,7 @@ print(ask(user(seen))["content"])
         policy = Says("I see.")
         trajectory = await run_episode(lambda: Telling(sandboxes=engine), policy, seed=1)
         assert (trajectory.answer, len(trajectory.turns)) == ("I see.", 1)
-        assert policy.told[0][0][0].content == "401 this key is of no running episode"
+        assert policy.told[0][0][0].content == "401 this key belongs to no running episode"
     assert len(set(keys)) == 2
 
 
@@ -674,7 +674,7 @@ async def test_a_program_is_judged_where_it_never_was(engine: SandboxEngine) -> 
         return float(result.stdout == "DONE 42")
 
     kind = type("Agent", (Agent,), {"rubric": fe.Rubric(careless)})
-    with pytest.raises(UsageError, match=r"given back for a fresh one.*fresh_sandbox"):
+    with pytest.raises(UsageError, match=r"released for a fresh one.*fresh_sandbox"):
         await run_episode(lambda: kind(sandboxes=engine), Says("DONE 42"), seed=1)
     trajectory, _ = await play(engine, ["DONE 42"])
     assert trajectory.reward == 1.0
@@ -733,12 +733,12 @@ print("done")
     (said,) = trajectory.final_observation
     kept = "c" * (100 - len("first\n"))
     assert said.content == (
-        "[the program has ended]\ndone\n\n[it left a.txt: 6 bytes]\nfirst\n[it left b.bin: 9 bytes]\n"
-        f"[it left c.txt: 5000 bytes]\n{kept}\n[it left out/d.txt: 4 bytes]"
+        "[the program has ended]\ndone\n\n[it wrote a.txt: 6 bytes]\nfirst\n[it wrote b.bin: 9 bytes]\n"
+        f"[it wrote c.txt: 5000 bytes]\n{kept}\n[it wrote out/d.txt: 4 bytes]"
     )
     many = "from asking import *\nask(user('?'))\nfor n in range(101): open(f'{n:03}', 'w').close()"
     trajectory, _ = await play(engine, ["So."], many, base=kind)
-    assert trajectory.final_observation[0].content.endswith("[it left 099: 0 bytes]\n[and 2 more files]")
+    assert trajectory.final_observation[0].content.endswith("[it wrote 099: 0 bytes]\n[and 2 more files]")
 
 
 class Function(Agent):

@@ -102,7 +102,7 @@ async def test_time_limits_and_sessions_that_end(env: Workshop) -> None:
     ended = await say(env, "python", code="import os; os._exit(3)")
     assert ended == "[exit code 3]\n[the python session has ended; the next call begins a new one]"
     after = await say(env, "python", code="'x' in globals()")
-    assert after == "[a new python session: nothing of the last one is left but files]\nFalse\n"
+    assert after == "[a new python session: only files of the last one remain]\nFalse\n"
 
 
 async def test_a_call_that_is_given_up_leaves_no_session_behind(engine: SandboxEngine) -> None:
@@ -163,7 +163,7 @@ async def test_viewing_and_editing(env: Workshop) -> None:
         ({"command": "view", "path": "/etc/passwd"}, "'/etc/passwd' is not inside the work folder"),
         ({"command": "create", "path": "../x", "file_text": ""}, "'../x' is not inside the work folder"),
         ({"command": "view", "path": "nowhere"}, "No such file or directory: nowhere"),
-        ({"command": "view", "path": "raw"}, "raw is no UTF-8 text (2 bytes)"),
+        ({"command": "view", "path": "raw"}, "raw is not UTF-8 text (2 bytes)"),
         ({"command": "view", "path": "src/a.py", "view_range": [3]}, "view_range=[3] is not valid: give two line"),
         ({"command": "view", "path": "src/a.py", "view_range": [9, 12]}, "is not valid: the file has 3 lines"),
         ({"command": "create", "path": "src", "file_text": "x"}, "Is a directory: src"),
@@ -226,9 +226,7 @@ async def test_where_they_belong() -> None:
         rubric = fe.Rubric(fe.rewards.exact_match)
         bash = fe.tools.bash()
 
-    with pytest.raises(
-        UsageError, match=r"Plain\.bash works in a SandboxEnvironment only \(derive Plain from fe\.Sand"
-    ):
+    with pytest.raises(UsageError, match=r"Plain\.bash needs a SandboxEnvironment \(derive Plain from fe\.Sand"):
         Plain()
 
     class Hidden(fe.SandboxEnvironment):

@@ -96,7 +96,7 @@ async def test_an_episode(engine: SandboxEngine) -> None:
         assert said == [
             "[exit code 3]",
             "given hello\n",
-            "Error: a command can't hold a NUL character",
+            "Error: a command can't contain a NUL character",
             "Error: '../up' is not inside the work folder (use a relative path without '..')",
             "Error: No such file or directory: nowhere",
             "Error: Is a directory: folder",
@@ -137,7 +137,7 @@ async def test_the_sandbox_goes_back_whatever_fails(engine: SandboxEngine, where
 
 
 async def test_without_an_engine_it_says_what_to_do() -> None:
-    with pytest.raises(UsageError, match=r"Copy runs code and was given no sandboxes.*sandboxes=engine"):
+    with pytest.raises(UsageError, match=r"Copy runs code and needs sandboxes.*sandboxes=engine"):
         await Copy().reset(seed=0)
 
 
@@ -185,7 +185,7 @@ async def test_hidden_tests_judge_what_was_left_in_a_fresh_sandbox(
             + "    def test_data(self):\n        with open('data.txt') as file: self.assertEqual(file.read(), '7')\n"
         )
         seen.extend([(await env.run_hidden_tests({"test_own.py": text})).share for text in (both, one)])
-        with pytest.raises(UsageError, match="given back for a fresh one"):
+        with pytest.raises(UsageError, match="released for a fresh one"):
             await env.sandbox.read_text("own.py")
         assert (await env.read_text("./data.txt"), await env.read_text("none")) == ("7", None)
         return seen[0]

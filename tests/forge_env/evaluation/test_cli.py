@@ -187,7 +187,7 @@ def test_what_can_no_longer_be_scored_is_exit_code_1(out: str, capsys: Any, monk
     assert main(["eval", "--rescore", out]) == 1
     captured = capsys.readouterr()
     assert "1 sample could not be scored again" in captured.err
-    assert "Sums/eval/11/0: the environment has no such task any more" in captured.err
+    assert "Sums/eval/11/0: the environment no longer has this task" in captured.err
     assert main(["eval", "--out", f"{out}-rescored", "--resume"]) == 2
 
 
@@ -250,7 +250,7 @@ def test_eval_score_and_compare(out: str, capsys: Any) -> None:
     assert main(["compare", out, f"{out}-rescored", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["environments"]["Sums"]["difference"]["value"] == 0.0
     assert main(["compare", out, "nowhere"]) == 2
-    assert "holds no evaluation" in capsys.readouterr().err
+    assert "contains no evaluation" in capsys.readouterr().err
 
 
 def test_json_and_resume_from_the_folder_alone(out: str, capsys: Any) -> None:
@@ -274,7 +274,7 @@ def test_tasks_that_share_an_id_are_refused(out: str, capsys: Any) -> None:
     assert main(command) == 2
     err = capsys.readouterr().err
     assert "Twins: several tasks have one id: 'same' (tasks 0, 3, 6, 9)\n" in err
-    assert "-> give each task an id of its own; --epochs plays tasks several times" in err
+    assert "-> give each task a unique id; --epochs plays tasks several times" in err
     assert not Path(out).exists()
 
 
@@ -341,7 +341,7 @@ def test_a_damaged_line_costs_only_its_own_sample(line: bytes, out: str, capsys:
     assert main(["eval", "--out", out, "--resume", "--json"]) == 0
     captured = capsys.readouterr()
     assert "line 2 is not a trajectory" in captured.err
-    assert "its sample is played again" in captured.err
+    assert "its sample will be played again" in captured.err
     assert json.loads(captured.out)["environments"]["Sums"]["samples"] == 4
     assert len(path.read_bytes().splitlines()) == 5
 

@@ -333,7 +333,7 @@ def test_more_samples_can_be_added_and_nothing_else_changed(out: Path) -> None:
     assert len((out / "trajectories" / "eval.jsonl").read_text().splitlines()) == 10
     with pytest.raises(UsageError, match="another seed"):
         fe.evaluate(Sums, "gold", num_tasks=5, seed=7, out=out, resume=True)
-    with pytest.raises(UsageError, match="holds an evaluation"):
+    with pytest.raises(UsageError, match="already contains an evaluation"):
         fe.evaluate(Sums, "gold", num_tasks=5, out=out)
 
 
@@ -413,8 +413,8 @@ class Moving(Sums):
     ("change", "reason", "left"),
     [
         ({"version": "b"}, "its task is now 'b-3', and was 'a-3'", 1),
-        ({"count": 3}, "no such task any more", 3),
-        ({"broken": 3}, "its task can't be made: Moving.task raised KeyError on task 'eval/3': 'the row", 3),
+        ({"count": 3}, "no longer has this task", 3),
+        ({"broken": 3}, "its task can't be created: Moving.task raised KeyError on task 'eval/3': 'the row", 3),
     ],
 )
 def test_scoring_again_names_what_can_no_longer_be_scored(
@@ -438,7 +438,7 @@ def test_scoring_again_names_what_can_no_longer_be_scored(
 def test_transcripts_scored_again_cannot_be_resumed_with_the_model(out: Path) -> None:
     fe.evaluate("tests.forge_env.evaluation.toys:Sums", "gold", num_tasks=2, out=out)
     asyncio.run(rescore(out, out.with_name("again")))
-    with pytest.raises(UsageError, match="scored again"):
+    with pytest.raises(UsageError, match="rescored"):
         fe.evaluate(
             "tests.forge_env.evaluation.toys:Sums", "gold", num_tasks=5, out=out.with_name("again"), resume=True
         )

@@ -110,7 +110,7 @@ async def test_a_run_on_a_full_disk_writes_what_is_under_way_and_ends(tmp_path: 
         first = await disk.start(*command(disk.mounted / "out", server.url))
         _, errors = await first.communicate()
         assert first.returncode == 1
-        assert b"the disk is full; every finished sample is written" in errors
+        assert b"the disk is full; all finished samples are saved" in errors
         assert b"-> free some space, then --resume plays the rest" in errors
         assert b"Traceback" not in errors
         done = results(disk.seen / "out")
@@ -140,7 +140,7 @@ async def test_a_run_without_any_room_left_waits_for_some(tmp_path: Path) -> Non
         filler = disk.seen / "filler"
         filler.write_bytes(b"x" * 18_000_000)  # leaves two megabytes: no room for the reserve
         child = await disk.start(*command(disk.mounted / "out", server.url))
-        said = await until(child, b"finished samples wait to be written; free some space")
+        said = await until(child, b"finished samples are waiting to be written; free some space")
         assert b"the disk is full" in said
         filler.unlink()
         _, errors = await child.communicate()
@@ -179,7 +179,7 @@ async def limited(out: Path, url: str, *more: str) -> asyncio.subprocess.Process
 async def test_a_limit_of_a_files_size_is_waited_out(tmp_path: Path) -> None:
     async with Server(behave) as server:
         child = await limited(tmp_path / "out", server.url)
-        await until(child, b"finished samples wait to be written")
+        await until(child, b"finished samples are waiting to be written")
         hard = resource.prlimit(child.pid, resource.RLIMIT_FSIZE)[1]
         resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (hard, hard))
         _, errors = await child.communicate()
@@ -191,7 +191,7 @@ async def test_a_limit_of_a_files_size_is_waited_out(tmp_path: Path) -> None:
 async def test_who_stops_waiting_is_told_what_is_lost_and_can_resume(tmp_path: Path) -> None:
     async with Server(behave) as server:
         child = await limited(tmp_path / "out", server.url)
-        await until(child, b"finished samples wait to be written")
+        await until(child, b"finished samples are waiting to be written")
         os.kill(child.pid, signal.SIGINT)
         _, errors = await child.communicate()
         assert child.returncode == 1, errors.decode()

@@ -407,7 +407,7 @@ REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
     "responses search": (
         lambda c: c[0].responses.create(model="m", input="?", tools=[{"type": "web_search"}]),
         400,
-        "runs at OpenAI",
+        "runs on OpenAI's servers",
     ),
     "responses conversation": (
         lambda c: c[0].responses.create(model="m", input="?", conversation="conv_1"),
@@ -418,7 +418,7 @@ REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
     "messages search": (
         lambda c: c[1].messages.create(**sends("?"), max_tokens=5, tools=[SEARCH]),  # type: ignore[list-item]
         400,
-        "runs at Anthropic",
+        "runs on Anthropic's servers",
     ),
     "embeddings": (lambda c: c[0].embeddings.create(model="m", input="?"), 404, "there is no POST /v1/embeddings"),
     "completions": (lambda c: c[0].completions.create(model="m", prompt="?"), 404, "there is no POST /v1/completions"),

@@ -148,7 +148,7 @@ async def test_values_can_be_asked_for_and_a_best_score_named() -> None:
 @pytest.mark.parametrize(
     ("env_id", "options", "message"),
     [
-        ("CartPole-v1", {"show": "text"}, "draws nothing in text"),
+        ("CartPole-v1", {"show": "text"}, "can't be rendered as text"),
         ("FrozenLake-v1", {"actions": ["left"]}, "`actions` has 1 words"),
         ("NoSuchGame-v1", {}, "gymnasium can't make 'NoSuchGame-v1'"),
         ("no_such_module:Game-v1", {}, "install the package that has the module 'no_such_module'"),
@@ -162,11 +162,11 @@ async def test_what_can_not_be_played_is_said(env_id: str, options: dict[str, An
 
 async def test_large_spaces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["forge_env.gym.adapter"], "MOST_NUMBERS", 100)
-    with pytest.raises(UsageError, match="can't be shown in words") as refused:
+    with pytest.raises(UsageError, match="can't be shown as text") as refused:
         await play(NAME)
     assert "ObservationWrapper" in (refused.value.fix or "")
     monkeypatch.setattr(sys.modules["forge_env.gym.adapter"], "MOST_TO_GIVE", 0)
-    with pytest.raises(UsageError, match="can't be given in words"):
+    with pytest.raises(UsageError, match="can't be written as text"):
         await play("Pendulum-v1")
 
 
@@ -217,7 +217,7 @@ async def test_a_game_that_no_valid_move_was_made_in_is_not_called_sound(monkeyp
 
     async def moves() -> Check:
         found = [check async for check in Validator(make, num_tasks=2).run()]
-        return next(check for check in found if check.name == "valid actions are taken")
+        return next(check for check in found if check.name == "valid actions are accepted")
 
     assert (await moves()).status == "ok"
     monkeypatch.setattr(GymnasiumEnvironment, "random_action", lambda env, rng: None)

@@ -145,9 +145,9 @@ async def test_a_seat_that_never_moves_ends() -> None:
     [
         ("nowhere_at_all", {}, "can't make 'nowhere_at_all'"),
         (HERE, {"env_options": {"speed": 3}}, "can't make"),
-        (HERE, {"env_options": {"large": True}}, "which can't be shown in words"),
+        (HERE, {"env_options": {"large": True}}, "which can't be shown as text"),
         (HERE, {"actions": ["one"]}, "`actions` has 1 words"),
-        ("builtins:dict", {}, "gave a dict"),
+        ("builtins:dict", {}, "returned a dict"),
     ],
 )
 def test_what_cannot_be_played_is_refused(env_id: str, options: dict[str, Any], said: str) -> None:

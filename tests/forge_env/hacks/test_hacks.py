@@ -274,7 +274,7 @@ def test_folders_of_other_agents(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text(json.dumps({"messages": messages, "reward": 0.5}) + "\nnot json\n")
     parts = {"role": "assistant", "content": [{"type": "text", "text": "```sh\ngit log\n```"}]}
     (tmp_path / "c.json").write_text(json.dumps([parts]))
-    with pytest.raises(UsageError, match="which forge-env has not recorded"):
+    with pytest.raises(UsageError, match="needs trajectories of forge-env, unlike"):
         find(tmp_path, judge=lenient)
     (tmp_path / "other.json").write_text('{"settings": 1}')
     result = find(tmp_path)

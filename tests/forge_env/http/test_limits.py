@@ -264,7 +264,7 @@ async def test_what_one_client_opens_is_bounded() -> None:
     both = [asyncio.create_task(caller.post([b"1"])) for _ in range(2)]
     for _ in both:
         await opened.acquire()
-    assert (await caller.post([b"1"]))[:2] == (429, ["2 requests are open already", "too_many_requests"])
+    assert (await caller.post([b"1"]))[:2] == (429, ["2 requests are already open", "too_many_requests"])
     answer.set()
     assert [found[0] for found in await asyncio.gather(*both)] == [200, 200]
     assert caller.client.open == 0

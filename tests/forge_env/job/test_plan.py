@@ -54,7 +54,7 @@ def test_gpus_go_to_those_that_need_them_and_each_to_one() -> None:
 def test_roles_that_share_gpus_have_the_same_ones() -> None:
     places = planned([card(0, gpus=4)], {"share_gpus": True}, **GPU_RECIPE).places
     assert places["generator0"].gpus[0] + places["generator1"].gpus[0] == places["trainer"].gpus[0]
-    with pytest.raises(UsageError, match="no room for generator1: it needs 2 GPUs"):
+    with pytest.raises(UsageError, match="no host has room for generator1: it needs 2 GPUs"):
         planned([card(0, gpus=3)], {"share_gpus": True}, **{**GPU_RECIPE, "trainer": {}})
 
 
@@ -77,10 +77,10 @@ def test_no_room_is_said_with_figures() -> None:
     with pytest.raises(UsageError, match=r"trainer: it needs 4 GPUs and .* GiB.*node1\), 2 GPUs and 64.0 GiB"):
         planned([card(0), card(1, gpus=2)], trainer={"procs": 4, "with_gpus": True})
     with pytest.raises(
-        UsageError, match=r"no room for generator1: .* on 0 .*, 0 GPUs and 1\.. GiB \(it has trainer, g"
+        UsageError, match=r"no host has room for generator1: .* on 0 .*, 0 GPUs and 1\.. GiB \(it has trainer, g"
     ):
         planned([card(0, memory_gb=4.5)], generator={"num_replicas": 2})
-    with pytest.raises(UsageError, match="trainer is to run on worker 3, but there are 2"):
+    with pytest.raises(UsageError, match="trainer is placed on worker 3, but there are 2"):
         planned([card(0), card(1)], {"place": {"trainer": [3]}})
 
 
@@ -130,8 +130,8 @@ def test_the_controller_listens_where_its_way_to_the_workers_begins() -> None:
         ({"kind": "hosts"}, "needs job.workers"),
         ({"workers": ["tcp://a:1"]}, "set job.kind to hosts"),
         ({"kind": "hosts", "workers": ["a:1"]}, "write tcp://HOST:PORT"),
-        ({"kind": "hosts", "workers": ["tcp://a:1", "tls://b:1"]}, "all of them tls://"),
-        ({"kind": "hosts", "workers": ["tcp://a:1", "tcp://a:1"]}, "named twice"),
+        ({"kind": "hosts", "workers": ["tcp://a:1", "tls://b:1"]}, "for all of them, or tls://"),
+        ({"kind": "hosts", "workers": ["tcp://a:1", "tcp://a:1"]}, "occurs twice"),
     ],
 )
 def test_a_job_that_makes_no_sense_is_refused(job: dict[str, Any], said: str) -> None:

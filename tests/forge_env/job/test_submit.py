@@ -61,7 +61,7 @@ def test_train_submits_and_follows_where_it_is_not_in_a_job(stand_in: Stand, cap
     assert main(["train", "coding_rlvr", "grpo.steps=3", "--job.kind", "slurm", "--name", "mine"]) == 7
     said = capfd.readouterr().out
     assert "2 hosts, each with 4 CPUs" in said
-    assert "to end it: scancel --name=mine" in said
+    assert "to cancel it: scancel --name=mine" in said
     assert said.endswith("the run says hello\n")
     assert "steps: 3" in (folder / "job-mine" / "recipe.yaml").read_text()
     assert main(["train", "coding_rlvr", "--job.kind", "slurm", "--name", "mine", "--resume"]) == 2
@@ -112,7 +112,7 @@ def test_without_the_platforms_program_nothing_is_written(
     folder = stand_in("other", SKY)
     monkeypatch.setenv("PATH", str(folder / "bin"))
     assert main(["job", "coding_rlvr", "--job.kind", "slurm", "--submit"]) == 1
-    assert "`sbatch` is not here" in capfd.readouterr().err
+    assert "`sbatch` submits jobs, but is not installed" in capfd.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["bin"]
 
 
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_what_follows_and_not_the_job(stand_in: Stand, monkeypatch: 
         run.send_signal(signal.SIGINT)
         said, _ = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert "no longer followed: the job goes on" in said
+    assert "stopped following; the job continues" in said
     assert not psutil.wait_procs([waits], timeout=60)[1]
 
 
@@ -145,6 +145,6 @@ def test_ctrl_c_while_what_follows_is_started_ends_it_too(
     monkeypatch.setattr("forge_env.job.submit.subprocess.Popen", Interrupted)
     before = signal.getsignal(signal.SIGINT)
     assert main(["train", "coding_rlvr", "--job.kind", "slurm"]) == 130
-    assert "no longer followed: the job goes on" in capfd.readouterr().err
+    assert "stopped following; the job continues" in capfd.readouterr().err
     assert not psutil.wait_procs(started, timeout=60)[1]
     assert signal.getsignal(signal.SIGINT) is before

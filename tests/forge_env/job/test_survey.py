@@ -73,14 +73,14 @@ DIFFERENT: list[tuple[Callable[[Card], Card], str]] = [
     (lambda own: replace(own, forge_env="0.0.1"), "runs forge-env 0.0.1"),
     (lambda own: replace(own, python_version="3.9"), r"Python 3.9 \(here 3.11\)"),
     (lambda own: replace(own, packages={**own.packages, "torch": None}), "torch missing"),
-    (lambda own: replace(own, modules={**own.modules, "environments": "0"}), "environments with other code than here"),
+    (lambda own: replace(own, modules={**own.modules, "environments": "0"}), "environments with different code"),
     (lambda own: replace(own, modules={**own.modules, "forge_env": None}), "forge_env missing"),
-    (lambda own: replace(own, files=dict.fromkeys(own.files)), "does not see .*run"),
+    (lambda own: replace(own, files=dict.fromkeys(own.files)), "lacks .*run"),
     (
         lambda own: replace(own, no_engine="no engine can run"),
         "rollouts0 is to be on host 0 .*, where no engine can run",
     ),
-    (lambda own: replace(own, free_memory_gb=0.1), "no room for trainer"),
+    (lambda own: replace(own, free_memory_gb=0.1), "no host has room for trainer"),
 ]
 
 
@@ -213,7 +213,7 @@ async def test_what_is_wrong_with_a_host_is_told(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(machine, "unclaimed_gpus", no_drivers)
     async with await serve_cards(address := free_address(), "service"):
-        with pytest.raises(ForgeError, match=f"{address} can't tell of its host: RuntimeError: the driver is of"):
+        with pytest.raises(ForgeError, match=f"{address} can't describe its host: RuntimeError: the driver is of"):
             await ask(address)
 
 

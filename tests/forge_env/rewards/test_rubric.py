@@ -110,9 +110,9 @@ def test_wrong_rubrics_are_refused_early() -> None:
     def both(response: str, answer: str) -> float:
         return float(answer in response)
 
-    with pytest.raises(UsageError, match=r"'asks' asks for 'reference'.*task, answer"):
+    with pytest.raises(UsageError, match=r"'asks' has an unknown parameter 'reference'.*task, answer"):
         fe.Rubric(asks)
-    with pytest.raises(UsageError, match=r"'both' takes `response` and `answer`.*is `target`"):
+    with pytest.raises(UsageError, match=r"'both' takes `response` and `answer`.*use `target`"):
         fe.Rubric(both)
     with pytest.raises(UsageError, match="1 reward functions but 2 weights"):
         fe.Rubric([length], [1, 2])
@@ -169,7 +169,7 @@ async def test_group_functions_see_the_valid_episodes_of_a_task_together() -> No
     assert [item.reward for item in group] == [1.25, 1.25, 0.0, 0.5]
     assert [item.metrics for item in group] == [{"rarity": 0.5}, {"rarity": 0.5}, {}, {"rarity": 1.0}]
     assert group[0].turns[-1].reward == 1.25
-    with pytest.raises(UsageError, match="'length' asks for 'answer'"):
+    with pytest.raises(UsageError, match="'length' has an unknown parameter 'answer'"):
         fe.Rubric(group=[length])
     with pytest.raises(EnvironmentBugError, match=r"returned .* on task 't-1'.*each of the 3"):
         await fe.Rubric(group=[rewardless]).score_group(TASK, group)

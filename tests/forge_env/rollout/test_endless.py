@@ -117,17 +117,17 @@ def endless(where: str, **options: Any) -> Endless:
 @pytest.mark.parametrize(
     ("where", "what"),
     [
-        ("setup, plain", "Endless.setup held up everything else for 0.1 s, in spin"),
+        ("setup, plain", "Endless.setup blocked all other work for 0.1 s, in spin"),
         ("setup, async", "Endless.reset has not ended after 0.1 s on task 'train-0': it is in Endless.setup, in wait"),
-        ("reward, plain", "reward function 'judged' held up everything else for 0.1 s, in spin"),
+        ("reward, plain", "reward function 'judged' blocked all other work for 0.1 s, in spin"),
         (
             "reward, async",
             "Endless.step has not ended after 0.1 s on task 'train-0': it is in reward function 'judged', ",
         ),
         ("reward, async, together", "on task 'train-0': it is in reward function 'judged', in wait"),
-        ("respond, plain", "Endless.respond held up everything else for 0.1 s, in spin"),
+        ("respond, plain", "Endless.respond blocked all other work for 0.1 s, in spin"),
         ("respond, async", "it is in Endless.respond, in wait"),
-        ("tool, plain", "tool 'call' held up everything else for 0.1 s, in spin"),
+        ("tool, plain", "tool 'call' blocked all other work for 0.1 s, in spin"),
     ],
 )
 async def test_it_is_named_by_function_and_line(where: str, what: str) -> None:
@@ -149,7 +149,7 @@ async def test_a_task_that_is_never_made_is_named_after_the_authors_limit() -> N
     env = Stuck(Stuck.config_class(code_timeout_s=0.1))
     with LoopGuard(60.0, 0.0, print), pytest.raises(EnvironmentBugError) as caught:
         fe.resolve_task(env, 3, None)
-    assert re.search(r"Stuck\.task held up .* for 0\.1 s, in spin \(.*:\d+\) on task 'train/3'", str(caught.value))
+    assert re.search(r"Stuck\.task blocked .* for 0\.1 s, in spin \(.*:\d+\) on task 'train/3'", str(caught.value))
 
 
 class Never(Endless):
@@ -179,7 +179,7 @@ def test_a_command_names_it_before_its_event_loop_runs(
         words = [words[0], name, *words[1:]]
     assert main([*words, *options]) == 1
     said = capsys.readouterr().err
-    assert re.search(r"Never\.task held up .* for 0\.1 s, in spin \(.*test_endless\.py:\d+\) on task '\w+/0'", said)
+    assert re.search(r"Never\.task blocked .* for 0\.1 s, in spin \(.*test_endless\.py:\d+\) on task '\w+/0'", said)
 
 
 @pytest.mark.parametrize(("where", "who"), [("reward, plain", "reward function 'judged'"), ("", "Loud.demonstrate")])
@@ -197,7 +197,7 @@ def test_a_demonstration_that_never_ends_is_named(where: str, who: str) -> None:
     task = fe.resolve_task(env, 0, None)
     with LoopGuard(math.inf, 0.0, print), pytest.raises(EnvironmentBugError) as caught:
         demonstrate(env, task, random.Random(0))
-    assert re.search(rf"{who} held up .* for 0\.1 s, in spin \(.*test_endless\.py:\d+\)", str(caught.value))
+    assert re.search(rf"{who} blocked .* for 0\.1 s, in spin \(.*test_endless\.py:\d+\)", str(caught.value))
 
 
 @pytest.mark.parametrize("where", ["setup, plain", "reward, plain", "respond, plain", "tool, plain"])
@@ -210,7 +210,7 @@ def test_it_is_named_too_where_the_loop_runs_in_another_thread(where: str) -> No
 
     with ThreadPoolExecutor(1) as pool, pytest.raises(EnvironmentBugError) as caught:
         pool.submit(asyncio.run, play()).result()
-    assert re.search(r"held up everything else for 0\.1 s, in spin \(.*test_endless\.py:\d+\)", str(caught.value))
+    assert re.search(r"blocked all other work for 0\.1 s, in spin \(.*test_endless\.py:\d+\)", str(caught.value))
 
 
 def test_what_is_no_environments_code_is_left_alone_in_another_thread() -> None:
@@ -348,7 +348,7 @@ async def test_who_is_asked_to_end_waits_once_for_a_tool_that_never_ends(monkeyp
     answers = [turn.observation[0].content for turn in trajectory.turns[1:]]
     assert answers == [
         "Error: work timed out after 0.1 s",
-        *["Error: patient can't run: a call that timed out has not ended"] * 2,
+        *["Error: patient can't run: a call that timed out is still running"] * 2,
     ]
 
 
@@ -407,7 +407,7 @@ def test_an_evaluation_goes_on_with_the_other_samples(stuck: Path) -> None:
     (environment,) = summary["environments"].values()
     assert environment["samples"] == 3
     log = "".join(path.read_text() for path in (stuck / "out").glob("*.log"))
-    assert "reward function 'reward' held up everything else for 1 s, in reward" in log
+    assert "reward function 'reward' blocked all other work for 1 s, in reward" in log
 
 
 @pytest.mark.slow
@@ -415,7 +415,7 @@ def test_validation_ends_with_the_name(stuck: Path) -> None:
     ended = command(stuck, "validate", "stuck:Stuck", "--code_timeout_s", "1")
     _, errors = ended.communicate(timeout=60)
     assert ended.returncode == 1
-    assert re.search(r"reward function 'reward' held up .* in reward \(.*stuck\.py:\d+\) on task '", errors)
+    assert re.search(r"reward function 'reward' blocked .* in reward \(.*stuck\.py:\d+\) on task '", errors)
 
 
 @pytest.mark.slow

@@ -192,7 +192,7 @@ async def test_opponents_that_cannot_be(opponents: dict[str, Policy], said: str)
 @pytest.mark.parametrize(
     ("info", "said"),
     [
-        ({}, "Stray.step gave the seat"),
+        ({}, "Stray.step returned the seat"),
         ({"seat": "purple"}, "'purple'"),
         ({"seat": "red", "rewards": {"purple": 1.0}}, "as info['rewards']"),
         ({"seat": "red", "rewards": {"green": float("nan")}}, "as info['rewards']"),

@@ -38,7 +38,7 @@ def test_what_the_clock_is_ahead_is_logged(caplog: pytest.LogCaptureFixture) -> 
     for _ in range(3):
         clock.heard(here(1.0), there(1.001), here(1.002))
     assert [record.getMessage() for record in caplog.records] == [
-        "the clock of there is 3.0000 s ahead of this one's, give or take 0.0010 s; the timeline uses this one"
+        "the clock of there is 3.0000 s ahead of this machine's (error up to 0.0010 s); the timeline uses the latter"
     ]
 
 

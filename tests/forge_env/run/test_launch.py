@@ -319,8 +319,8 @@ def test_two_interruptions_cancel_the_trainer_which_still_cleans_up(config: RunC
     [
         (2, None, None, "done: 2 steps"),
         (0, 0, RuntimeError(), "failed before the first step: there is nothing to resume"),
-        (0, 0, KeyboardInterrupt(), "interrupted before the first step, nothing is saved; begin again with: COMMAND"),
-        (1, 0, RuntimeError(), "failed after 1 step, nothing is saved; begin again with: COMMAND"),
+        (0, 0, KeyboardInterrupt(), "interrupted before the first step; nothing was saved; start again with: COMMAND"),
+        (1, 0, RuntimeError(), "failed after 1 step; nothing was saved; start again with: COMMAND"),
         (7, 5, RuntimeError(), "failed after 7 steps, saved after 5; continue with: COMMAND"),
         (7, 7, KeyboardInterrupt(), "interrupted after 7 steps; continue with: COMMAND"),
         (7, None, RuntimeError(), "failed after 7 steps; continue with: COMMAND"),
@@ -488,7 +488,7 @@ def test_a_folder_that_is_lost_meanwhile_is_noticed_and_the_run_saved_elsewhere(
         f"(all that could be saved is in {folder.root})"
     )
     assert outcome.ending == (
-        f"failed after 3 steps, nothing is saved; begin again with: forge-env train {folder.config} --resume"
+        f"failed after 3 steps; nothing was saved; start again with: forge-env train {folder.config} --resume"
     )
     assert stopped == [when < step for step in range(1, 4)]
     assert [row["step"] for row in read_metrics(folder.metrics)] == [0, 1, 2, 3]
@@ -562,6 +562,6 @@ def test_a_failure_after_a_score_keeps_what_was_recorded(config: RunConfig, fold
         raise RuntimeError("boom")
 
     outcome = launch(config, folder, lambda: fail)
-    assert "failed before the first step, nothing is saved; begin again with: " in outcome.ending
+    assert "failed before the first step; nothing was saved; start again with: " in outcome.ending
     assert folder.exists()
     assert launch(config, folder, lambda: learn, resume=True).exit == "success"

@@ -97,7 +97,7 @@ async def test_no_plain_function_runs_beside_it() -> None:
     within(env, 0.01)
     observation = (await env.step(fe.call_tool("peek")))[0]
     within(env, 60)
-    assert "can't run: a call that timed out has not ended" in observation[0].content
+    assert "can't run: a call that timed out is still running" in observation[0].content
     env.gate.set()
     assert await asyncio.to_thread(env.refused.wait, 60)
     assert (await env.step(fe.call_tool("peek")))[0][0].content == "inside 0"
@@ -108,7 +108,7 @@ async def test_the_next_episode_waits_for_it_or_is_refused() -> None:
     await env.reset(seed=0)
     await timed_out(env)
     assert not env.reusable
-    with pytest.raises(InfrastructureError, match="has not ended"):
+    with pytest.raises(InfrastructureError, match="is still running"):
         await env.reset(seed=1)
     within(env, 60)
     resetting = asyncio.create_task(env.reset(seed=1))
@@ -127,7 +127,7 @@ async def test_what_a_call_started_may_submit_in_its_own_episode_only() -> None:
     await env.step(fe.call_tool("later"))
     background = env.background
     await env.reset(seed=2)
-    with pytest.raises(fe.ToolError, match="is over"):
+    with pytest.raises(fe.ToolError, match="has ended"):
         await background
     assert env.answer == ""
 

@@ -113,7 +113,7 @@ async def test_a_server_without_state_is_one_process_for_many_episodes(
 
     first = await answers(1)
     assert first == await answers(1) == [first[0]] * 2
-    with pytest.raises(InfrastructureError, match="gone; it said: started"):
+    with pytest.raises(InfrastructureError, match="gone; last output: started"):
         await answers(0)
     second = await answers(1)  # a lost one is started again
     assert second[0] != first[0]
@@ -138,7 +138,7 @@ async def test_an_unreachable_server_is_infrastructure(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match="MCP server"):
         await McpServer.connect(mcp.StdioServerParameters(command=sys.executable, args=["-c", "pass"]), timeout_s=20)
     failing = "raise SystemExit('no licence')"
-    with pytest.raises(InfrastructureError, match=r"MCP server.*it said: no licence"):
+    with pytest.raises(InfrastructureError, match=r"MCP server.*last output: no licence"):
         await McpServer.connect(mcp.StdioServerParameters(command=sys.executable, args=["-c", failing]), timeout_s=20)
     with pytest.raises(InfrastructureError, match="MCP server"):
         await McpServer.connect(mcp.StdioServerParameters(command=str(tmp_path / "none")), timeout_s=20)

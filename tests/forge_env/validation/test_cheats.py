@@ -182,14 +182,14 @@ async def test_where_no_code_is_judged_nothing_is_tried() -> None:
 
     check = await cheats_check(Plain)
     assert check.status == "note"  # nothing was exercised
-    assert check.detail == "nothing to try: no gold solution hands in Python code (see gold_files)"
+    assert check.detail == "nothing to try: no gold solution submits Python code (see gold_files)"
 
 
 async def test_gold_files_without_hand_in_are_named() -> None:
     class Half(ByHiddenTests):
         hand_in = None  # type: ignore[assignment]
 
-    with pytest.raises(EnvironmentBugError, match="Half has gold_files, and no hand_in"):
+    with pytest.raises(EnvironmentBugError, match="Half has gold_files but no hand_in"):
         gold_actions(Half(), Half().task("train", 0))
 
 

@@ -73,7 +73,7 @@ class Bribed(Declared):
 
 async def test_luck_is_declared() -> None:
     async def wrong(cls: type[Guess]) -> Check:
-        name = "empty and wrong answers don't"
+        name = "empty and wrong answers score below maximum"
         return next(
             check for check in [check async for check in Validator(cls, num_tasks=10).run()] if check.name == name
         )
@@ -81,7 +81,7 @@ async def test_luck_is_declared() -> None:
     assert (await wrong(Guess)).detail.endswith("as 2 of 20 tasks do; if that is chance, declare it: luck=0.1")
     assert (await wrong(Declared)) == Check(
         "ok",
-        "empty and wrong answers don't",
+        "empty and wrong answers score below maximum",
         "4 answers to 20 tasks, of which one answer solves 2 by chance (luck=0.1)",
     )
     assert (await wrong(Bribed)).status == "failed"

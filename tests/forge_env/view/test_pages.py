@@ -346,7 +346,7 @@ async def test_a_run_says_what_it_made_sure_of(folder: Path, cache: Path) -> Non
     async with opened(folder, cache) as client:
         page = (await client.get("/run/first")).text
         assert "Self-checks: 5/6 passed." in page
-        assert "doubtful: the model answers different tasks differently" in page
+        assert "doubtful: answers to different tasks differ" in page
         assert "doubtful: rewards differ" not in page, "the later word counts"
         assert "broken: rewards differ" in (await client.get("/run/hostile")).text
         assert "Can the result be trusted?" not in (await client.get("/run/eval-a")).text

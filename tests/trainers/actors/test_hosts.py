@@ -129,7 +129,7 @@ def test_actors_live_on_hosts_and_move_or_wait_when_one_is_lost(
     if on_loss == "wait":
         first.start()
     said = controller.hear("SECOND")
-    home, told = (names[0], "waits until it is back") if on_loss == "wait" else (names[1], "trainer goes to host 1")
+    home, told = (names[0], "waits for it to return") if on_loss == "wait" else (names[1], "trainer moves to host 1")
     assert said.startswith(str((home, 1.0)))
     assert told in said
     logs = {path.name: path.read_text() for path in (tmp_path / "runs" / "run" / "logs").iterdir()}

@@ -26,7 +26,7 @@ def taken(placement: Placement, count: int) -> list[int]:
 def test_gpus_are_given_once() -> None:
     placement = Placement()
     assert [taken(placement, count) for count in (1, 2)] == [[0], [1, 2]]
-    with pytest.raises(ForgeError, match="1 GPUs are needed and 0 are left"):
+    with pytest.raises(ForgeError, match="1 GPUs are needed, 0 are free"):
         placement.take(1, "trainer")
     placement.close()
 

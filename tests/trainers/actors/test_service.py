@@ -213,7 +213,7 @@ async def test_one_that_dies_while_it_starts_is_named() -> None:
             await super().set_up(replica)
 
     service = Dying(Counter.options(num_replicas=1, mesh_name="counter"))
-    with pytest.raises(ActorDiedError, match="counter 0 died while it was started: its process"):
+    with pytest.raises(ActorDiedError, match="counter 0 died during its start: its process"):
         await service.start()
 
 
@@ -229,10 +229,10 @@ async def test_one_that_dies_again_and_again_is_given_up(tmp_path: Path, caplog:
         kill(pid_of(service.replicas[0]))
         with pytest.raises((ActorDiedError, ServiceDownError)):
             await waiting
-        with pytest.raises(ServiceDownError, match="given up: this replica can't be set up") as given_up:
+        with pytest.raises(ServiceDownError, match="not restarted any more: this replica can't be set up") as given_up:
             await asyncio.wait_for(asyncio.shield(service.failure), PATIENCE_S)
         assert isinstance(given_up.value.__cause__, NotAllowedError)
-        restarts = [bool(record.exc_info) for record in caplog.records if "is started again" in record.message]
+        restarts = [bool(record.exc_info) for record in caplog.records if "is being restarted" in record.message]
         assert restarts == [False, True], "where its start failed is in the log; that a process was killed says it all"
         with pytest.raises(ServiceDownError, match="no replica left"):
             await service.get.route()
@@ -244,7 +244,7 @@ async def test_calls_wait_their_turn_and_too_many_are_refused() -> None:
     async with counters(1, options=ServiceOptions(max_in_flight=1, max_queue=2)) as service:
         calls = [asyncio.ensure_future(service.wait.route()) for _ in range(3)]
         await until(lambda: _in_flight(service, 1))
-        with pytest.raises(ServiceOverloadedError, match="2 calls wait"):
+        with pytest.raises(ServiceOverloadedError, match="2 calls are already waiting"):
             await service.get.route()
         assert (await service.get_metrics()).queued == 2
         calls[1].cancel()

@@ -128,7 +128,7 @@ def test_a_log_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch
     [folder] = tmp_path.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     os.chown(folder, 65534, 65534)
-    with pytest.raises(ForgeError, match="which another user of this machine has made"):
+    with pytest.raises(ForgeError, match="which belongs to another user of this machine"):
         sockets.own_log_folder()
     folder.rmdir()
     folder.symlink_to("/nowhere")

@@ -93,5 +93,5 @@ async def test_a_filter_sees_each_seat_although_the_whole_is_always_even() -> No
 
 def test_mixed_turns_are_refused() -> None:
     mixed = episodes([(3, (1.0, 0.0))])
-    with pytest.raises(UsageError, match="are mixed"):
+    with pytest.raises(UsageError, match="mixes turns of several seats"):
         pack(mixed, [np.zeros(3, np.float32)])

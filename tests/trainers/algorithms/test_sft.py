@@ -134,10 +134,10 @@ def test_a_resumed_run_reads_on_where_it_was(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"grpo.steps": 3}, "grpo means nothing to method=sft"),
-        ({"evaluation.temperature": 0.5}, "evaluation.temperature means nothing"),
-        ({"tasks.order": "curriculum"}, "tasks.order=curriculum means nothing"),
-        ({"lora": {}}, "random weights, which adapters would leave"),
+        ({"grpo.steps": 3}, "grpo is not used by method=sft"),
+        ({"evaluation.temperature": 0.5}, "evaluation.temperature is not used"),
+        ({"tasks.order": "curriculum"}, "tasks.order=curriculum is not used"),
+        ({"lora": {}}, "random weights, which adapters would not train"),
         (
             {"dataset.columns": {"prompt": "query"}},
             "has no column 'query'",

@@ -63,7 +63,7 @@ def test_without_steps_there_is_nothing_to_do() -> None:
 
 
 def test_adapters_make_no_whole_model() -> None:
-    with pytest.raises(UsageError, match=r"method=warmup makes a whole model, and lora trains adapters"):
+    with pytest.raises(UsageError, match=r"method=warmup trains a whole model, and lora trains adapters only"):
         train.check(load_config("coding_rlvr/base", ["lora={}"]))
 
 

@@ -65,7 +65,7 @@ async def test_a_step_waits_for_its_groups_and_admission_for_their_release(make:
     admitting = asyncio.ensure_future(buffer.admit())
     assert await buffer.add(FakeGroup.of(1, 0), second) is Outcome.KEPT
     assert not await settled(sampling)
-    assert (await buffer.stats()).waiting_for == "groups: 1 ready, 1 under way, 2 wanted"
+    assert (await buffer.stats()).waiting_for == "groups: 1 ready, 1 in progress, 2 needed"
     await buffer.add(FakeGroup.of(0, 0), first)
     batch = await asyncio.wait_for(sampling, 10)
     assert [group.members[0] for group in batch.groups] == ["0-0", "1-0"]
@@ -128,7 +128,7 @@ async def test_mistakes_are_named(make: Make) -> None:
     with pytest.raises(UsageError, match=r"version 1 can't be released.*release\(step \+ 1\)"):
         await buffer.release(1)
     await buffer.sample(0)
-    with pytest.raises(UsageError, match=r"step 0 has been given its groups: the next is 1 \(`fetch`"):
+    with pytest.raises(UsageError, match=r"step 0 already has its groups: the next is 1 \(`fetch`"):
         await buffer.sample(0)
     with pytest.raises(UsageError, match="there is no step 2: the run has 2"):
         await buffer.sample(2)

@@ -633,7 +633,7 @@ async def test_held_weights_that_die_are_gone_and_nothing_waits_for_them() -> No
         number = held.key[0]
         replicas[number].die()
         await settle()
-        with pytest.raises(WeightsLostError, match="held are gone"):
+        with pytest.raises(WeightsLostError, match="held weights are gone"):
             await ask(held)
         await pool.update_weights(1)
     assert pool.replicas[number].healthy

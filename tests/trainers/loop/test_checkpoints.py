@@ -361,7 +361,7 @@ def damage(folder: Path, how: str) -> None:
     ("how", "text"),
     [
         ("cut", "model.safetensors has 1 bytes, 2 were written"),
-        ("flipped", "model.safetensors holds other bytes than were written"),
+        ("flipped", "the contents of model.safetensors have changed"),
         ("missing", "__0_0.distcp is missing"),
         ("no manifest", "damaged, or was saved by an older version"),
         ("half a manifest", "checkpoint.json is damaged"),
@@ -414,7 +414,7 @@ async def test_another_recipe_is_named(run: Run, config: RunConfig, tmp_path: Pa
     if key == "environment.name":
         overrides.append("environment.options={}")
     other = open_run(load_config("coding_rlvr", overrides), tmp_path)
-    with pytest.raises(UsageError, match="step-000010 was saved by another recipe") as caught:
+    with pytest.raises(UsageError, match="step-000010 was saved with another recipe") as caught:
         Checkpoints(other).verify()
     assert text in caught.value.message
     assert "start a new run" in caught.value.fix
@@ -438,7 +438,7 @@ async def test_what_may_change_on_the_way_may(run: Run, tmp_path: Path) -> None:
 async def test_another_model_is_named(run: Run, tmp_path: Path) -> None:
     await save(run, 10)
     (tmp_path / "config.json").write_text(json.dumps({**SHAPE, "hidden_size": 128}))
-    with pytest.raises(UsageError, match=r"is of another model than .*hidden_size: 64 -> 128"):
+    with pytest.raises(UsageError, match=r"was trained from another model than .*hidden_size: 64 -> 128"):
         Checkpoints(run).verify(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**SHAPE, "transformers_version": "9"}))
     assert Checkpoints(run).verify(tmp_path) is not None
@@ -462,5 +462,5 @@ async def test_what_a_killed_session_left_is_told_and_removed(run: Run) -> None:
     said: list[str] = []
     run.note = said.append  # type: ignore[method-assign]
     assert await restored(run) == 10
-    assert said == ["step-000020 was not written to its end, so it is left out"]
+    assert said == ["step-000020 is incomplete and was removed"]
     assert names(run) == ["step-000010"]

@@ -130,35 +130,35 @@ def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ("generator.procs=3", "does not divide the model's num_attention_heads", "generator.num_replicas"),
         ("generator.gpu_memory_utilization=0.5", "it is for generators on GPUs", "gpu_memory_utilization=0.9"),
-        ("generator.enforce_eager=true", "generator.enforce_eager=true does nothing here", "enforce_eager=false"),
+        ("generator.enforce_eager=true", "generator.enforce_eager=true has no effect", "enforce_eager=false"),
         (
             "generator.engine_args={max_num_batched_token: 4096}",
             "unknown key (did you mean generator.engine_args.max_num_batched_tokens?)",
             "",
         ),
         ("generator.engine_args={dtype: half}", "engine_args.dtype can't be set: it is a key", "use model.dtype"),
-        ("generator.engine_args={async_scheduling: true}", "generator.engine=async_llm has it", "leave it out"),
-        ("generator.engine_args={quantization: fp8}", "other weights than the trainer's", "leave it out"),
-        ("generator.engine_args={spec_model: small}", "a draft model would have to follow", "leave it out"),
+        ("generator.engine_args={async_scheduling: true}", "generator.engine=async_llm always uses it", "leave it out"),
+        ("generator.engine_args={quantization: fp8}", "the generators' weights would differ", "leave it out"),
+        ("generator.engine_args={spec_model: small}", "a draft model would have to be updated", "leave it out"),
         (
             "generator.engine_args={speculative_config: {method: ngram, num_speculative_tokens: 3}}",
-            "engine_args.speculative_config can't be set: a draft model would have to follow the policy from update to "
-            "update, and with n-grams the log-probabilities that vLLM records are not those of what is sampled",
+            "engine_args.speculative_config can't be set: a draft model would have to be updated with the policy, "
+            "and with n-grams vLLM's log-probabilities are not those of the sampled tokens",
             "leave it out",
         ),
         ("generator.engine_args={data_parallel_size: 2}", "use generator.procs and generator.num_replicas", "leave"),
         ("generator.engine_args={enable_chunked_prefill: true}", "a request with a seed", "leave it out"),
-        ("generator.sampling.top_p=0.9", "which is what the trainer computes", "evaluation.sampling.top_p"),
+        ("generator.sampling.top_p=0.9", "which the trainer computes", "evaluation.sampling.top_p"),
         ("generator.sampling.min_tokens=3", "generator.sampling.min_tokens can't be set", "grpo.temperature"),
         (
             "evaluation={temperature: 0, sampling: {top_k: 5}}",
-            "evaluation.sampling.top_k does nothing here",
+            "evaluation.sampling.top_k has no effect",
             "raise evaluation.temperature",
         ),
         ("generator={with_gpus: true, kv_cache_gb: 2}", "it is for generators on a CPU", "kv_cache_gb=1"),
         (
             "generator={with_gpus: true, gpu_memory_utilization: 0.5} && trainer.with_gpus=true && job.share_gpus=true",
-            "those that share take kv_cache_gb",
+            "sharing ones use kv_cache_gb",
             "gpu_memory_utilization=0.9",
         ),
         ("job.share_gpus=true && trainer.with_gpus=true", "recipes with several roles on GPUs", "share_gpus=false"),
@@ -172,7 +172,7 @@ def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> N
         ("generator={with_gpus: true, threads: 4}", "it is for generators on a CPU", "threads=1"),
         ("trainer={procs: 2, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),
         ("trainer={with_gpus: true, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),
-        ("trainer.optimizer.schedule=constant", "decay_start=0.3 does nothing here", "decay_start=0.5, the default"),
+        ("trainer.optimizer.schedule=constant", "decay_start=0.3 has no effect", "decay_start=0.5, the default"),
         (
             "warmup={steps: 5, optimizer: {schedule: constant, min_lr_ratio: 0.3}}",
             "for schedules that decay",
@@ -180,7 +180,7 @@ def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> N
         ),
         (
             "evaluation={extra_splits: [], extra_num_tasks: 32}",
-            "extra_num_tasks=32 does nothing here",
+            "extra_num_tasks=32 has no effect",
             "extra_num_tasks=64",
         ),
         ("model={path: tiny, renderer: llama-3}", "has no tokens for this chat format", "use one of qwen3, "),
@@ -198,18 +198,22 @@ def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> N
         ("lora.targets=[q_proj, wq]", "no layer 'wq' that can have an adapter", "choose from q_proj, k_proj, v_proj"),
         ("lora.rank=65", "lora.rank=65 is more than k_proj has (64 x 128)", "use at most 64"),
         ("lora={} && trainer.optimizer.muon_lr=0.1", "muon_lr trains hidden matrices", "muon_lr=0 with lora"),
-        ("lora={} && model.path=tiny", "random weights, which adapters would leave", "a warm-up"),
+        ("lora={} && model.path=tiny", "random weights, which adapters would not train", "a warm-up"),
         (
             "lora={} && grpo.reference={source: initial, with_gpus: true}",
-            "grpo.reference.with_gpus=true does nothing here",
+            "grpo.reference.with_gpus=true has no effect",
             "with_gpus=false",
         ),
-        ("rollouts.workers=80", "at most 48 groups are under way at once (grpo.groups_per_step=24 for each of 2", "48"),
+        (
+            "rollouts.workers=80",
+            "at most 48 groups are in progress at once (grpo.groups_per_step=24 for",
+            "48",
+        ),
         ("model.path=./nowhere", "there is no folder './nowhere'", "checkpoint folder"),
         ("model={renderer: prime-qwen3, thinking: true}", "'prime-qwen3' has no switch for thinking", "thinking=false"),
         ("model.renderer=qwen33", "No renderer config registered", "model.renderer=qwen3"),
         ("evaluation.split=evel", "coding_rlvr has no split 'evel'", "did you mean 'eval'?"),
-        ("evaluation.split=train", "is the split that is trained on", "choose a held-out one: eval"),
+        ("evaluation.split=train", "is also the training split", "choose a held-out one: eval"),
         ("evaluation.extra_splits=[nonesuch]", "evaluation.extra_splits: coding_rlvr has no split", "splits: train"),
         ("environment={name: blackjack, options: {}}", "blackjack has no split", "splits: "),
         (
@@ -350,7 +354,7 @@ def test_a_reference_with_another_vocabulary_is_refused_before_anything_starts(w
     same = ["grpo.reference.source=path", f"grpo.reference.path={tmp_path}"]
     train.check(load_config("coding_rlvr", [f"model.path={whole}", *same]))
     save_tokenizer(train_tokenizer(["other words"], [], 320), tmp_path)
-    assert "has another vocabulary than the model that is trained" in refusal(f"model.path={whole}", *same).message
+    assert "has another vocabulary than the trained model" in refusal(f"model.path={whole}", *same).message
     (tmp_path / "tokenizer.json").write_text("{}")
     assert "tokenizer.json can't be read: KeyError('model')" in refusal(f"model.path={whole}", *same).message
 
@@ -406,7 +410,7 @@ def test_an_unsound_folder_is_refused(whole: Path, tmp_path: Path) -> None:
     sound(whole, tmp_path, vocab_size=640)
     assert "embeddings of 320 tokens, vocab_size=640" in refused()
     sound(whole, tmp_path, max_position_embeddings=256)
-    assert "model.max_length=512 is more than the model was made for (256)" in refused()
+    assert "model.max_length=512 exceeds the model's limit (256)" in refused()
     weights = sound(whole, tmp_path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
     assert "model.safetensors is damaged" in refused()

@@ -151,7 +151,7 @@ async def test_a_healthy_run_keeps_it_and_says_so(run: Run, caplog: pytest.LogCa
 
 async def test_a_trainer_with_another_model_than_the_generators(run: Run) -> None:
     contract = made(run, Trainer(-1.1))
-    with pytest.raises(ContractError, match=r"equally likely.*differ by 1\.0e-01 nats") as caught:
+    with pytest.raises(ContractError, match=r"agree on log-probabilities.*differ by 1\.0e-01 nats") as caught:
         await contract.before_training(Reservation(0, [0], [0], [1], 6))
     assert caught.value.fix is not None
     assert "docs/trust.md" in caught.value.fix
@@ -237,10 +237,10 @@ async def test_a_generator_that_dies_while_it_is_asked_ends_no_run(run: Run) -> 
 @pytest.mark.parametrize(
     ("sent", "held", "whole", "fault"),
     [
-        (1, None, True, "was sent other weights than the trainer has: 1 tensors differ, a among them"),
-        (3, None, True, "was sent other weights than the trainer has: 1 tensors differ, a among them"),
-        (2, 99, True, "serves other weights than it was sent"),
-        (1, None, False, "was sent other weights than the trainer has: 1 tensors differ, a among them"),
+        (1, None, True, "received other weights than the trainer's: 1 tensors differ, a among them"),
+        (3, None, True, "received other weights than the trainer's: 1 tensors differ, a among them"),
+        (2, 99, True, "serves other weights than it received"),
+        (1, None, False, "received other weights than the trainer's: 1 tensors differ, a among them"),
     ],
 )
 async def test_weights_that_never_arrive_or_are_others(
@@ -268,7 +268,7 @@ async def test_weights_that_never_change_are_a_warning(run: Run) -> None:
         serving.send(version, 1)
         await contract.weights_arrived(version, "somewhere", await contract.weights_sent())  # type: ignore[arg-type]
     assert said(run)["weights"].verdict == "doubtful"
-    assert any("training changes nothing" in text for text in run.state.warnings)
+    assert any("training has no effect" in text for text in run.state.warnings)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -283,7 +283,7 @@ async def test_changes_that_no_sum_shows_end_no_run(run: Run, whole: bool) -> No
         serving.version, serving.sent = version, sent
         await contract.weights_arrived(version, "somewhere", sent)  # type: ignore[arg-type]
     assert said(run)["weights"].verdict == "doubtful"
-    assert "what generators compute with is the same" in said(run)["weights"].text
+    assert "the generators' weights are the same" in said(run)["weights"].text
 
 
 async def test_a_replica_that_is_held_is_looked_at_later(run: Run) -> None:
@@ -303,7 +303,7 @@ def test_constant_rewards_are_a_warning_and_others_are_not(run: Run) -> None:
         assert "rewards" not in said(run)
         contract.trained([group([0.5, 0.5], signal=False)], GOOD)
     assert said(run)["rewards"].verdict == "doubtful"
-    assert "all 6 episodes of 3 steps earned 0.5: there is nothing to learn from" in said(run)["rewards"].text
+    assert "all 6 episodes of 3 steps earned 0.5: there is nothing to learn" in said(run)["rewards"].text
     assert len(run.state.warnings) == 1
     again = made(run)
     for _ in range(STEPS):
@@ -350,7 +350,7 @@ def test_a_prompt_without_its_task(run: Run) -> None:
     contract = made(run)
     for number in range(TASKS):
         contract.opened(begins(f"task-{number}", prompt="the same"))
-    assert "can't tell them apart" in said(run)["prompt"].text
+    assert "can't distinguish them" in said(run)["prompt"].text
 
 
 def test_how_a_group_begins() -> None:

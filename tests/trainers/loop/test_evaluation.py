@@ -105,5 +105,5 @@ def test_an_evaluation_begins_again_whose_generator_dies(
 def test_a_score_is_left_out_when_generator_after_generator_dies_of_it(tmp_path: Path) -> None:
     events = play(tmp_path, 1, mortal(0, deaths=3))
     assert details(events, "failed") == []
-    assert "a score on eval is left out" in details(events, "warnings")[0]
+    assert "the score on eval is missing" in details(events, "warnings")[0]
     assert sorted(scores(events)) == [2, 4, 5]

@@ -60,7 +60,7 @@ def test_the_run_continues_on_other_hosts_when_the_trainers_host_is_lost(tmp_pat
         assert run.returncode == 0, printed
         assert all(len(host.family()) == 1 for host in hosts[1:]), "the workers alone"
     assert f"host 0 {hosts[0].address}" in printed
-    assert "is lost: trainer goes to host 1" in printed
+    assert "is lost: trainer moves to host 1" in printed
     rows = [json.loads(line) for line in (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()]
     steps = {row["step"]: row for row in rows if "staleness/max" in row}
     assert set(steps) == set(range(1, STEPS + 1))

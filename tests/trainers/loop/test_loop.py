@@ -165,7 +165,7 @@ def test_a_damaged_model_in_the_cache_is_removed_and_told(run: Run, tiny: Path, 
     (warm / "model.safetensors").write_bytes(b"\x10")
     assert _cached(run, warm) is None
     assert not warm.exists()
-    assert any("built again" in warning for warning in run.state.warnings)
+    assert any("being rebuilt" in warning for warning in run.state.warnings)
 
 
 @pytest.mark.parametrize(("value", "told"), [("1", 1), ("true", 1), ("0", 0), (None, 0)])
@@ -337,7 +337,7 @@ async def test_a_replaced_group_is_told_with_its_cause_and_what_to_do(run: Run) 
         late,
     ):
         await system._replace(await system.buffer.admit(), GroupReport(why_lost=why))
-    said = "no episode of a group can be trained on, so the group is replaced"
+    said = "no episode of a group can be trained on, so the group was replaced"
     assert run.state.warnings == {
         f"{said}: no episode finished in time; raise grpo.group_timeout_s, or lower grpo.max_tokens_per_turn": 2,
         f"{said}: SandboxError: box 1 is gone; see run.log": 2,

@@ -34,8 +34,6 @@ def test_skipped_updates_and_sequences_left_out_are_shown(tmp_path: Path) -> Non
     [(_, _, shown)] = [event for event in events if event[1] == "warnings"]
     [found] = ast.literal_eval(shown)
     counts = {"updates": 1, "sequences": 2}
-    assert found == [
-        f"{count} {what} of step {step} were left out" for step in (1, 2) for what, count in counts.items()
-    ]
+    assert found == [f"{count} {what} of step {step} were skipped" for step in (1, 2) for what, count in counts.items()]
     metrics = [details for _, what, details in events if what == "metrics"]
     assert sum("trainer/skipped_updates" in row for row in metrics) == 2

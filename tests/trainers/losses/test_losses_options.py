@@ -102,8 +102,8 @@ def test_corrections_differ(name: str) -> None:
         ({"correction": {"name": "icepop", "low": 3, "high": 2}}, "low must be less than high"),
         ({"kl": "k4", "beta": 1}, "grpo.loss.options.kl: should be 'k1', 'k2' or 'k3', not 'k4'"),
         ({"kl": "k2"}, "kl=k2 has no effect while beta is 0"),
-        ({"horizon": 10}, "horizon goes with aggregation=fixed_horizon"),
-        ({"aggregation": "fixed_horizon"}, "horizon goes with aggregation=fixed_horizon"),
+        ({"horizon": 10}, "horizon and aggregation=fixed_horizon need each other"),
+        ({"aggregation": "fixed_horizon"}, "horizon and aggregation=fixed_horizon need each other"),
         ({"dual_clip": 0.5}, "dual_clip: should be greater than 1, not 0.5"),
         ({"clip_low": 1.5}, "clip_low: should be less than or equal to 1, not 1.5"),
         ({"beta": "much"}, "beta: should be a valid number, not 'much'"),
@@ -322,12 +322,12 @@ def test_a_padded_loss_may_ask_for_more_and_return_tokens() -> None:
 def test_a_padded_loss_gets_one_advantage_a_sequence_or_says_so() -> None:
     case = formulas.random_case(1)
     case.advantages[1] += 1
-    with pytest.raises(UsageError, match="one advantage a sequence"):
+    with pytest.raises(UsageError, match="one advantage per sequence"):
         own("Everything")(batch_of(dataclasses.replace(case, reference=None)))
 
 
 def test_an_unknown_argument_is_refused() -> None:
-    with pytest.raises(PluginError, match="asks for critic_values") as caught:
+    with pytest.raises(PluginError, match="has unknown parameters: critic_values") as caught:
         own("Demanding")
     assert "padding_mask" in (caught.value.fix or "")
 
@@ -355,7 +355,7 @@ def test_a_subclass_of_ours_has_all_options() -> None:
     ids=str,
 )
 def test_a_loss_without_the_reference_it_needs_is_refused(overrides: list[str]) -> None:
-    with pytest.raises(ForgeError, match="there is none") as caught:
+    with pytest.raises(ForgeError, match="the recipe has none") as caught:
         check_loss(load_config("coding_rlvr", overrides))
     assert "grpo.reference.source=initial" in (caught.value.fix or "")
     check_loss(load_config("coding_rlvr", [*overrides, "grpo.reference.source=initial"]))

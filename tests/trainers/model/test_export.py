@@ -87,9 +87,9 @@ def test_what_can_t_be_exported_is_said(
         return capsys.readouterr().err
 
     out = str(tmp_path / "out")
-    assert "is there already" in said(str(run), str(tmp_path))
-    assert "is no checkpoint and no run that has one" in said(str(tmp_path), out)
-    assert "holds no adapters" in said(str(run / "checkpoints" / "step-9"), out, "--adapter")
+    assert "already exists" in said(str(run), str(tmp_path))
+    assert "is neither a checkpoint nor a run that has one" in said(str(tmp_path), out)
+    assert "contains no adapters" in said(str(run / "checkpoints" / "step-9"), out, "--adapter")
     other = tmp_path / "other"
     shutil.copytree(base, other)
     trained = engine(base)

@@ -118,11 +118,11 @@ def test_what_does_not_fit_is_said(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--gpus", "8xH1000"), "nothing is known of a 'H1000'"),
-        (("--gpus", "many"), "nothing is known of a 'many'"),
+        (("--gpus", "8xH1000"), "unknown GPU 'H1000'"),
+        (("--gpus", "many"), "unknown GPU 'many'"),
         (("--gpus", "0xH100"), "is not a number and a kind"),
-        (("--reply", "5000"), "isn't one of model.max_length=2048"),
-        (("--model.path", "Nobody/Knows-1B"), "the shape of Nobody/Knows-1B isn't known here"),
+        (("--reply", "5000"), "doesn't fit model.max_length=2048"),
+        (("--model.path", "Nobody/Knows-1B"), "the shape of Nobody/Knows-1B is unknown"),
         (("--generator.procs", "3"), "does not divide the model's num_attention_heads"),
     ],
 )
@@ -135,7 +135,7 @@ def test_wrong_usage_is_one_message(
 
 def test_a_method_that_knows_nothing_of_plans_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "coding_rlvr/base", "--plan"]) == 2
-    assert "method=warmup does not say what a recipe will take" in capsys.readouterr().err
+    assert "method=warmup can't forecast a recipe" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -208,7 +208,7 @@ async def test_a_bug_of_the_environment_costs_its_episode_and_sets_its_task_asid
     assert all(report.fate == Fate.KEPT for position, report in enumerate(reports) if position not in (5, 35))
     assert "nobody can score this" in str(reports[5].bug)
     assert "test_rollouts.py" in reports[5].why_lost[0]  # file and line
-    assert "set aside" in reports[35].why_lost[0]
+    assert "is excluded" in reports[35].why_lost[0]
     assert (reports[5].totals.episodes, reports[35].totals.episodes) == (4, 1)  # not played again
     assert (reports[5].totals.episodes_bugs, reports[5].totals.episodes_invalid) == (4, 0)
     (told,) = [text for text in played.run.state.warnings if "ZeroDivisionError" in text]  # of four episodes

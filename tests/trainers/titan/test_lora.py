@@ -136,7 +136,7 @@ def test_adapters_of_another_model_or_recipe_are_refused(folder: Path, tmp_path:
         engine(folder, LoRASection(rank=2)).load(tmp_path / "saved")
     with pytest.raises(UsageError, match="targets has no such layer"):
         engine(folder, LoRASection(targets=["q_proj"])).load(tmp_path / "saved")
-    with pytest.raises(UsageError, match="holds no LoRA adapters"):
+    with pytest.raises(UsageError, match="contains no LoRA adapters"):
         engine(folder).load(_without(tmp_path / "saved", CONFIG))
 
 

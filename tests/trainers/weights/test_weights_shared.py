@@ -89,7 +89,7 @@ def test_a_descriptor_that_is_another_by_now_is_noticed() -> None:
 
 @pytest.mark.parametrize("tensor", [torch.zeros(8), shared.empty(8, torch.float32)[:4], torch.zeros(0)])
 def test_only_whole_blocks_have_handles(tensor: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="not the whole of a block"):
+    with pytest.raises(ValueError, match="not a whole block"):
         shared.handle(tensor)
 
 
