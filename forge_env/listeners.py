@@ -50,7 +50,7 @@ class Listener:
 
 
 PRIVATE = "the folder's permissions (0700)"
-NETWORK = "none: use a network of your own, or tls:// addresses"
+NETWORK = "none: use a private network, or tls:// addresses"
 ON_HOSTS = r"(tcp):\S+:\d+"
 LISTENERS = (
     Listener(
@@ -87,9 +87,9 @@ LISTENERS = (
     ),
     Listener(
         ("train",),
-        "NCCL on GPUs (not tried)",
+        "NCCL on GPUs (untested)",
         "TCP at the host's address",
-        "every user of this machine, and of others that reach it",
+        "every user of this machine, and of machines that can connect",
         "none of forge-env's; NCCL compares a random number",
         ON_HOSTS,
     ),
@@ -97,15 +97,15 @@ LISTENERS = (
         ("train --job.kind hosts",),
         "Monarch: the controller",
         "TCP at the address from which the workers are reached (`job.address`)",
-        "tls://: who has a certificate of your authority; tcp://: everyone who reaches it, who can then run code",
+        "tls://: clients with a certificate of your authority; tcp://: everyone who can connect, who can then run code",
         f"tls://: certificates on both sides; tcp://: {NETWORK}",
         ON_HOSTS,
     ),
     Listener(
         ("worker",),
-        "questions about the host; Monarch (a port of its own)",
+        "questions about the host; Monarch (a separate port)",
         "TCP at the address that you name",
-        "tls://: who has a certificate of your authority; tcp://: everyone who reaches it, who can then run code",
+        "tls://: clients with a certificate of your authority; tcp://: everyone who can connect, who can then run code",
         f"tls://: certificates on both sides; tcp://: {NETWORK}",
         ON_HOSTS,
     ),
@@ -113,7 +113,7 @@ LISTENERS = (
         ("worker",),
         "weights, in each process of the trainer",
         "TCP at the worker's address",
-        "everyone who reaches it; only the run's processes are answered",
+        "everyone who can connect; only the run's processes are answered",
         "a secret of 16 random bytes, and with tls:// certificates",
         ON_HOSTS,
     ),
@@ -121,8 +121,8 @@ LISTENERS = (
         ("worker",),
         "torch: ranks of one actor on several hosts find each other",
         "TCP at the host's address",
-        "everyone who reaches it",
-        "none: use a network of your own",
+        "everyone who can connect",
+        "none: use a private network",
         ON_HOSTS,
     ),
     Listener(
@@ -146,7 +146,7 @@ LISTENERS = (
         "torch (gloo) in vLLM's processes",
         "TCP on 127.0.0.1",
         "every user of this machine",
-        "none of forge-env's; each group is complete before the first request (not tried as another user)",
+        "none of forge-env's; each group is complete before the first request (untested as another user)",
         LOOPBACK,
     ),
     Listener(

@@ -68,7 +68,7 @@ def _load(config_json: str, split: str) -> Sequence[Task]:
     if not tasks:
         raise UsageError(f"{config.path} has no usable row", fix=f"rows must have the style of {', '.join(STYLES)}")
     if len(tasks) < len(raw):
-        text = "%s, %s: left out %d of %d rows, whose tests can't be judged outside the process of the code"
+        text = "%s, %s: skipped %d of %d rows, whose tests can't be judged outside the process of the code"
         log.warning(text, config.path, split, len(raw) - len(tasks), len(raw))
     return tasks
 

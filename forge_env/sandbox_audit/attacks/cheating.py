@@ -83,13 +83,13 @@ def test():
     xs = [3, 1, 2]
     assert solution.f(xs) == sorted(xs)
 """),
-    _cheat("ends the iteration", "Raise what ends the loop over its answers, so that none is compared.",
+    _cheat("ends the iteration", "Raise StopIteration to end the loop over its answers before any is compared.",
            "def f(x): raise StopIteration\n", tests="""\
 import solution
 def test():
     for got, expected in zip(map(solution.f, [1, 2]), [70417, 80231]): assert got == expected
 """),
-    _cheat("skips its test", "Raise what a test framework takes for a skipped test.", """\
+    _cheat("skips its test", "Raise the exception with which a test framework skips a test.", """\
 import unittest
 def f(x): raise unittest.SkipTest('not today')
 """, tests="""\
@@ -99,7 +99,7 @@ class Case(unittest.TestCase):
     def test(self): self.assertEqual(solution.f(1), 70417)
 unittest.main() if __name__ == '__main__' else None
 """),
-    _cheat("exits instead of raising", "End where the test expects an exception.", """\
+    _cheat("exits instead of raising", "Exit the process when the test expects an exception.", """\
 import os
 def f(x): os._exit(0)
 """, tests="""\
@@ -138,10 +138,10 @@ def eq(left, right): return left == right
 def test(): assert isclose(f(1), 70417)
 def test_module(): assert math.dist([f(1)], [70417]) < 1
 """),
-    _cheat("colliding keys", "Stall whoever reads its answer with keys of equal hashes.",
+    _cheat("colliding keys", "Stall the reader of its answer with keys of equal hashes.",
            "def f(x): return {i * (2**61 - 1) for i in range(3000)}\n", unguarded=""),
     _cheat("crowded keys",
-           "Stall whoever reads its answer with keys of different hashes that all walk the same long path.", """\
+           "Stall the reader of its answer with keys of different hashes and one long probe sequence.", """\
 import random
 def f(x, bits=16, count=30000):
     mask, chain, place = (1 << bits) - 1, [], 7
@@ -212,7 +212,7 @@ for frame in (verdict, {'v': True}, {'v': 1.0}, {'names': {'f': {'o': 0, 'k': Tr
     except OSError: pass
 """, unguarded=""),
     _cheat("broken answers",
-           "Send answers that break whoever reads them, so that it is the engine that seems to have failed.", """\
+           "Send answers that break their reader, so that the engine seems to have failed.", """\
 import os, struct
 texts = ['{"v":{"c":[]}}', '{"v":{"c":{}}}', '{"v":{"d":[[[],1]]}}', '{"v":{"i":"0x"}}', '{"v":{"b":"g"}}',
          '{"v":{"":0}}', '{"v":{"f":"0x1p99999999999"}}', '{"e":[]}', '{"e":"A","m":' + '[' * 900 + ']' * 900 + '}',
@@ -291,7 +291,7 @@ def f(x):
 
 # Searches for the expected values, and attacks on the judge from outside its process.
 SEARCHES = (
-    _cheat("inspects frames", "Read the expected value in the constants of whoever calls it.", """\
+    _cheat("inspects frames", "Read the expected value in the constants of its caller.", """\
 import sys
 def f(x):
     frame = sys._getframe()

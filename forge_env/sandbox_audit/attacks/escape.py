@@ -37,7 +37,7 @@ for pattern in '''/dev/[sv]d* /dev/nvme* /dev/loop* /dev/dm-* /dev/mem /dev/port
             open(path, 'rb', 0).close(); print('LEAK', path)
         except OSError: pass
 """, unguarded="root"),
-    Attack("makes devices", "escape", "Make device files of its own in every writable folder.", """\
+    Attack("makes devices", "escape", "Make device files in every writable folder.", """\
 import os, stat
 for folder in ('.', '/tmp', '/dev/shm', '/dev', '/var/tmp'):
     for kind, major, minor in ((stat.S_IFBLK, 8, 0), (stat.S_IFBLK, 254, 0), (stat.S_IFCHR, 1, 1)):
@@ -65,7 +65,7 @@ for p in (os.getppid(), 1):
             os.close(os.open(f'/proc/{p}/{f}', os.O_WRONLY)); print('LEAK', p, f)
         except OSError: pass
 """, unguarded="root"),
-    Attack("kernel settings", "escape", "Open for writing what has the kernel run programs or change its ways.", """\
+    Attack("kernel settings", "escape", "Open kernel settings for writing, such as core_pattern.", """\
 import os
 for path in '''/proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe /proc/sys/kernel/hostname /proc/sysrq-trigger
         /proc/sys/vm/overcommit_memory /proc/sys/fs/binfmt_misc/register /proc/irq/0/smp_affinity
@@ -152,7 +152,7 @@ try:
     print('LEAK', subprocess.run(['./own'], capture_output=True).stdout)
 except OSError: pass
 """, unguarded="user"),
-    Attack("becomes somebody else", "escape",
+    Attack("changes its user", "escape",
            "Take the user id of root, of the runner, of its judge, or of an account.", """\
 import os
 me = os.getuid()
@@ -174,8 +174,8 @@ for n in range(41): libc.prctl(47, 2, n, 0, 0)
 for line in open('/proc/self/status'):
     if line.startswith(('CapInh', 'CapPrm', 'CapEff', 'CapAmb')) and int(line.split()[1], 16): print('LEAK', line)
 """, unguarded="root"),
-    Attack("takes off its fetters", "escape",
-           "Be without a system-call filter or able to gain privileges, or undo either.", """\
+    Attack("removes its restrictions", "escape",
+           "Find the system-call filter or no-new-privileges missing, or remove them.", """\
 import ctypes
 libc = ctypes.CDLL(None)
 libc.prctl(22, 0, 0, 0, 0); libc.prctl(38, 0, 0, 0, 0)
@@ -183,9 +183,9 @@ status = open('/proc/self/status').read()
 if 'Seccomp:\\t2' not in status: print('LEAK no filter')
 if 'NoNewPrivs:\\t1' not in status: print('LEAK new privileges')
 """, unguarded="user"),
-    Attack("link for the engine", "escape", "Have the engine read a file of the host through a link.",
+    Attack("link for the engine", "escape", "Make the engine read a file of the host through a link.",
            "import os; os.symlink('/etc/shadow', 'bait')", bait=True, unguarded="root"),
-    Attack("terminals", "escape", "Type into somebody's terminal.", """\
+    Attack("terminals", "escape", "Inject input into a terminal.", """\
 import fcntl, glob, termios
 for path in ['/dev/tty', '/dev/console', '/dev/tty0', '/dev/tty1', '/dev/vcs', *glob.glob('/dev/pts/[0-9]*')]:
     try: file = open(path, 'wb', 0)

@@ -83,7 +83,7 @@ for pid in (os.getppid(), 1):
     reach('pidfd_getfd', 438, 438, fd, 0, 0)
     reach('process_madvise', 440, 440, fd, 0, 0, 20, 0)
 """),
-    _calls("signals to all", "Reach any process but its own family with a signal.", """\
+    _calls("signals to all", "Send a signal to any process but its parents and children.", """\
 import signal
 mine = {1, os.getpid(), os.getppid()}
 for pid in range(2, 40000):
@@ -138,7 +138,7 @@ reach('swapoff', 168, 225, b'/nowhere')
 reach('quotactl', 179, 60, 0x800001 << 8, b'/nowhere', 0, buffer)
 reach('syslog', 103, 116, 3, buffer, 4096)
 """),
-    _calls("old corners", "Use what hardly anybody needs: segment tables, ports, execution domains, 32-bit calls.", """\
+    _calls("old corners", "Use rarely needed calls: segment tables, ports, execution domains, 32-bit calls.", """\
 reach('modify_ldt', 154, -1, 0, buffer, 16)
 reach('ioperm', 173, -1, 0, 0, 0)
 reach('iopl', 172, -1, 0)
@@ -150,7 +150,7 @@ reach('x32 getpid', 0x40000000 | 39, -1)
 contexts = [ctypes.c_ulong(0) for _ in range(4)]
 for context in contexts: reach('io_setup', 206, 0, 1, ctypes.byref(context))
 """, unguarded="user"),
-    _calls("calls that nobody listed", "Make the calls that a list of what is forbidden leaves open, old and new.", """\
+    _calls("unlisted calls", "Make old and new calls that a list of forbidden ones may lack.", """\
 reach('ioprio_get', 252, 31, 1, 0)
 reach('get_mempolicy', 239, 236, 0, 0, 0, 0, 0)
 reach('sync', 162, 81)
@@ -204,7 +204,7 @@ reach('memfd_create', 319, 279, b'x', 0)
 reach('memfd_secret', 447, 447, 0)
 reach('shmget', 29, 194, 0, 4096, 0o1600)
 """, unguarded="user"),
-    _calls("a filter of its own", "Put a permissive filter, or one it answers itself, over the one it has.", """\
+    _calls("its own filter", "Add a permissive filter, or one that it answers itself, on top of its filter.", """\
 class Filter(ctypes.Structure): _fields_ = [('length', ctypes.c_ushort), ('code', ctypes.c_void_p)]
 allow = ctypes.create_string_buffer(bytes.fromhex('060000000000ff7f'))
 for flags in (0, 8):

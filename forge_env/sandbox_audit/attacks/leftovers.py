@@ -37,7 +37,7 @@ import os, signal
 if os.fork() == 0:
     os.setsid(); os.kill(os.getpid(), signal.SIGSTOP)
 """),
-    Attack("threads after the end", "leftovers", "End its main thread only, and go on in others.", """\
+    Attack("threads after the end", "leftovers", "End only its main thread, and continue in others.", """\
 import ctypes, threading, time
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 libc = ctypes.CDLL(None)
@@ -48,7 +48,7 @@ libc.pthread_exit(None)
 import subprocess
 for _ in range(5): subprocess.Popen(['setsid', 'sleep', '60'] if 0 else ['sleep', '60'], start_new_session=True)
 """, session=True),
-    Attack("stops who waits", "leftovers", "Stop the process in which the next program will run.", """\
+    Attack("stops its successor", "leftovers", "Stop the process that runs the next program.", """\
 import os, time
 time.sleep(0.05)
 for p in os.listdir('/proc'):
@@ -56,7 +56,7 @@ for p in os.listdir('/proc'):
         try: os.kill(int(p), 19)
         except OSError: pass
 """, session=True),
-    Attack("limits who waits", "leftovers", "Lower the limits of the process in which the next program will run.", """\
+    Attack("limits its successor", "leftovers", "Lower the limits of the process that runs the next program.", """\
 import os, resource, time
 time.sleep(0.05)
 for p in os.listdir('/proc'):
@@ -160,7 +160,7 @@ for path in ('.bashrc', '.profile', '.bash_profile', '.pythonrc', 'sitecustomize
 os.environ['PYTHONSTARTUP'] = '.pythonrc'
 """, unguarded="user"),
     Attack("scheduled jobs", "leftovers",
-           "Have the machine run it later: cron, at, systemd, the loader, profiles.", """\
+           "Make the machine run it later: cron, at, systemd, the loader, profiles.", """\
 import os
 for path in '''/etc/cron.d/x /etc/crontab /var/spool/cron/crontabs/root /var/spool/cron/atjobs/x /etc/ld.so.preload
         /etc/profile.d/x.sh /etc/systemd/system/x.service /etc/rc.local /etc/environment /etc/inputrc'''.split():
@@ -189,7 +189,7 @@ for call in ('mq_open', 'shm_open', 'sem_open'):
     except AttributeError: continue
     if call == 'mq_open' and result >= 0: print('LEAK queue')
 """),
-    Attack("settings of its own", "leftovers",
+    Attack("its own settings", "leftovers",
            "Change environment, folder, umask, priority, affinity and time zone, and modules of the interpreter.", """\
 import builtins, json, os, resource, signal, sys, time
 os.environ.update(LEFT='1', PATH='/tmp', LD_PRELOAD='/tmp/x.so', PYTHONPATH='/tmp', TZ='UTC+7'); time.tzset()
@@ -202,7 +202,7 @@ builtins.print = json.dumps = len; sys.modules['os'] = None
 import builtins, os, sys
 os.environ['LEFT'] = '1'; builtins.left = 1; sys.modules['left'] = sys; os.umask(0)
 """, session=True),
-    Attack("core files", "leftovers", "Leave a core file, or have the host keep one.", """\
+    Attack("core files", "leftovers", "Leave a core file, or make the host keep one.", """\
 import os, resource
 try: resource.setrlimit(resource.RLIMIT_CORE, (-1, -1))
 except (OSError, ValueError): pass

@@ -83,7 +83,7 @@ for protocol in range(32):
     except OSError: pass
 """, unguarded="user"),
     Attack("every other family", "network",
-           "Open a socket of any family but those of the internet and of local sockets.", """\
+           "Open a socket of any family except internet and local sockets.", """\
 import socket
 for family in set(range(3, 64)) - {10}:
     for kind in (1, 2, 3, 4, 5, 6):
@@ -125,7 +125,7 @@ for name in ('/tmp/.X11-unix/X0', '/containerd-shim/moby', '/tmp/dbus-', 'server
         except OSError: pass
 """),
     Attack("a neighbour's name", "network",
-           "Meet a neighbour at an agreed abstract name, and find out whether somebody else has it.", """\
+           "Meet a neighbour at an agreed abstract name, and find out whether another process has it.", """\
 import socket, time
 s = socket.socket(1, 2)
 try: s.bind('\\0forge-env-meeting')
@@ -134,7 +134,7 @@ s.settimeout(0.1)
 try: print('LEAK', s.recv(9))
 except OSError: pass
 """),
-    Attack("everybody at once", "network", "Reach neighbours by broadcast and multicast.", """\
+    Attack("broadcast", "network", "Reach neighbours by broadcast and multicast.", """\
 import socket
 s = socket.socket(2, 2); s.setsockopt(1, 6, 1)
 for address in ('255.255.255.255', '224.0.0.1', '172.17.255.255', '239.255.255.250'):

@@ -8,13 +8,13 @@ from forge_env.sandbox_audit.attacks.attack import Attack
 _DEAF = "import os, signal, time\nfor s in set(range(1, 32)) - {9, 17, 19}: signal.signal(s, signal.SIG_IGN)\n"
 
 PROCESSES = (
-    Attack("fork bomb", "starvation", "Multiply without end, in sessions of its own, deaf to signals.", _DEAF + """\
+    Attack("fork bomb", "starvation", "Fork without end, in new sessions, ignoring signals.", _DEAF + """\
 while True:
     try:
         if os.fork() == 0: os.setsid()
     except OSError: pass
 """),
-    Attack("fork bomb with a high limit", "starvation", "Multiply where the caller allows hundreds of processes.", """\
+    Attack("fork bomb with a high limit", "starvation", "Fork without end, with hundreds of processes allowed.", """\
 import os
 while True:
     try: os.fork()
@@ -27,26 +27,26 @@ while True:
     except RuntimeError: pass
 """),
     Attack("hot potato", "starvation",
-           "Move on to a new process all the time, so that no process lives long enough to be killed.", _DEAF + """\
+           "Continue in a new process all the time, so that no process lives long enough to be killed.", _DEAF + """\
 while True:
     try:
         if os.fork(): os._exit(0)
         os.setsid()
     except OSError: pass
 """),
-    Attack("zombies", "starvation", "Hoard dead children that nobody buries.", """\
+    Attack("zombies", "starvation", "Accumulate zombies by never waiting for children.", """\
 import os
 while True:
     try:
         if os.fork() == 0: os._exit(0)
     except OSError: pass
 """),
-    Attack("ignores signals", "starvation", "Sleep on after its time, deaf to signals.", _DEAF + "time.sleep(60)\n"),
-    Attack("stops itself", "starvation", "Stop, so that nobody sees it end.",
+    Attack("ignores signals", "starvation", "Sleep beyond the limit, ignoring signals.", _DEAF + "time.sleep(60)\n"),
+    Attack("stops itself", "starvation", "Stop itself with SIGSTOP, so that its end is never seen.",
            "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\n"),
     Attack("kills everyone", "starvation", "Kill every process in sight.", "import os; os.kill(-1, 9)\n"),
     Attack("kills without pause", "starvation",
-           "Kill whatever appears with its user id, in the hope to meet its killer first.", """\
+           "Kill every process with its user id, its killer included.", """\
 import ctypes, threading
 kill = ctypes.CDLL(None).kill
 def hit():
@@ -54,7 +54,7 @@ def hit():
 for _ in range(4): threading.Thread(target=hit).start()
 """),
     Attack("stops without pause", "starvation",
-           "Stop whatever appears with its user id, so that whoever waits for its killer waits for ever.", """\
+           "Stop every process with its user id, so that its killer never finishes.", """\
 import ctypes, threading
 kill = ctypes.CDLL(None).kill
 def hit():
@@ -71,15 +71,15 @@ for p in (os.getppid(), 1, 2, 3, 4, 5, 6, 7, 8):
 time.sleep(0.1)
 """),
     Attack("burns all processors", "starvation",
-           "Compute in sixteen processes, deaf to the signal of the CPU limit.", _DEAF + """\
+           "Compute in sixteen processes, ignoring the signal of the CPU limit.", _DEAF + """\
 for _ in range(4): os.fork()
 while True: pass
 """, limits=Limits(wall_s=0.5, cpu_s=1)),
-    Attack("holds the interpreter", "starvation", "Compute one huge number, in which no signal is heard.",
+    Attack("holds the interpreter", "starvation", "Compute one huge number, which handles no signals.",
            "10 ** 10 ** 9\n"),
     Attack("backtracks", "starvation", "Match a pattern that takes for ever.",
            "import re; re.match('(a*)*b', 'a' * 60)\n"),
-    Attack("runs itself anew", "starvation", "Replace itself by itself, again and again.", """\
+    Attack("re-executes itself", "starvation", "Execute itself again and again.", """\
 import os
 open('x.py', 'w').write('import os, sys; os.execv(sys.executable, [sys.executable, __file__])')
 os.execv('/usr/bin/python3', ['python3', 'x.py'])
@@ -115,8 +115,8 @@ for i in range(30):
     except OSError: pass
 time.sleep(30)
 """),
-    Attack("memory that nobody holds", "starvation",
-           "Fill shared memory, let go of it without giving it back, and offer the kernel others to kill.", """\
+    Attack("unowned memory", "starvation",
+           "Fill shared memory, drop its pages without freeing them, and steer the OOM killer to other processes.", """\
 import mmap, os, time
 try: open('/proc/self/oom_score_adj', 'w').write('0')
 except OSError: pass
@@ -155,7 +155,7 @@ for n in range(100000):
     try: open(f'/dev/shm/{n}', 'w').close()
     except OSError: break
 """),
-    Attack("attributes without end", "starvation", "Hoard file attributes, which no size limits.", """\
+    Attack("endless attributes", "starvation", "Accumulate file attributes, which have no size limit.", """\
 import os
 open('f', 'w').close()
 for n in range(5000):
@@ -183,14 +183,14 @@ try:
             except BlockingIOError: pass
 except OSError: time.sleep(30)
 """),
-    Attack("timers and signals", "starvation", "Hoard timers and queued signals.", """\
+    Attack("timers and signals", "starvation", "Accumulate timers and queued signals.", """\
 import ctypes, os, time
 libc, number = ctypes.CDLL(None), ctypes.c_void_p()
 for n in range(200000):
     libc.timer_create(1, None, ctypes.byref(number))
     if n % 100 == 0: libc.sigqueue(os.getpid(), 40, None)
 """),
-    Attack("output flood", "starvation", "Drown the engine in output.", """\
+    Attack("output flood", "starvation", "Flood the engine with output.", """\
 import os
 while True: os.write(1, b'y' * 65536)
 """),
@@ -199,11 +199,11 @@ import os
 for _ in range(3): os.fork()
 while True: os.write(1, b'y' * 65536); os.write(2, b'\\xff\\0' * 9999)
 """),
-    Attack("pipe for the engine", "starvation", "Have the engine wait for a pipe.",
+    Attack("pipe for the engine", "starvation", "Make the engine wait for a pipe.",
            "import os; os.mkfifo('bait')\n", bait=True),
-    Attack("endless file for the engine", "starvation", "Have the engine read a device without end.",
+    Attack("endless file for the engine", "starvation", "Make the engine read a device without end.",
            "import os; os.symlink('/dev/zero', 'bait')\n", bait=True),
-    Attack("huge file for the engine", "starvation", "Have the engine read a file of many GB that takes no space.", """\
+    Attack("huge file for the engine", "starvation", "Make the engine read a file of many GB that takes no space.", """\
 import os
 for n in range(60, 20, -1):
     try: os.truncate(os.open('bait', os.O_CREAT | os.O_RDWR), 1 << n)
