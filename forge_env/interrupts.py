@@ -133,9 +133,7 @@ class _Interruption:
 
     def _cut_short(self) -> None:
         if not self.cancelled:
-            self._tell(
-                f"not finished within the {self._grace_s:g} s after SIGTERM, less the time for clean-up: stopping now"
-            )
+            self._tell(f"not finished {self._grace_s:g} s after SIGTERM, less the time for clean-up: stopping now")
             self._cancel()
 
     def _cancel(self) -> None:

@@ -150,7 +150,9 @@ async def read_message(source: Lines, tools: Sequence[ToolSpec]) -> Message:
             function = FunctionCall(name=name, arguments=arguments.strip() or "{}")
             calls.append(ToolCall(id=f"call-{len(calls)}", function=function))
         elif COMMAND.match(command):
-            print(f"  there is no {command.split()[0]}: /call TOOL {{...}}, /tools, /quit; // begins a line with /")
+            print(
+                f"  unknown command {command.split()[0]}: use /call TOOL {{...}}, /tools or /quit; // starts a line with /"
+            )
         elif command:
             lines.append(line.rstrip("\n").replace("//", "/", command.startswith("//")))
         elif lines or calls or not line:

@@ -78,7 +78,7 @@ def read(root: Path, most: int | None = None) -> Transcripts:
         raise UsageError(
             f"{root} contains no recorded episodes",
             fix="give a run, an evaluation, or a folder with trajectories, ATIF documents or conversations as JSON; "
-            "a run with logging.trajectories=none keeps none",
+            "a run with logging.trajectories=none records none",
         )
     lines = [_places(path, root) for path in files]
     total = sum(map(len, lines))

@@ -99,7 +99,7 @@ def worker_addresses(section: JobSection) -> list[Address]:
     if not platform.told:
         raise UsageError(
             f"{platform.variable} is not set",
-            fix=f"run this {platform.where}, which `forge-env job FILE --write` has the files for; or name the "
+            fix=f"run this {platform.where} (`forge-env job FILE --write` creates the files), or list the "
             "workers with job.workers",
         )
     return [Address("tcp", node, section.port) for node in platform.nodes(platform.told)]

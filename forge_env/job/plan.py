@@ -124,7 +124,7 @@ class Plan:
             raise UsageError(
                 f"no host has room for {unit.name}: it needs {_needs(unit)}. Free: "
                 + "; ".join(self._left(number, unit.role) for number in hosts),
-                fix="use more or bigger hosts, let job.place name others, or lower procs, num_replicas, workers",
+                fix="use more or bigger hosts, list others in job.place, or lower procs, num_replicas, workers",
             )
         gpus = tuple(tuple(self._free_gpus(number, unit.role)[: unit.gpus]) for number in chosen)
         self.places[unit.name], self.units[unit.name] = Place(tuple(chosen), gpus), unit

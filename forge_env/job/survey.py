@@ -167,7 +167,7 @@ def _check_rollouts(config: RunConfig, plan: Plan, addresses: list[Address], car
             where = f"rollouts{number} is placed on host {host} ({addresses[host]})"
             if why := cards[host].no_engine:
                 raise SandboxUnavailableError(
-                    f"{where}, where {why}", fix="let job.place name other hosts for rollouts, or start Docker there"
+                    f"{where}: {why}", fix="list other hosts for rollouts in job.place, or start Docker there"
                 )
             if other := [path for path, size in own.data.items() if cards[host].data[path] != size]:
                 raise ForgeError(

@@ -203,7 +203,7 @@ async def carry_out(sandbox: Sandbox, attack: Attack) -> list[str]:
     if attack.bait:
         problems += await _take_bait(sandbox)
     if (await sandbox.run_python("print(1 + 1)", limits=_PATIENT)).stdout != "2\n":
-        problems.append("the sandbox does not work any more")
+        problems.append("the sandbox no longer works")
     return problems
 
 

@@ -432,7 +432,7 @@ class Sessions:
         """Return the session that a request names. `WireError`: it doesn't exist, or not any more."""
         session = self._sessions.get(session_id)
         if session is None or session.turn is None:
-            raise WireError("SESSION_ERROR", f"there is no session {session_id[:64]!r} : reset first")
+            raise WireError("SESSION_ERROR", f"there is no session {session_id[:64]!r}: reset first")
         return session
 
     async def use(self, session: Session, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:

@@ -413,7 +413,7 @@ def _as_prompt(messages: list[Message], place: str) -> tuple[list[Message], str]
     if not messages or messages[-1].role != "user" or messages[-1].images:
         last = messages[-1].role if messages else "nothing"
         raise UsageError(
-            f"{place}: prompt: it must end with a text of the user, but ends with {last}",
+            f"{place}: prompt: it must end with a user message, but ends with {last}",
             fix="columns: {prompt: null, messages: COLUMN} takes its system message and the user's first message",
         )
     return messages[:-1], messages[-1].content

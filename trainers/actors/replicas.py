@@ -235,7 +235,7 @@ class Replicas:
                 await asyncio.sleep(self._backoff(replica.deaths_in_a_row))
                 replica.metrics.down_s += time.perf_counter() - died
         except Exception as error:  # noqa: BLE001 - any error that ended its last life
-            logger.error("%s %d is not restarted any more: %s", self.name, replica.number, error)
+            logger.error("%s %d will not be restarted: %s", self.name, replica.number, error)
             self._enter(replica, ReplicaState.FAILED)
             if not self.failure.done():
                 self.failure.set_exception(self._given_up(replica, error))
@@ -292,7 +292,7 @@ class Replicas:
 
     def _given_up(self, replica: Replica, error: Exception) -> ForgeError:
         failure = ServiceDownError(
-            f"{self.name} {replica.number} died {replica.metrics.deaths} times and is not restarted any more: {error}",
+            f"{self.name} {replica.number} died {replica.metrics.deaths} times and will not be restarted: {error}",
             fix="run.log has the cause",
         )
         failure.__cause__ = error

@@ -179,7 +179,7 @@ class BufferCore(Generic[G]):
                 fix="`fetch` returns them again",
             )
         if self.settings.steps is not None and step >= self.settings.steps:
-            raise UsageError(f"there is no step {step}: the run has {self.settings.steps}, from 0 on")
+            raise UsageError(f"there is no step {step}: the run has {self.settings.steps}, counted from 0")
 
     def take(self, step: int) -> Reservation | None:
         """Hand out the groups of `step`, in order of admission; None if they are not available yet.

@@ -71,7 +71,7 @@ def test_playing_at_the_terminal(
     assert "ended: reward 1" in shown
     type_in("/hepl\n/tmp/x\n//2\n\n")
     assert main(["play", "sums", "--index", "1"]) == 0
-    assert "there is no /hepl: /call TOOL" in capsys.readouterr().out
+    assert "unknown command /hepl: use /call TOOL" in capsys.readouterr().out
     assert main(["play", "sums", "--index", "-1"]) == 2
     assert "there is no task -1" in capsys.readouterr().err
     for ending in ("/quit\n", ""):

@@ -164,7 +164,7 @@ def test_a_dataset_to_imitate_is_one_of_conversations(tmp_path: Path) -> None:
         ("training: {batchsize: 1}", "r.yaml:2: training.batchsize: unknown key (did you mean training.batch_size?)"),
         ("training: {batch_size: 0}", "r.yaml:2: training.batch_size: should be greater than 0, not 0"),
         ("training: {dtype: half}", "r.yaml:2: training.dtype: should be"),
-        ("training: 3", "r.yaml:2: training: should hold batch_size"),
+        ("training: 3", "r.yaml:2: training: should contain batch_size"),
         (
             "training: {gradient_accumulation_steps: x}",
             "training.gradient_accumulation_steps: should be a number above 0",

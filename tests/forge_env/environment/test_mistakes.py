@@ -93,7 +93,7 @@ def test_a_model_that_looks_like_a_function_is_said_to_be_none(
     assert main(asked) == 1
     error = capsys.readouterr().err
     assert "no connection to http://127.0.0.1:9/v1" in error
-    assert "where 'nowhere:answer' is a function: there is no module 'nowhere' here" in error
+    assert "if 'nowhere:answer' is a function: there is no module 'nowhere' here" in error
 
 
 def test_the_highest_reward_of_a_game_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -656,7 +656,7 @@ for _ in range(3):
         def credits(self) -> dict[str, float]:
             return {"c7": 1.0}
 
-    with pytest.raises(EnvironmentBugError, match=r"Wrong.credits gave .*'c7': 1.0.*of c1, c2"):
+    with pytest.raises(EnvironmentBugError, match=r"Wrong.credits returned .*'c7': 1.0.*of c1, c2"):
         await run_episode(lambda: Wrong(sandboxes=engine), Says("nothing", *"abc"), seed=1)
 
 

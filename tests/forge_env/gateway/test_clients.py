@@ -608,10 +608,10 @@ async def test_only_the_key_of_a_running_episode_reaches_it(gateway: Gateway) ->
             assert (await client.chat.completions.create(**ask)).choices[0].message.content == "other"
         for key in (second.key, "sk-none", ""):
             async with openai.AsyncOpenAI(base_url=first.openai_url, api_key=key or "x") as stranger:
-                with pytest.raises(openai.AuthenticationError, match="of no running episode"):
+                with pytest.raises(openai.AuthenticationError, match="belongs to no running episode"):
                     await stranger.chat.completions.create(**ask)
         claude = anthropic.AsyncAnthropic(base_url=first.url, api_key="none")
-        with pytest.raises(anthropic.AuthenticationError, match="of no running episode"):
+        with pytest.raises(anthropic.AuthenticationError, match="belongs to no running episode"):
             await claude.messages.create(**ask, max_tokens=5)
         await client.close()
         await claude.close()

@@ -77,7 +77,7 @@ def test_no_room_is_said_with_figures() -> None:
     with pytest.raises(UsageError, match=r"trainer: it needs 4 GPUs and .* GiB.*node1\), 2 GPUs and 64.0 GiB"):
         planned([card(0), card(1, gpus=2)], trainer={"procs": 4, "with_gpus": True})
     with pytest.raises(
-        UsageError, match=r"no host has room for generator1: .* on 0 .*, 0 GPUs and 1\.. GiB \(it has trainer, g"
+        UsageError, match=r"no host has room for generator1: .* on 0 .*, 0 GPUs and 1\.. GiB \(used by trainer, g"
     ):
         planned([card(0, memory_gb=4.5)], generator={"num_replicas": 2})
     with pytest.raises(UsageError, match="trainer is placed on worker 3, but there are 2"):

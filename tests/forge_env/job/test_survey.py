@@ -78,7 +78,7 @@ DIFFERENT: list[tuple[Callable[[Card], Card], str]] = [
     (lambda own: replace(own, files=dict.fromkeys(own.files)), "lacks .*run"),
     (
         lambda own: replace(own, no_engine="no engine can run"),
-        "rollouts0 is to be on host 0 .*, where no engine can run",
+        "rollouts0 is placed on host 0 .*: no engine can run",
     ),
     (lambda own: replace(own, free_memory_gb=0.1), "no host has room for trainer"),
 ]
@@ -140,7 +140,7 @@ async def test_data_that_a_host_of_rollouts_lacks_is_named(monkeypatch: pytest.M
     data = tmp_path / "tasks.jsonl"
     data.write_text("{}")
     lacking = partial(replace, data={str(data): None})
-    for changed, said in ((None, None), (lacking, "rollouts0 is to be on host 0 .*, where .*tasks.jsonl")):
+    for changed, said in ((None, None), (lacking, "rollouts0 is placed on host 0 .*, where .*tasks.jsonl")):
         async with worker(monkeypatch, changed) as address:
             config = recipe(address, tmp_path)
             config.environment.options = {"nested": [{"file": str(data), "word": "data", "none": "/no/such.file"}]}

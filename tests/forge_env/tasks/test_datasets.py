@@ -444,8 +444,8 @@ def test_rows_of_other_frameworks(
 @pytest.mark.parametrize(
     ("row", "columns", "said"),
     [
-        ({"prompt": [*CHAT, SAID]}, {}, "row 0: prompt: it must end with a text of the user, but ends with assistant"),
-        ({"prompt": []}, {}, "row 0: prompt: it must end with a text of the user, but ends with nothing"),
+        ({"prompt": [*CHAT, SAID]}, {}, "row 0: prompt: it must end with a user message, but ends with assistant"),
+        ({"prompt": []}, {}, "row 0: prompt: it must end with a user message, but ends with nothing"),
         ({"prompt": [{"role": "judge", "content": ""}]}, {}, "row 0: not a message: role"),
         ({"prompt": [{"role": "user", "content": [{"type": "audio"}]}]}, {}, "a part of its content is neither"),
         ({"prompt": "p", "a": {"b": 1}}, {"gold": "a.c"}, "has no column 'a.c'"),
