@@ -100,7 +100,7 @@ def worker_addresses(section: JobSection) -> list[Address]:
         raise UsageError(
             f"{platform.variable} is not set",
             fix=f"run this {platform.where} (`forge-env job FILE --write` creates the files), or list the "
-            "workers with job.workers",
+            "workers in job.workers",
         )
     return [Address("tcp", node, section.port) for node in platform.nodes(platform.told)]
 
