@@ -151,7 +151,7 @@ async def read_message(source: Lines, tools: Sequence[ToolSpec]) -> Message:
             calls.append(ToolCall(id=f"call-{len(calls)}", function=function))
         elif COMMAND.match(command):
             print(
-                f"  unknown command {command.split()[0]}: use /call TOOL {{...}}, /tools or /quit; // starts a line with /"
+                f"  unknown command {command.split()[0]}: use /call TOOL {{...}}, /tools or /quit; // for a leading /"
             )
         elif command:
             lines.append(line.rstrip("\n").replace("//", "/", command.startswith("//")))

@@ -179,7 +179,7 @@ def _read_tokens(reply: Reply, data: dict[str, Any], choice: dict[str, Any]) -> 
         raise MalformedAnswerError(f"token ids or log-probs have a wrong shape: {error!r}") from error
     shaped = prompt_ids.ndim == token_ids.ndim == values.ndim == 1
     if not shaped or not np.isfinite(values).all() or min(prompt_ids.min(), token_ids.min()) < 0:
-        raise MalformedAnswerError("token ids or log-probs are negative, not finite or nested")
+        raise MalformedAnswerError("token ids or log-probs have invalid values")
     if len(values) == len(token_ids):  # otherwise none are stored: training needs exact tokens
         reply.prompt_ids, reply.token_ids = prompt_ids, token_ids
         reply.logprobs, reply.versions = values, np.full(len(token_ids), -1, np.int32)

@@ -89,7 +89,7 @@ class VLLMServer:
         if status - vllm_warden.KILLED in set(signal.Signals):
             how += f" (killed by {signal.Signals(status - vllm_warden.KILLED).name})"
         text = f"vLLM ended during the run with {how}: {self._last_words()}"
-        return GeneratorError(text, fix=f"see {self._log}; fix the cause; --resume plays the missing samples")
+        return GeneratorError(text, fix=f"see {self._log} for the cause; --resume plays the missing samples")
 
     def _command(self) -> list[str]:
         defaults = {"--served-model-name": [self.name], **self.format.vllm_flags()}

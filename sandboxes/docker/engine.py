@@ -211,7 +211,9 @@ class DockerEngine(PooledEngine, Images, Inventory):
                 else:
                     return box
             if spec.proxied:  # the remote machine would have to pass us a listening socket
-                fix = "use network=True, or a daemon of this machine; start a container that uses it with -v /tmp:/tmp"
+                fix = (
+                    "use network=True, or a local daemon; if forge-env runs in a container, start it with -v /tmp:/tmp"
+                )
                 raise UsageError("'allow' needs a Docker daemon that sees this machine's files", fix=fix)
             await self._start_attached(box, image)
         except _ImageGoneError:

@@ -201,7 +201,7 @@ def check_lora(config: RunConfig) -> None:
         return
     if config.trainer.optimizer.muon_lr > 0:
         raise UsageError(
-            "trainer.optimizer.muon_lr trains hidden matrices, which lora doesn't train",
+            "trainer.optimizer.muon_lr is for hidden matrices, which lora doesn't train",
             fix="use trainer.optimizer.muon_lr=0 with lora",
         )
     if config.grpo.reference.source == "initial":

@@ -203,7 +203,7 @@ class Player:
         """An invalid episode for a bug in the environment; warns of each bug once."""
         if error.same not in self._told:  # once per bug, not per episode
             self._told.add(error.same)
-            self._warn(f"a bug in the environment; its episodes are dropped, and their tasks excluded: {error}")
+            self._warn(f"a bug in the environment; its episodes are not trained on, and their tasks excluded: {error}")
         return self._lost(name, task_id, f"{BUG}{error}")
 
     def _lost(self, name: str, task_id: str, error: str) -> Trajectory:

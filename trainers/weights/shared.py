@@ -176,7 +176,7 @@ async def fetch(shared: Handle, into: torch.Tensor | None = None) -> torch.Tenso
         OSError: the process dropped or refilled the block, ended, or can't be reached.
     """
     if shared.source is None:
-        raise ConnectionError(f"process {shared.pid} is on another machine, which its shared memory does not reach")
+        raise ConnectionError(f"process {shared.pid} is on another machine, and shared memory is local")
     if into is None:
         into = empty(prod(shared.shape), shared.dtype).view(shared.shape)
     memory = into.view(-1).view(torch.uint8).numpy().data
