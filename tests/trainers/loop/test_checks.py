@@ -197,7 +197,7 @@ def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> N
         ),
         ("lora.targets=[q_proj, wq]", "no layer 'wq' that can have an adapter", "choose from q_proj, k_proj, v_proj"),
         ("lora.rank=65", "lora.rank=65 is more than k_proj has (64 x 128)", "use at most 64"),
-        ("lora={} && trainer.optimizer.muon_lr=0.1", "muon_lr trains hidden matrices", "muon_lr=0 with lora"),
+        ("lora={} && trainer.optimizer.muon_lr=0.1", "muon_lr is for hidden matrices", "muon_lr=0 with lora"),
         ("lora={} && model.path=tiny", "random weights, which adapters would not train", "a warm-up"),
         (
             "lora={} && grpo.reference={source: initial, with_gpus: true}",

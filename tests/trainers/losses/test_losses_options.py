@@ -366,7 +366,7 @@ def test_a_loss_without_the_reference_it_needs_is_refused(overrides: list[str]) 
     [
         ("grpo.reference.source=lagging", "every goes with source=lagging"),
         ("grpo.reference={source: initial, every: 3}", "every goes with source=lagging"),
-        ("grpo.reference.with_gpus=true", "with_gpus is for a reference model: set source"),
+        ("grpo.reference.with_gpus=true", "with_gpus needs a reference model: set source"),
         ("grpo.reference.source=initail", "initial"),
     ],
 )
