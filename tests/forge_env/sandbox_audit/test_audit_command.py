@@ -25,10 +25,10 @@ def test_unknown_names_are_refused(option: tuple[str, str], capsys: pytest.Captu
 def test_what_holds_and_what_does_not(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     require("local")
     assert main(["sandbox", "audit", "--engine", "local", "--attack", "ptrace", "--attack", "exits"]) == 0
-    assert "2 of 2 held" in capsys.readouterr().out
+    assert "2 of 2 contained" in capsys.readouterr().out
     leak = Attack("leak", "escape", "Reach what it must not.", f"print('{LEAK} of all')")
     monkeypatch.setattr("forge_env.cli.sandbox.ATTACKS", (leak,))
     assert main(["sandbox", "audit", "--engine", "local"]) == 1
     printed = capsys.readouterr().out
     assert "LEAK of all" in printed
-    assert "0 of 1 held" in printed
+    assert "0 of 1 contained" in printed

@@ -69,5 +69,5 @@ def _play(nobody: Nobody) -> None:
     result = nobody.run("-m", "forge_env", "sandbox", "audit", "--engine", "local")
     if "the kernel forbids namespaces" in result.stderr:
         pytest.skip(f"the machine lets no ordinary user make sandboxes: {result.stderr.strip()[-300:]}")
-    assert f"{len(ATTACKS)} of {len(ATTACKS)} held" in result.stdout, result.stdout + result.stderr
+    assert f"{len(ATTACKS)} of {len(ATTACKS)} contained" in result.stdout, result.stdout + result.stderr
     assert result.returncode == 0
