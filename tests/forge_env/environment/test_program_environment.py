@@ -180,7 +180,7 @@ async def test_a_program_is_played_turn_by_turn_and_scored_by_what_it_left(eithe
     assert [message.content for news in told for message in news] == ["What is the answer?", "Go on."]
     assert [turn.message.content for turn in trajectory.turns] == ["Hm.", "DONE 42"]
     ended, *left = trajectory.final_observation[0].content.split("\n\n")
-    assert (ended, left[0][:36]) == ("[the program has ended]\nsaid DONE 42", "[it wrote __pycache__/asking.cpython-")
+    assert (ended, left[0][:37]) == ("[the program has ended]\nsaid DONE 42", "[it wrote __pycache__/asking.cpython-")
     assert left[0].endswith("[it wrote answer.txt: 7 bytes]\nDONE 42")
     assert all(turn.step_s > 0.0 for turn in trajectory.turns), "how long the program took after each answer"
     assert trajectory.metrics == {"right": 1.0, "turns": 2.0, "conversations": 1.0, "exit_code": 0.0}

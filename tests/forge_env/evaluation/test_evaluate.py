@@ -412,7 +412,7 @@ class Moving(Sums):
 @pytest.mark.parametrize(
     ("change", "reason", "left"),
     [
-        ({"version": "b"}, "its task is now 'b-3', and was 'a-3'", 1),
+        ({"version": "b"}, "its task is now 'b-3' instead of 'a-3'", 1),
         ({"count": 3}, "no longer has this task", 3),
         ({"broken": 3}, "its task can't be created: Moving.task raised KeyError on task 'eval/3': 'the row", 3),
     ],

@@ -336,7 +336,7 @@ def test_a_prompt_without_its_task(run: Run) -> None:
     contract = made(run)
     for number in range(TASKS - 1):
         contract.opened(begins(f"task-{number}", missing=6))
-    with pytest.raises(ContractError, match=r"the prompt contains the task.*lacks 6 of the 10 words.*with 4 tasks"):
+    with pytest.raises(ContractError, match=r"the prompt contains the task.*lacks 6 of the 10 words.*for 4 tasks"):
         contract.opened(begins("another", missing=6))
     assert said(run)["prompt"].verdict == "broken"
     contract = made(run)
