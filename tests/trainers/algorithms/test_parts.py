@@ -198,7 +198,7 @@ def test_episodes_that_infrastructure_spoiled_leave_the_baseline_alone() -> None
     ("answer", "said"), [("count", "1 weights for 2"), ("shape", "2 values.*1 turns and 3"), ("nan", "not finite")]
 )
 def test_an_estimator_that_errs_is_named(answer: str, said: str) -> None:
-    with pytest.raises(PluginError, match=f"Wrong gave.*{said}"):
+    with pytest.raises(PluginError, match=f"Wrong returned.*{said}"):
         token_advantages(Wrong(answer), Group([episode(1.0), episode(0.0)]))
 
 
