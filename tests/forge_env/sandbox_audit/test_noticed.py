@@ -54,7 +54,9 @@ async def test_cheating_is_noticed(attack: Attack, tmp_path: Path) -> None:
 async def test_leaving_something_is_noticed(engine: SandboxEngine, witness: Neighbour, attack: Attack) -> None:
     async with engine.session() as sandbox:
         problems = await try_attack(ForgetfulEngine(sandbox), attack, witness)
-    assert any("were left" in problem or "does not work" in problem for problem in problems), problems
+    assert any(
+        "were left" in problem or "no longer works" in problem or "does not work" in problem for problem in problems
+    ), problems
 
 
 async def test_innocence_is_not_accused(engine: SandboxEngine, witness: Neighbour) -> None:
