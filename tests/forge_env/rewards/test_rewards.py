@@ -183,7 +183,7 @@ async def test_a_judge_is_asked_again_and_never_scores_zero_by_accident() -> Non
     assert len(asked) == 2
     assert asked[0].count("</answer>") == 1
     for answer in ("Score: 99", "Score: 0.7", "Score: 3, no: Score: 7.5", "yes"):
-        with pytest.raises(GeneratorError, match="no score in 3 tries"):
+        with pytest.raises(GeneratorError, match="no score in 3 attempts"):
             await r.JudgeReward(ReplayPolicy([answer] * 9), "x")("", "")
     for answer in ("Score: 7.", "score = 7/10"):
         assert await r.JudgeReward(ReplayPolicy([answer]), "x")("", "") == 0.7

@@ -105,7 +105,7 @@ def test_a_rare_level_is_looked_for_and_given_up() -> None:
     assert order[0] == 3
     with pytest.raises(UsageError, match="no more tasks"):
         order[1]
-    with pytest.raises(UsageError, match=r"difficulty of \[7\].*there are \[1, 9\]"):
+    with pytest.raises(UsageError, match=r"difficulty of \[7\].*available: \[1, 9\]"):
         Curriculum(rare, None, weights={7: 1})
 
 
