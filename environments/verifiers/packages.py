@@ -225,7 +225,7 @@ def _refuse_old(taskset: str, release: str, cause: Exception | None = None) -> N
 
     if not hasattr(verifiers, "load_environment"):
         raise UsageError(
-            f"{taskset!r} needs verifiers 0.2 or older, {release} is installed",
+            f"{taskset!r} needs verifiers 0.2 or older, but {release} is installed",
             fix=f'pip install "verifiers<0.3" {OWN_ENVIRONMENT}',
         ) from cause
 
@@ -246,7 +246,7 @@ def _taskset(config: VerifiersConfig, release: str) -> Package:
         from verifiers.v1.utils.loaders import env_config_type, resolve_env_config
     except ImportError as error:
         raise UsageError(
-            f"tasksets need verifiers 0.4, {release} is installed ({error})",
+            f"tasksets need verifiers 0.4, but {release} is installed ({error})",
             fix=f'pip install "verifiers==0.4.0" {OWN_ENVIRONMENT}',
         ) from error
     fields = env_config_type(config.taskset).model_fields

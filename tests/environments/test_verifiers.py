@@ -212,7 +212,7 @@ async def test_the_seat_may_have_any_name() -> None:
 
 def test_what_can_not_be_loaded_is_said() -> None:
     for old in ("vf-old", "vf-older"):  # the second can't even be imported
-        with pytest.raises(UsageError, match=rf"'{old}' needs verifiers 0.2 or older, 0.4"):
+        with pytest.raises(UsageError, match=rf"'{old}' needs verifiers 0.2 or older, but 0.4"):
             fe.make(ADAPTER, taskset=old)
     with pytest.raises(UsageError, match="nothing_there"):
         fe.make(ADAPTER, taskset="nothing_there")

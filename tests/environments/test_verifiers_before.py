@@ -68,5 +68,5 @@ async def test_what_the_agent_does_wrong_is_no_loss(said: str) -> None:
 
 
 def test_tasksets_need_a_later_release() -> None:
-    with pytest.raises(UsageError, match=r"tasksets need verifiers 0.4, 0.2"):
+    with pytest.raises(UsageError, match=r"tasksets need verifiers 0.4, but 0.2"):
         fe.make("verifiers", taskset="gsm8k-v1")
