@@ -1,4 +1,4 @@
-"""vLLM: functions replaced on a CPU and by the external launcher, and private attributes of an engine's requests.
+"""vLLM: functions replaced on a CPU, at shutdown and by the external launcher, and private attributes of requests.
 
 This module doesn't import vLLM, which takes seconds, before a function needs it.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import ast
 import os
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from trainers.compat import Package
 
@@ -71,6 +74,28 @@ def patch_for_cpu() -> None:
     """
     for path, replacement in ON_CPU.items():
         PACKAGE.replace(path, replacement)
+
+
+def kill_process_tree(pid: int) -> None:
+    """Kill a process and all its descendants, of which some may end at the same time.
+
+    vLLM's own function asks each descendant for its name first, and fails if one has ended. The others then stay, and
+    vLLM doesn't shut an engine down a second time.
+    """
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in [*process.children(recursive=True), process]:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+def patch_shutdown() -> None:
+    """Make vLLM use `kill_process_tree` when it ends an engine's processes.
+
+    Raises:
+        ChangedPackageError: vLLM lacks its function, or the function has other parameters.
+    """
+    PACKAGE.replace("vllm.v1.utils:kill_process_tree", kill_process_tree)
 
 
 def name_rank(rank: int, local_rank: int) -> None:

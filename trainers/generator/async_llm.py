@@ -21,6 +21,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from forge_env.errors import GeneratorError
+from trainers.compat.vllm import patch_shutdown
 from trainers.generator.engine import ALWAYS, Engine, Weights, refusals, register_adapters, reorders
 from trainers.generator.lockstep import sampling_params
 from trainers.generator.types import Completion, SamplingOptions
@@ -60,6 +61,7 @@ class AsyncLLMEngine(Engine):
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        patch_shutdown()
         with refusals():
             register_adapters(engine_args)
             arguments = AsyncEngineArgs(**{**ALWAYS, **engine_args, "worker_extension_cls": WORKER})

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 
+from forge_env.errors import UsageError
 from tests.trainers.compat.sources import parameters, source
 from trainers.compat import vllm as compat
 
@@ -73,6 +82,52 @@ def test_replaced_functions_have_the_same_parameters() -> None:
         assert list(inspect.signature(replacement).parameters) == parameters(path)
     assert parameters(f"{COMMUNICATOR}._all_group_ranks_share_shm_group_name") == ["self"]
     assert parameters(f"{EXECUTOR}:ExecutorWithExternalLauncher._distributed_args") == ["self"]
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has a child."""
+    command = ("sh", "-c", "sleep 1000 & echo; exec sleep 1000")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow  # imports vLLM
+async def test_an_engine_is_shut_down_although_one_of_its_processes_ends_meanwhile(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1 import utils
+
+    from trainers.actors.processes import end_of
+    from trainers.generator.async_llm import AsyncLLMEngine
+
+    children = psutil.Process.children
+
+    def children_of_which_one_ends(parent: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+        with subprocess.Popen(("sleep", "1000")) as ending:
+            listed = [psutil.Process(ending.pid), *children(parent, recursive)]
+            ending.kill()
+        return listed
+
+    monkeypatch.setattr(psutil.Process, "children", children_of_which_one_ends)
+    monkeypatch.setattr(utils, "kill_process_tree", utils.kill_process_tree)  # so that it is restored
+    (child,) = children(psutil.Process(process.pid))
+    engine: Any = SimpleNamespace(
+        pid=process.pid, name="EngineCore", is_alive=lambda: process.poll() is None, terminate=lambda: None
+    )
+    with pytest.raises(psutil.NoSuchProcess):  # otherwise nothing needs to be replaced any more
+        utils.shutdown([engine], timeout=0)
+    assert process.poll() is None
+
+    with pytest.raises(UsageError, match="no_such_argument"):
+        await AsyncLLMEngine.start({"no_such_argument": 1})
+    utils.shutdown([engine], timeout=0)
+    assert process.wait() == -signal.SIGKILL
+    await end_of(child.pid)
 
 
 def test_names_of_engine_arguments_are_read_without_importing_vllm() -> None:
