@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+from numpy.typing import NDArray
 
 pytest.importorskip("torch")
 
 import forge_env as fe
 from forge_env.config import RunConfig
-from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import (
     EnvironmentSection,
     GeneratorSection,
@@ -38,9 +38,7 @@ from trainers.generator.receipt import receipt
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import Stack, prepare_controller
 from trainers.loop.trainer import TrainerHandle
-from trainers.loop.warmup import Demonstrations
 from trainers.losses.sft import SFTLoss
-from trainers.model.chat import Chat
 from trainers.model.tiny import build_tiny_folder
 
 pytestmark = [
@@ -108,21 +106,29 @@ class Started:
             await generators.halt()
 
 
+def create_weights(folder: Path) -> None:
+    """Write random weights into a checkpoint folder.
+
+    With a trained model, float32 itself is less exact at a few tokens than `MISMATCH`, whatever computes it.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Started]:
     prepare_controller()
     out, config = tmp_path_factory.mktemp("stack"), RunConfig(environment=EnvironmentSection(name="coding_rlvr"))
     if request.param == "torchstore":
         config = config.model_copy(update={"weights": WeightsSection(transport="torchstore")})
+    model = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, out / "tiny")
     if request.param == "adapters":
-        model = checkpoint_folder("coding_rlvr_base")
-        assert model is not None
+        create_weights(model)
         config = config.model_copy(update={"model": ModelSection(path=str(model)), "lora": LoRASection()})
-    else:
-        model = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, out / "tiny")
     async with nothing_left(), Stack(config) as stack:
         trainer = await stack.start_trainer(model)
-        if request.param != "adapters":  # which the tiny folder lacks
+        if request.param != "adapters":
             model = out / "model"
             await trainer.save_model(str(model))
         await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
@@ -144,7 +150,7 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
             return await asyncio.gather(*(generators.generate(prompt, options) for prompt in prompts))
 
         first = await sample(30)
-        assert await largest_mismatch(trainer, first) <= MISMATCH
+        assert (await mismatches(trainer, first)).max() <= MISMATCH
 
         updated = asyncio.Event()
 
@@ -168,20 +174,12 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
 
         after = await sample(30)
         assert {version for completion in after for version in completion.versions} == {UPDATES}
-        assert await largest_mismatch(trainer, after) <= MISMATCH
+        assert (await mismatches(trainer, after)).max() <= MISMATCH
         assert_signed([*after, *long])
         [served] = (await generators.checksums(published)).values()
         assert (served.version, served.taken) == (UPDATES, await trainer.checksums())
         assert (served.whole, served.expected) == (False, None), "each process has a part"
-        moved = max(
-            abs(old - new)
-            for before_update, now in zip(
-                [completion.logprobs for completion in first],
-                await trainer.logprobs([sequence(completion) for completion in first]),
-                strict=True,
-            )
-            for old, new in zip(before_update, now, strict=True)
-        )
+        moved = (await mismatches(trainer, first)).max()
         assert moved > 0.1, "the updates changed nothing, so agreement proves nothing"
 
         # A caller's bad argument is the caller's error, and the generator goes on.
@@ -207,17 +205,9 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
             assert not in_flight.done()
         await generators.update_weights(1, published)
         completions = await in_flight
-        theirs = await trainer.logprobs([sequence(completion) for completion in completions])
-        new = [
-            abs(ours - other)
-            for completion, values in zip(completions, theirs, strict=True)
-            for ours, other, version in zip(completion.logprobs, values, completion.versions, strict=True)
-            if version == 1
-        ]
-        old = [version for completion in completions for version in completion.versions if version == 0]
-        assert new, "no request was in flight over the update"
-        assert old, "no request was in flight over the update"
-        assert max(new) <= MISMATCH
+        versions = np.concatenate([completion.versions for completion in completions])
+        assert set(versions) == {0, 1}, "no request was in flight over the update"
+        assert (await mismatches(trainer, completions))[versions == 1].max() <= MISMATCH
         assert all((np.diff(completion.versions) >= 0).all() for completion in completions)
         assert_signed(completions)
 
@@ -276,7 +266,7 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
             assert not asked.done()
         interrupted = await asked
         assert {version for completion in interrupted for version in completion.versions} == {2}
-        assert await largest_mismatch(trainer, interrupted) <= MISMATCH
+        assert (await mismatches(trainer, interrupted)).max() <= MISMATCH
         asked = await under_way(2)
         async with generators.asleep():
             resting = (await generators.stats())["tokens"]
@@ -284,21 +274,15 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
             published = await trainer.push_weights(3)
             update = asyncio.ensure_future(generators.update_weights(3, published))
             later = asyncio.ensure_future(generators.generate(prompts[0], SamplingOptions(max_tokens=20)))
-            theirs = await trainer.logprobs([sequence(completion) for completion in interrupted])
+            await mismatches(trainer, interrupted)
             assert (await generators.stats())["tokens"] == resting
             assert not update.done()
             assert not later.done()
         await update
         interrupted = await asked
-        assert {2, 3} == {version for completion in interrupted for version in completion.versions}
-        theirs = await trainer.logprobs([sequence(completion) for completion in interrupted])
-        new = [
-            abs(ours - other)
-            for completion, values in zip(interrupted, theirs, strict=True)
-            for ours, other, version in zip(completion.logprobs, values, completion.versions, strict=True)
-            if version == 3
-        ]
-        assert max(new) <= MISMATCH
+        versions = np.concatenate([completion.versions for completion in interrupted])
+        assert set(versions) == {2, 3}
+        assert (await mismatches(trainer, interrupted))[versions == 3].max() <= MISMATCH
         [served] = (await generators.checksums(published)).values()
         assert (served.version, served.taken) == (3, await trainer.checksums())
         assert served.whole
@@ -317,7 +301,7 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
         partial = replace(await ended, prompt_ids=np.array(prompts[0]))  # whoever asks has them
         assert partial.stop_reason == "abort"
         assert 0 < len(partial.token_ids) == len(partial.logprobs) == len(partial.versions) < options.max_tokens
-        assert await largest_mismatch(trainer, [partial]) <= MISMATCH
+        assert (await mismatches(trainer, [partial])).max() <= MISMATCH
 
 
 @ADAPTERS
@@ -327,14 +311,8 @@ async def test_adapters_alone_travel_to_the_generators(
 ) -> None:
     trainer, folder = started.trainer, started.model
     async with started.generators(engine=engine) as generators:
-        # Prompts of its kind: what a trained model makes of others is less certain in float32, by any program, than
-        # the bound is (docs/trainer.md).
-        environment = fe.make("coding_rlvr")
-        chat = Chat.of(folder, started.config.model)
-        shown = Demonstrations(
-            environment, chat, batch_size=8, max_length=started.config.model.max_length, seed=0
-        ).batch()
-        prompts = [each.token_ids[: int(np.argmax(each.mask))] for each in shown]
+        rng = random.Random(0)
+        prompts = [[rng.randrange(10, 300) for _ in range(40)] for _ in range(8)]
 
         async def sample() -> list[Completion]:
             options = SamplingOptions(max_tokens=60)
@@ -364,9 +342,12 @@ async def test_adapters_alone_travel_to_the_generators(
         assert served.taken == await trainer.checksums()
         assert not served.whole, "the engine adds adapters to weights of its own"
         assert served.held != before.held
-        assert pushed["bytes"] * 5 < (folder / "model.safetensors").stat().st_size  # which is in bfloat16
-        assert await largest_mismatch(trainer, after) <= MISMATCH
-        assert await largest_mismatch(trainer, first) > 0.1, "the updates changed nothing"
+        assert pushed["bytes"] * 5 < (folder / "model.safetensors").stat().st_size
+        assert (await mismatches(trainer, after)).max() <= MISMATCH
+
+        # After one more step the generators are one version behind, which almost every single token shows.
+        await trainer.train_step([sequence(completion) for completion in first])
+        assert np.median(await mismatches(trainer, after)) > 1000 * MISMATCH
 
 
 def assert_signed(completions: list[Completion]) -> None:
@@ -375,10 +356,7 @@ def assert_signed(completions: list[Completion]) -> None:
         assert completion.receipt == receipt(completion.prompt_ids, completion.token_ids, completion.logprobs)
 
 
-async def largest_mismatch(trainer: object, completions: list[Completion]) -> float:
-    theirs = await trainer.logprobs([sequence(completion) for completion in completions])  # type: ignore[attr-defined]
-    return max(
-        abs(a - b)
-        for completion, values in zip(completions, theirs, strict=True)
-        for a, b in zip(completion.logprobs, values, strict=True)
-    )
+async def mismatches(trainer: TrainerHandle, completions: list[Completion]) -> NDArray[np.float32]:
+    """Differences between the trainer's and the generators' log-probs of all sampled tokens."""
+    theirs = await trainer.logprobs([sequence(completion) for completion in completions])
+    return abs(np.concatenate(theirs) - np.concatenate([completion.logprobs for completion in completions]))
