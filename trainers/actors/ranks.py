@@ -7,8 +7,10 @@ import ipaddress
 import os
 import socket
 import tempfile
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -170,10 +172,31 @@ def join(store: Any, rank: int, size: int, *, with_gpus: bool) -> None:
     import torch.distributed as dist
 
     if with_gpus:
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        use_gpu(rank % torch.cuda.device_count())
     close_complete_groups()
     backend = "nccl" if with_gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
+
+
+def use_gpu(index: int) -> None:
+    """Make a GPU the current one of this thread, and of every thread that the event loop gives work to.
+
+    CUDA's current device belongs to a thread, and is the first GPU in a new one.
+    """
+    import torch
+
+    torch.cuda.set_device(index)
+    threads = ThreadPoolExecutor(initializer=torch.cuda.set_device, initargs=(index,))
+    asyncio.get_running_loop().set_default_executor(threads)
+
+
+def on_this_gpu() -> Callable[[], None] | None:
+    """Return a function that makes this thread's current GPU that of the calling thread; None if no GPU is used."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
 def _use_network(host: str) -> None:

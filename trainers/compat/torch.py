@@ -1,15 +1,20 @@
-"""torch: the class of gloo process groups, and functions of DTensor and of checkpoints that have no public name."""
+"""torch: the class of gloo process groups, and functions of DTensor, checkpoints and attention with private names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainers.compat import Package
 
+if TYPE_CHECKING:
+    import torch
+
 PACKAGE = Package("torch", ("2.13.0",))
 _function = cache(PACKAGE.function)
+CAUSAL = 1
+"""Value of `custom_mask_type` with which torch's memory-efficient attention is causal in each sequence."""
 
 
 def replace_gloo(group: type) -> None:
@@ -33,3 +38,24 @@ def offset_of_shard(tensor: Any) -> tuple[int, ...]:
 def set_element(state: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
     """Set a value in nested dictionaries and lists, as checkpoints name it."""
     _function("torch.distributed.checkpoint._traverse:set_element", "root_dict", "path", "value")(state, path, value)
+
+
+def efficient_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, width: int, scale: float | None
+) -> torch.Tensor:
+    """Memory-efficient causal attention within each sequence of a packed row, [T, heads, head dim]; GPUs only.
+
+    `scaled_dot_product_attention` uses the same kernel, but has no argument for the sequences' bounds.
+
+    Args:
+        bounds: index of the first token of each sequence, and the number of tokens, [S + 1] int32.
+        width: length of the longest sequence.
+    """
+    import torch
+
+    attend = torch.ops.aten._efficient_attention_forward
+    out, *_ = attend(
+        q[None], k[None], v[None], None, bounds, bounds, width, width, 0.0, CAUSAL, torch.is_grad_enabled(), scale=scale
+    )
+    attended: torch.Tensor = out[0]
+    return attended

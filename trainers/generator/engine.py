@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike
 from forge_env.errors import GeneratorError, UsageError
 from forge_env.policy import NO_TOKENS
 from forge_env.run.account import Account
-from trainers.actors.ranks import Followers
+from trainers.actors.ranks import Followers, on_this_gpu
 from trainers.compat.vllm import num_tokens, request_states, sampled_tokens
 from trainers.generator.lockstep import Abortion, Admission, Order, carry_out
 from trainers.generator.receipt import receipt
@@ -252,7 +252,7 @@ class InProcessEngine(Engine):
         self._loop_task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         # one thread for all steps, since each thread has its own memory and caches
-        self._thread = ThreadPoolExecutor(1, "engine")
+        self._thread = ThreadPoolExecutor(1, "engine", initializer=on_this_gpu())
 
     async def generate(
         self, prompt_ids: ArrayLike, options: SamplingOptions, request_id: str | None = None

@@ -1,7 +1,7 @@
 """Attention over packed rows.
 
-Only attention pads sequences, each to a row of its own; linear layers process the packed tokens without padding. No
-token attends to another sequence.
+No token attends to another sequence. On a GPU, kernels for sequences of varying length read the packed row as it is.
+On a CPU, attention alone pads sequences, each to a row of its own; linear layers process the packed tokens.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend
 from torchtitan.models.common.attention import ScaledDotProductAttention
 
+from trainers.compat.torch import efficient_attention
 from trainers.titan.context import gather_tokens
-from trainers.titan.layout import ContextLayout, PackedLayout
+from trainers.titan.layout import ContextLayout, RowLayout, VarlenLayout
+
+HALF = torch.bfloat16, torch.float16
 
 
 class _Spread(torch.autograd.Function):
@@ -56,6 +60,9 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
     Argument names are TorchTitan's, because its sharding rules refer to them.
     """
 
+    # without cuDNN, which builds a plan for every new shape: nearly every microbatch has one
+    sdpa_backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
     @dataclass(kw_only=True, slots=True)
     class Config(ScaledDotProductAttention.Config):  # type: ignore[misc]
         """Configuration of `PackedAttention`.
@@ -77,7 +84,7 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         k_BLNH: torch.Tensor,
         v_BLNH: torch.Tensor,
         *,
-        attention_masks: PackedLayout | ContextLayout | None = None,
+        attention_masks: RowLayout | ContextLayout | None = None,
         **options: Any,
     ) -> torch.Tensor:
         """Compute attention. Inputs and output are [B, T, heads, head dim]; B is 1 if there is a layout."""
@@ -89,6 +96,8 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
             return plain
         if isinstance(layout, ContextLayout):
             return _attend_over_ranks(q_BLNH, k_BLNH, v_BLNH, layout, options)
+        if isinstance(layout, VarlenLayout):
+            return attend_varlen(q_BLNH[0], k_BLNH[0], v_BLNH[0], layout, options.get("scale"))[None]
 
         def spread(packed: torch.Tensor) -> torch.Tensor:
             _, _, heads, size = packed.shape
@@ -98,6 +107,31 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         out = super().forward(spread(q_BLNH), spread(k_BLNH), spread(v_BLNH), **options)
         collected: torch.Tensor = _Collect.apply(out.flatten(2).flatten(0, 1), layout.slots)  # type: ignore[no-untyped-call]
         return collected.view(q_BLNH.shape)
+
+
+def attend_varlen(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: VarlenLayout, scale: float | None
+) -> torch.Tensor:
+    """Compute causal attention within each sequence of a packed row on a GPU, [T, heads, head dim] each.
+
+    FlashAttention (Dao 2023, arXiv 2307.08691) in 16 bits, and otherwise memory-efficient attention (Rabe and Staats
+    2021, arXiv 2112.05682), since FlashAttention doesn't compute in float32.
+    """
+    if torch.is_autocast_enabled(q.device.type):  # as `scaled_dot_product_attention` does
+        q, k, v = (each.to(torch.get_autocast_dtype(q.device.type)) for each in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    if q.dtype not in HALF:
+        if group > 1:
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        return efficient_attention(q, k, v, layout.bounds, layout.width, scale)
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn(  # type: ignore[return-value]
+        *(q, k, v, layout.bounds, layout.bounds, layout.width, layout.width),
+        scale=scale,
+        window_size=(-1, 0),  # causal
+        enable_gqa=group > 1,
+    )
 
 
 def _attend_over_ranks(

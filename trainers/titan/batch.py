@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from forge_env.trajectory import Segment
-from trainers.titan.layout import ContextLayout, PackedLayout
+from trainers.titan.layout import ContextLayout, RowLayout, layout_of
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Microbatch:
 
     tokens: torch.Tensor
     positions: torch.Tensor
-    layout: PackedLayout | ContextLayout | None
+    layout: RowLayout | ContextLayout | None
     predictors: torch.Tensor
     target_ids: torch.Tensor
     behavior_logprobs: torch.Tensor
@@ -54,12 +54,12 @@ def collate(
     begins = lengths.cumsum() - lengths
     sequence = np.repeat(np.arange(len(segments)), lengths)
     position = np.arange(used) - begins[sequence]
-    layout: PackedLayout | None = None
+    layout: RowLayout | None = None
     if packed:
         filler = -used % multiple
         rows, width, slot = 1, used + filler, np.arange(used)
         positions = np.concatenate([position, np.arange(filler)])[None]
-        layout = PackedLayout.of([*lengths.tolist(), *([filler] if filler else [])], device)
+        layout = layout_of([*lengths.tolist(), *([filler] if filler else [])], device)
     else:
         rows, width = len(segments), int(lengths.max())
         slot = sequence * width + position

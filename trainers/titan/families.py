@@ -37,7 +37,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from trainers.model.folder import is_mixture, rope_parameters
 from trainers.titan.attention import PackedAttention
 from trainers.titan.head import Head
-from trainers.titan.layout import ContextLayout, PackedLayout
+from trainers.titan.layout import ContextLayout, RowLayout
 
 Init = dict[str, Callable[..., Any]]
 
@@ -57,7 +57,7 @@ class _Scoring:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor | None = None,
-        attention_masks: PackedLayout | ContextLayout | None = None,
+        attention_masks: RowLayout | ContextLayout | None = None,
         predictors: torch.Tensor | None = None,
         targets: torch.Tensor | None = None,
         temperature: float = 1.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,34 @@ class PackedLayout:
     def padding(self) -> float:
         """Fraction of the grid that is padding."""
         return 1 - len(self.slots) / len(self.take)
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenLayout:
+    """Boundaries of the sequences in a packed row, for the kernels of a GPU, which need no grid.
+
+    Attributes:
+        bounds: index of the first token of each of the S sequences, and the number of tokens, [S + 1] int32.
+        width: length of the longest sequence.
+    """
+
+    bounds: torch.Tensor
+    width: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> VarlenLayout:
+        """Build the layout of a row in which sequences of these lengths follow one another."""
+        bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+        return cls(bounds.to(device), max(lengths))
+
+
+RowLayout = PackedLayout | VarlenLayout
+"""Layout of a packed row that one rank computes."""
+
+
+def layout_of(lengths: Sequence[int], device: torch.device) -> RowLayout:
+    """Build the layout that attention on this device needs, of sequences that follow one another in a row."""
+    return (VarlenLayout if device.type == "cuda" else PackedLayout).of(lengths, device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,515 @@
+"""Check forge-env on a GPU, or on a CPU: kernels, agreement of trainer and generator, speed, learning, deaths, resume.
+
+make accept-gpu                                     one GPU of 40 GB or more, 10 to 30 minutes, no network
+python -m benchmarks accept --device cpu            the same stages with a smaller model and fewer steps
+python -m benchmarks accept --stages machine speed  some stages only
+
+Every stage runs in a process of its own, and the next one starts even if it fails. Models have random weights in real
+shapes, made on the spot, except for the agent that comes with forge-env. Results are kept in `--out`: results.json,
+results.md and the output of every stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import has_succeeded, machine, table
+from forge_env.config import RunConfig
+from forge_env.config.finding import checkpoint_folder
+from forge_env.config.recipe import (
+    EnvironmentSection,
+    GeneratorSection,
+    JobSection,
+    ModelSection,
+    OptimizerSection,
+    TinyModel,
+    TrainerSection,
+)
+from forge_env.files import write_whole
+from forge_env.trajectory import Segment
+
+TIMEOUT_S = 900
+"""Seconds after which a stage is ended and has failed."""
+QWEN3_0_6B = TinyModel(layers=28, dim=1024, heads=16, kv_heads=8, head_dim=128, hidden_dim=3072, rope_theta=1e6)
+VOCABULARY = {"cuda": 151936, "cpu": 4096}
+SHAPES = {"cuda": QWEN3_0_6B, "cpu": TinyModel()}
+"""Shape of the model whose speed is measured, by device."""
+
+
+@dataclass
+class Stage:
+    """Figures of a stage, and the checks that some of them must pass."""
+
+    figures: dict[str, float | str] = field(default_factory=dict)
+    checks: list[tuple[str, float, str, float]] = field(default_factory=list)
+    """Name, value, `<=` or `>=`, and bound of each check."""
+
+    def at_most(self, name: str, value: float, bound: float) -> None:
+        """Keep a figure that must be at most `bound`; a value that is not a number fails."""
+        self.checks.append((name, float(value), "<=", bound))
+
+    def at_least(self, name: str, value: float, bound: float) -> None:
+        """Keep a figure that must be at least `bound`."""
+        self.checks.append((name, float(value), ">=", bound))
+
+
+# ---
+# Stages
+
+
+def check_machine(device: str) -> Stage:
+    """Driver, GPU, memory and disk."""
+    stage = Stage()
+    import torch
+
+    stage.figures |= {
+        "processor": machine(),
+        "torch": torch.__version__,
+        "disk free, GiB": shutil.disk_usage(Path.cwd()).free / 2**30,
+    }
+    stage.at_least("/dev/shm free, GiB", shutil.disk_usage("/dev/shm").free / 2**30, 1)
+    if device == "cuda":
+        stage.at_least("GPUs that torch can use", torch.cuda.device_count(), 1)
+        name, driver, total, used = gpu_state()
+        stage.figures |= {"GPU": name, "driver": driver, "CUDA": torch.version.cuda or "", "GPU memory, GiB": total}
+        stage.at_most("GPU memory in use, GiB", used, 1)
+    return stage
+
+
+def check_kernels(device: str) -> Stage:
+    """Attention over packed rows compared with float64, and its time for shapes that are new."""
+    import torch
+
+    from trainers.titan.attention import PackedAttention
+    from trainers.titan.layout import PackedLayout, layout_of
+
+    stage, where = Stage(), torch.device(device)
+    module = PackedAttention(PackedAttention.Config())
+    rng = random.Random(0)
+
+    def inputs(lengths: Sequence[int], dtype: torch.dtype) -> list[Any]:
+        torch.manual_seed(0)
+        shape = 1, sum(lengths)
+        wide = [torch.randn(*shape, heads, 128, device=where, dtype=torch.float64) for heads in (16, 8, 8)]
+        return [each.to(dtype).requires_grad_() for each in wide]
+
+    def attend(tensors: list[Any], layout: Any) -> list[Any]:
+        out = module(*tensors, attention_masks=layout, enable_gqa=True)
+        return [out, *torch.autograd.grad(out.double().square().sum(), tensors)]
+
+    lengths = [rng.randrange(20, 500) for _ in range(12)]
+    exact = attend(inputs(lengths, torch.float64), PackedLayout.of(lengths, where))
+    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        values = attend(inputs(lengths, dtype), layout_of(lengths, where))
+        for name, value, reference in zip(("output", "dq", "dk", "dv"), values, exact, strict=True):
+            error = (value.double() - reference).norm() / reference.norm()
+            stage.at_most(f"attention {name}, {str(dtype).removeprefix('torch.')}, error", error.item(), bound)
+    if device == "cuda":
+        times = []
+        for _ in range(20):
+            lengths = [rng.randrange(100, 1500) for _ in range(rng.randrange(8, 16))]
+            tensors, layout = inputs(lengths, torch.bfloat16), layout_of(lengths, where)
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            attend(tensors, layout)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - started)
+        stage.figures["attention of a new shape, forward and backward, ms"] = 1e3 * sorted(times)[10]
+        stage.at_most("slowest of the last ten new shapes, ms", 1e3 * max(times[10:]), 50)
+    return stage
+
+
+def check_agreement(device: str, engine: str) -> Stage:
+    """Log-probabilities of generator and trainer, float32, before and after updates of requests in flight."""
+    return asyncio.run(_agreement(device, engine))
+
+
+async def _agreement(device: str, engine: str) -> Stage:
+    from trainers.loop.stack import Stack, prepare_controller
+    from trainers.losses.sft import SFTLoss
+
+    prepare_controller()
+    stage, folder = Stage(), checkpoint_folder("coding_rlvr_base")
+    assert folder is not None
+    config = recipe(device, engine=engine, path=str(folder))
+    started = time.perf_counter()
+    async with Stack(config) as stack:
+        trainer = await stack.start_trainer(folder)
+        generators = await stack.start_generators(folder)
+        stage.figures["start of trainer and generator, s"] = time.perf_counter() - started
+        await trainer.configure(OptimizerSection(lr=1e-3), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
+        prompts = [[random.Random(number).randrange(10, 300) for _ in range(40)] for number in range(32)]
+        before = await sample(generators, prompts, 60)
+        largest, mean = await mismatch(trainer, before)
+        bound = 1e-3 if device == "cuda" else 1e-4
+        stage.at_most("largest mismatch before updates", largest, bound)
+        stage.figures["mean mismatch before updates"] = mean
+        in_flight = asyncio.ensure_future(sample(generators, prompts, 400))
+        for version in range(1, 9):
+            await trainer.train_step([segment(completion) for completion in before])
+            await generators.update_weights(version, await trainer.push_weights(version))
+        versions = {int(version) for completion in await in_flight for version in completion.versions}
+        stage.figures["policy versions of requests in flight"] = len(versions)
+        largest, mean = await mismatch(trainer, await sample(generators, prompts, 60))
+        stage.at_most("largest mismatch after 8 updates", largest, bound)
+        stage.figures["mean mismatch after 8 updates"] = mean
+        await generators.halt()
+    return stage
+
+
+def check_speed(device: str) -> Stage:
+    """Trainer, generator and weight sync with a model of the shape of Qwen3-0.6B in bfloat16."""
+    return asyncio.run(_speed(device))
+
+
+async def _speed(device: str) -> Stage:
+    from trainers.loop.stack import Stack, prepare_controller
+    from trainers.losses import GRPOLoss
+
+    prepare_controller()
+    on_gpu, stage = device == "cuda", Stage()
+    dtype, length = ("bfloat16", 2048) if on_gpu else ("float32", 512)
+    config = recipe(device, engine="async_llm", dtype=dtype, length=length)
+    with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
+        model = Path(scratch, "model")
+        shape = shape_folder(config, device, Path(scratch, "shape"))
+        async with Stack(config) as stack:
+            trainer = await stack.start_trainer(shape)
+            started = time.perf_counter()
+            await trainer.save_model(str(model), config.model.dtype)
+            stage.figures["save the model, s"] = time.perf_counter() - started
+            started = time.perf_counter()
+            generators = await stack.start_generators(model)
+            stage.figures["start of the generator, s"] = time.perf_counter() - started
+            await trainer.configure(
+                OptimizerSection(lr=1e-6),
+                loss=GRPOLoss(),
+                steps=100,
+                microbatch_tokens=config.trainer.microbatch_tokens,
+            )
+            count, tokens = (256, 512) if on_gpu else (16, 64)
+            rng = random.Random(0)
+            prompts = [[rng.randrange(10, 300) for _ in range(150)] for _ in range(count)]
+            await sample(generators, prompts[:8], 16)
+            started = time.perf_counter()
+            completions = await sample(generators, prompts, tokens)
+            sampled = sum(len(each.token_ids) for each in completions)
+            rate = sampled / (time.perf_counter() - started)
+            stage.at_least("generator, tokens/s", rate, 10_000 if on_gpu else 1)
+            largest, mean = await mismatch(trainer, completions[:32])
+            stage.figures["largest mismatch"] = largest
+            stage.at_most("mean mismatch", mean, 0.03)
+            batch = [segment(each, random.Random(number).uniform(-1, 1)) for number, each in enumerate(completions)]
+            steps = [await trainer.train_step(batch) for _ in range(4 if on_gpu else 2)]
+            stage.figures |= {"trainer, tokens/s": steps[-1]["tokens_per_s"], "first step, s": steps[0]["train_s"]}
+            stage.figures |= {"next steps, s": steps[-1]["train_s"], "padding": steps[-1].get("padding", 0.0)}
+            if on_gpu:
+                stage.at_least("trainer, model FLOPs utilisation", steps[-1].get("mfu", 0.0), 0.15)
+            await _sync(stage, trainer, generators, on_gpu)
+            if on_gpu:
+                stage.figures["GPU memory in use, GiB"] = gpu_state()[3]
+            await generators.halt()
+    return stage
+
+
+def shape_folder(config: RunConfig, device: str, folder: Path) -> Path:
+    """Create a folder with the configuration of the model whose speed is measured, without weights."""
+    from trainers.model.tiny import hf_config
+
+    folder.mkdir()
+    section = config.model.model_copy(update={"tiny": SHAPES[device]})
+    (folder / "config.json").write_text(json.dumps(hf_config(section, VOCABULARY[device], 2)))
+    return folder
+
+
+async def _sync(stage: Stage, trainer: Any, generators: Any, on_gpu: bool) -> None:
+    """Measure weight sync; the first transfers also allocate memory, so the last of several counts."""
+    for version in range(1, 5):
+        published, pushed = await (await trainer.begin_push(version))
+        pulled = await generators.update_weights(version, published)
+    stage.figures["weights, GB"] = pushed["bytes"] / 1e9
+    stage.at_most("weight sync: snapshot, s", pushed["snapshot_s"], 1.0)
+    stage.figures["weight sync: pull, s"] = pulled["pull_s"]
+    stage.at_most("weight sync: pause in generation, s", pulled["stall_s"], 0.5)
+    sums = await trainer.checksums()
+    served = [each.taken == sums for each in (await generators.checksums(published)).values()]
+    stage.at_least("generators with the trainer's weights, of 1", sum(served), 1)
+
+
+def check_learning(device: str) -> Stage:
+    """The default recipe, asynchronous: it learns, and its checks of itself hold."""
+    stage, steps = Stage(), 50 if device == "cuda" else 4
+    code, folder, seconds = train("learning", device, [f"grpo.steps={steps}", "grpo.max_off_policy_steps=2"])
+    stage.at_most("exit code", code, 0)
+    stage.figures["wall, s"] = seconds
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    keep = "heldout_start", "steps", "max_staleness", "wall_s", "time_to_first_step_s"
+    stage.figures |= {name: summary[name] for name in keep if name in summary}
+    stage.at_least("held-out score at the end", summary["heldout_end"], 0.72 if device == "cuda" else 0.2)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    wanted = "loss/mismatch_mean", "loss/mismatch_max", "time/step_s", "skipped_updates", "tokens_discarded_stale"
+    for name in wanted:
+        values = [row[name] for row in rows if name in row]
+        if values:
+            stage.figures[f"{name}, last"] = values[-1]
+    return stage
+
+
+def check_life(device: str) -> Stage:
+    """A generator is killed, the run is interrupted and resumed, and nothing is left behind."""
+    stage, steps = Stage(), 16 if device == "cuda" else 4
+    folder = runs_folder() / "accept-life"
+    shutil.rmtree(folder, ignore_errors=True)
+    process = start("life", device, [f"grpo.steps={steps}"])
+    try:
+        wait_for_step(folder, 2, process)
+        victim = generator_process(process.pid)
+        started = time.perf_counter()
+        os.kill(victim, signal.SIGKILL)
+        after = last_step(folder)
+        wait_for_step(folder, after + 2, process)
+        stage.at_most("from the death of the generator to the second step after, s", time.perf_counter() - started, 180)
+        process.send_signal(signal.SIGINT)
+        stage.figures["exit code after an interrupt"] = process.wait(timeout=180)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=60)
+    code, _, seconds = train("life", device, ["--resume"], fresh=False)
+    stage.at_most("exit code of the resumed run", code, 0)
+    stage.at_least("resumed run has succeeded", has_succeeded(folder), 1)
+    stage.figures["resumed run, s"] = seconds
+    if device == "cuda":
+        listed = nvidia_smi("--query-compute-apps=pid")
+        stage.at_most("processes left on the GPU", len([line for line in listed if line.strip().isdigit()]), 0)
+    return stage
+
+
+STAGES: dict[str, Callable[[str], Stage]] = {
+    "machine": check_machine,
+    "kernels": check_kernels,
+    "agreement-async": lambda device: check_agreement(device, "async_llm"),
+    "agreement-in-process": lambda device: check_agreement(device, "in_process"),
+    "speed": check_speed,
+    "learning": check_learning,
+    "life": check_life,
+}
+
+
+# ---
+# Recipes, requests and runs
+
+
+def recipe(device: str, *, engine: str, path: str = "tiny", dtype: str = "float32", length: int = 512) -> RunConfig:
+    """Recipe with trainer and generator on one device."""
+    on_gpu = device == "cuda"
+    return RunConfig(
+        environment=EnvironmentSection(name="coding_rlvr"),
+        model=ModelSection.model_validate({"path": path, "dtype": dtype, "max_length": length}),
+        generator=GeneratorSection.model_validate(
+            {"engine": engine, "with_gpus": on_gpu, "kv_cache_gb": 16 if length > 512 else 1, "max_num_seqs": 256}
+            if on_gpu
+            else {"engine": engine}
+        ),
+        trainer=TrainerSection(with_gpus=on_gpu, microbatch_tokens=16384 if on_gpu else 2048),
+        job=JobSection(share_gpus=on_gpu),
+    )
+
+
+def segment(completion: Any, advantage: float = 0.0) -> Segment:
+    """Convert a completion to a segment with its sampled tokens as targets."""
+    ids = np.array([*completion.prompt_ids, *completion.token_ids])
+    mask = np.arange(len(ids)) >= len(completion.prompt_ids)
+    logprobs = np.zeros(len(ids), np.float32)
+    logprobs[mask] = completion.logprobs
+    return Segment(ids, mask, logprobs, advantages=mask * np.float32(advantage))
+
+
+async def sample(generators: Any, prompts: Sequence[Sequence[int]], tokens: int) -> list[Any]:
+    """Sample one completion for each prompt."""
+    from trainers.generator.types import SamplingOptions
+
+    options = SamplingOptions(max_tokens=tokens)
+    return list(await asyncio.gather(*(generators.generate(prompt, options) for prompt in prompts)))
+
+
+async def mismatch(trainer: Any, completions: Sequence[Any]) -> tuple[float, float]:
+    """Largest and mean difference between the log-probabilities of trainer and generator."""
+    trained = np.concatenate(await trainer.logprobs([segment(each) for each in completions]))
+    differences = np.abs(trained - np.concatenate([each.logprobs for each in completions]))
+    return float(differences.max()), float(differences.mean())
+
+
+def overrides(device: str) -> list[str]:
+    """Overrides that put the default recipe on a device."""
+    if device == "cpu":
+        return ["evaluation.num_tasks=32", "evaluation.extra_splits=[]", "grpo.groups_per_step=8"]
+    on_gpu = "generator.with_gpus=true", "trainer.with_gpus=true", "job.share_gpus=true", "trainer.threads=1"
+    return [*on_gpu, "generator.kv_cache_gb=4"]
+
+
+def runs_folder() -> Path:
+    """Folder of the runs that are started here."""
+    return Path(os.environ["FORGE_ENV_ACCEPT_RUNS"])
+
+
+def start(name: str, device: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a training run of the default recipe."""
+    command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", f"accept-{name}"]
+    extra = [] if "--resume" in arguments else overrides(device)
+    return subprocess.Popen([*command, f"output_dir={runs_folder()}", *extra, *arguments])
+
+
+def train(name: str, device: str, arguments: Sequence[str], *, fresh: bool = True) -> tuple[int, Path, float]:
+    """Run the default recipe to its end; returns exit code, folder and seconds."""
+    folder = runs_folder() / f"accept-{name}"
+    if fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    started = time.perf_counter()
+    process = start(name, device, arguments)
+    return process.wait(), folder, time.perf_counter() - started
+
+
+def last_step(folder: Path) -> int:
+    """Last training step that a run has recorded; 0: none."""
+    file = folder / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    steps = [json.loads(line).get("step", 0) for line in lines if line.endswith("}")]
+    return max([0, *steps])
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a run has recorded a step.
+
+    Raises:
+        RuntimeError: the run has ended before it.
+    """
+    while last_step(folder) < step:
+        if process.poll() is not None:
+            raise RuntimeError(f"the run ended with {process.returncode} before step {step}")
+        time.sleep(0.5)
+
+
+def generator_process(pid: int) -> int:
+    """Process of vLLM's engine among the children of a run."""
+    import psutil
+
+    children = psutil.Process(pid).children(recursive=True)
+    titles = {child.pid: " ".join([child.name(), *child.cmdline()]) for child in children}
+    matches = [pid for name in ("EngineCore", "generator") for pid, title in titles.items() if name in title]
+    return int(matches[0])
+
+
+def nvidia_smi(query: str) -> list[str]:
+    """Lines of a query."""
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def gpu_state() -> tuple[str, str, float, float]:
+    """Name, driver, memory and used memory (GiB) of the first GPU."""
+    name, driver, total, used = nvidia_smi("--query-gpu=name,driver_version,memory.total,memory.used")[0].split(", ")
+    return name, driver, float(total) / 1024, float(used) / 1024
+
+
+# ---
+# Results
+
+
+def run_stage(name: str, device: str, out: Path) -> dict[str, Any]:
+    """Run a stage in a process of its own and return its result."""
+    result, log = out / f"{name}.json", out / f"{name}.log"
+    result.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks.accept", "--device", device, "--one", name, "--out", str(out)]
+    started = time.perf_counter()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code: int | str = process.wait(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = f"timed out after {TIMEOUT_S} s"
+    seconds = time.perf_counter() - started
+    data: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {"figures": {}, "checks": []}
+    data |= {"stage": name, "seconds": seconds, "code": code}
+    return data
+
+
+def passed(check: Sequence[Any]) -> bool:
+    """Whether a check's value is within its bound."""
+    _, value, sign, bound = check
+    return bool(value <= bound if sign == "<=" else value >= bound)
+
+
+def failures(stage: dict[str, Any]) -> list[str]:
+    """Reasons why a stage failed."""
+    checks = [
+        f"{name} is {value:.3g}"
+        for name, value, sign, bound in stage["checks"]
+        if not passed((name, value, sign, bound))
+    ]
+    return ([f"exit code {stage['code']}"] if stage["code"] != 0 else []) + checks
+
+
+def outcome(stage: dict[str, Any]) -> str:
+    """PASS, or FAIL with the reasons."""
+    return "FAIL: " + "; ".join(failures(stage)) if failures(stage) else "PASS"
+
+
+def report(stages: Sequence[dict[str, Any]]) -> list[str]:
+    """Format results as Markdown."""
+    rows = [[each["stage"], outcome(each), each["seconds"]] for each in stages]
+    lines = table(["stage", "result", "s"], rows)
+    for each in stages:
+        rows = [[name, value, f"{sign} {bound:g}"] for name, value, sign, bound in each["checks"]]
+        rows += [[name, value, ""] for name, value in each["figures"].items()]
+        lines += ["", f"**{each['stage']}**", "", *table(["figure", "value", "bound"], rows)]
+    return lines
+
+
+def main() -> int:
+    """Run the stages and print their results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    parser.add_argument("--out", type=Path, default=Path("runs/accept"), help="folder of the results")
+    parser.add_argument("--one", choices=list(STAGES), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    out = args.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("FORGE_ENV_ACCEPT_RUNS", str(out))
+    if args.one:
+        stage = STAGES[args.one](args.device)
+        (out / f"{args.one}.json").write_text(json.dumps({"figures": stage.figures, "checks": stage.checks}))
+        return 0
+    done = []
+    for name in args.stages:
+        print(f"{name} ...", flush=True)
+        done.append(run_stage(name, args.device, out))
+        print(f"{name}: {outcome(done[-1])} ({done[-1]['seconds']:.0f} s)", flush=True)
+        write_whole(out / "results.json", json.dumps(done, indent=1))
+        write_whole(out / "results.md", "\n".join(report(done)) + "\n")
+    print("\n".join(report(done)))
+    print(f"results: {out}")
+    return int(any(failures(each) for each in done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
