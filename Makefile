@@ -5,7 +5,7 @@ export STACK PYTHON YES
 # Where this is set, each of a run's processes compiles five thousand modules again: ten seconds of its start.
 export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-rest test-all conformance lint format docs bench pictures chaos pins clean
+.PHONY: help setup train test test-rest test-all conformance lint format docs bench pictures chaos accept-gpu pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +45,9 @@ bench: setup ## list the benchmarks, or run one: make bench ARGS=environment_ste
 
 pictures: setup ## take the pictures of the pages anew, of a finished run with tools: make pictures ARGS=runs/first
 	@.venv/bin/python scripts/pictures.py $(ARGS)
+
+accept-gpu: setup ## check everything on a GPU, or parts: make accept-gpu ARGS="--stages speed"
+	@.venv/bin/python -m benchmarks accept $(ARGS)
 
 chaos: setup ## kill parts of real training runs at random, e.g. make chaos ARGS="--runs 50 --record"
 	@.venv/bin/python -m benchmarks chaos $(ARGS)

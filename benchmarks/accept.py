@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -132,7 +133,35 @@ def check_kernels(device: str) -> Stage:
             times.append(time.perf_counter() - started)
         stage.figures["attention of a new shape, forward and backward, ms"] = 1e3 * sorted(times)[10]
         stage.at_most("slowest of the last ten new shapes, ms", 1e3 * max(times[10:]), 50)
+        stage.figures |= copy_speeds()
     return stage
+
+
+def copy_speeds() -> dict[str, float | str]:
+    """Speed of a copy from the GPU into memory that processes share, as weights are published: GB/s."""
+    import torch
+
+    from trainers.weights import shared
+
+    source, target = torch.ones(2**28, device="cuda"), shared.empty(2**28, torch.float32)
+
+    def speed() -> float:
+        target.copy_(source)
+        started = time.perf_counter()
+        for _ in range(3):
+            target.copy_(source)
+        return 3 * source.nbytes / 1e9 / (time.perf_counter() - started)
+
+    pageable = speed()
+    started = time.perf_counter()
+    code = int(torch.cuda.cudart().cudaHostRegister(target.data_ptr(), target.nbytes, 0))
+    seconds = time.perf_counter() - started
+    return {
+        "copy to shared memory, GB/s": pageable,
+        "the same, page-locked, GB/s": speed(),
+        "page-locking, s/GB": seconds / (target.nbytes / 1e9),
+        "page-locking, CUDA's answer": code,
+    }
 
 
 def check_agreement(device: str, engine: str) -> Stage:
@@ -279,7 +308,7 @@ def check_life(device: str) -> Stage:
     process = start("life", device, [f"grpo.steps={steps}"])
     try:
         wait_for_step(folder, 2, process)
-        victim = generator_process(process.pid)
+        victim = generator_process(folder)
         started = time.perf_counter()
         os.kill(victim, signal.SIGKILL)
         after = last_step(folder)
@@ -357,11 +386,10 @@ async def mismatch(trainer: Any, completions: Sequence[Any]) -> tuple[float, flo
 
 
 def overrides(device: str) -> list[str]:
-    """Overrides that put the default recipe on a device."""
+    """Overrides of the default recipe by device."""
     if device == "cpu":
         return ["evaluation.num_tasks=32", "evaluation.extra_splits=[]", "grpo.groups_per_step=8"]
-    on_gpu = "generator.with_gpus=true", "trainer.with_gpus=true", "job.share_gpus=true", "trainer.threads=1"
-    return [*on_gpu, "generator.kv_cache_gb=4"]
+    return ["generator.kv_cache_gb=4"]  # the recipe itself uses the GPU
 
 
 def runs_folder() -> Path:
@@ -390,8 +418,8 @@ def last_step(folder: Path) -> int:
     """Last training step that a run has recorded; 0: none."""
     file = folder / "metrics.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    steps = [json.loads(line).get("step", 0) for line in lines if line.endswith("}")]
-    return max([0, *steps])
+    steps: list[int] = [json.loads(line).get("step", 0) for line in lines if line.endswith("}")]
+    return max(steps, default=0)
 
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
@@ -406,14 +434,14 @@ def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> 
         time.sleep(0.5)
 
 
-def generator_process(pid: int) -> int:
-    """Process of vLLM's engine among the children of a run."""
+def generator_process(folder: Path) -> int:
+    """Process of a run's generator: vLLM's engine if that runs apart from the actor."""
     import psutil
 
-    children = psutil.Process(pid).children(recursive=True)
-    titles = {child.pid: " ".join([child.name(), *child.cmdline()]) for child in children}
-    matches = [pid for name in ("EngineCore", "generator") for pid, title in titles.items() if name in title]
-    return int(matches[0])
+    log = (folder / "run.log").read_text(encoding="utf-8")
+    actor = psutil.Process(int(re.findall(r"generator0: process (\d+)", log)[-1]))
+    apart = [child for child in actor.children(recursive=True) if "EngineCore" in child.name()]
+    return int((apart or [actor])[0].pid)
 
 
 def nvidia_smi(query: str) -> list[str]:

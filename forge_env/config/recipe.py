@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from forge_env import machine
 from forge_env.machine import WORKER_ADDRESS
 
 # ---
@@ -187,7 +188,8 @@ listed are placed automatically: on workers with the GPUs that they need, then f
     on_loss: Literal["place", "wait"] = "place"
     """When a host is lost: `place` moves its actors to the other hosts; `wait` waits until it is back."""
     share_gpus: bool = False
-    """Let trainer, generators and reference model use the same GPUs, if there are too few for separate ones. A \
+    """Let trainer, generators and reference model use the same GPUs; unset: if with_gpus of trainer and generator is \
+unset too, and this machine has too few GPUs for separate ones. A \
 generator then takes generator.kv_cache_gb of its GPU besides its weights, instead of gpu_memory_utilization."""
     address: str | None = None
     """Address of this machine that the hosts connect to; unset: the one from which this machine reaches them."""
@@ -224,7 +226,7 @@ separate processes, which schedule the next step during the current one; `auto`:
     hosts: Positive = 1
     """Hosts that the processes of one engine are spread over."""
     with_gpus: bool = False
-    """One GPU per process."""
+    """One GPU per process; unset: whether torch is installed for GPUs and this machine has one (with job.kind=local)."""
     max_num_seqs: Positive = 128
     """Maximum sequences decoded together in one engine."""
     gpu_memory_utilization: Fraction = 0.9
@@ -303,7 +305,7 @@ class TrainerSection(Section):
     compile: bool = False
     """Compile the transformer blocks (GPU only): start-up takes minutes longer, steps are faster."""
     with_gpus: bool = False
-    """One GPU per process."""
+    """One GPU per process; unset: as generator.with_gpus."""
     threads: Positive = 1
     """CPU threads of a single-process trainer, and of the reference model."""
     optimizer: OptimizerSection = OptimizerSection()
@@ -699,4 +701,19 @@ class RunConfig(Section):
         for role, section in (("generator", self.generator), ("trainer", self.trainer)):
             if section.hosts > 1 and self.job.kind == "local":
                 raise ValueError(f"{role}.hosts={section.hosts} needs several hosts: set job.kind")
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_of_this_machine(self) -> RunConfig:
+        sections = {"generator": self.generator, "trainer": self.trainer}
+        unset = [name for name, section in sections.items() if "with_gpus" not in section.model_fields_set]
+        if not unset or self.job.kind != "local" or machine.torch_build() not in ("cuda", "rocm"):
+            return self
+        if not (gpus := len(machine.gpus())):
+            return self
+        for name in unset:
+            setattr(self, name, sections[name].model_copy(update={"with_gpus": True}))
+        wanted = self.generator.num_replicas * self.generator.procs * self.rolls_out + self.trainer.procs
+        if len(unset) == len(sections) and gpus < wanted and "share_gpus" not in self.job.model_fields_set:
+            self.job = self.job.model_copy(update={"share_gpus": True})
         return self
