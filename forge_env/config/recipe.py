@@ -226,7 +226,7 @@ separate processes, which schedule the next step during the current one; `auto`:
     hosts: Positive = 1
     """Hosts that the processes of one engine are spread over."""
     with_gpus: bool = False
-    """One GPU per process; unset: whether torch is installed for GPUs and this machine has one (with job.kind=local)."""
+    """One GPU per process; unset: whether torch is installed for GPUs and this machine has one (job.kind=local)."""
     max_num_seqs: Positive = 128
     """Maximum sequences decoded together in one engine."""
     gpu_memory_utilization: Fraction = 0.9

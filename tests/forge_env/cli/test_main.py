@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 
 from forge_env import machine
+from forge_env.cli import doctor
 from forge_env.cli import main as cli
 from forge_env.cli.main import main
 from forge_env.config import load_config
@@ -217,8 +218,32 @@ def test_doctor_names_a_torch_that_is_built_for_other_gpus(
     monkeypatch.setattr(machine, "training_extra", lambda: extra)
     monkeypatch.setattr(machine, "gpus", lambda: [machine.GPU("0", "0", "card", 80.0, kind)])
     monkeypatch.setattr(machine, "torch_build", lambda: built)
+    monkeypatch.setattr(doctor, "GPU_TRIAL", [sys.executable, "-c", "print('card')"])
     assert main(["doctor"]) == code
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("count", "trial", "code", "text"),
+    [
+        (1, "print('NVIDIA H100')", 0, "NVIDIA H100"),
+        (1, "raise RuntimeError('driver too old')", 1, "torch can't compute on a GPU: RuntimeError: driver too old"),
+        (1, "import os; os.abort()", 1, "torch can't compute on a GPU: exit code -6"),
+        (1, "import time; time.sleep(60)", 1, "torch did not compute on a GPU within"),
+        (0, "", 1, "installed for GPUs, and this machine shows none"),
+    ],
+)
+def test_doctor_computes_on_a_gpu(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, count: int, trial: str, code: int, text: str
+) -> None:
+    ready(monkeypatch)
+    monkeypatch.setattr(machine, "training_extra", lambda: "train-gpu")
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.GPU("0", "0", "card", 80.0)] * count)
+    monkeypatch.setattr(machine, "torch_build", lambda: "cuda")
+    monkeypatch.setattr(doctor, "GPU_TRIAL", [sys.executable, "-c", trial])
+    monkeypatch.setattr(doctor, "GPU_TRIAL_S", 1 if "sleep" in trial else 60)
+    assert main(["doctor"]) == code
+    assert text in capsys.readouterr().out
 
 
 def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
