@@ -83,6 +83,9 @@ class RoleDiedError(ForgeError):
         self.role = role
 
 
+TITAN_ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""Environment variables of processes that run TorchTitan. On a GPU, torch then reuses the memory of microbatches for
+those of other sizes, instead of fragmenting it."""
 ROLES = {"trainer": "trainer", "reference": "reference model", "buffer": "replay buffer"}
 
 
@@ -220,8 +223,10 @@ class Stack:
 
         config = self._config
         section = config.trainer
-        placed = self._placed(TitanTrainer, "trainer", section.procs, with_gpus=section.with_gpus)
-
+        gpus = section.procs * section.with_gpus
+        placed = self._placed(
+            TitanTrainer, "trainer", section.procs, with_gpus=section.with_gpus, gpus=gpus, **TITAN_ENVIRONMENT
+        )
         through_store = config.weights.transport == "torchstore"
 
         async def start(folder: Path, lora: LoRASection | None) -> Any:
@@ -263,7 +268,10 @@ class Stack:
             return None if section.source == "none" else BaseReference(trainer)
         from trainers.titan.reference import ReferenceModel
 
-        placed = self._placed(ReferenceModel, "reference", section.procs, with_gpus=section.with_gpus)
+        gpus = section.procs * section.with_gpus
+        placed = self._placed(
+            ReferenceModel, "reference", section.procs, with_gpus=section.with_gpus, gpus=gpus, **TITAN_ENVIRONMENT
+        )
 
         async def start() -> Any:
             return await self._start(
