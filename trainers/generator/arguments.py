@@ -176,7 +176,12 @@ def held_out_sampling(config: RunConfig) -> SamplingSection:
 
 PREPARED = "FORGE_ENV_GENERATOR"
 """Environment variable with the settings and the id of this process, for the processes that vLLM starts."""
-EVERYWHERE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+EVERYWHERE = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    # A fork of a process with running threads, such as Monarch's, may inherit locks that nothing will release.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
 """Environment variables of a generator's process."""
 ON_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "{kv_cache_gb}",
