@@ -283,7 +283,8 @@ async def _sync(stage: Stage, trainer: Any, generators: Any, on_gpu: bool) -> No
 
 def check_learning(device: str) -> Stage:
     """The default recipe, asynchronous: it learns, and its checks of itself hold."""
-    stage, steps = Stage(), 50 if device == "cuda" else 4
+    stage = Stage()
+    steps = int(os.environ.get("FORGE_ENV_ACCEPT_STEPS", 50 if device == "cuda" else 4))
     folder = runs_folder() / "accept-learning"
     shutil.rmtree(folder, ignore_errors=True)
     started = time.perf_counter()
@@ -512,12 +513,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    parser.add_argument("--steps", type=int, help="training steps of the stage `learning`; default: 50, on a CPU 4")
     parser.add_argument("--out", type=Path, default=Path("runs/accept"), help="folder of the results")
     parser.add_argument("--one", choices=list(STAGES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("FORGE_ENV_ACCEPT_RUNS", str(out))
+    if args.steps:
+        os.environ["FORGE_ENV_ACCEPT_STEPS"] = str(args.steps)
     if args.one:
         stage = STAGES[args.one](args.device)
         (out / f"{args.one}.json").write_text(json.dumps({"figures": stage.figures, "checks": stage.checks}))
