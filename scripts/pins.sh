@@ -16,7 +16,8 @@ compile() { # compile STACK --extra NAME...
 extras=(--extra dev --extra wandb --extra data --extra mcp --extra openenv --extra kubernetes)
 
 compile platform
-UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" compile cpu --extra train-cpu "${extras[@]}"
+UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" compile cpu --extra train-cpu "${extras[@]}" \
+  --overrides <(printf "torchvision ; sys_platform == 'never'\n")
 unset UV_FIND_LINKS # a CPU wheel of torch there would take precedence
 compile gpu --extra train-gpu "${extras[@]}"
 compile rocm --extra train-rocm --excludes <(printf 'torch\ntriton\n') --constraint requirements/gpu.txt
