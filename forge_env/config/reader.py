@@ -630,7 +630,7 @@ def _on_defaults(model: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]
         inner, given = section_of(info.annotation), data.get(name)
         if inner is None or not isinstance(given, dict):
             continue
-        default = info.default.model_dump() if isinstance(info.default, BaseModel) else {}
+        default = info.default.model_dump(exclude_unset=True) if isinstance(info.default, BaseModel) else {}
         result[name] = _on_defaults(inner, _merged(default, given))
     return result
 

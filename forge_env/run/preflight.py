@@ -103,8 +103,13 @@ def check_packages(config: RunConfig) -> None:
 
 
 def check_gpus(config: RunConfig) -> None:
-    """Check that there are as many GPUs as the recipe places."""
+    """Check that there are as many GPUs as the recipe places, and that its vLLM runs without one if it places none."""
     check_least_gpus(len(machine.gpus()), "this machine has")
+    if config.rolls_out and not config.generator.with_gpus and machine.torch_build() in ("cuda", "rocm"):
+        raise ForgeError(
+            "the installed vLLM is built for GPUs and can't generate on the CPU",
+            fix="set generator.with_gpus=true, or install the CPU packages: make setup STACK=cpu",
+        )
     needed, total = gpus_by_role(config), needed_gpus(config)
     if not needed:
         return

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from forge_env import machine
-from forge_env.config import RunConfig
+from forge_env.config import RunConfig, load_config
+from forge_env.errors import ForgeError
+from forge_env.run.preflight import check_gpus
 
 GPU = machine.GPU("0", "GPU-0", "NVIDIA H100 80GB HBM3", 80.0)
 BOTH = {"generator": {"with_gpus": False}, "trainer": {"with_gpus": False}}
@@ -44,3 +46,22 @@ def test_a_recipe_uses_the_gpus_of_this_machine(
     monkeypatch.setattr(machine, "torch_build", lambda: build)
     monkeypatch.setattr(machine, "gpus", lambda: [GPU] * count)
     assert gpus_of(recipe) == expected
+
+
+def test_a_recipe_file_that_sets_other_keys_of_a_section_uses_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "torch_build", lambda: "cuda")
+    monkeypatch.setattr(machine, "gpus", lambda: [GPU])
+    config = load_config("coding_rlvr.yaml", ["generator.kv_cache_gb=4"])
+    assert (config.generator.with_gpus, config.trainer.with_gpus, config.job.share_gpus) == (True, True, True)
+    assert load_config("coding_rlvr.yaml", ["generator.with_gpus=false"]).generator.with_gpus is False
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_vllm_for_gpus_is_not_run_on_the_cpu(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(machine, "torch_build", lambda: "cuda")
+    monkeypatch.setattr(machine, "gpus", lambda: [GPU] * count)
+    config = RunConfig.model_validate({"environment": {"name": "coding_rlvr"}, **BOTH})
+    with pytest.raises(ForgeError, match="can't generate on the CPU") as caught:
+        check_gpus(config)
+    assert "STACK=cpu" in str(caught.value.fix)
+    check_gpus(config.model_copy(update={"method": "sft"}))  # the trainer alone can
