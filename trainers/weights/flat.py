@@ -70,7 +70,10 @@ class Layout:
         """Copy `parts` into `into`, by default new flat buffers in CPU memory that other processes can map."""
         buffers = into or {dtype: shared.empty(size, dtype) for dtype, size in self.sizes.items()}
         for entry, part in zip(self.entries, parts, strict=True):
-            buffers[entry.dtype][entry.offset : entry.end].view(entry.shape).copy_(part.values)
+            values = part.values
+            if values.is_cuda:  # `copy_` would convert on the CPU, after copying twice as many bytes
+                values = values.to(entry.dtype)
+            buffers[entry.dtype][entry.offset : entry.end].view(entry.shape).copy_(values)
         return buffers
 
     def unpack(self, buffers: Buffers) -> Iterator[tuple[Entry, torch.Tensor]]:
