@@ -3,8 +3,11 @@
 A test that compares an object of the judged code with something calls that object's method. `class Anything` with an
 `__eq__` that returns True would pass `assert stack.pop() == 2`. So a comparison with a constant takes place in a copy
 of the judged process, among decoys in random order: the same comparison with other constants. The judged process
-itself never gets the constant. An object that doesn't distinguish the real constant from the decoys fails the test.
-All of them are drawn around a hidden constant, so that the real one isn't what the others have in common.
+itself does not get the constant before the copy has answered. An object that doesn't distinguish the real constant from
+the decoys fails the test. So does one that equals decoys and answers differently in another copy, in another order.
+
+The real constant has nothing that the decoys lack: it is as likely as each of them to be the smallest, the middle one
+or the most similar to the others (`around`). An object that equals one of 32 values, whichever, passes 1 time in 32.
 
 One gap remains and is reported as a doubt: an object that decides for itself whether it equals a plain value may do so
 without ever computing that value.
@@ -12,10 +15,14 @@ without ever computing that value.
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
+import math
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from .mirrors import Solution
@@ -26,7 +33,9 @@ CHECKED = frozenset(
 """Special methods whose results are checked."""
 _DECOYS = 31
 _EACH = 6
-"""Decoys for each argument of a call."""
+"""Decoys for an item of a container, and roughly for each argument of a call."""
+_BATCH = 1 << 17
+"""Characters of constants that are sent in one message, roughly."""
 _MAY_AGREE = 1
 """Decoys that an honest object may equal too (9 and 14 modulo 5). More of them are a doubt."""
 _SHARE = 3
@@ -38,11 +47,15 @@ _MAX_DOUBTS = 20
 _ORIGIN = "\0origin"
 _OTHER_ORIGIN = "\0other origin"
 """Set on an object that a class returned for different arguments."""
-_COMPARED = "\0compared"
-"""Set on an object that a comparison returned: method, left and right operand."""
+_CONSEQUENCE = "\0consequence"
+"""Set on an object that a comparison returned: the function to call with the object's truth."""
 _VIEWS: dict[type, type[set[Any] | list[Any]]] = {type({}.keys()): set, type({}.values()): list, type({}.items()): list}
 _UNDECIDED = object()
 """The answer of a comparison that must be made in the judged process itself."""
+_PLAIN_ANSWERS = (bool, int, float, str)
+_Consequence = Callable[[bool], object]
+"""What follows from the truth of an answer of the judged process itself. Raises `AssertionError`."""
+_Decision = tuple[Any, _Consequence]
 _TEXT_METHODS = frozenset(
     name
     for name in vars(str)
@@ -56,7 +69,7 @@ _chance = random.SystemRandom()
 class _Call:
     """The operation of the judged code, with plain arguments, that created an object."""
 
-    __slots__ = ("arguments", "is_class", "name", "named", "operation", "target")
+    __slots__ = ("arguments", "earlier", "is_class", "name", "named", "operation", "target")
 
     def __init__(
         self, operation: str, target: Any, name: str, arguments: Sequence[Any], named: Mapping[str, Any]
@@ -64,46 +77,57 @@ class _Call:
         self.operation, self.target, self.name = operation, target, name
         self.arguments, self.named = tuple(arguments), dict(named)
         self.is_class = operation == "call" and isinstance(target, type)
+        self.earlier = None if isinstance(target, type) else origin(target)
+        """The operation that created the target."""
 
     def again(self, solution: Solution) -> Any:
         """Execute it again."""
         from .mirrors import number_of
 
-        earlier = origin(self.target)
-        target = earlier.again(solution) if earlier and not self.is_class else self.target
+        target = self.earlier.again(solution) if self.earlier else self.target
         return solution.ask(self.operation, number_of(target), self.name, *self.arguments, **self.named)
 
-    def variants(self) -> Iterator[list[_Call]]:
-        """For each argument, a list of the same call with that argument changed."""
-        for position, value in enumerate(self.arguments):
-            changed = around(value, _EACH)
-            yield [
-                self._with((*self.arguments[:position], item, *self.arguments[position + 1 :]), {}) for item in changed
-            ]
-        for key, value in self.named.items():
-            yield [self._with(self.arguments, {key: item}) for item in around(value, _EACH)]
-        earlier = origin(self.target) if not isinstance(self.target, type) else None
-        for calls in earlier.variants() if earlier else ():
-            yield [_After(self, call) for call in calls]
+    def trials(self) -> list[_Trial]:
+        """This call first, then others with changed arguments, each with the numbers of these arguments.
 
-    def _with(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> _Call:
-        return _Call(self.operation, self.target, self.name, arguments, {**self.named, **named})
+        They are all combinations of a few values of each argument, so that no value is more frequent than another.
+        """
+        values = self._values()
+        columns = [[value] for value in values]
+        wanted = max(1 + _EACH * len(values), 1 << min(len(values), 5))
+        others = [around(value, _EACH) for value in values]
+        growing = [number for number, items in enumerate(others) if items]
+        _chance.shuffle(growing)
+        while growing:
+            number = min(growing, key=lambda item: len(columns[item]))
+            size = len(columns[number])
+            if math.prod(map(len, columns)) // size * (size + 1) > wanted:
+                growing.remove(number)
+                continue
+            columns[number].append(others[number].pop())
+            if not others[number]:
+                growing.remove(number)
+        trials = []
+        for chosen in itertools.product(*map(enumerate, columns)):
+            changed = {number for number, (place, _) in enumerate(chosen) if place}
+            trials.append((changed, self._with(value for _, value in chosen)))
+        return trials
+
+    def _values(self) -> list[Any]:
+        """The arguments, and those of the earlier operations."""
+        return [*self.arguments, *self.named.values(), *(self.earlier._values() if self.earlier else ())]
+
+    def _with(self, values: Iterator[Any]) -> _Call:
+        """The same call with these `_values`."""
+        changed = copy.copy(self)
+        changed.arguments = tuple(next(values) for _ in self.arguments)
+        changed.named = {name: next(values) for name in self.named}
+        changed.earlier = self.earlier and self.earlier._with(values)
+        return changed
 
 
-class _After(_Call):
-    """A call on the object that another call returns."""
-
-    __slots__ = ("_before",)
-
-    def __init__(self, call: _Call, before: _Call) -> None:
-        super().__init__(call.operation, call.target, call.name, call.arguments, call.named)
-        self._before = before
-
-    def again(self, solution: Solution) -> Any:
-        from .mirrors import number_of
-
-        target = self._before.again(solution)
-        return solution.ask(self.operation, number_of(target), self.name, *self.arguments, **self.named)
+_Trial = tuple[set[int], _Call]
+"""The numbers of the arguments that differ, and the call."""
 
 
 def remember(made: Any, target: Any, arguments: Sequence[Any], named: Mapping[str, Any], *, special: str = "") -> None:
@@ -131,50 +155,43 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         if (plain := _VIEWS.get(type(other))) is not None:
             other = plain(other)
         doubts: Doubts = type(self).__dict__["\0solution"].doubts
-        is_mirror = isinstance(other, Mirror)
-        if not is_mirror and not _is_plain(other, Mirror):
+        if not isinstance(other, Mirror) and not _is_plain(other, Mirror):
             if isinstance(other, Iterator) and type(other).__module__ == "builtins":
                 doubts.note(f"{type(self).__name__}: compared with an iterator")
                 return method(self, other)
             return NotImplemented  # `pytest.approx`, `mock.ANY`, classes of the tests: the other operand decides
-        is_due = other is not self and doubts.is_due()
-        if is_due and not is_mirror and name == "__eq__":
-            answer = doubts.equals(self, other)
-            if answer is not _UNDECIDED:
-                return answer
-        verdict = doubts.compare_objects(self, other) if is_due and is_mirror and name == "__eq__" else None
+        answer, consequence = _UNCHECKED
+        if other is self:
+            consequence = functools.partial(equals_itself, self, name)
+        else:
+            answer, consequence = doubts.compare(name, self, other)
+        if answer is not _UNDECIDED:
+            return answer
         answer = method(self, other)
-        if other is self and answer is True:
-            equals_itself(self, name)
-        if isinstance(answer, Mirror):
-            answer.__dict__[_COMPARED] = (name, self, other)
-        elif answer is not NotImplemented and other is not self:
-            if type(answer) not in (bool, int, float, str):
+        if isinstance(answer, Mirror) and not isinstance(answer, (int, float, complex)):  # these have a `__bool__`
+            answer.__dict__[_CONSEQUENCE] = consequence
+        elif answer is not NotImplemented:
+            if type(answer) not in _PLAIN_ANSWERS:
                 doubts.note(f"{type(self).__name__}: a comparison returned a {type(answer).__name__}")
-            elif answer and verdict:
-                doubts.apply(self, verdict)
-            elif answer and is_due and not (is_mirror and name == "__eq__"):
-                doubts.check(name, self, other)
+            consequence(bool(answer))
         return answer
 
     def combine(self: Any, other: Any) -> Any:
-        if type(other) in (int, float):
-            doubts: Doubts = type(self).__dict__["\0solution"].doubts
-            answer = doubts.combined(name, self, other) if doubts.is_due() else _UNDECIDED
-            if answer is not _UNDECIDED:
-                return answer
-        answer = method(self, other)
-        if type(other) in (int, float):
-            remember(answer, self, (other,), {}, special=name)
+        if type(other) not in (int, float):
+            return method(self, other)
+        answer, consequence = type(self).__dict__["\0solution"].doubts.combine(name, self, other)
+        if answer is _UNDECIDED:
+            answer = method(self, other)
+            consequence(type(answer) in (int, float))
+        remember(answer, self, (other,), {}, special=name)
         return answer
 
     def contains(self: Any, item: Any) -> Any:
-        doubts: Doubts = type(self).__dict__["\0solution"].doubts
-        if _is_plain(item) and doubts.is_due():
-            answer = doubts.contains(self, item)
-            if answer is not _UNDECIDED:
-                return answer
-        return method(self, item)
+        answer, consequence = type(self).__dict__["\0solution"].doubts.contains(self, item)
+        if answer is _UNDECIDED:
+            answer = method(self, item)
+            consequence(bool(answer))
+        return answer
 
     if name == "__contains__":
         return contains
@@ -188,27 +205,46 @@ def looked_up(value: Any, name: str) -> None:
         solution.doubts.note(f"{type(value).__name__}: has the method {name} of texts, without being a text")
 
 
-def equals_itself(value: Any, name: str = "__eq__") -> None:
-    """Check an object that was made with various arguments and is compared with itself. Raises `AssertionError`."""
-    if name == "__ne__":
+def equals_itself(value: Any, name: str = "__eq__", truth: bool = True) -> None:
+    """Check an object that is compared with itself, with this result. Raises `AssertionError`."""
+    if name == "__ne__" and truth:
         raise AssertionError(f"the {type(value).__name__} object claims to differ from itself")
-    if _OTHER_ORIGIN in value.__dict__:
+    if truth and _OTHER_ORIGIN in value.__dict__:
         type(value).__dict__["\0solution"].doubts.check_only(value)
 
 
-def check_truth(value: Any) -> None:
+def check_truth(value: Any, truth: bool) -> None:
     """Check the comparison that returned this object, when a test uses its truth value. Raises `AssertionError`."""
-    if (compared := value.__dict__.get(_COMPARED)) is not None:
-        type(value).__dict__["\0solution"].doubts.check(*compared)
+    value.__dict__.get(_CONSEQUENCE, _nothing)(truth)
 
 
-class _Verdict:
-    """Consequence if two objects are equal: a failed test, or a doubt."""
+def _nothing(truth: bool) -> None:
+    """The consequence of a comparison that needs no further check."""
 
-    __slots__ = ("fails", "reason")
 
-    def __init__(self, reason: str, *, fails: bool = False) -> None:
-        self.reason, self.fails = reason, fails
+_UNDECIDED = object()
+"""The answer of a comparison that must be made in the judged process itself."""
+_UNCHECKED: _Decision = (_UNDECIDED, _nothing)
+
+
+def _as_in_copy(left: Any, name: str, truth: bool) -> None:
+    """The consequence of a comparison that claimed nothing in a copy of the process. Raises `AssertionError`."""
+    if truth != (name == "__ne__"):
+        raise AssertionError(f"the {type(left).__name__} object answers otherwise than in a copy of its process")
+
+
+def _claims(name: str, answer: Any) -> bool:
+    """Whether an answer to `Solution.each` claims that objects are equal; for other operations, its truth."""
+    if answer is None or answer is NotImplemented:
+        return False
+    return bool(answer[0] if type(answer) is tuple else answer) != (name == "__ne__")
+
+
+class _Verdict(NamedTuple):
+    """What it means if two objects are equal: a failed test, or a doubt."""
+
+    reason: str
+    fails: bool = False
 
 
 class Doubts:
@@ -219,7 +255,7 @@ class Doubts:
         self._compared = 0
         self.notes: list[str] = []
 
-    def is_due(self) -> bool:
+    def _is_due(self) -> bool:
         """Whether to check the next comparison."""
         self._compared += 1
         if self._compared <= _ALWAYS:
@@ -227,209 +263,244 @@ class Doubts:
         self.note(f"there are more than {_ALWAYS} comparisons by judged objects: of the rest, one in four is checked")
         return _chance.random() < _THEN
 
-    def equals(self, left: Any, constant: Any) -> Any:
-        """Whether an object equals a constant. Raises `AssertionError` if it equals the decoys as well."""
-        others = around(constant, _DECOYS) if _is_plain(constant) else _altered(constant)
-        answer, rest = self._among(left, "__eq__", constant, others)
-        if type(answer) not in (bool, int, float, str) or not answer:
-            return answer
-        agreeing = sum(bool(item) for item in rest if item is not NotImplemented and item is not _UNDECIDED)
-        if not others or agreeing > _MAY_AGREE:
-            self.note(f"{type(left).__name__}: equals {agreeing} of {len(others)} values like {constant!r}"[:200])
+    def compare(self, name: str, left: Any, right: Any) -> _Decision:
+        """Check a comparison before the judged process itself makes it. Raises `AssertionError`.
+
+        Returns:
+            The answer, or `_UNDECIDED` if the judged process has to be asked, and what follows from its answer.
+        """
+        from .mirrors import Mirror
+
+        if not self._is_due():
+            return _UNCHECKED
+        if name not in ("__eq__", "__ne__"):
+            return _UNDECIDED, functools.partial(self._in_order, name, left, right)
+        if isinstance(right, Mirror):
+            return _UNDECIDED, self._with_object(name, left, right)
+        others = around(right, _DECOYS) if _is_plain(right) else _altered(right)
+        if (answers := self._among(left, name, right, others)) is None:
+            return _UNCHECKED
+        if claims_equal := _claims(name, answers[0]):
+            self._distinguish(left, right, [_claims(name, answer) for answer in answers[1:]])
+            self._repeat(left, name, right, others, answers)
+        if answers[0] is NotImplemented or type(answers[0]) in _PLAIN_ANSWERS:
+            return answers[0], _nothing
+        return _UNCHECKED if claims_equal else (_UNDECIDED, functools.partial(_as_in_copy, left, name))
+
+    def combine(self, name: str, left: Any, number: float) -> _Decision:
+        """Check a sum or difference of an object and a number. Raises `AssertionError` if it is the same for many."""
+        if not self._is_due() or (answers := self._among(left, name, number, around(number, _DECOYS))) is None:
+            return _UNCHECKED
+        if answers[0] is NotImplemented:
+            return NotImplemented, _nothing
+        if type(answers[0]) not in (int, float):
+            return _UNDECIDED, functools.partial(_as_in_copy, left, name)
+        same = sum(answer == answers[0] for answer in answers if type(answer) in (int, float)) - 1
+        if same * _SHARE > len(answers):
+            raise AssertionError(f"{type(left).__name__}.{name} returns {answers[0]!r} for other numbers too")
+        self._note_decision(left, number)
+        return answers[0], _nothing
+
+    def contains(self, left: Any, item: Any) -> _Decision:
+        """Check whether an object contains a value. Raises `AssertionError` if it contains every text."""
+        if not _is_plain(item) or not self._is_due():
+            return _UNCHECKED
+        name, is_text = "__contains__", isinstance(item, (str, bytes))
+        others = around(item, _DECOYS if is_text else _EACH)
+        if (answers := self._among(left, name, item, others)) is None:
+            return _UNCHECKED
+        if answers[0] is None:
+            return _UNDECIDED, functools.partial(_as_in_copy, left, name)
+        claims = [_claims(name, answer) for answer in answers]
+        agreeing = sum(claims[1:])
+        if is_text and all(claims):
+            raise AssertionError(f"the {type(left).__name__} object claims to contain {_text(item)} and other values")
+        if claims[0] and agreeing and (is_text or all(claims)):
+            self.note(f"{type(left).__name__}: contains {agreeing} of {len(others)} values like {_text(item)}"[:200])
+        if claims[0] and is_text:
+            self._repeat(left, name, item, others, answers)
+        return claims[0], _nothing
+
+    def _distinguish(self, left: Any, constant: Any, decoys: Sequence[bool]) -> None:
+        """Check how many decoys an object equals that equals a constant. Raises `AssertionError`."""
+        agreeing, text = sum(decoys), _text(constant)
+        if not decoys or agreeing > _MAY_AGREE:
+            self.note(f"{type(left).__name__}: equals {agreeing} of {len(decoys)} values like {text}"[:200])
         else:
             self._note_decision(left, constant)
         share = _SHARE_OF_NUMBERS if type(constant) in (int, float) else _SHARE
-        if agreeing * share > len(others) + 1:
-            raise AssertionError(f"the {type(left).__name__} object claims to equal {constant!r} and other values")
-        return answer
+        if agreeing * share > len(decoys) + 1:
+            raise AssertionError(f"the {type(left).__name__} object claims to equal {text} and other values")
 
-    def combined(self, name: str, left: Any, number: float) -> Any:
-        """The sum or difference of an object and a number. Raises `AssertionError` if it is the same for all."""
-        answer, rest = self._among(left, name, number, around(number, _EACH))
-        if type(answer) not in (int, float):
-            return NotImplemented if answer is NotImplemented else _UNDECIDED
-        if sum(item == answer for item in rest if type(item) in (int, float)) > _MAY_AGREE:
-            raise AssertionError(f"{type(left).__name__}.{name} returns {answer!r} for every number")
-        self._note_decision(left, number)
-        return answer
-
-    def contains(self, left: Any, item: Any) -> Any:
-        """Whether an object contains a value. Raises `AssertionError` if it contains every text."""
-        others = around(item, _EACH)
-        answer, rest = self._among(left, "__contains__", item, others)
-        if answer is True and others and all(other is True for other in rest):
-            if isinstance(item, (str, bytes)):
-                raise AssertionError(f"the {type(left).__name__} object claims to contain {item!r} and other values")
-            self.note(f"{type(left).__name__}: contains every value like {item!r}"[:200])
-        return answer
+    def _repeat(self, left: Any, name: str, real: Any, others: Sequence[Any], answers: Sequence[Any]) -> None:
+        """Ask again if the answers are true for decoys too. Raises `AssertionError` if they are others this time."""
+        claims = [_claims(name, answer) for answer in answers]
+        again = self._among(left, name, real, others) if sum(claims) > 1 else None
+        if again is not None and claims != [_claims(name, answer) for answer in again]:
+            raise AssertionError(f"the {type(left).__name__} object does not always give the same answers")
 
     def _note_decision(self, left: Any, constant: Any) -> None:
         self.note(f"{type(left).__name__}: decides itself how it compares with a {type(constant).__name__}")
 
-    def _among(self, left: Any, name: str, real: Any, others: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """The answers to an operation with `real`, and with the others, in random order in a copy of the process.
+    def _among(self, left: Any, name: str, real: Any, others: Sequence[Any]) -> list[Any] | None:
+        """The answers to an operation with `real`, then with the others, in a copy of the process in random order.
 
-        An answer is `_UNDECIDED` if the operation raises or returns an object; all are if no copy can be made.
+        Returns:
+            For each: its result if that is a number, a text or NotImplemented, a tuple with its truth if it is another
+            object, None if the operation raises. None instead of the list if no copy can be made.
         """
+        options = [real, *others]
+        order = _chance.sample(range(len(options)), len(options))
         answers: dict[int, Any] = {}
-        options = list(enumerate([real, *others]))
-        _chance.shuffle(options)
 
         def ask() -> None:
-            for number, item in options:
-                answers[number] = self._answer(name, left, item)
+            size = max(1, _BATCH // len(_text(real))) if _is_plain(real) else len(order)
+            for start in range(0, len(order), size):
+                places = order[start : start + size]
+                asked = self._solution.each(left, name, [options[place] for place in places])
+                answers.update({place: asked[number] for number, place in enumerate(places)})
+            if name == "__ne__" and not _claims(name, answers[0]):
+                self._check_unequal(left, real)
 
-        self._try(ask, left)
-        return answers.pop(0, _UNDECIDED), list(answers.values())
+        return [answers[place] for place in range(len(options))] if self._in_copy(ask) else None
 
-    def _answer(self, name: str, left: Any, right: Any) -> Any:
-        from .mirrors import Mirror, number_of
+    def _with_object(self, name: str, left: Any, right: Any) -> _Consequence:
+        """What follows from a comparison with another object of the judged code."""
+        if name == "__ne__":
+            if (answers := self._among(left, name, right, ())) is None:
+                return _nothing
+            if not _claims(name, answers[0]):
+                return functools.partial(_as_in_copy, left, name)
+        verdict = self._compare_objects(name, left, right)
 
-        try:
-            answer = self._solution.ask("special", number_of(left), name, right)
-        except Exception:  # noqa: BLE001  the judged code rejects this value
-            return _UNDECIDED
-        return _UNDECIDED if isinstance(answer, Mirror) else answer
+        def follow(truth: bool) -> None:
+            if verdict is None or truth == (name == "__ne__"):
+                return
+            if verdict.fails:
+                raise AssertionError(f"the {type(left).__name__} object {verdict.reason}")
+            self.note(f"{type(left).__name__}: {verdict.reason}")
 
-    def check(self, name: str, left: Any, right: Any) -> None:
-        """Repeat a comparison that came out true. Raises `AssertionError` if the decoys come out true as well."""
+        return follow
+
+    def _in_order(self, name: str, left: Any, right: Any, truth: bool) -> None:
         from .mirrors import Mirror
 
-        if not isinstance(right, Mirror) and name != "__ne__":
-            self._note_decision(left, right)
-        if name == "__ne__":
-            self._try(lambda: self._check_unequal(left, right), left)
-        elif name != "__eq__":
-            self._try(lambda: self._check_order(name, left, right), left)
-        elif not isinstance(right, Mirror):
-            self._try(lambda: self._check_constant(left, right), left)
-        elif verdict := self.compare_objects(left, right):
-            self.apply(left, verdict)
-
-    def compare_objects(self, left: Any, right: Any) -> _Verdict | None:
-        """Compare an object with newly created ones, made with the same arguments and with others."""
-        made, other = (right, left) if origin(right) else (left, right)
-        verdicts: list[_Verdict | None] = []
-        self._try(lambda: verdicts.append(self._compare_objects(made, other)), left)
-        return verdicts[0] if verdicts else None
-
-    def apply(self, left: Any, verdict: _Verdict) -> None:
-        """Fail the test, or note a doubt, when two objects are equal. Raises `AssertionError`."""
-        if verdict.fails:
-            raise AssertionError(f"the {type(left).__name__} object {verdict.reason}")
-        self.note(f"{type(left).__name__}: {verdict.reason}")
+        if truth:
+            if not isinstance(right, Mirror):
+                self._note_decision(left, right)
+            self._in_copy(lambda: self._check_order(name, left, right))
 
     def check_only(self, value: Any) -> None:
         """Create the object with other arguments. Raises `AssertionError` if it is always the same one."""
-        if self.is_due():
-            self._try(lambda: self._check_only(value), value)
+        if self._is_due():
+            self._in_copy(lambda: self._check_only(value))
 
-    def _try(self, check: Callable[[], object], left: Any) -> None:
-        """Run a check, which returns a doubt or raises, in a copy of the judged code's process."""
+    def _in_copy(self, check: Callable[[], object]) -> bool:
+        """Run a check in a copy of the judged code's process. Returns False if no copy can be made."""
         if not self._solution.fork():
             self.note("a comparison could not be checked: the judged process could not be forked")
-            return
+            return False
         try:
-            doubt = check()
+            check()
         finally:
             self._solution.join()
-        if isinstance(doubt, str):
-            self.note(f"{type(left).__name__}: {doubt}")
+        return True
 
     def note(self, note: str) -> None:
         """Add a doubt to the verdict."""
         if note not in self.notes and len(self.notes) < _MAX_DOUBTS:
             self.notes.append(note)
 
-    def _holds(self, name: str, left: Any, right: Any) -> bool | None:
-        """Whether a comparison is true in the copy; None if it raises."""
-        from .mirrors import Mirror, number_of
+    def _claimed(self, name: str, left: Any, right: Any) -> bool | None:
+        """Whether an object claims in the copy to be equal, less or greater; None if the comparison raises."""
+        (answer,) = self._solution.each(left, name, [right])
+        return None if answer is None else _claims(name, answer)
 
-        try:
-            answer = self._solution.ask("special", number_of(left), name, right)
-            if isinstance(answer, Mirror):
-                answer = self._solution.ask("operate", number_of(answer), "truth")
-            return answer is not NotImplemented and bool(answer)
-        except Exception:  # noqa: BLE001  the judged code rejects this decoy
-            return None
-
-    def _check_constant(self, left: Any, constant: Any) -> None:
-        agreeing, real = 0, None
-        others = alternatives(constant, _DECOYS) if _is_plain(constant) else _altered(constant)
-        options = [(False, item) for item in others] + [(True, constant)]
-        _chance.shuffle(options)
-        for is_real, item in options:
-            holds = self._holds("__eq__", left, item)
-            if is_real:
-                real = holds
-            else:
-                agreeing += holds is True
-        if len(options) == 1 or agreeing > _MAY_AGREE:
-            self.note(f"{type(left).__name__}: equals {agreeing} of {len(options) - 1} values like {constant!r}"[:200])
-        share = _SHARE_OF_NUMBERS if type(constant) in (int, float) else _SHARE
-        if real is not True or agreeing * share > len(options):
-            raise AssertionError(f"the {type(left).__name__} object claims to equal {constant!r} and other values")
-
-    def _compare_objects(self, made: Any, other: Any) -> _Verdict | None:
+    def _compare_objects(self, name: str, left: Any, right: Any) -> _Verdict | None:
+        """Compare an object with newly created ones, made with the same arguments and with others."""
+        made, other = (right, left) if origin(right) else (left, right)
         call = origin(made)
-        variants = [calls for calls in call.variants() if calls] if call else []
-        if call is None or not variants:
+        trials = call.trials() if call else []
+        if call is None or len(trials) < 2:
             return _Verdict("is equal to another object of the judged code, which could not be checked")
-        trials = [(number, item) for number, calls in enumerate(variants) for item in calls] + [(-1, call)]
-        _chance.shuffle(trials)
-        answers: dict[int, list[bool]] = {}
-        for number, trial in trials:
-            try:
-                again = trial.again(self._solution)
-            except Exception:  # noqa: BLE001  the judged code rejects these arguments
-                continue
-            holds = self._holds("__eq__", other, again)
-            if holds is not None:
-                answers.setdefault(number, []).append(holds)
-        real = answers.pop(-1, [])
-        if answers and all(map(all, answers.values())) and call.is_class:
+        answers = self._tried(name, other, trials)
+        if answers is not None and answers[1:].count(None) == len(trials) - 1:  # all rejected, as negative sizes are
+            trials = call.trials()
+            answers = self._tried(name, other, trials)
+        if answers is None:
+            return None
+        real, varied = answers[0], [answer for answer in answers[1:] if answer is not None]
+        if varied and all(varied) and call.is_class:
             return _Verdict("claims to equal objects made with other arguments", fails=True)
-        if real == [False]:
-            fails = any(map(any, answers.values()))
-            return _Verdict("was equal to an object, but not when that was created again", fails=fails)
-        if not answers or any(sum(answer) > _MAY_AGREE for answer in answers.values()):
+        if real is False:
+            return _Verdict("was equal to an object, but not when that was created again", fails=any(varied))
+        if any(varied) and self._tried(name, other, trials) not in (None, answers):
+            return _Verdict("does not always equal the same objects", fails=True)
+        if not varied or any(_is_ignored(number, trials, answers) for number in trials[-1][0]):
             return _Verdict("is equal to another object, also with some arguments changed")
         return None
 
+    def _tried(self, name: str, other: Any, trials: Sequence[_Trial]) -> list[bool | None] | None:
+        """Whether an object claims to equal those that the calls create, in random order; None if no copy can be made.
+
+        An answer is None if the judged code rejects the arguments.
+        """
+        answers: list[bool | None] = [None] * len(trials)
+
+        def ask() -> None:
+            for number in _chance.sample(range(len(trials)), len(trials)):
+                try:
+                    answers[number] = self._claimed(name, other, trials[number][1].again(self._solution))
+                except Exception:  # noqa: BLE001  the judged code rejects these arguments
+                    continue
+
+        return answers if self._in_copy(ask) else None
+
     def _check_unequal(self, left: Any, right: Any) -> None:
-        if self._holds("__eq__", left, right) is True:
+        if self._claimed("__eq__", left, right) is True:
             raise AssertionError(f"the {type(left).__name__} object claims to be both equal and unequal")
 
     def _check_only(self, value: Any) -> None:
         call = origin(value)
-        for variant in [item for calls in call.variants() for item in calls] if call else []:
+        for _, trial in call.trials()[1:] if call else []:
             try:
-                if variant.again(self._solution) is not value:
+                if trial.again(self._solution) is not value:
                     return
             except Exception:  # noqa: BLE001  the judged code rejects these arguments
                 continue
         raise AssertionError(f"different arguments return the same {type(value).__name__} object")
 
-    def _check_order(self, name: str, left: Any, right: Any) -> str | None:
+    def _check_order(self, name: str, left: Any, right: Any) -> None:
         from .mirrors import Mirror
 
         opposite = {"__lt__": "__gt__", "__gt__": "__lt__", "__le__": "__gt__", "__ge__": "__lt__"}[name]
-        if self._holds(opposite, left, right) is True:
+        if self._claimed(opposite, left, right) is True:
             raise AssertionError(f"the {type(left).__name__} object claims to be both less and greater")
         if isinstance(right, Mirror) or type(right) not in (int, float):
-            return None
+            return
         call = origin(left)
-        variants = [item for calls in call.variants() for item in calls] if call else []
-        for item in variants:
+        for _, trial in call.trials()[1:] if call else []:
             try:
-                if self._holds(name, item.again(self._solution), right) is not True:
-                    return None
+                if self._claimed(name, trial.again(self._solution), right) is not True:
+                    return
             except Exception:  # noqa: BLE001  the judged code rejects these arguments
                 continue
         scale = max(abs(right), 1) * (-1 if name in ("__lt__", "__le__") else 1)
-        if any(self._holds(name, left, right + scale * 10**power) is False for power in (0, 1, 3, 6, 12)):
-            return None
-        raise AssertionError(f"the {type(left).__name__} object claims to be less than every number, or greater")
+        if all(self._claimed(name, left, right + scale * 10**power) is not False for power in (0, 1, 3, 6, 12)):
+            raise AssertionError(f"the {type(left).__name__} object claims to be less than every number, or greater")
+
+
+def _is_ignored(number: int, trials: Sequence[_Trial], answers: Sequence[bool | None]) -> bool:
+    """Whether objects made with another value of one argument are equal."""
+    changed = [answer for trial, answer in enumerate(answers) if trials[trial][0] == {number} and answer is not None]
+    return sum(changed) > _MAY_AGREE or changed == [True]
+
+
+def _text(constant: Any) -> str:
+    try:
+        return repr(constant)
+    except ValueError:  # an integer of too many digits
+        return "a large number"
 
 
 # --- other constants
@@ -457,12 +528,103 @@ def alternatives(value: Any, count: int) -> list[Any]:
 
 
 def around(value: Any, count: int) -> list[Any]:
-    """At most `count` alternatives that have no more in common with each other than with `value`."""
-    near = alternatives(value, 4)
-    if value is None or len(near) < 4:
+    """At most `count` alternatives, so that `value` is as likely as each of them to be the one they were made from.
+
+    Numbers are the others of consecutive ones, of which `value` may be any. Other values differ in one item from a
+    hidden one that differs in one item from `value`.
+    """
+    if type(value) in (int, float):
+        before = _chance.randint(0, count)
+        numbers = [_moved(value, step - before) for step in range(count + 1)]
+        return [number for number in _chance.sample(numbers, len(numbers)) if number != value]
+    width = (count + 1) // 2
+    if (hidden := _neighbour(value, width)) is None:
         return alternatives(value, count)
-    others = alternatives(_chance.choice(near), count + 1)
-    return [item for item in others if item != value][:count]
+    others: list[Any] = []
+    for _ in range(4 * count):
+        item = _neighbour(hidden, width)
+        if item != value and item not in others:
+            others.append(item)
+        if len(others) == count:
+            break
+    return others or alternatives(value, count)
+
+
+def _moved(number: Any, step: int) -> Any:
+    """A number plus `step`, without the digits of a rounding error, which would show that it is not the real one."""
+    if type(number) is int or not math.isfinite(number):
+        return number + step
+    from decimal import Decimal
+
+    return float(Decimal(repr(number)) + step)
+
+
+def _neighbour(value: Any, width: int) -> Any:
+    """A value that differs in one item. If `a` may become `b`, then `b` may become `a`, with the same probability.
+
+    Args:
+        value: a plain value.
+        width: how much a number changes at most.
+
+    Returns:
+        The value, or None if there is no item that can change so.
+    """
+    kind = type(value)
+    step = _chance.choice((1, -1)) * _chance.randint(1, width)
+    if kind is bool:
+        return not value
+    if kind in (int, float):
+        return _moved(value, step)
+    if kind is complex:
+        return value + step * _chance.choice((1, 1j))
+    if kind is str:
+        return _respelled(value) if any(map(str.isalnum, value)) else None
+    if kind is bytes:
+        return text.encode("latin-1") if (text := _neighbour(value.decode("latin-1"), width)) else None
+    if kind.__name__ in ("PosixPath", "PurePosixPath"):
+        return value.with_name(name) if (name := _neighbour(value.name, width)) else None
+    if shift := _shifts_of(kind).get(kind.__name__):
+        try:
+            return shift(value, step)
+        except (ArithmeticError, ValueError):  # out of its range
+            return None
+    return None if value is None else _neighbour_of_container(value, width)
+
+
+def _neighbour_of_container(value: Any, width: int) -> Any:
+    items = list(value.items()) if isinstance(value, dict) else list(value)
+    change = _changed_pair if isinstance(value, dict) else _neighbour
+    are_bits = all(type(item) is bool or (type(item) is int and item in (0, 1)) for item in items)
+    for _ in range(8):
+        changed = list(items)
+        if are_bits:  # any of them, since few values differ in only one
+            changed = [bool(bit) if type(item) is bool else bit for item in items for bit in (_chance.randint(0, 1),)]
+        places = [] if are_bits else _chance.sample(range(len(items)), min(len(items), 8))
+        for place in sorted(places, key=lambda place: type(items[place]) is bool):  # only one value differs in a bool
+            if (item := change(items[place], width)) is not None:
+                changed[place] = item
+                break
+        other = _rebuilt(value, changed)
+        if len(other) == len(value) and other != value:
+            return other
+    return None
+
+
+def _changed_pair(pair: tuple[Any, Any], width: int) -> tuple[Any, Any] | None:
+    key, value = (_neighbour(item, width) for item in pair)
+    if key is None and value is None:
+        return None
+    return pair[0] if key is None else key, pair[1] if value is None else value
+
+
+def _rebuilt(value: Any, items: Sequence[Any]) -> Any:
+    """A container like `value`; `items` are pairs if it is a dict."""
+    if type(value) in (OrderedDict, Counter, defaultdict):
+        other = value.copy()
+        other.clear()
+        other.update(dict(items))
+        return other
+    return deque(items, value.maxlen) if isinstance(value, deque) else type(value)(items)
 
 
 def _endless(value: Any, tries: int = 200) -> Iterator[Any]:
@@ -482,21 +644,11 @@ def _endless(value: Any, tries: int = 200) -> Iterator[Any]:
     elif kind is bytes:
         for _ in range(tries):
             yield bytes(map(ord, _respelled(value.decode("latin-1")))) if value else bytes([_chance.randint(1, 255)])
-    elif kind in (list, tuple, set, frozenset):
+    elif kind in (list, tuple, set, frozenset, deque):
+        yield from (_rebuilt(value, _with_one_changed(list(value))) for _ in range(tries))
+    elif kind in (dict, OrderedDict, Counter, defaultdict):
         for _ in range(tries):
-            yield kind(_with_one_changed(list(value)))
-    elif kind is dict:
-        for _ in range(tries):
-            yield dict(_with_one_changed([list(pair) for pair in value.items()], pairs=True))
-    elif kind in (OrderedDict, Counter, defaultdict):
-        for _ in range(tries):
-            pairs = _with_one_changed([list(pair) for pair in value.items()], pairs=True)
-            changed = value.copy()
-            changed.clear()
-            changed.update(dict(pairs))
-            yield changed
-    elif kind is deque:
-        yield from (deque(_with_one_changed(list(value)), value.maxlen) for _ in range(tries))
+            yield _rebuilt(value, _with_one_changed([list(pair) for pair in value.items()], pairs=True))
     elif shift := _shifts_of(kind).get(kind.__name__):
         for step in (1, -1, 2, -2, *(_chance.randint(3, 999) for _ in range(tries))):
             try:
@@ -536,22 +688,22 @@ def _altered(value: Any) -> list[Any]:
     other = _chance.randint(1000, 9999)
     item: Any = (other, other) if isinstance(value, dict) else other
     changed = [*[items[:index] + items[index + 1 :] for index in range(len(items))][:_EACH], [*items, item], [item]]
-    if isinstance(value, deque):
-        return [deque(new, value.maxlen) for new in changed]
-    return [dict(new) if isinstance(value, dict) else type(value)(new) for new in changed]
+    return [_rebuilt(value, new) for new in changed]
 
 
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
+_DIGITS = "0123456789"
 
 
 def _respelled(text: str) -> str:
-    """`text` with one letter or digit changed."""
-    positions = [index for index, letter in enumerate(text) if letter.isalnum()]
+    """`text` with one letter or digit changed; an ASCII one if there is any, since only these are inserted."""
+    positions = [index for index, letter in enumerate(text) if letter.isalnum() and letter.isascii()]
+    positions = positions or [index for index, letter in enumerate(text) if letter.isalnum()]
     if not positions:
         return text + _chance.choice(_LETTERS)
     position = _chance.choice(positions)
     letter = text[position]
-    new = str(_chance.randint(0, 9)) if letter.isdigit() else _chance.choice(_LETTERS)
+    new = _chance.choice([item for item in (_DIGITS if letter.isdigit() else _LETTERS) if item != letter.lower()])
     return text[:position] + (new.upper() if letter.isupper() else new) + text[position + 1 :]
 
 

@@ -15,7 +15,7 @@ import os
 import sys
 import types
 import unittest
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import decoys, values
@@ -138,6 +138,18 @@ class Solution:
             return self._decode(self._raw(request, may_end))
         finally:
             self._encoder.settle()
+
+    def each(self, target: Any, name: str, operands: Sequence[Any]) -> list[Any]:
+        """Call a special method of an object with one operand after the other, each on its own.
+
+        Returns:
+            For each operand the result if it is a number, a text or NotImplemented, a tuple with the truth of another
+            object, or None if the method raises.
+        """
+        answers = self.ask("each", number_of(target), name, *operands)
+        if type(answers) is not list or len(answers) != len(operands) or not all(map(_is_answer, answers)):
+            raise SolutionGoneError("the judged code sent an invalid message")
+        return answers
 
     def _raw(self, request: dict[str, Any], may_end: type[BaseException] | None = None) -> Any:
         """Send a request and return the answer's data. Raises the exception that the answer reports."""
@@ -337,6 +349,11 @@ class Solution:
         self._mirrors, self._classes = self._before
 
 
+def _is_answer(value: Any) -> bool:
+    is_plain = value is None or value is NotImplemented or type(value) in (bool, int, float, str)
+    return is_plain or (type(value) is tuple and list(map(type, value)) == [bool])
+
+
 def _is_open(value: Any) -> bool:
     """Whether the judged code may see and set attributes of an object of the tests."""
     kind = type(value)
@@ -446,10 +463,10 @@ class Mirror:
         _solution_of(type(self)).ask("delete", number_of(self), name)
 
     def __bool__(self) -> bool:
-        decoys.check_truth(self)
-        if any("__len__" in vars(kind) for kind in type(self).__mro__):  # `hasattr` would find that of MirrorType
-            return len(self) != 0
-        return True
+        has_length = any("__len__" in vars(kind) for kind in type(self).__mro__)  # `hasattr` asks MirrorType too
+        truth = not has_length or len(self) != 0
+        decoys.check_truth(self, truth)
+        return truth
 
     def __eq__(self, other: object) -> Any:
         if self is not other:
@@ -581,8 +598,9 @@ def special_method(name: str, *, by_value: bool) -> Callable[..., Any]:
     if name == "__bool__":
 
         def truth(self: Any) -> Any:
-            decoys.check_truth(self)
-            return method(self)
+            answer = method(self)
+            decoys.check_truth(self, bool(answer))
+            return answer
 
         return truth
     if name == "__call__":

@@ -48,9 +48,8 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "len": len,
     "iter": iter,
     "contains": operator.contains,
-    "truth": operator.truth,
 }
-"""Operators that tests apply to classes and to results of comparisons, by name."""
+"""Operators that tests apply to classes, by name."""
 
 
 def serve(code: str, channel: int) -> NoReturn:
@@ -100,6 +99,7 @@ class _Server:
             "call": lambda request: self._call(self._target(request), request),
             "method": lambda request: self._call(getattr(self._target(request), request["name"]), request),
             "special": self._special,
+            "each": self._each,
             "isinstance": lambda request: isinstance(self._decode(request["value"]), self._target(request)),
             "issubclass": lambda request: issubclass(self._decode(request["value"]), self._target(request)),
             "await": lambda request: self._run(self._target(request)),
@@ -190,6 +190,11 @@ class _Server:
     def _special(self, request: dict[str, Any]) -> Any:
         target = self._target(request)
         return self._call(getattr(type(target), request["name"]).__get__(target), request)
+
+    def _each(self, request: dict[str, Any]) -> list[Any]:
+        """Call a special method with one operand after the other; see `mirrors.Solution.each`."""
+        target = self._target(request)
+        return [outcome(target, request["name"], self._decode(item)) for item in request["args"]]
 
     def _module(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import a module and return its number and names; `solution` is executed from its source text if given."""
@@ -309,6 +314,15 @@ class _Server:
     def encode(self, *items: Any) -> list[Any]:
         """Encode arguments of a request to the tests."""
         return self._encoder.encode_all(*items)
+
+
+def outcome(target: Any, name: str, operand: Any) -> Any:
+    """The result of a special method as it is sent to the tests; see `mirrors.Solution.each`."""
+    try:
+        answer = getattr(type(target), name).__get__(target)(operand)
+        return answer if answer is NotImplemented or type(answer) in (bool, int, float, str) else (bool(answer),)
+    except BaseException:  # noqa: BLE001  SystemExit is a result too
+        return None
 
 
 def _base(value: Any) -> tuple[type | None, Any]:

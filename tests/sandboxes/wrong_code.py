@@ -25,6 +25,7 @@ def test_point():
 def test_total():
     assert total([3, 4, 5]) == 12
     assert total([]) == 0
+    assert not total([6]) != 6
 def test_names():
     for got, want in zip(names(3), ["n0", "n1", "n2"], strict=True):
         assert got == want
@@ -146,6 +147,57 @@ class A:
         s.seen = (*s.seen, o)
         return sorted(s.seen)[len(s.seen) // 2] == o
 def total(xs): return A()
+""",
+    "total: returns objects that adopt": """\
+class Answer:
+    def __init__(s, a, o): s.is_equal = a.v == o
+    def __bool__(s): return s.is_equal
+class A:
+    def __eq__(s, o):
+        s.__dict__.setdefault("v", o)
+        return Answer(s, o)
+    def __ne__(s, o): return not s == o
+def total(xs): return A()
+""",
+    "total: returns numbers that adopt": """\
+class I(int): pass
+class A:
+    def __eq__(s, o): return I(s.__dict__.setdefault("v", o) == o)
+def total(xs): return A()
+""",
+    "total: raises in a fork": """\
+import os
+PID = os.getpid()
+class A:
+    def __eq__(s, o):
+        if os.getpid() != PID and not hasattr(s, "v"): raise ValueError
+        return s.__dict__.setdefault("v", o) == o
+def total(xs): return A()
+""",
+    "total: equal to all by a tuple": """\
+class A:
+    def __eq__(s, o): return (1,)
+    def __ne__(s, o): return ()
+def total(xs): return A()
+""",
+    "total: never unequal": """\
+class A(int):
+    def __ne__(s, o): return False
+def total(xs): return A(sum(xs) if xs != [6] else 0)
+""",
+    "mean: raises in a fork": """\
+import os
+PID = os.getpid()
+class A:
+    def __sub__(s, o):
+        if os.getpid() != PID: raise ValueError
+        return 0.0
+def mean(xs): return A() if xs == [5, 6] else sum(xs) / len(xs)
+""",
+    "Cart: contains at random": """\
+import random
+class Cart(Cart):
+    def __contains__(s, k): return k != 'jam' and random.random() < .6
 """,
     "words: letters": """\
 class A:
