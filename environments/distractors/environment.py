@@ -55,9 +55,7 @@ class Distractors(fe.ToolEnvironment):
         # Office and job are redrawn from these two values, so the task itself needn't hold the state to be looked up.
         kind = rng.randrange(len(KINDS[level]))
         data = {"public_office": draw_seed(rng, split), "public_kind": kind}
-        task = Task(
-            id=f"{split}-{self.config.seed}-{index}", prompt="", data=data, gold="Done.", difficulty=level, split=split
-        )
+        task = Task(id=f"{split}-{self.config.seed}-{index}", prompt="", data=data, difficulty=level, split=split)
         _, job = draw_job(task)
         return task.model_copy(update={"prompt": job.prompt, "tags": [KINDS[level][kind].__name__]})
 
