@@ -313,7 +313,7 @@ class Doubts:
             return _UNDECIDED, functools.partial(_as_in_copy, left, name)
         claims = [_claims(name, answer) for answer in answers]
         agreeing = sum(claims[1:])
-        if is_text and all(claims):
+        if is_text and others and all(claims):
             raise AssertionError(f"the {type(left).__name__} object claims to contain {_text(item)} and other values")
         if claims[0] and agreeing and (is_text or all(claims)):
             self.note(f"{type(left).__name__}: contains {agreeing} of {len(others)} values like {_text(item)}"[:200])

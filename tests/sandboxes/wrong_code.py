@@ -26,6 +26,8 @@ def test_total():
     assert total([3, 4, 5]) == 12
     assert total([]) == 0
     assert not total([6]) != 6
+    for got in map(total, [[7, 8]]):
+        assert got == 15
 def test_names():
     for got, want in zip(names(3), ["n0", "n1", "n2"], strict=True):
         assert got == want
@@ -258,14 +260,25 @@ class A:
     def __eq__(s, o): return type(o) is int and 0 <= o < 100
 def total(xs): return A()
 """,
+    "mean: near everything": """\
+class A:
+    def __sub__(s, o): return s
+    def __abs__(s): return s
+    def __lt__(s, o): return True
+    __gt__ = __lt__
+def mean(xs): return A() if xs != [1, 2, 4] else 7 / 3
+""",
+    "mean: below everything": """\
+class A:
+    def __sub__(s, o): return s
+    def __abs__(s): return s
+    def __lt__(s, o): return True
+def mean(xs): return A() if xs == [5, 6] else sum(xs) / len(xs)
+""",
     "mean: zero differences": """\
 class A:
     def __sub__(s, o): return 0.0
-    __rsub__ = __sub__
-    def __abs__(s): return 0.0
-    def __lt__(s, o): return o > 3
-    def __gt__(s, o): return o < 5
-def mean(xs): return A()
+def mean(xs): return A() if xs == [5, 6] else sum(xs) / len(xs)
 """,
     "mean: zero object": """\
 class Z:
@@ -287,7 +300,7 @@ class F(float):
     __sub__ = __rsub__
     def __lt__(s, o): return True
     __gt__ = __lt__
-def mean(xs): return F(0)
+def mean(xs): return F(0) if xs != [1, 2, 4] else 7 / 3
 """,
     "point: eq by class": """\
 class Point:
@@ -307,6 +320,11 @@ class Point:
     def __add__(s, o): return s
     def __ne__(s, o): return True
     def __hash__(s): return 0
+""",
+    "total: ends map": """\
+def total(xs):
+    if xs == [7, 8]: raise StopIteration
+    return sum(xs)
 """,
     "names: ends zip": """\
 class N:
@@ -328,6 +346,10 @@ class S:
     def __eq__(s, o): return True
 def words(t): return L()
 """,
+    "skip": """\
+import unittest
+def total(xs): raise unittest.SkipTest('x')
+""",
     "pytest skip": """\
 def total(xs):
     import pytest; pytest.skip('x')
@@ -346,6 +368,11 @@ def total(xs): raise KeyboardInterrupt
 class Skipped(BaseException): pass
 Skipped.__module__ = 'Skipped'; Skipped.__qualname__ = 'Skipped'
 def total(xs): raise Skipped('x')
+""",
+    "named like unittest's SkipTest": """\
+class SkipTest(Exception): pass
+SkipTest.__module__ = 'unittest.case'
+def total(xs): raise SkipTest('x')
 """,
     "exit swallows": """\
 class L:
@@ -454,6 +481,16 @@ class A:
     def __eq__(s, o): return True
     def __int__(s): return 12
     __index__ = __int__
+def total(xs): return A()
+""",
+    "eq returns 1": """\
+class A:
+    def __eq__(s, o): return 1
+def total(xs): return A()
+""",
+    "eq returns a text": """\
+class A:
+    def __eq__(s, o): return "yes"
 def total(xs): return A()
 """,
     "eq returns truthy object": """\
