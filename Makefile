@@ -46,7 +46,7 @@ bench: setup ## list the benchmarks, or run one: make bench ARGS=environment_ste
 pictures: setup ## take the pictures of the pages anew, of a finished run with tools: make pictures ARGS=runs/first
 	@.venv/bin/python scripts/pictures.py $(ARGS)
 
-accept-gpu: setup ## check everything on a GPU, or parts: make accept-gpu ARGS="--stages speed"
+accept-gpu: setup ## check training on a GPU, or some stages: make accept-gpu ARGS="--stages speed"
 	@.venv/bin/python -m benchmarks accept $(ARGS)
 
 chaos: setup ## kill parts of real training runs at random, e.g. make chaos ARGS="--runs 50 --record"

@@ -1,12 +1,12 @@
-"""Check forge-env on a GPU, or on a CPU: kernels, agreement of trainer and generator, speed, learning, deaths, resume.
+"""Check forge-env on a GPU or a CPU: kernels, agreement of trainer and generator, speed, learning, failures, resume.
 
 make accept-gpu                                     one GPU of 40 GB or more, 10 to 30 minutes, no network
 python -m benchmarks accept --device cpu            the same stages with a smaller model and fewer steps
 python -m benchmarks accept --stages machine speed  some stages only
 
-Every stage runs in a process of its own, and the next one starts even if it fails. Models have random weights in real
-shapes, made on the spot, except for the agent that comes with forge-env. Results are kept in `--out`: results.json,
-results.md and the output of every stage.
+Each stage runs in a separate process; if it fails, the next one still runs. The stage `speed` uses random weights in
+the shape of a real model; the others use the checkpoint that is bundled with forge-env. `--out` receives results.json,
+results.md and the output of each stage.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ from forge_env.files import write_whole
 from forge_env.trajectory import Segment
 
 TIMEOUT_S = 900
-"""Seconds after which a stage is ended and has failed."""
+"""Seconds after which a stage is killed and fails."""
 QWEN3_0_6B = TinyModel(layers=28, dim=1024, heads=16, kv_heads=8, head_dim=128, hidden_dim=3072, rope_theta=1e6)
 VOCABULARY = {"cuda": 151936, "cpu": 4096}
 SHAPES = {"cuda": QWEN3_0_6B, "cpu": TinyModel()}
-"""Shape of the model whose speed is measured, by device."""
+"""Model shape of the stage `speed`, by device."""
 
 
 @dataclass
 class Stage:
-    """Figures of a stage, and the checks that some of them must pass."""
+    """Figures of a stage without a bound, and checks of figures with one."""
 
     figures: dict[str, float | str] = field(default_factory=dict)
     checks: list[tuple[str, float, str, float]] = field(default_factory=list)
     """Name, value, `<=` or `>=`, and bound of each check."""
 
     def at_most(self, name: str, value: float, bound: float) -> None:
-        """Keep a figure that must be at most `bound`; a value that is not a number fails."""
+        """Record a figure that must be at most `bound`; NaN fails."""
         self.checks.append((name, float(value), "<=", bound))
 
     def at_least(self, name: str, value: float, bound: float) -> None:
-        """Keep a figure that must be at least `bound`."""
+        """Record a figure that must be at least `bound`."""
         self.checks.append((name, float(value), ">=", bound))
 
 
@@ -75,7 +75,7 @@ class Stage:
 
 
 def check_machine(device: str) -> Stage:
-    """Driver, GPU, memory and disk."""
+    """Check GPU, driver, memory and disk."""
     stage = Stage()
     import torch
 
@@ -94,7 +94,7 @@ def check_machine(device: str) -> Stage:
 
 
 def check_kernels(device: str) -> Stage:
-    """Attention over packed rows compared with float64, and its time for shapes that are new."""
+    """Compare attention over packed rows with float64, and time it for new shapes."""
     import torch
 
     from trainers.titan.attention import PackedAttention
@@ -138,7 +138,7 @@ def check_kernels(device: str) -> Stage:
 
 
 def copy_speeds() -> dict[str, float | str]:
-    """Speed of a copy from the GPU into memory that processes share, as weights are published: GB/s."""
+    """Measure copies from the GPU to shared memory, through which weights are published."""
     import torch
 
     from trainers.weights import shared
@@ -160,12 +160,12 @@ def copy_speeds() -> dict[str, float | str]:
         "copy to shared memory, GB/s": pageable,
         "the same, page-locked, GB/s": speed(),
         "page-locking, s/GB": seconds / (target.nbytes / 1e9),
-        "page-locking, CUDA's answer": code,
+        "page-locking, CUDA error code": code,
     }
 
 
 def check_agreement(device: str, engine: str) -> Stage:
-    """Log-probabilities of generator and trainer, float32, before and after updates of requests in flight."""
+    """Compare float32 log-probs of generator and trainer before and after weight updates with requests in flight."""
     return asyncio.run(_agreement(device, engine))
 
 
@@ -203,7 +203,7 @@ async def _agreement(device: str, engine: str) -> Stage:
 
 
 def check_speed(device: str) -> Stage:
-    """Trainer, generator and weight sync with a model of the shape of Qwen3-0.6B in bfloat16."""
+    """Measure trainer, generator and weight sync; on a GPU with the shape of Qwen3-0.6B in bfloat16."""
     return asyncio.run(_speed(device))
 
 
@@ -258,7 +258,7 @@ async def _speed(device: str) -> Stage:
 
 
 def shape_folder(config: RunConfig, device: str, folder: Path) -> Path:
-    """Create a folder with the configuration of the model whose speed is measured, without weights."""
+    """Create a model folder with the config.json of the stage `speed`, without weights."""
     from trainers.model.tiny import hf_config
 
     folder.mkdir()
@@ -268,7 +268,7 @@ def shape_folder(config: RunConfig, device: str, folder: Path) -> Path:
 
 
 async def _sync(stage: Stage, trainer: Any, generators: Any, on_gpu: bool) -> None:
-    """Measure weight sync; the first transfers also allocate memory, so the last of several counts."""
+    """Measure the last of several weight syncs; the first ones also allocate memory."""
     for version in range(1, 5):
         published, pushed = await (await trainer.begin_push(version))
         pulled = await generators.update_weights(version, published)
@@ -282,7 +282,7 @@ async def _sync(stage: Stage, trainer: Any, generators: Any, on_gpu: bool) -> No
 
 
 def check_learning(device: str) -> Stage:
-    """The default recipe, asynchronous: it learns, and its checks of itself hold."""
+    """Train with the default recipe, asynchronously; its score must rise and its self-checks must pass."""
     stage = Stage()
     steps = int(os.environ.get("FORGE_ENV_ACCEPT_STEPS", 50 if device == "cuda" else 4))
     folder = runs_folder() / "accept-learning"
@@ -305,7 +305,7 @@ def check_learning(device: str) -> Stage:
 
 
 def check_life(device: str) -> Stage:
-    """A generator is killed, the run is interrupted and resumed, and nothing is left behind."""
+    """Kill a run's generator, then interrupt the run and resume it; no process may remain on the GPU."""
     stage, steps = Stage(), 20 if device == "cuda" else 10
     folder = runs_folder() / "accept-life"
     shutil.rmtree(folder, ignore_errors=True)
@@ -317,7 +317,7 @@ def check_life(device: str) -> Stage:
         os.kill(victim, signal.SIGKILL)
         after = last_step(folder)
         wait_for_step(folder, after + 2, process)
-        stage.at_most("from the death of the generator to the second step after, s", time.perf_counter() - started, 180)
+        stage.at_most("from killing the generator to the second step after, s", time.perf_counter() - started, 180)
         process.send_signal(signal.SIGINT)
         stage.figures["exit code after an interrupt"] = process.wait(timeout=180)
     finally:
@@ -383,7 +383,7 @@ async def sample(generators: Any, prompts: Sequence[Sequence[int]], tokens: int)
 
 
 async def mismatch(trainer: Any, completions: Sequence[Any]) -> tuple[float, float]:
-    """Largest and mean difference between the log-probabilities of trainer and generator."""
+    """Largest and mean difference between the log-probs of trainer and generator."""
     trained = np.concatenate(await trainer.logprobs([segment(each) for each in completions]))
     differences = np.abs(trained - np.concatenate([each.logprobs for each in completions]))
     return float(differences.max()), float(differences.mean())
@@ -393,11 +393,11 @@ def overrides(device: str) -> list[str]:
     """Overrides of the default recipe by device."""
     if device == "cpu":
         return ["evaluation.num_tasks=32", "evaluation.extra_splits=[]", "grpo.groups_per_step=8"]
-    return ["generator.kv_cache_gb=4"]  # the recipe itself uses the GPU
+    return ["generator.kv_cache_gb=4"]  # the recipe uses the GPU by default
 
 
 def runs_folder() -> Path:
-    """Folder of the runs that are started here."""
+    """Folder of the training runs that stages start."""
     return Path(os.environ["FORGE_ENV_ACCEPT_RUNS"])
 
 
@@ -411,7 +411,7 @@ def start(name: str, device: str, arguments: Sequence[str], *, resume: bool = Fa
 
 
 def last_step(folder: Path) -> int:
-    """Last training step that a run has recorded; 0: none."""
+    """Last training step in a run's metrics, or 0."""
     file = folder / "metrics.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     steps: list[int] = [json.loads(line).get("step", 0) for line in lines if line.endswith("}")]
@@ -419,19 +419,19 @@ def last_step(folder: Path) -> int:
 
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a run has recorded a step.
+    """Wait until a training step is in a run's metrics.
 
     Raises:
-        RuntimeError: the run has ended before it.
+        RuntimeError: the run ended before that step.
     """
     while last_step(folder) < step:
         if process.poll() is not None:
-            raise RuntimeError(f"the run ended with {process.returncode} before step {step}")
+            raise RuntimeError(f"the run in {folder} ended with exit code {process.returncode} before step {step}")
         time.sleep(0.5)
 
 
 def generator_process(folder: Path) -> int:
-    """Process of a run's generator: vLLM's engine if that runs apart from the actor."""
+    """Process id of a run's generator: vLLM's engine process if there is one, else the actor."""
     import psutil
 
     log = (folder / "run.log").read_text(encoding="utf-8")
@@ -441,7 +441,7 @@ def generator_process(folder: Path) -> int:
 
 
 def nvidia_smi(query: str) -> list[str]:
-    """Lines of a query."""
+    """Run an nvidia-smi query and return its lines."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -457,7 +457,7 @@ def gpu_state() -> tuple[str, str, float, float]:
 
 
 def run_stage(name: str, device: str, out: Path) -> dict[str, Any]:
-    """Run a stage in a process of its own and return its result."""
+    """Run a stage in a separate process and return its result."""
     result, log = out / f"{name}.json", out / f"{name}.log"
     result.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.accept", "--device", device, "--one", name, "--out", str(out)]
@@ -485,7 +485,7 @@ def passed(check: Sequence[Any]) -> bool:
 def failures(stage: dict[str, Any]) -> list[str]:
     """Reasons why a stage failed."""
     checks = [
-        f"{name} is {value:.3g}"
+        f"{name} is {value:.3g}, not {sign} {bound:g}"
         for name, value, sign, bound in stage["checks"]
         if not passed((name, value, sign, bound))
     ]
@@ -513,8 +513,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
-    parser.add_argument("--steps", type=int, help="training steps of the stage `learning`; default: 50, on a CPU 4")
-    parser.add_argument("--out", type=Path, default=Path("runs/accept"), help="folder of the results")
+    parser.add_argument("--steps", type=int, help="training steps of the stage `learning`; default: 50, or 4 on a CPU")
+    parser.add_argument("--out", type=Path, default=Path("runs/accept"), help="folder for the results")
     parser.add_argument("--one", choices=list(STAGES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     out = args.out.absolute()

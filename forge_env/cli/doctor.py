@@ -26,7 +26,7 @@ GPU_TRIAL = (
 )
 """Command that computes on a GPU."""
 GPU_TRIAL_S = 120
-"""Seconds after which an attempt to compute on a GPU is ended."""
+"""Seconds after which `GPU_TRIAL` is killed."""
 MARKS = {"ok": "ok", "note": "--", "missing": "!!"}
 
 
@@ -126,8 +126,8 @@ def _training() -> Iterator[Finding]:
             else Finding(
                 "missing",
                 "gpu",
-                "torch and vLLM are installed for GPUs, and this machine shows none",
-                "make setup STACK=cpu",
+                "torch and vLLM are built for GPUs, but this machine has none",
+                "install the GPU driver, or the CPU packages: make setup STACK=cpu",
             )
         )
     if kind == "rocm":
@@ -135,7 +135,7 @@ def _training() -> Iterator[Finding]:
 
 
 def _gpu_trial(build: str) -> Finding:
-    """Compute on a GPU, in another process, because a faulty driver may crash or hang it."""
+    """Compute on a GPU in a separate process, since a faulty driver may crash it or make it hang."""
     try:
         tried = subprocess.run(GPU_TRIAL, capture_output=True, text=True, timeout=GPU_TRIAL_S, check=False)
     except subprocess.TimeoutExpired:
@@ -145,7 +145,7 @@ def _gpu_trial(build: str) -> Finding:
             return Finding("ok", "torch on a GPU", tried.stdout.strip())
         lines = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
         problem = f"torch can't compute on a GPU: {lines[-1]}"
-    fix = "look at nvidia-smi: torch 2.13 needs driver 580 or later" if build == "cuda" else "look at rocm-smi"
+    fix = "run nvidia-smi: torch 2.13 needs driver 580 or later" if build == "cuda" else "run rocm-smi"
     return Finding("missing", "torch on a GPU", problem, fix)
 
 

@@ -188,9 +188,9 @@ listed are placed automatically: on workers with the GPUs that they need, then f
     on_loss: Literal["place", "wait"] = "place"
     """When a host is lost: `place` moves its actors to the other hosts; `wait` waits until it is back."""
     share_gpus: bool = False
-    """Let trainer, generators and reference model use the same GPUs; unset: if with_gpus of trainer and generator is \
-unset too, and this machine has too few GPUs for separate ones. A \
-generator then takes generator.kv_cache_gb of its GPU besides its weights, instead of gpu_memory_utilization."""
+    """Let trainer, generators and reference model use the same GPUs. A generator then takes generator.kv_cache_gb of \
+its GPU besides its weights, instead of gpu_memory_utilization. If this key and both with_gpus are unset: true on a \
+machine with too few GPUs for separate ones."""
     address: str | None = None
     """Address of this machine that the hosts connect to; unset: the one from which this machine reaches them."""
 
@@ -226,7 +226,7 @@ separate processes, which schedule the next step during the current one; `auto`:
     hosts: Positive = 1
     """Hosts that the processes of one engine are spread over."""
     with_gpus: bool = False
-    """One GPU per process; unset: whether torch is installed for GPUs and this machine has one (job.kind=local)."""
+    """One GPU per process. If unset: true with job.kind=local on a machine with a GPU and torch built for GPUs."""
     max_num_seqs: Positive = 128
     """Maximum sequences decoded together in one engine."""
     gpu_memory_utilization: Fraction = 0.9
@@ -305,7 +305,7 @@ class TrainerSection(Section):
     compile: bool = False
     """Compile the transformer blocks (GPU only): start-up takes minutes longer, steps are faster."""
     with_gpus: bool = False
-    """One GPU per process; unset: as generator.with_gpus."""
+    """One GPU per process. If unset: the same rule as for generator.with_gpus."""
     threads: Positive = 1
     """CPU threads of a single-process trainer, and of the reference model."""
     optimizer: OptimizerSection = OptimizerSection()

@@ -103,7 +103,7 @@ def check_packages(config: RunConfig) -> None:
 
 
 def check_gpus(config: RunConfig) -> None:
-    """Check that there are as many GPUs as the recipe places, and that its vLLM runs without one if it places none."""
+    """Check that this machine has enough GPUs, and that vLLM can run on the CPU if the generator gets no GPU."""
     check_least_gpus(len(machine.gpus()), "this machine has")
     if config.rolls_out and not config.generator.with_gpus and machine.torch_build() in ("cuda", "rocm"):
         raise ForgeError(

@@ -3,11 +3,11 @@
 A test that compares an object of the judged code with something calls that object's method. `class Anything` with an
 `__eq__` that returns True would pass `assert stack.pop() == 2`. So a comparison with a constant takes place in a copy
 of the judged process, among decoys in random order: the same comparison with other constants. The judged process
-itself does not get the constant before the copy has answered. An object that doesn't distinguish the real constant from
-the decoys fails the test. So does one that equals decoys and answers differently in another copy, in another order.
+itself gets the constant only after the copy has answered. An object that doesn't distinguish the real constant from the
+decoys fails the test. So does one that equals some decoys, but different ones in a second copy with another order.
 
-The real constant has nothing that the decoys lack: it is as likely as each of them to be the smallest, the middle one
-or the most similar to the others (`around`). An object that equals one of 32 values, whichever, passes 1 time in 32.
+The decoys don't reveal the real constant: it is as likely as each of them to be the smallest, the median or the most
+similar to the others (`around`). An object that equals an arbitrary one of 32 values passes 1 time in 32.
 
 One gap remains and is reported as a doubt: an object that decides for itself whether it equals a plain value may do so
 without ever computing that value.
@@ -33,9 +33,9 @@ CHECKED = frozenset(
 """Special methods whose results are checked."""
 _DECOYS = 31
 _EACH = 6
-"""Decoys for an item of a container, and roughly for each argument of a call."""
+"""Decoys for a value looked up in a container, and approximately for each argument of a call."""
 _BATCH = 1 << 17
-"""Characters of constants that are sent in one message, roughly."""
+"""Approximate number of characters of constants in one message."""
 _MAY_AGREE = 1
 """Decoys that an honest object may equal too (9 and 14 modulo 5). More of them are a doubt."""
 _SHARE = 3
@@ -48,13 +48,13 @@ _ORIGIN = "\0origin"
 _OTHER_ORIGIN = "\0other origin"
 """Set on an object that a class returned for different arguments."""
 _CONSEQUENCE = "\0consequence"
-"""Set on an object that a comparison returned: the function to call with the object's truth."""
+"""Set on an object that a comparison returned: the function to call with its truth value."""
 _VIEWS: dict[type, type[set[Any] | list[Any]]] = {type({}.keys()): set, type({}.values()): list, type({}.items()): list}
 _UNDECIDED = object()
 """The answer of a comparison that must be made in the judged process itself."""
 _PLAIN_ANSWERS = (bool, int, float, str)
 _Consequence = Callable[[bool], object]
-"""What follows from the truth of an answer of the judged process itself. Raises `AssertionError`."""
+"""Check to run on the truth value of the judged process's answer. Raises `AssertionError`."""
 _Decision = tuple[Any, _Consequence]
 _TEXT_METHODS = frozenset(
     name
@@ -88,9 +88,9 @@ class _Call:
         return solution.ask(self.operation, number_of(target), self.name, *self.arguments, **self.named)
 
     def trials(self) -> list[_Trial]:
-        """This call first, then others with changed arguments, each with the numbers of these arguments.
+        """Return this call, then the same call with changed arguments, each with the indices of the changed ones.
 
-        They are all combinations of a few values of each argument, so that no value is more frequent than another.
+        They are all combinations of a few values per argument, so that no value is more frequent than another.
         """
         values = self._values()
         columns = [[value] for value in values]
@@ -114,11 +114,11 @@ class _Call:
         return trials
 
     def _values(self) -> list[Any]:
-        """The arguments, and those of the earlier operations."""
+        """Arguments of this call and of the operations before it."""
         return [*self.arguments, *self.named.values(), *(self.earlier._values() if self.earlier else ())]
 
     def _with(self, values: Iterator[Any]) -> _Call:
-        """The same call with these `_values`."""
+        """Return the same call with these `_values`."""
         changed = copy.copy(self)
         changed.arguments = tuple(next(values) for _ in self.arguments)
         changed.named = {name: next(values) for name in self.named}
@@ -127,7 +127,7 @@ class _Call:
 
 
 _Trial = tuple[set[int], _Call]
-"""The numbers of the arguments that differ, and the call."""
+"""Indices of the changed arguments, and the call."""
 
 
 def remember(made: Any, target: Any, arguments: Sequence[Any], named: Mapping[str, Any], *, special: str = "") -> None:
@@ -206,7 +206,7 @@ def looked_up(value: Any, name: str) -> None:
 
 
 def equals_itself(value: Any, name: str = "__eq__", truth: bool = True) -> None:
-    """Check an object that is compared with itself, with this result. Raises `AssertionError`."""
+    """Check the result of comparing an object with itself. Raises `AssertionError`."""
     if name == "__ne__" and truth:
         raise AssertionError(f"the {type(value).__name__} object claims to differ from itself")
     if truth and _OTHER_ORIGIN in value.__dict__:
@@ -219,7 +219,7 @@ def check_truth(value: Any, truth: bool) -> None:
 
 
 def _nothing(truth: bool) -> None:
-    """The consequence of a comparison that needs no further check."""
+    """Consequence of a comparison that needs no further check."""
 
 
 _UNDECIDED = object()
@@ -228,20 +228,20 @@ _UNCHECKED: _Decision = (_UNDECIDED, _nothing)
 
 
 def _as_in_copy(left: Any, name: str, truth: bool) -> None:
-    """The consequence of a comparison that claimed nothing in a copy of the process. Raises `AssertionError`."""
+    """Check that the judged process claims no equality, as its copy did not. Raises `AssertionError`."""
     if truth != (name == "__ne__"):
-        raise AssertionError(f"the {type(left).__name__} object answers otherwise than in a copy of its process")
+        raise AssertionError(f"the {type(left).__name__} object answers differently in a copy of its process")
 
 
 def _claims(name: str, answer: Any) -> bool:
-    """Whether an answer to `Solution.each` claims that objects are equal; for other operations, its truth."""
+    """Whether an answer of `Solution.each` says that objects are equal; its truth value for other operations."""
     if answer is None or answer is NotImplemented:
         return False
     return bool(answer[0] if type(answer) is tuple else answer) != (name == "__ne__")
 
 
 class _Verdict(NamedTuple):
-    """What it means if two objects are equal: a failed test, or a doubt."""
+    """Consequence if two objects are equal: a failed test or a doubt."""
 
     reason: str
     fails: bool = False
@@ -267,7 +267,7 @@ class Doubts:
         """Check a comparison before the judged process itself makes it. Raises `AssertionError`.
 
         Returns:
-            The answer, or `_UNDECIDED` if the judged process has to be asked, and what follows from its answer.
+            The answer, or `_UNDECIDED` if the judged process must be asked; and the check to run on its answer.
         """
         from .mirrors import Mirror
 
@@ -288,7 +288,7 @@ class Doubts:
         return _UNCHECKED if claims_equal else (_UNDECIDED, functools.partial(_as_in_copy, left, name))
 
     def combine(self, name: str, left: Any, number: float) -> _Decision:
-        """Check a sum or difference of an object and a number. Raises `AssertionError` if it is the same for many."""
+        """Check a sum or difference of an object and a number. Raises `AssertionError` if it ignores the number."""
         if not self._is_due() or (answers := self._among(left, name, number, around(number, _DECOYS))) is None:
             return _UNCHECKED
         if answers[0] is NotImplemented:
@@ -302,7 +302,7 @@ class Doubts:
         return answers[0], _nothing
 
     def contains(self, left: Any, item: Any) -> _Decision:
-        """Check whether an object contains a value. Raises `AssertionError` if it contains every text."""
+        """Check whether an object contains a value. Raises `AssertionError` if it claims to contain every text."""
         if not _is_plain(item) or not self._is_due():
             return _UNCHECKED
         name, is_text = "__contains__", isinstance(item, (str, bytes))
@@ -322,7 +322,7 @@ class Doubts:
         return claims[0], _nothing
 
     def _distinguish(self, left: Any, constant: Any, decoys: Sequence[bool]) -> None:
-        """Check how many decoys an object equals that equals a constant. Raises `AssertionError`."""
+        """Count the decoys that an object equals besides a constant. Raises `AssertionError` if there are too many."""
         agreeing, text = sum(decoys), _text(constant)
         if not decoys or agreeing > _MAY_AGREE:
             self.note(f"{type(left).__name__}: equals {agreeing} of {len(decoys)} values like {text}"[:200])
@@ -333,21 +333,20 @@ class Doubts:
             raise AssertionError(f"the {type(left).__name__} object claims to equal {text} and other values")
 
     def _repeat(self, left: Any, name: str, real: Any, others: Sequence[Any], answers: Sequence[Any]) -> None:
-        """Ask again if the answers are true for decoys too. Raises `AssertionError` if they are others this time."""
+        """Repeat the comparisons if some decoys are equal. Raises `AssertionError` if any answer changes."""
         claims = [_claims(name, answer) for answer in answers]
         again = self._among(left, name, real, others) if sum(claims) > 1 else None
         if again is not None and claims != [_claims(name, answer) for answer in again]:
-            raise AssertionError(f"the {type(left).__name__} object does not always give the same answers")
+            raise AssertionError(f"the {type(left).__name__} object gives different answers to the same comparisons")
 
     def _note_decision(self, left: Any, constant: Any) -> None:
         self.note(f"{type(left).__name__}: decides itself how it compares with a {type(constant).__name__}")
 
     def _among(self, left: Any, name: str, real: Any, others: Sequence[Any]) -> list[Any] | None:
-        """The answers to an operation with `real`, then with the others, in a copy of the process in random order.
+        """Execute an operation with `real` and with each of the others, in random order, in a copy of the process.
 
         Returns:
-            For each: its result if that is a number, a text or NotImplemented, a tuple with its truth if it is another
-            object, None if the operation raises. None instead of the list if no copy can be made.
+            The answers in the form of `Solution.each`, beginning with that for `real`; None if no copy can be made.
         """
         options = [real, *others]
         order = _chance.sample(range(len(options)), len(options))
@@ -365,7 +364,7 @@ class Doubts:
         return [answers[place] for place in range(len(options))] if self._in_copy(ask) else None
 
     def _with_object(self, name: str, left: Any, right: Any) -> _Consequence:
-        """What follows from a comparison with another object of the judged code."""
+        """Return the check to run on a comparison with another object of the judged code."""
         if name == "__ne__":
             if (answers := self._among(left, name, right, ())) is None:
                 return _nothing
@@ -412,7 +411,7 @@ class Doubts:
             self.notes.append(note)
 
     def _claimed(self, name: str, left: Any, right: Any) -> bool | None:
-        """Whether an object claims in the copy to be equal, less or greater; None if the comparison raises."""
+        """Execute a comparison in the copy and return what it `_claims`; None if it raises."""
         (answer,) = self._solution.each(left, name, [right])
         return None if answer is None else _claims(name, answer)
 
@@ -424,7 +423,7 @@ class Doubts:
         if call is None or len(trials) < 2:
             return _Verdict("is equal to another object of the judged code, which could not be checked")
         answers = self._tried(name, other, trials)
-        if answers is not None and answers[1:].count(None) == len(trials) - 1:  # all rejected, as negative sizes are
+        if answers is not None and answers[1:].count(None) == len(trials) - 1:  # all rejected: negative sizes?
             trials = call.trials()
             answers = self._tried(name, other, trials)
         if answers is None:
@@ -433,7 +432,7 @@ class Doubts:
         if varied and all(varied) and call.is_class:
             return _Verdict("claims to equal objects made with other arguments", fails=True)
         if real is False:
-            return _Verdict("was equal to an object, but not when that was created again", fails=any(varied))
+            return _Verdict("was equal to an object, but not after that was created again", fails=any(varied))
         if any(varied) and self._tried(name, other, trials) not in (None, answers):
             return _Verdict("does not always equal the same objects", fails=True)
         if not varied or any(_is_ignored(number, trials, answers) for number in trials[-1][0]):
@@ -441,9 +440,11 @@ class Doubts:
         return None
 
     def _tried(self, name: str, other: Any, trials: Sequence[_Trial]) -> list[bool | None] | None:
-        """Whether an object claims to equal those that the calls create, in random order; None if no copy can be made.
+        """Compare an object with those that the calls create, in random order, in a copy of the process.
 
-        An answer is None if the judged code rejects the arguments.
+        Returns:
+            For each call, whether the objects are equal, or None if the judged code rejects the arguments. None instead
+            of the list if no copy can be made.
         """
         answers: list[bool | None] = [None] * len(trials)
 
@@ -491,7 +492,7 @@ class Doubts:
 
 
 def _is_ignored(number: int, trials: Sequence[_Trial], answers: Sequence[bool | None]) -> bool:
-    """Whether objects made with another value of one argument are equal."""
+    """Whether objects are equal although they differ in the argument with this index."""
     changed = [answer for trial, answer in enumerate(answers) if trials[trial][0] == {number} and answer is not None]
     return sum(changed) > _MAY_AGREE or changed == [True]
 
@@ -499,7 +500,7 @@ def _is_ignored(number: int, trials: Sequence[_Trial], answers: Sequence[bool | 
 def _text(constant: Any) -> str:
     try:
         return repr(constant)
-    except ValueError:  # an integer of too many digits
+    except ValueError:  # an integer with too many digits
         return "a large number"
 
 
@@ -528,10 +529,10 @@ def alternatives(value: Any, count: int) -> list[Any]:
 
 
 def around(value: Any, count: int) -> list[Any]:
-    """At most `count` alternatives, so that `value` is as likely as each of them to be the one they were made from.
+    """Return at most `count` alternatives that don't reveal `value` among them.
 
-    Numbers are the others of consecutive ones, of which `value` may be any. Other values differ in one item from a
-    hidden one that differs in one item from `value`.
+    Numbers: `value` has a random position among consecutive numbers. Other types: `value` and each alternative
+    differ in one item from the same hidden value.
     """
     if type(value) in (int, float):
         before = _chance.randint(0, count)
@@ -551,7 +552,7 @@ def around(value: Any, count: int) -> list[Any]:
 
 
 def _moved(number: Any, step: int) -> Any:
-    """A number plus `step`, without the digits of a rounding error, which would show that it is not the real one."""
+    """Add `step` to a number in decimal, since the digits of a binary rounding error would reveal a decoy."""
     if type(number) is int or not math.isfinite(number):
         return number + step
     from decimal import Decimal
@@ -560,14 +561,14 @@ def _moved(number: Any, step: int) -> Any:
 
 
 def _neighbour(value: Any, width: int) -> Any:
-    """A value that differs in one item. If `a` may become `b`, then `b` may become `a`, with the same probability.
+    """Change one item of a value at random. `a` becomes `b` as often as `b` becomes `a`.
 
     Args:
         value: a plain value.
-        width: how much a number changes at most.
+        width: largest change of a number.
 
     Returns:
-        The value, or None if there is no item that can change so.
+        The changed value, or None if no item can be changed.
     """
     kind = type(value)
     step = _chance.choice((1, -1)) * _chance.randint(1, width)
@@ -586,7 +587,7 @@ def _neighbour(value: Any, width: int) -> Any:
     if shift := _shifts_of(kind).get(kind.__name__):
         try:
             return shift(value, step)
-        except (ArithmeticError, ValueError):  # out of its range
+        except (ArithmeticError, ValueError):  # out of range
             return None
     return None if value is None else _neighbour_of_container(value, width)
 
@@ -597,10 +598,10 @@ def _neighbour_of_container(value: Any, width: int) -> Any:
     are_bits = all(type(item) is bool or (type(item) is int and item in (0, 1)) for item in items)
     for _ in range(8):
         changed = list(items)
-        if are_bits:  # any of them, since few values differ in only one
+        if are_bits:  # redraw all, since few values differ in only one bit
             changed = [bool(bit) if type(item) is bool else bit for item in items for bit in (_chance.randint(0, 1),)]
         places = [] if are_bits else _chance.sample(range(len(items)), min(len(items), 8))
-        for place in sorted(places, key=lambda place: type(items[place]) is bool):  # only one value differs in a bool
+        for place in sorted(places, key=lambda place: type(items[place]) is bool):  # bools last: one alternative
             if (item := change(items[place], width)) is not None:
                 changed[place] = item
                 break
@@ -618,7 +619,7 @@ def _changed_pair(pair: tuple[Any, Any], width: int) -> tuple[Any, Any] | None:
 
 
 def _rebuilt(value: Any, items: Sequence[Any]) -> Any:
-    """A container like `value`; `items` are pairs if it is a dict."""
+    """Return a container like `value` with other items, which are pairs for a dict."""
     if type(value) in (OrderedDict, Counter, defaultdict):
         other = value.copy()
         other.clear()
@@ -696,7 +697,7 @@ _DIGITS = "0123456789"
 
 
 def _respelled(text: str) -> str:
-    """`text` with one letter or digit changed; an ASCII one if there is any, since only these are inserted."""
+    """Change one letter or digit of a text: an ASCII one if possible, since replacements are ASCII."""
     positions = [index for index, letter in enumerate(text) if letter.isalnum() and letter.isascii()]
     positions = positions or [index for index, letter in enumerate(text) if letter.isalnum()]
     if not positions:

@@ -140,11 +140,11 @@ class Solution:
             self._encoder.settle()
 
     def each(self, target: Any, name: str, operands: Sequence[Any]) -> list[Any]:
-        """Call a special method of an object with one operand after the other, each on its own.
+        """Call a special method of an object once for each operand.
 
         Returns:
-            For each operand the result if it is a number, a text or NotImplemented, a tuple with the truth of another
-            object, or None if the method raises.
+            An answer per operand: a bool, number, text or NotImplemented as it is, a tuple with the truth value of any
+            other object, or None if the method raises.
         """
         answers = self.ask("each", number_of(target), name, *operands)
         if type(answers) is not list or len(answers) != len(operands) or not all(map(_is_answer, answers)):
@@ -463,7 +463,7 @@ class Mirror:
         _solution_of(type(self)).ask("delete", number_of(self), name)
 
     def __bool__(self) -> bool:
-        has_length = any("__len__" in vars(kind) for kind in type(self).__mro__)  # `hasattr` asks MirrorType too
+        has_length = any("__len__" in vars(kind) for kind in type(self).__mro__)  # `hasattr` also looks at MirrorType
         truth = not has_length or len(self) != 0
         decoys.check_truth(self, truth)
         return truth

@@ -192,7 +192,7 @@ class _Server:
         return self._call(getattr(type(target), request["name"]).__get__(target), request)
 
     def _each(self, request: dict[str, Any]) -> list[Any]:
-        """Call a special method with one operand after the other; see `mirrors.Solution.each`."""
+        """Call a special method once for each operand; see `mirrors.Solution.each`."""
         target = self._target(request)
         return [outcome(target, request["name"], self._decode(item)) for item in request["args"]]
 
@@ -317,11 +317,11 @@ class _Server:
 
 
 def outcome(target: Any, name: str, operand: Any) -> Any:
-    """The result of a special method as it is sent to the tests; see `mirrors.Solution.each`."""
+    """Call a special method and return its answer in the form of `mirrors.Solution.each`."""
     try:
         answer = getattr(type(target), name).__get__(target)(operand)
         return answer if answer is NotImplemented or type(answer) in (bool, int, float, str) else (bool(answer),)
-    except BaseException:  # noqa: BLE001  SystemExit is a result too
+    except BaseException:  # noqa: BLE001  also SystemExit
         return None
 
 

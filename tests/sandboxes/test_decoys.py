@@ -19,7 +19,7 @@ DRAWS = 100
 
 
 class Copies:
-    """In place of the judged code's process; each of its forks has a copy of the judged object."""
+    """Stand-in for the judged code's process; each fork has a copy of the judged object."""
 
     def __init__(self, judged: Any) -> None:
         self.judged = judged
@@ -35,12 +35,12 @@ class Copies:
         return [outcome(self.copy, name, operand) for operand in operands]
 
     def ask(self, operation: str, number: int, name: str, *arguments: Any) -> Any:
-        """An object that the judged code creates."""
+        """Return the arguments, in place of an object created with them."""
         return arguments
 
 
 def mirror(*arguments: Any) -> Any:
-    """A mirrored object, made with these arguments."""
+    """Create a mirrored object whose recorded call has these arguments."""
     kind = type("Judged", (Mirror,), {"\0plain": None})
     made = kind()
     made.__dict__[_NUMBER] = 0
@@ -58,23 +58,23 @@ def passes(judged: Any, constant: Any) -> bool:
     return answer is True
 
 
-# --- what the real constant has that the decoys lack
+# --- decoys don't reveal the real constant
 
 
 def middle(options: Sequence[Any]) -> list[float]:
-    """How close each value is to the middle of all."""
+    """Closeness of each value to the median."""
     ordered = sorted(options)
     return [-abs(ordered.index(option) - len(options) / 2) for option in options]
 
 
 def likeness(options: Sequence[Any]) -> list[float]:
-    """How many items each value has in common with the others."""
+    """Number of items that each value has in common with the others."""
     columns = [Counter(map(repr, column)) for column in zip(*options, strict=True)]
     return [sum(column[repr(item)] for column, item in zip(columns, option, strict=True)) for option in options]
 
 
 def most_often(score: Callable[[Sequence[Any]], list[float]], draw: Callable[[], list[Any]]) -> int:
-    """How often the first of the options that `draw` returns has the highest score."""
+    """Number of draws in which the first option has the highest score."""
     hits = 0
     for _ in range(DRAWS):
         options = draw()
@@ -144,7 +144,7 @@ class FirstSeen:
 
 
 class Middle:
-    """Equal to what is near the middle of all that it has seen."""
+    """Equal to values near the median of those seen so far."""
 
     def __init__(self, near: int, after: int) -> None:
         self.near, self.after, self.seen = near, after, []  # type: ignore[var-annotated]

@@ -179,9 +179,9 @@ def join(store: Any, rank: int, size: int, *, with_gpus: bool) -> None:
 
 
 def use_gpu(index: int) -> None:
-    """Make a GPU the current one of this thread, and of every thread that the event loop gives work to.
+    """Make a GPU the current device of this thread and of the threads of the event loop's default executor.
 
-    CUDA's current device belongs to a thread, and is the first GPU in a new one.
+    Each thread has its current CUDA device, which is the first GPU in a new thread.
     """
     import torch
 
@@ -191,7 +191,7 @@ def use_gpu(index: int) -> None:
 
 
 def on_this_gpu() -> Callable[[], None] | None:
-    """Return a function that makes this thread's current GPU that of the calling thread; None if no GPU is used."""
+    """Return an initializer for threads that are to use this thread's GPU; None if no GPU is in use."""
     import torch
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

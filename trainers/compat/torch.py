@@ -1,4 +1,4 @@
-"""torch: the class of gloo process groups, and functions of DTensor, checkpoints and attention with private names."""
+"""torch: the class of gloo process groups, and private functions of DTensor, checkpoints and attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PACKAGE = Package("torch", ("2.13.0",))
 _function = cache(PACKAGE.function)
 CAUSAL = 1
-"""Value of `custom_mask_type` with which torch's memory-efficient attention is causal in each sequence."""
+"""Value of `custom_mask_type` for causal attention within each sequence, in torch's memory-efficient kernel."""
 
 
 def replace_gloo(group: type) -> None:
@@ -43,12 +43,13 @@ def set_element(state: dict[str, Any], path: Sequence[str | int], value: Any) ->
 def efficient_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, width: int, scale: float | None
 ) -> torch.Tensor:
-    """Memory-efficient causal attention within each sequence of a packed row, [T, heads, head dim]; GPUs only.
+    """Compute memory-efficient causal attention within each sequence of a packed row, on a GPU.
 
-    `scaled_dot_product_attention` uses the same kernel, but has no argument for the sequences' bounds.
+    Inputs and output are [T, heads, head dim]. `scaled_dot_product_attention` uses the same kernel, but has no argument
+    for the sequences' bounds.
 
     Args:
-        bounds: index of the first token of each sequence, and the number of tokens, [S + 1] int32.
+        bounds: index of the first token of each sequence, then the number of tokens, [S + 1] int32.
         width: length of the longest sequence.
     """
     import torch

@@ -1,4 +1,4 @@
-"""vLLM: functions replaced on a CPU, at shutdown and by the external launcher, and private attributes of requests.
+"""vLLM: functions replaced on a CPU, at shutdown and for the external launcher; private attributes of requests.
 
 This module doesn't import vLLM, which takes seconds, before a function needs it.
 """
@@ -77,10 +77,10 @@ def patch_for_cpu() -> None:
 
 
 def kill_process_tree(pid: int) -> None:
-    """Kill a process and all its descendants, of which some may end at the same time.
+    """Kill a process and all its descendants, some of which may end meanwhile.
 
-    vLLM's own function asks each descendant for its name first, and fails if one has ended. The others then stay, and
-    vLLM doesn't shut an engine down a second time.
+    vLLM's function asks each descendant for its name first, and fails if one has ended. The others then keep running,
+    since vLLM doesn't try again.
     """
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
@@ -93,7 +93,7 @@ def patch_shutdown() -> None:
     """Make vLLM use `kill_process_tree` when it ends an engine's processes.
 
     Raises:
-        ChangedPackageError: vLLM lacks its function, or the function has other parameters.
+        ChangedPackageError: vLLM lacks this function, or its parameters have changed.
     """
     PACKAGE.replace("vllm.v1.utils:kill_process_tree", kill_process_tree)
 

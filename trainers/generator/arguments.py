@@ -179,9 +179,9 @@ PREPARED = "FORGE_ENV_GENERATOR"
 EVERYWHERE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
-    # A fork of a process with running threads, such as Monarch's, may inherit locks that nothing will release.
+    # A fork of a process with running threads, such as Monarch's, may inherit locks that are never released.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    # FlashInfer's sampler is compiled at the first start, and ignores the seeds of requests.
+    # FlashInfer's sampler is compiled at the first start and ignores the seeds of requests.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 """Environment variables of a generator's process."""

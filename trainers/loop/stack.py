@@ -84,8 +84,8 @@ class RoleDiedError(ForgeError):
 
 
 TITAN_ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""Environment variables of processes that run TorchTitan. On a GPU, torch then reuses the memory of microbatches for
-those of other sizes, instead of fragmenting it."""
+"""Environment variables of processes that run TorchTitan. Expandable segments keep GPU memory from fragmenting when
+microbatches differ in size."""
 ROLES = {"trainer": "trainer", "reference": "reference model", "buffer": "replay buffer"}
 
 

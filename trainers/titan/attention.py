@@ -1,7 +1,7 @@
 """Attention over packed rows.
 
-No token attends to another sequence. On a GPU, kernels for sequences of varying length read the packed row as it is.
-On a CPU, attention alone pads sequences, each to a row of its own; linear layers process the packed tokens.
+No token attends to another sequence. On a GPU, variable-length kernels read the packed row directly. On a CPU,
+attention pads each sequence to a separate row; linear layers process the packed tokens without padding.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
     Argument names are TorchTitan's, because its sharding rules refer to them.
     """
 
-    # without cuDNN, which builds a plan for every new shape: nearly every microbatch has one
+    # without cuDNN, which builds a plan for each new shape, and nearly every microbatch has a new shape
     sdpa_backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
     @dataclass(kw_only=True, slots=True)
@@ -112,10 +112,11 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
 def attend_varlen(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: VarlenLayout, scale: float | None
 ) -> torch.Tensor:
-    """Compute causal attention within each sequence of a packed row on a GPU, [T, heads, head dim] each.
+    """Compute causal attention within each sequence of a packed row, on a GPU.
 
-    FlashAttention (Dao 2023, arXiv 2307.08691) in 16 bits, and otherwise memory-efficient attention (Rabe and Staats
-    2021, arXiv 2112.05682), since FlashAttention doesn't compute in float32.
+    Inputs and output are [T, heads, head dim]. 16-bit types use FlashAttention-2 (Dao 2023, arXiv 2307.08691). Others
+    use memory-efficient attention (Rabe and Staats 2021, arXiv 2112.05682), since FlashAttention-2 doesn't support
+    them.
     """
     if torch.is_autocast_enabled(q.device.type):  # as `scaled_dot_product_attention` does
         q, k, v = (each.to(torch.get_autocast_dtype(q.device.type)) for each in (q, k, v))

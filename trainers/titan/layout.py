@@ -45,10 +45,10 @@ class PackedLayout:
 
 @dataclass(frozen=True, slots=True)
 class VarlenLayout:
-    """Boundaries of the sequences in a packed row, for the kernels of a GPU, which need no grid.
+    """Boundaries of the sequences in a packed row, for variable-length attention kernels on a GPU.
 
     Attributes:
-        bounds: index of the first token of each of the S sequences, and the number of tokens, [S + 1] int32.
+        bounds: index of the first token of each of the S sequences, then the number of tokens, [S + 1] int32.
         width: length of the longest sequence.
     """
 
@@ -63,11 +63,11 @@ class VarlenLayout:
 
 
 RowLayout = PackedLayout | VarlenLayout
-"""Layout of a packed row that one rank computes."""
+"""Layout of a packed row on a single rank."""
 
 
 def layout_of(lengths: Sequence[int], device: torch.device) -> RowLayout:
-    """Build the layout that attention on this device needs, of sequences that follow one another in a row."""
+    """Build the layout of a row of sequences of these lengths, in the form that attention on this device needs."""
     return (VarlenLayout if device.type == "cuda" else PackedLayout).of(lengths, device)
 
 

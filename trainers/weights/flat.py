@@ -71,7 +71,7 @@ class Layout:
         buffers = into or {dtype: shared.empty(size, dtype) for dtype, size in self.sizes.items()}
         for entry, part in zip(self.entries, parts, strict=True):
             values = part.values
-            if values.is_cuda:  # `copy_` would convert on the CPU, after copying twice as many bytes
+            if values.is_cuda:  # `copy_` would copy before converting, so twice the bytes, and convert on the CPU
                 values = values.to(entry.dtype)
             buffers[entry.dtype][entry.offset : entry.end].view(entry.shape).copy_(values)
         return buffers

@@ -230,7 +230,7 @@ def test_doctor_names_a_torch_that_is_built_for_other_gpus(
         (1, "raise RuntimeError('driver too old')", 1, "torch can't compute on a GPU: RuntimeError: driver too old"),
         (1, "import os; os.abort()", 1, "torch can't compute on a GPU: exit code -6"),
         (1, "import time; time.sleep(60)", 1, "torch did not compute on a GPU within"),
-        (0, "", 1, "installed for GPUs, and this machine shows none"),
+        (0, "", 1, "built for GPUs, but this machine has none"),
     ],
 )
 def test_doctor_computes_on_a_gpu(

@@ -1,4 +1,4 @@
-"""Where a recipe says nothing of GPUs, it uses those of this machine."""
+"""Defaults of `with_gpus` and `share_gpus`, which depend on the GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -64,4 +64,4 @@ def test_vllm_for_gpus_is_not_run_on_the_cpu(monkeypatch: pytest.MonkeyPatch, co
     with pytest.raises(ForgeError, match="can't generate on the CPU") as caught:
         check_gpus(config)
     assert "STACK=cpu" in str(caught.value.fix)
-    check_gpus(config.model_copy(update={"method": "sft"}))  # the trainer alone can
+    check_gpus(config.model_copy(update={"method": "sft"}))  # training without a generator can

@@ -29,7 +29,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_every_thread_of_a_rank_computes_on_its_gpu(rank: int, device: int) -> None:
     ranks.join(None, rank, 4, with_gpus=True)
     assert torch.cuda.current_device() == device
-    barrier = threading.Barrier(2)  # both calls are in threads at the same time, so neither thread is reused
+    barrier = threading.Barrier(2)  # both calls run at the same time, so in different threads
 
     def compute() -> int:
         barrier.wait(timeout=30)

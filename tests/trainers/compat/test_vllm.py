@@ -114,12 +114,12 @@ async def test_an_engine_is_shut_down_although_one_of_its_processes_ends_meanwhi
         return listed
 
     monkeypatch.setattr(psutil.Process, "children", children_of_which_one_ends)
-    monkeypatch.setattr(utils, "kill_process_tree", utils.kill_process_tree)  # so that it is restored
+    monkeypatch.setattr(utils, "kill_process_tree", utils.kill_process_tree)  # restored after the test
     (child,) = children(psutil.Process(process.pid))
     engine: Any = SimpleNamespace(
         pid=process.pid, name="EngineCore", is_alive=lambda: process.poll() is None, terminate=lambda: None
     )
-    with pytest.raises(psutil.NoSuchProcess):  # otherwise nothing needs to be replaced any more
+    with pytest.raises(psutil.NoSuchProcess):  # if not, vLLM has fixed this, and `patch_shutdown` is obsolete
         utils.shutdown([engine], timeout=0)
     assert process.poll() is None
 

@@ -109,7 +109,7 @@ class Started:
 def create_weights(folder: Path) -> None:
     """Write random weights into a checkpoint folder.
 
-    With a trained model, float32 itself is less exact at a few tokens than `MISMATCH`, whatever computes it.
+    With a trained model, the rounding of float32 alone exceeds `MISMATCH` at a few tokens.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -206,7 +206,7 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
         await generators.update_weights(1, published)
         completions = await in_flight
         versions = np.concatenate([completion.versions for completion in completions])
-        assert set(versions) == {0, 1}, "no request was in flight over the update"
+        assert set(versions) == {0, 1}, "no request was in flight during the update"
         assert (await mismatches(trainer, completions))[versions == 1].max() <= MISMATCH
         assert all((np.diff(completion.versions) >= 0).all() for completion in completions)
         assert_signed(completions)
@@ -345,7 +345,7 @@ async def test_adapters_alone_travel_to_the_generators(
         assert pushed["bytes"] * 5 < (folder / "model.safetensors").stat().st_size
         assert (await mismatches(trainer, after)).max() <= MISMATCH
 
-        # After one more step the generators are one version behind, which almost every single token shows.
+        # After one more step the generators are one version behind, and the log-probs of almost all tokens differ.
         await trainer.train_step([sequence(completion) for completion in first])
         assert np.median(await mismatches(trainer, after)) > 1000 * MISMATCH
 
