@@ -1,6 +1,6 @@
 """Check forge-env on a GPU or a CPU: kernels, agreement of trainer and generator, speed, learning, failures, resume.
 
-make accept-gpu                                     one GPU of 40 GB or more, 10 to 30 minutes, no network
+make accept-gpu                                     one GPU of 80 GB, 10 to 30 minutes, no network
 python -m benchmarks accept --device cpu            the same stages with a smaller model and fewer steps
 python -m benchmarks accept --stages machine speed  some stages only
 
@@ -296,7 +296,7 @@ def check_learning(device: str) -> Stage:
     stage.figures |= {name: summary[name] for name in keep if name in summary}
     stage.at_least("held-out score at the end", summary["heldout_end"], 0.72 if device == "cuda" else 0.2)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    wanted = "loss/mismatch_mean", "loss/mismatch_max", "time/step_s", "skipped_updates", "tokens_discarded_stale"
+    wanted = "mismatch/mean", "mismatch/max", "trainer/train_s", "trainer/skipped_updates", "groups/discarded_stale"
     for name in wanted:
         values = [row[name] for row in rows if name in row]
         if values:

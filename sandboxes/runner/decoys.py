@@ -222,8 +222,6 @@ def _nothing(truth: bool) -> None:
     """Consequence of a comparison that needs no further check."""
 
 
-_UNDECIDED = object()
-"""The answer of a comparison that must be made in the judged process itself."""
 _UNCHECKED: _Decision = (_UNDECIDED, _nothing)
 
 

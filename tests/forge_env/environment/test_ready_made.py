@@ -33,8 +33,8 @@ class Workshop(fe.SandboxEnvironment):
     program = fe.tools.python(name="program", stateful=False)
     editor = fe.tools.files(name="edit")
     submit = fe.tools.submit()
-    quick = fe.tools.bash(name="quick", timeout_s=0.5, output_chars=50, max_calls=3)
-    quick_python = fe.tools.python(name="quick_python", timeout_s=0.5)
+    quick = fe.tools.bash(name="quick", timeout_s=3, output_chars=50, max_calls=3)
+    quick_python = fe.tools.python(name="quick_python", timeout_s=2)
 
     def task(self, split: str, index: int) -> fe.Task:
         return fe.Task(id=str(index), prompt="Work.", split=split, data={"answer": "done"})
