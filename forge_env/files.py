@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -340,7 +341,9 @@ class HeldFolder:
             UsageError: another process has locked it.
         """
         try:
-            for path in (self.root, *self.inside):
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=stat.S_IRWXU, exist_ok=True)  # other users could read it, and lock its files
+            for path in self.inside:
                 path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:

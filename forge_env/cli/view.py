@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import html
 import sys
+import tempfile
 import webbrowser
 from pathlib import Path
 
@@ -45,10 +47,23 @@ async def _serve(folder: Path, port: int | None, *, browser: bool) -> None:
     from forge_env.view.runs import Runs
     from forge_env.view.serving import free_port, serve_pages
 
-    def ready(address: str) -> None:
-        print(f"serving {folder} at {address} (Ctrl-C stops)", flush=True)
-        if browser and sys.stdout.isatty():
-            asyncio.get_running_loop().run_in_executor(None, webbrowser.open, address)
+    with tempfile.TemporaryDirectory(prefix="forge-env-view-") as private:
 
-    chosen = free_port(PORT) if port is None else port
-    await serve_pages(Pages(Runs(folder)), chosen, ready=ready)
+        def ready(address: str) -> None:
+            print(f"serving {folder} at {address} (Ctrl-C stops)", flush=True)
+            if browser and sys.stdout.isatty():
+                page = write_redirect(Path(private), address)
+                asyncio.get_running_loop().run_in_executor(None, webbrowser.open, page.as_uri())
+
+        chosen = free_port(PORT) if port is None else port
+        await serve_pages(Pages(Runs(folder)), chosen, ready=ready)
+
+
+def write_redirect(folder: Path, address: str) -> Path:
+    """Write a page that leads the browser to `address`, whose token must not be among the browser's arguments.
+
+    Every user of the machine can read those.
+    """
+    page = folder / "open.html"
+    page.write_text(f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">', encoding="utf-8")
+    return page

@@ -54,6 +54,8 @@ MAX_NESTED = 100
 """Maximum nesting depth of lists and mappings in brackets."""
 WIDTH = 110
 """Maximum columns of written YAML."""
+LONGEST_INTEGER = 1000
+"""Maximum digits of an integer."""
 MOST_LISTED = 40
 """Maximum number of known keys that an error about an unknown key lists."""
 
@@ -84,6 +86,13 @@ class Loader(yaml.SafeLoader):
             seen.add(key_node.value)
         return super().construct_mapping(node, deep=deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Read an integer; one of thousands of digits, which Python can't write in decimals, is an error."""
+        if len(node.value) > LONGEST_INTEGER:
+            problem = f"an integer has {len(node.value)} digits; {LONGEST_INTEGER} is the most"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return int(super().construct_yaml_int(node))
+
 
 class Dumper(yaml.SafeDumper):
     """YAML dumper whose output `Loader` reads back unchanged."""
@@ -96,6 +105,7 @@ for _class in (Loader, Dumper):
     }
     _class.add_implicit_resolver(f"{TAG}int", INTEGER, list("-+0123456789"))
     _class.add_implicit_resolver(f"{TAG}float", FLOAT, list("-+0123456789."))
+Loader.add_constructor(f"{TAG}int", Loader.construct_yaml_int)
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from forge_env.evaluation.record import open_folder
 from forge_env.evaluation.results import Results, ResultTable
 from forge_env.evaluation.tables import Table
 from forge_env.registry import environment_class, make, make_config
+from forge_env.registry import names as registered_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,28 @@ def _choice(config: EvaluationConfig, label: str) -> EnvironmentChoice:
     return next(choice for choice in config.environments if choice.label == label)
 
 
+def _loads_installed_code(name: str) -> bool:
+    """Whether an environment's class can be loaded without importing code that only a recipe names.
+
+    Either evaluation may be a stranger's.
+    """
+    head = name.partition(":")[0]
+    return head in registered_names() or head in sys.modules
+
+
 def _same_class(a: str, b: str) -> bool:
     try:
-        return a == b or environment_class(a) is environment_class(b)
+        return a == b or (
+            _loads_installed_code(a) and _loads_installed_code(b) and environment_class(a) is environment_class(b)
+        )
     except ForgeError:
         return False
 
 
 def _options(choice: EnvironmentChoice) -> dict[str, object]:
     """All options including defaults; only the given ones if the environment is not installed here."""
+    if not _loads_installed_code(choice.name):
+        return dict(choice.options)
     try:
         return make_config(choice.name, environment_class(choice.name), choice.options).model_dump()
     except ForgeError:
@@ -79,6 +94,8 @@ def _options(choice: EnvironmentChoice) -> dict[str, object]:
 
 def _tasks_agree(a: EnvironmentChoice, b: EnvironmentChoice, split: str, number: int) -> bool:
     """Whether the first `number` tasks of both environments are equal; False if either can't be created here."""
+    if not (_loads_installed_code(a.name) and _loads_installed_code(b.name)):
+        return False
     try:
         one, other = make(a.name, **a.options), make(b.name, **b.options)
         with environment_code(f"the tasks of {a.name}", split):

@@ -133,6 +133,7 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     taken = r"another process is writing to .*/a \(wait for it, or choose another"
     with HeldFolder(tmp_path / "a"), pytest.raises(UsageError, match=taken):
         HeldFolder(tmp_path / "a").hold()
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700, "other users could read it, and lock its files"
     with HeldFolder(tmp_path / "a"):
         pass
 

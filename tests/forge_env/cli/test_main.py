@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from forge_env import machine
-from forge_env.cli import doctor
+from forge_env.cli import doctor, view
 from forge_env.cli import main as cli
 from forge_env.cli.main import main
 from forge_env.config import load_config
@@ -272,3 +272,9 @@ def test_a_library_that_blocks_at_exit_does_not_change_the_code_of_an_interrupte
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_the_browsers_arguments_do_not_contain_the_token(tmp_path: Path) -> None:
+    page = view.write_redirect(tmp_path, "http://127.0.0.1:7331/?token=secret&a=1")
+    assert "secret" not in page.as_uri()
+    assert "url=http://127.0.0.1:7331/?token=secret&amp;a=1" in page.read_text(encoding="utf-8")

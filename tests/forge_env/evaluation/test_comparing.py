@@ -69,3 +69,18 @@ def test_what_was_asked_for_last_is_compared(tmp_path: Path) -> None:
     difference = found.environments["levels"]
     assert difference is not None
     assert (difference.tasks, found.only_b["levels"]) == (5, 7)
+
+
+def test_comparing_imports_no_code_that_only_a_recipe_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = played(tmp_path / "a"), played(tmp_path / "b", options={"max_turns": 3})
+    (tmp_path / "gift.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\nclass Levels: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for folder in (a, b):
+        config = folder / "config.yaml"
+        config.write_text(config.read_text().replace(NAME, "gift:Levels" if folder == a else "gift:Other"))
+    with pytest.raises(UsageError, match="gift:Levels against gift:Other"):
+        compare_folders(a, b)
+    config.write_text(config.read_text().replace("gift:Other", "gift:Levels"))
+    with pytest.raises(UsageError, match="max_turns"):
+        compare_folders(a, b)
+    assert not (tmp_path / "imported").exists()
