@@ -6,6 +6,7 @@ require `--debug` (or FORGE_ENV_DEBUG=1).
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import signal
@@ -13,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from forge_env import __version__
@@ -89,16 +90,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str], *, last: bool) -> int:
-    """Implement `main`; with `last`, a timer makes sure that the process exits afterwards."""
+    """Implement `main`; with `last`, make sure that the process exits afterwards."""
     from forge_env.interrupts import INTERRUPTED
 
     code = 1
+    if last:  # registered first, so it runs last, before the destructors of libraries, which may block
+        atexit.register(lambda: _leave(code) if code == INTERRUPTED else None)
     debug = "--debug" in arguments or os.environ.get("FORGE_ENV_DEBUG", "") not in ("", "0")
     try:
         with signals_interrupt():
             _find_own_modules()
             code = _run(arguments, debug)
             return code
+    except SystemExit as end:  # --help, --version
+        code = end.code if isinstance(end.code, int) else 0
+        raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED
@@ -113,10 +119,20 @@ def _main(arguments: list[str], *, last: bool) -> int:
         report_error(cause)
         return cause.exit_code if isinstance(cause, ForgeError) else 1
     finally:
-        if last:  # remaining threads or exit handlers of libraries must not keep the process alive
-            if code == INTERRUPTED:
-                signal.signal(signal.SIGALRM, lambda number, frame: os._exit(INTERRUPTED))
-            signal.alarm(LEAVE_INTERRUPTED_S if code == INTERRUPTED else LEAVE_S)
+        if last:  # threads and exit handlers of libraries must not keep the process alive
+            seconds = LEAVE_INTERRUPTED_S if code == INTERRUPTED else LEAVE_S
+            timer = threading.Timer(seconds, _leave, [code])
+            timer.daemon = True
+            timer.start()
+            signal.alarm(seconds + 1)  # if the interpreter is already too far gone to run the timer
+
+
+def _leave(code: int) -> None:
+    """Exit without finalizing the interpreter."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # the reader closed the pipe, or it is closed
+            stream.flush()
+    os._exit(code)
 
 
 @contextmanager
