@@ -98,7 +98,7 @@ def _packages(extra: str) -> Iterator[Finding]:
 
 
 def _install(extra: str) -> str:
-    return f"make setup, or pip install 'forge-env{f'[{extra}]' if extra else ''}'"
+    return f"make setup STACK={extra.removeprefix('train-')}" if extra else "make setup, or pip install forge-env"
 
 
 def _training() -> Iterator[Finding]:

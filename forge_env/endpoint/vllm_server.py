@@ -151,7 +151,7 @@ def check_checkpoint(model: str) -> str:
         UsageError: vLLM is not installed, or there is no such checkpoint folder.
     """
     if find_spec("vllm") is None:
-        raise UsageError("vLLM is not installed", fix="install forge-env[train-cpu] or [train-gpu]")
+        raise UsageError("vLLM is not installed", fix="install the training packages: make setup (docs/install.md)")
     if not model:
         raise UsageError("--model vllm: does not name a checkpoint", fix="write --model vllm:PATH")
     folder = user_path(model)

@@ -90,10 +90,10 @@ def check_packages(config: RunConfig) -> None:
     if entry is None or not entry.value.startswith("trainers."):
         return
     if missing := machine.missing_training_packages():
-        extra = "train-gpu" if needed_gpus(config) else "train-cpu"
+        stack = "gpu" if needed_gpus(config) else "cpu"
         raise ForgeError(
             f"training needs packages that aren't installed: {', '.join(missing)}",
-            fix=f"pip install 'forge-env[{extra}]', or run `make setup` in a checkout",
+            fix=f"run `make setup STACK={stack}` in a clone of forge-env (docs/install.md)",
         )
     if libraries := machine.missing_libraries():
         raise ForgeError(

