@@ -14,6 +14,9 @@ MONARCH = {
     "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": "10s",
     "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE": "2m",  # the default of 30 s is too short on a busy machine
     "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE": "2m",
+    # Monarch ends a process whose owner was last heard of this long ago by the wall clock, which may jump. The
+    # kernel and `trainers.actors.lease` end processes whose owner is gone.
+    "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "3650d",
 }
 """Environment variables that Monarch reads at import, here and in the processes that it starts."""
 
