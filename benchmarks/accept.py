@@ -1,6 +1,6 @@
 """Check forge-env on a GPU or a CPU: kernels, agreement of trainer and generator, speed, learning, failures, resume.
 
-make accept-gpu                                     one GPU of 80 GB, 10 to 30 minutes, no network
+make accept-gpu                                     one GPU of 80 GB, no network
 python -m benchmarks accept --device cpu            the same stages with a smaller model and fewer steps
 python -m benchmarks accept --stages machine speed  some stages only
 
@@ -30,8 +30,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.mismatch import sample
 from benchmarks.report import has_succeeded, machine, table
-from forge_env.config import RunConfig
+from forge_env.config import RunConfig, load_config
 from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import (
     EnvironmentSection,
@@ -70,11 +71,31 @@ class Stage:
         self.checks.append((name, float(value), ">=", bound))
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of the command.
+
+    Attributes:
+        device: `cuda` or `cpu`.
+        out: folder of the results and of the training runs.
+        steps: training steps of the stage `learning`; None: by device.
+    """
+
+    device: str
+    out: Path
+    steps: int | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device == "cuda"
+
+
 # ---
 # Stages
 
 
-def check_machine(device: str) -> Stage:
+def check_machine(options: Options) -> Stage:
     """Check GPU, driver, memory and disk."""
     stage = Stage()
     import torch
@@ -85,7 +106,7 @@ def check_machine(device: str) -> Stage:
         "disk free, GiB": shutil.disk_usage(Path.cwd()).free / 2**30,
     }
     stage.at_least("/dev/shm free, GiB", shutil.disk_usage("/dev/shm").free / 2**30, 1)
-    if device == "cuda":
+    if options.on_gpu:
         stage.at_least("GPUs that torch can use", torch.cuda.device_count(), 1)
         name, driver, total, used = gpu_state()
         stage.figures |= {"GPU": name, "driver": driver, "CUDA": torch.version.cuda or "", "GPU memory, GiB": total}
@@ -93,14 +114,14 @@ def check_machine(device: str) -> Stage:
     return stage
 
 
-def check_kernels(device: str) -> Stage:
+def check_kernels(options: Options) -> Stage:
     """Compare attention over packed rows with float64, and time it for new shapes."""
     import torch
 
     from trainers.titan.attention import PackedAttention
     from trainers.titan.layout import PackedLayout, layout_of
 
-    stage, where = Stage(), torch.device(device)
+    stage, where = Stage(), torch.device(options.device)
     module = PackedAttention(PackedAttention.Config())
     rng = random.Random(0)
 
@@ -121,7 +142,7 @@ def check_kernels(device: str) -> Stage:
         for name, value, reference in zip(("output", "dq", "dk", "dv"), values, exact, strict=True):
             error = (value.double() - reference).norm() / reference.norm()
             stage.at_most(f"attention {name}, {str(dtype).removeprefix('torch.')}, error", error.item(), bound)
-    if device == "cuda":
+    if options.on_gpu:
         times = []
         for _ in range(20):
             lengths = [rng.randrange(100, 1500) for _ in range(rng.randrange(8, 16))]
@@ -164,19 +185,19 @@ def copy_speeds() -> dict[str, float | str]:
     }
 
 
-def check_agreement(device: str, engine: str) -> Stage:
+def check_agreement(options: Options, engine: str) -> Stage:
     """Compare float32 log-probs of generator and trainer before and after weight updates with requests in flight."""
-    return asyncio.run(_agreement(device, engine))
+    return asyncio.run(_agreement(options, engine))
 
 
-async def _agreement(device: str, engine: str) -> Stage:
+async def _agreement(options: Options, engine: str) -> Stage:
     from trainers.loop.stack import Stack, prepare_controller
     from trainers.losses.sft import SFTLoss
 
     prepare_controller()
     stage, folder = Stage(), checkpoint_folder("coding_rlvr_base")
     assert folder is not None
-    config = recipe(device, engine=engine, path=str(folder))
+    config = recipe(options, engine=engine, path=str(folder))
     started = time.perf_counter()
     async with Stack(config) as stack:
         trainer = await stack.start_trainer(folder)
@@ -186,7 +207,7 @@ async def _agreement(device: str, engine: str) -> Stage:
         prompts = [[random.Random(number).randrange(10, 300) for _ in range(40)] for number in range(32)]
         before = await sample(generators, prompts, 60)
         largest, mean = await mismatch(trainer, before)
-        bound = 1e-3 if device == "cuda" else 1e-4
+        bound = 1e-3 if options.on_gpu else 1e-4
         stage.at_most("largest mismatch before updates", largest, bound)
         stage.figures["mean mismatch before updates"] = mean
         in_flight = asyncio.ensure_future(sample(generators, prompts, 400))
@@ -202,22 +223,22 @@ async def _agreement(device: str, engine: str) -> Stage:
     return stage
 
 
-def check_speed(device: str) -> Stage:
+def check_speed(options: Options) -> Stage:
     """Measure trainer, generator and weight sync; on a GPU with the shape of Qwen3-0.6B in bfloat16."""
-    return asyncio.run(_speed(device))
+    return asyncio.run(_speed(options))
 
 
-async def _speed(device: str) -> Stage:
+async def _speed(options: Options) -> Stage:
     from trainers.loop.stack import Stack, prepare_controller
     from trainers.losses import GRPOLoss
 
     prepare_controller()
-    on_gpu, stage = device == "cuda", Stage()
+    on_gpu, stage = options.on_gpu, Stage()
     dtype, length = ("bfloat16", 2048) if on_gpu else ("float32", 512)
-    config = recipe(device, engine="async_llm", dtype=dtype, length=length)
+    config = recipe(options, engine="async_llm", dtype=dtype, length=length)
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
         model = Path(scratch, "model")
-        shape = shape_folder(config, device, Path(scratch, "shape"))
+        shape = shape_folder(config, options, Path(scratch, "shape"))
         async with Stack(config) as stack:
             trainer = await stack.start_trainer(shape)
             started = time.perf_counter()
@@ -247,7 +268,7 @@ async def _speed(device: str) -> Stage:
             batch = [segment(each, random.Random(number).uniform(-1, 1)) for number, each in enumerate(completions)]
             steps = [await trainer.train_step(batch) for _ in range(4 if on_gpu else 2)]
             stage.figures |= {"trainer, tokens/s": steps[-1]["tokens_per_s"], "first step, s": steps[0]["train_s"]}
-            stage.figures |= {"next steps, s": steps[-1]["train_s"], "padding": steps[-1].get("padding", 0.0)}
+            stage.figures |= {"next steps, s": steps[-1]["train_s"]}
             if on_gpu:
                 stage.at_least("trainer, model FLOPs utilisation", steps[-1].get("mfu", 0.0), 0.15)
             await _sync(stage, trainer, generators, on_gpu)
@@ -257,13 +278,13 @@ async def _speed(device: str) -> Stage:
     return stage
 
 
-def shape_folder(config: RunConfig, device: str, folder: Path) -> Path:
+def shape_folder(config: RunConfig, options: Options, folder: Path) -> Path:
     """Create a model folder with the config.json of the stage `speed`, without weights."""
     from trainers.model.tiny import hf_config
 
     folder.mkdir()
-    section = config.model.model_copy(update={"tiny": SHAPES[device]})
-    (folder / "config.json").write_text(json.dumps(hf_config(section, VOCABULARY[device], 2)))
+    section = config.model.model_copy(update={"tiny": SHAPES[options.device]})
+    (folder / "config.json").write_text(json.dumps(hf_config(section, VOCABULARY[options.device], 2)))
     return folder
 
 
@@ -281,20 +302,23 @@ async def _sync(stage: Stage, trainer: Any, generators: Any, on_gpu: bool) -> No
     stage.at_least("generators with the trainer's weights, of 1", sum(served), 1)
 
 
-def check_learning(device: str) -> Stage:
+def check_learning(options: Options) -> Stage:
     """Train with the default recipe, asynchronously; its score must rise and its self-checks must pass."""
     stage = Stage()
-    steps = int(os.environ.get("FORGE_ENV_ACCEPT_STEPS", 50 if device == "cuda" else 4))
-    folder = runs_folder() / "accept-learning"
+    steps = options.steps or (50 if options.on_gpu else 4)
+    folder = options.out / "accept-learning"
     shutil.rmtree(folder, ignore_errors=True)
     started = time.perf_counter()
-    process = start("learning", device, [f"grpo.steps={steps}", "grpo.max_off_policy_steps=2"])
+    process = start("learning", options, [f"grpo.steps={steps}", "grpo.max_off_policy_steps=2"])
     stage.at_most("exit code", process.wait(), 0)
     stage.figures["wall, s"] = time.perf_counter() - started
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     keep = "heldout_start", "steps", "max_staleness", "wall_s", "time_to_first_step_s"
     stage.figures |= {name: summary[name] for name in keep if name in summary}
-    stage.at_least("held-out score at the end", summary["heldout_end"], 0.72 if device == "cuda" else 0.2)
+    config = load_config(str(folder / "config.yaml"))
+    if options.on_gpu:
+        stage.at_least("roles on the GPU, of 2", config.generator.with_gpus + config.trainer.with_gpus, 2)
+    stage.at_least("held-out score at the end", summary["heldout_end"], 0.72 if options.on_gpu else 0.2)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     wanted = "mismatch/mean", "mismatch/max", "trainer/train_s", "trainer/skipped_updates", "groups/discarded_stale"
     for name in wanted:
@@ -304,12 +328,12 @@ def check_learning(device: str) -> Stage:
     return stage
 
 
-def check_life(device: str) -> Stage:
+def check_life(options: Options) -> Stage:
     """Kill a run's generator, then interrupt the run and resume it; no process may remain on the GPU."""
-    stage, steps = Stage(), 20 if device == "cuda" else 10
-    folder = runs_folder() / "accept-life"
+    stage, steps = Stage(), 20 if options.on_gpu else 10
+    folder = options.out / "accept-life"
     shutil.rmtree(folder, ignore_errors=True)
-    process = start("life", device, [f"grpo.steps={steps}"])
+    process = start("life", options, [f"grpo.steps={steps}"])
     try:
         wait_for_step(folder, 2, process)
         victim = generator_process(folder)
@@ -325,20 +349,20 @@ def check_life(device: str) -> Stage:
             process.terminate()
             process.wait(timeout=60)
     started = time.perf_counter()
-    stage.at_most("exit code of the resumed run", start("life", device, [], resume=True).wait(), 0)
+    stage.at_most("exit code of the resumed run", start("life", options, [], resume=True).wait(), 0)
     stage.at_least("resumed run has succeeded", has_succeeded(folder), 1)
     stage.figures["resumed run, s"] = time.perf_counter() - started
-    if device == "cuda":
+    if options.on_gpu:
         listed = nvidia_smi("--query-compute-apps=pid")
         stage.at_most("processes left on the GPU", len([line for line in listed if line.strip().isdigit()]), 0)
     return stage
 
 
-STAGES: dict[str, Callable[[str], Stage]] = {
+STAGES: dict[str, Callable[[Options], Stage]] = {
     "machine": check_machine,
     "kernels": check_kernels,
-    "agreement-async": lambda device: check_agreement(device, "async_llm"),
-    "agreement-in-process": lambda device: check_agreement(device, "in_process"),
+    "agreement-async": lambda options: check_agreement(options, "async_llm"),
+    "agreement-in-process": lambda options: check_agreement(options, "in_process"),
     "speed": check_speed,
     "learning": check_learning,
     "life": check_life,
@@ -349,9 +373,11 @@ STAGES: dict[str, Callable[[str], Stage]] = {
 # Recipes, requests and runs
 
 
-def recipe(device: str, *, engine: str, path: str = "tiny", dtype: str = "float32", length: int = 512) -> RunConfig:
+def recipe(
+    options: Options, *, engine: str, path: str = "tiny", dtype: str = "float32", length: int = 512
+) -> RunConfig:
     """Recipe with trainer and generator on one device."""
-    on_gpu = device == "cuda"
+    on_gpu = options.on_gpu
     return RunConfig(
         environment=EnvironmentSection(name="coding_rlvr"),
         model=ModelSection.model_validate({"path": path, "dtype": dtype, "max_length": length}),
@@ -374,14 +400,6 @@ def segment(completion: Any, advantage: float = 0.0) -> Segment:
     return Segment(ids, mask, logprobs, advantages=mask * np.float32(advantage))
 
 
-async def sample(generators: Any, prompts: Sequence[Sequence[int]], tokens: int) -> list[Any]:
-    """Sample one completion for each prompt."""
-    from trainers.generator.types import SamplingOptions
-
-    options = SamplingOptions(max_tokens=tokens)
-    return list(await asyncio.gather(*(generators.generate(prompt, options) for prompt in prompts)))
-
-
 async def mismatch(trainer: Any, completions: Sequence[Any]) -> tuple[float, float]:
     """Largest and mean difference between the log-probs of trainer and generator."""
     trained = np.concatenate(await trainer.logprobs([segment(each) for each in completions]))
@@ -389,25 +407,15 @@ async def mismatch(trainer: Any, completions: Sequence[Any]) -> tuple[float, flo
     return float(differences.max()), float(differences.mean())
 
 
-def overrides(device: str) -> list[str]:
-    """Overrides of the default recipe by device."""
-    if device == "cpu":
-        return ["evaluation.num_tasks=32", "evaluation.extra_splits=[]", "grpo.groups_per_step=8"]
-    return ["generator.kv_cache_gb=4"]  # the recipe uses the GPU by default
-
-
-def runs_folder() -> Path:
-    """Folder of the training runs that stages start."""
-    return Path(os.environ["FORGE_ENV_ACCEPT_RUNS"])
-
-
-def start(name: str, device: str, arguments: Sequence[str], *, resume: bool = False) -> subprocess.Popen[bytes]:
-    """Start a training run of the default recipe, or resume it."""
+def start(name: str, options: Options, arguments: Sequence[str], *, resume: bool = False) -> subprocess.Popen[bytes]:
+    """Start a training run of the default recipe, or resume it. On a GPU, the recipe chooses its devices itself."""
     command = [sys.executable, "-m", "forge_env", "train"]
     if resume:
-        return subprocess.Popen([*command, str(runs_folder() / f"accept-{name}" / "config.yaml"), "--resume"])
-    new = ["coding_rlvr.yaml", "--name", f"accept-{name}", f"output_dir={runs_folder()}"]
-    return subprocess.Popen([*command, *new, *overrides(device), *arguments])
+        return subprocess.Popen([*command, str(options.out / f"accept-{name}" / "config.yaml"), "--resume"])
+    small = ["evaluation.num_tasks=32", "evaluation.extra_splits=[]", "grpo.groups_per_step=8"]
+    overrides = ["generator.kv_cache_gb=4"] if options.on_gpu else small
+    new = ["coding_rlvr.yaml", "--name", f"accept-{name}", f"output_dir={options.out}"]
+    return subprocess.Popen([*command, *new, *overrides, *arguments])
 
 
 def last_step(folder: Path) -> int:
@@ -456,11 +464,14 @@ def gpu_state() -> tuple[str, str, float, float]:
 # Results
 
 
-def run_stage(name: str, device: str, out: Path) -> dict[str, Any]:
+def run_stage(name: str, options: Options) -> dict[str, Any]:
     """Run a stage in a separate process and return its result."""
-    result, log = out / f"{name}.json", out / f"{name}.log"
+    result, log = options.out / f"{name}.json", options.out / f"{name}.log"
     result.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks.accept", "--device", device, "--one", name, "--out", str(out)]
+    command = [sys.executable, "-m", "benchmarks.accept", "--one", name]
+    command += ["--device", options.device, "--out", str(options.out)]
+    if options.steps is not None:
+        command += ["--steps", str(options.steps)]
     started = time.perf_counter()
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -517,19 +528,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/accept"), help="folder for the results")
     parser.add_argument("--one", choices=list(STAGES), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    out = args.out.absolute()
+    options = Options(args.device, args.out.absolute(), args.steps)
+    out = options.out
     out.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("FORGE_ENV_ACCEPT_RUNS", str(out))
-    if args.steps:
-        os.environ["FORGE_ENV_ACCEPT_STEPS"] = str(args.steps)
     if args.one:
-        stage = STAGES[args.one](args.device)
+        stage = STAGES[args.one](options)
         (out / f"{args.one}.json").write_text(json.dumps({"figures": stage.figures, "checks": stage.checks}))
         return 0
     done = []
     for name in args.stages:
         print(f"{name} ...", flush=True)
-        done.append(run_stage(name, args.device, out))
+        done.append(run_stage(name, options))
         print(f"{name}: {outcome(done[-1])} ({done[-1]['seconds']:.0f} s)", flush=True)
         write_whole(out / "results.json", json.dumps(done, indent=1))
         write_whole(out / "results.md", "\n".join(report(done)) + "\n")

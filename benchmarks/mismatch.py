@@ -37,7 +37,7 @@ from trainers.model.chat import Chat
 from trainers.model.tiny import build_tiny_folder
 
 REQUESTS = 64
-OPTIONS = SamplingOptions(max_tokens=96)
+TOKENS = 96
 N_GRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 Row = list[object]
 
@@ -62,9 +62,12 @@ def own_prompts(config: RunConfig, folder: Path) -> list[list[int]]:
     return [each.token_ids[: int(np.argmax(each.mask))].tolist() for each in segments]
 
 
-async def sample(generators: GeneratorPool, asked: Sequence[Sequence[int]]) -> list[Completion]:
-    """Sample one completion for each prompt."""
-    return await asyncio.gather(*(generators.generate(prompt, OPTIONS) for prompt in asked))
+async def sample(
+    generators: GeneratorPool, requests: Sequence[Sequence[int]], tokens: int = TOKENS
+) -> list[Completion]:
+    """Sample one completion of at most `tokens` for each prompt."""
+    options = SamplingOptions(max_tokens=tokens)
+    return await asyncio.gather(*(generators.generate(prompt, options) for prompt in requests))
 
 
 async def measure(counts: Sequence[int], scratch: Path) -> list[Row]:

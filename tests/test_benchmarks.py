@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from mmap import mmap
 from pathlib import Path
 from uuid import uuid4
@@ -11,6 +13,7 @@ import pytest
 
 pytest.importorskip("monarch")  # of the training stack
 
+from benchmarks import accept
 from benchmarks.chaos.runs import left_in_shared_memory, shared_memory
 from benchmarks.simulated import SimulatedGenerator
 from trainers.generator.generator import Generator
@@ -41,3 +44,29 @@ def test_shared_memory_of_another_program_is_not_taken_for_ours() -> None:
     finally:
         theirs.unlink()
         ours.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "check", "expected"),
+    [
+        (0, ["error", 1e-6, "<=", 1e-5], "PASS"),
+        (0, ["error", 2e-5, "<=", 1e-5], "FAIL: error is 2e-05"),
+        (0, ["error", float("nan"), "<=", 1e-5], "FAIL: error is nan"),
+        (0, ["tokens/s", 9.0, ">=", 10], "FAIL: tokens/s is 9"),
+        (1, ["tokens/s", 11.0, ">=", 10], "FAIL: exit code 1"),
+        ("timed out after 900 s", ["tokens/s", 11.0, ">=", 10], "FAIL: exit code timed out"),
+    ],
+)
+def test_a_stage_of_the_gpu_check_fails_with_its_reason(code: int | str, check: list[object], expected: str) -> None:
+    stage = {"stage": "speed", "seconds": 1.0, "code": code, "checks": [check], "figures": {"steps": 3}}
+    assert accept.outcome(stage).startswith(expected)
+    assert f"| speed | {expected}" in "\n".join(accept.report([stage]))
+
+
+@pytest.mark.slow
+def test_the_gpu_check_runs_on_a_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "accept", "--device", "cpu", "--out", str(tmp_path)]
+    done = subprocess.run([*command, "--stages", "machine", "kernels"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kernels: PASS" in done.stdout
+    assert "| attention dq, float32, error |" in (tmp_path / "results.md").read_text(encoding="utf-8")

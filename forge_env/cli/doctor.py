@@ -120,16 +120,11 @@ def _training() -> Iterator[Finding]:
         fix = f"make setup STACK={'rocm' if kind == 'rocm' else 'gpu'} in a fresh environment"
         yield Finding("missing", "torch", f"its build is for {build}, and the GPUs here need {kind}", fix)
     elif build in ("cuda", "rocm"):
-        yield (
-            _gpu_trial(build)
-            if gpus
-            else Finding(
-                "missing",
-                "gpu",
-                "torch and vLLM are built for GPUs, but this machine has none",
-                "install the GPU driver, or the CPU packages: make setup STACK=cpu",
-            )
-        )
+        if gpus:
+            yield _gpu_trial(build)
+        else:
+            fix = "install the GPU driver, or the CPU packages: make setup STACK=cpu"
+            yield Finding("missing", "gpu", "torch and vLLM are built for GPUs, but this machine has none", fix)
     if kind == "rocm":
         yield Finding("note", "AMD GPUs", "forge-env is untested on them (docs/rocm.md)")
 

@@ -11,10 +11,6 @@ if compat.PACKAGE.installed is None:
     pytest.skip("Monarch is not installed", allow_module_level=True)
 
 
-def test_the_installed_version_was_checked() -> None:
-    assert compat.PACKAGE.installed in compat.PACKAGE.checked
-
-
 def test_the_root_actor_calls_the_hook_that_is_replaced() -> None:
     assert parameters("monarch._src.actor.supervision:unhandled_fault_hook") == ["failure"]
     text = source("monarch._src.actor.actor_mesh:RootClientActor.__supervise__")

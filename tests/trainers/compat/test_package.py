@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,15 @@ import pytest
 from trainers.compat import ChangedPackageError, Package
 
 PACKAGE = Package("pytest", ("1.0",))
+
+
+@pytest.mark.parametrize("name", ["monarch", "torch", "torchstore", "torchtitan", "vllm"])
+def test_the_installed_version_was_checked(name: str) -> None:
+    pytest.importorskip("torchstore" if name == "torchstore" else "torch")
+    package = import_module(f"trainers.compat.{name}").PACKAGE
+    if package.installed is None:
+        pytest.skip(f"{package.name} is not installed")
+    assert package.installed in package.checked
 
 
 @pytest.fixture

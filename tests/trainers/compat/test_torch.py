@@ -12,10 +12,6 @@ from tests.trainers.compat.sources import source
 from trainers.compat import torch as compat
 
 
-def test_the_installed_version_was_checked() -> None:
-    assert compat.PACKAGE.installed in compat.PACKAGE.checked
-
-
 def test_an_element_is_set_in_nested_dictionaries_and_lists() -> None:
     state: dict[str, Any] = {}
     compat.set_element(state, ("optimizer", "state", 1, "step"), 2)

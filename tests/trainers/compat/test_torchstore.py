@@ -11,10 +11,6 @@ import torchstore.api
 from trainers.compat import torchstore as compat
 
 
-def test_the_installed_version_was_checked() -> None:
-    assert compat.PACKAGE.installed in compat.PACKAGE.checked
-
-
 def test_the_store_spawns_the_controller_with_asynchronous_endpoints() -> None:
     assert torchstore.api.Controller is compat.AsyncController
     for name in compat.SYNCHRONOUS:

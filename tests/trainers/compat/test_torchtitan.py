@@ -19,10 +19,6 @@ CONTAINER = "torchtitan.components.optimizer.optimizer:OptimizersContainer"
 LORA = "torchtitan.components.lora:_get_lora_cls"
 
 
-def test_the_installed_version_was_checked() -> None:
-    assert compat.PACKAGE.installed in compat.PACKAGE.checked
-
-
 @pytest.mark.parametrize(
     ("path", "text"),
     [
