@@ -45,7 +45,11 @@ def _start_time(pid: int) -> str | None:
 
 def this_process() -> str:
     """The owner string of the calling process."""
-    pid = os.getpid()
+    return of_process(os.getpid())
+
+
+def of_process(pid: int) -> str:
+    """The owner string of a process in the caller's pid namespace."""
     return ".".join((_machine(), _boot(), _pid_namespace(), str(pid), _start_time(pid) or "0"))
 
 

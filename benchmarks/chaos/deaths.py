@@ -87,7 +87,7 @@ class Chain:
         """Problems of the chain as a whole."""
         self._shm = shared_memory()
         self._run: Run | None = None
-        self._pids: set[int] = set()
+        self._owners: set[str] = set()
 
     def play(self) -> None:
         """Play the whole chain; a run still alive afterwards is killed."""
@@ -109,7 +109,7 @@ class Chain:
             if death.outcome == "done":
                 break
             if run.ended:
-                self._pids |= set(run.family)
+                self._owners |= run.owners
                 run = self._start()
         self._finish(run)
 
@@ -211,8 +211,8 @@ class Chain:
             self.problems += [*check_groups(run.folder), *check_counts(run.folder, self.settings)]
             self._compare(run)
         self.problems += run.leave_nothing()
-        self._pids |= set(run.family)
-        self.problems += left_over(self.place, self._shm, expected=["runs", run.output.name], pids=self._pids)
+        self._owners |= run.owners
+        self.problems += left_over(self.place, self._shm, expected=["runs", run.output.name], owners=self._owners)
         ended = f"chain {self.seed}: {len(self.deaths)} deaths, {max(run.steps, default=0)} steps"
         print("\n   ! ".join([ended, *self.problems]), flush=True)
 

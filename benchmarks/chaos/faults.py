@@ -141,8 +141,8 @@ class Scene:
                 self.death.problems.append(run.hung())
                 self.death.problems += run.leave_nothing()
         expected = ["runs", "aside", "clock", "clock.so", *(run.output.name for run in self.runs)]
-        pids = {pid for run in self.runs for pid in run.family}
-        self.death.problems += left_over(self.place, self._memory, expected=expected, pids=pids)
+        owners = {name for run in self.runs for name in run.owners}
+        self.death.problems += left_over(self.place, self._memory, expected=expected, owners=owners)
 
 
 def undisturbed(scene: Scene) -> tuple[Path, str]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from sandboxes import owner
+from sandboxes.local import cgroups
 
 NOTHING: Mapping[str, str] = {}
 END_S = 60.0
@@ -130,6 +131,8 @@ class Run:
             )
         self._started = time.monotonic()
         self.family: dict[int, psutil.Process] = {}
+        self.owners: set[str] = set()
+        """Owners of containers and control groups of this run."""
 
     # --- output
 
@@ -181,6 +184,7 @@ class Run:
             roles["controller"] = [controller]
             for process in [controller, *controller.children(recursive=True)]:
                 self.family[process.pid] = process
+                self.owners.add(owner.of_process(process.pid))
                 with suppress(psutil.Error):
                     if process.ppid() == controller.pid and (name := process.environ().get("HYPERACTOR_PROCESS_NAME")):
                         is_spare = "-spare" in name and f": process {process.pid}" not in self.log
@@ -247,7 +251,7 @@ def left_in_shared_memory(before: set[str]) -> set[str]:
     return names
 
 
-def left_over(place: Path, memory_before: set[str], *, expected: Sequence[str], pids: Iterable[int]) -> list[str]:
+def left_over(place: Path, memory_before: set[str], *, expected: Sequence[str], owners: Collection[str]) -> list[str]:
     """Return leftovers of ended runs on the machine, after the next command has cleaned up.
 
     The command is repeated for GONE_S seconds while something is left: a control group can't be removed until the
@@ -257,21 +261,20 @@ def left_over(place: Path, memory_before: set[str], *, expected: Sequence[str], 
         place: TMPDIR of the runs.
         memory_before: names in shared memory before the first run.
         expected: names that may be in `place`.
-        pids: process ids of all processes of the runs.
+        owners: owners of containers and control groups of the runs.
     """
     environment = {**os.environ, "TMPDIR": str(place)}
     command = [sys.executable, "-m", "forge_env", "info"]
-    ours = {f".{pid}." for pid in pids}
     deadline = time.monotonic() + GONE_S
     while True:
         subprocess.run(command, check=True, capture_output=True, cwd=place, env=environment)
-        groups = {path.name for path in Path("/sys/fs/cgroup").glob("**/forge-env-*")}
+        groups = {path.name for path in Path("/sys/fs/cgroup").glob(f"**/{cgroups.PREFIX}*")}
         mounts = Path("/proc/mounts").read_text().splitlines()
         left = {
             "temporary files": {path.name for path in place.iterdir()} - set(expected),
             "shared memory": left_in_shared_memory(memory_before),
-            "control groups": {name for name in groups if any(pid in name for pid in ours)},
-            "containers": {name for name in containers() if any(pid in name for pid in ours)},
+            "control groups": {name for name in groups if any(one in name for one in owners)},
+            "containers": containers() & set(owners),
             "mounts": {line.split()[1] for line in mounts if str(place) in line},
         }
         if not any(left.values()) or time.monotonic() > deadline:
