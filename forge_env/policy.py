@@ -50,7 +50,7 @@ class Reply:
         token_ids: tokens the model sampled, int32 [N].
         logprobs: log-probability of each sampled token under the policy that sampled it, float32 [N].
         versions: policy version that sampled each token, int32 [N].
-        stop_reason: "stop" (the model ended its turn), "length" or "content_filter".
+        stop_reason: "stop" (the model ended its turn), "length" (a limit of tokens cut it) or "content_filter".
         forked: the prompt does not continue the previous turn's tokens.
         metadata: JSON-ready facts worth recording: "usage", "latency_s", "attempts", ...
         continues: number of prompt tokens before `prompt_ids`: all tokens of the previous turn, prompt and sampled, or
@@ -83,6 +83,11 @@ class Reply:
                 raise ValueError(
                     f"a reply has {counts} sampled tokens, log-probs and versions; they must be equally many"
                 )
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether a limit of tokens ended the reply before the model did."""
+        return self.stop_reason == "length"
 
     @property
     def has_tokens(self) -> bool:

@@ -161,7 +161,7 @@ class Trajectory:
     truncated: bool = False
     """Whether a limit ended the episode."""
     truncation: str | None = None
-    """The limit that truncated the episode: "turns", "tokens", "context", "time", "tool_calls", ..."""
+    """The limit that truncated the episode: "turns", "tokens", "reply_tokens" (the last reply was cut), "time", ..."""
     valid: bool = True
     """False if infrastructure or the environment failed; the episode then enters no statistic."""
     error: str | None = None
@@ -212,6 +212,11 @@ class Trajectory:
     def oldest_version(self) -> int:
         """Oldest policy version that sampled a token; -1 if there are no sampled tokens."""
         return min((int(turn.reply.versions.min()) for turn in self.turns if len(turn.reply.token_ids)), default=-1)
+
+    @property
+    def cut_replies(self) -> int:
+        """Number of replies that a limit of tokens cut."""
+        return sum(turn.reply.was_cut for turn in self.turns)
 
     @property
     def sampled_by_version(self) -> dict[int, int]:

@@ -38,7 +38,7 @@ SUFFIX = ".index.jsonl"
 SCORED = ("ended", "limit", "crashed")
 """Outcomes of episodes that are scored."""
 LIMITS = (
-    *("turns", "tool_calls", "tokens", "context", "time"),
+    *("turns", "tool_calls", "reply_tokens", "tokens", "context", "time"),
     *("working_time", "agent_time", "program_time", "cost"),
 )
 """Known limits of an episode; other limits are shown by their names."""

@@ -121,6 +121,7 @@ def row_in_words(row: Mapping[str, Any]) -> Iterator[str]:
     known = {
         "reward": (REWARD, "{:.3f}"),
         "truncated": ("episode/truncated", "{:.0%}"),
+        "replies cut": ("episode/cut_replies", "{:.0%}"),
         "staleness": ("staleness/max", "{:.0f}"),
         "entropy": ("grpo_loss/entropy", "{:.3f}"),
         "tokens/s": ("generator/tokens_per_s", "{:,.0f}"),

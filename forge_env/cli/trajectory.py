@@ -215,7 +215,7 @@ def _turn_figures(turn: Turn) -> str:
     parts += [f"version {'-'.join(map(str, versions))}"] if versions else []
     parts += [f"model {turn.generate_s:.2f} s, environment {turn.step_s:.2f} s"]
     parts += [f"reward {turn.reward:g}"] if turn.reward else []
-    parts += ["stopped at max_tokens"] if reply.stop_reason == "length" else []
+    parts += ["stopped at max_tokens"] if reply.was_cut else []
     return ", ".join(parts) + (", starts a new conversation" if reply.forked else "")
 
 

@@ -32,6 +32,7 @@ PANELS = (
         {"truncated": "episode/truncated", "lost": "episode/invalid", "late": "episode/late"},
         "share, episodes",
     ),
+    Panel("Replies cut", {"share": "episode/cut_replies"}),
     Panel("Entropy", {"entropy": "grpo_loss/entropy"}, "nats"),
     Panel("KL divergence", {"KL": "grpo_loss/kl_divergence_mean"}, "nats"),
     Panel("Clip fraction", {"low": "grpo_loss/clip_fraction_low", "high": "grpo_loss/clip_fraction_high"}),

@@ -119,6 +119,8 @@ class TrainingView:
         if (staleness := self._state.status.get("staleness")) is not None:
             bound = "" if self._state.max_staleness is None else f"/{self._state.max_staleness}"
             parts.append(f"staleness {staleness:g}{bound}")
+        if cut := self._state.status.get("cut"):
+            parts.append(f"{cut:.0%} of replies cut")
         if (rate := self._state.status.get("tokens_per_s")) is not None:
             parts.append(f"{float(rate):,.0f} tokens/s")
         if (flying := self._state.status.get("in_flight")) is not None:

@@ -168,7 +168,7 @@ class MeteredPolicy(Policy):
         calls = sum(len(turn.message.tool_calls) for turn in self.turns)
         if config.tool_call_limit is not None and calls > config.tool_call_limit:
             return "tool_calls"
-        if config.token_limit is not None and tried.completion + (reply.stop_reason == "length") > config.token_limit:
+        if config.token_limit is not None and tried.completion + (reply.was_cut) > config.token_limit:
             return "tokens"
         if config.cost_limit is not None and tried.cost > config.cost_limit:
             return "cost"

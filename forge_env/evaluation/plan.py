@@ -349,5 +349,5 @@ def result_of(trajectory: Trajectory, score: str) -> SampleResult:
         retries=trajectory.retries,
         requests=usage.get("requests", 0),
         estimated_requests=usage.get("estimated", 0),
-        cut_replies=sum(turn.reply.stop_reason == "length" for turn in trajectory.turns),
+        cut_replies=trajectory.cut_replies,
     )

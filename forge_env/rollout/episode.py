@@ -317,6 +317,8 @@ async def _take_turns(
             trajectory.metrics.update(info["metrics"])
         if "crash" in info:
             raise info["crash"]
+        if terminated and reply.was_cut:  # the environment judged what there was of the last reply
+            terminated, truncated, info = False, True, {**info, "truncation": "reply_tokens"}
         if terminated or truncated:
             trajectory.terminated, trajectory.truncated = terminated, truncated
             trajectory.truncation = info.get("truncation", "limit") if truncated else None

@@ -219,8 +219,8 @@ class Run:
     def status(self, **fields: Any) -> None:
         """Update the live figures.
 
-        Their names are reward, staleness, tokens_per_s, in_flight, buffer, eta_s, and waiting, such as {"trainer":
-        "episodes"}.
+        Their names are reward, cut (share of the replies that were cut), staleness, tokens_per_s, in_flight, buffer,
+        eta_s, and waiting, such as {"trainer": "episodes"}.
 
         Args:
             fields: the changed figures.

@@ -230,8 +230,8 @@ class MaskTruncated:
     """Doesn't learn from truncated episodes: a limit ended them, so their reward says little about their tokens.
 
     Args:
-        limits: which limits ("tokens", "context", "turns", "time", ...); empty: any. `["tokens", "context"]` is the
-            overlong filter of DAPO (arXiv 2503.14476).
+        limits: which limits ("reply_tokens", "context", "turns", "time", ...); empty: any.
+            `["reply_tokens", "context"]` is the overlong filter of DAPO (arXiv 2503.14476).
     """
 
     def __init__(self, limits: Sequence[str] = ()) -> None:

@@ -22,12 +22,12 @@ from safetensors.numpy import save_file
 from forge_env.errors import UsageError
 from forge_env.trajectory import Segment, Trajectory, runs
 
-FIXED = ("reward", "advantage", "turns", "tokens", "truncated")
+FIXED = ("reward", "advantage", "turns", "tokens", "truncated", "cut_replies")
 """First columns of every group's table; the environment's metrics follow them."""
 NO_ADVANTAGE = 1e-8
 """Absolute advantages up to this value count as 0."""
 _NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
-_FORMAT = 0x32_70_65_66
+_FORMAT = 0x33_70_65_66
 """First value of every block; blocks written by older versions have another one."""
 _HEADER = struct.Struct("<11qd")
 
@@ -218,6 +218,7 @@ def pack(
             len(episode.turns),
             episode.num_sampled_tokens,
             episode.truncated,
+            episode.cut_replies,
             *(episode.metrics.get(name, 0.0) for name in metrics),
         ]
         for episode, values in zip(episodes, advantages, strict=True)

@@ -67,7 +67,9 @@ class Record:
         self.pending = None
         steps = self._run.config.grpo.steps
         eta_s = self._seconds_left(steps - step)
-        self._run.status(reward=row["reward/mean"], staleness=row["staleness/max"], eta_s=eta_s)
+        self._run.status(
+            reward=row["reward/mean"], staleness=row["staleness/max"], cut=row["episode/cut_replies"], eta_s=eta_s
+        )
         self._run.progress(step, steps)
 
     def _seconds_left(self, steps: int) -> float | None:
@@ -119,6 +121,7 @@ def batch_metrics(groups: Sequence[GroupRecord]) -> dict[str, float]:
         "episode/turns": _mean(groups, "turns"),
         "episode/tokens": _mean(groups, "tokens"),
         "episode/truncated": _mean(groups, "truncated"),
+        "episode/cut_replies": _cut_share(groups),
     }
     episodes = sum(len(group.table) for group in groups)
     for name in sorted({name for group in groups for name in group.metrics}):
@@ -141,7 +144,7 @@ def trained_row(batch: Reservation) -> list[dict[str, Any]]:
             "uses": uses,
             "episodes": [
                 [member, round(reward, 6), round(advantage, 6), int(tokens), int(turns), int(truncated)]
-                for member, (reward, advantage, turns, tokens, truncated) in zip(
+                for member, (reward, advantage, turns, tokens, truncated, _) in zip(
                     group.members or [""] * len(group.table), group.table[:, : len(FIXED)].tolist(), strict=True
                 )
             ],
@@ -156,6 +159,12 @@ def buffer_metrics(stats: BufferStats) -> dict[str, float]:
     """Number of repeated uses of groups, and of groups discarded as stale, since the start of the run."""
     counts = {"reused": stats.reused, "discarded_stale": stats.discarded_stale}
     return {f"groups/{name}": float(count) for name, count in counts.items()}
+
+
+def _cut_share(groups: Sequence[GroupRecord]) -> float:
+    """Share of the replies that were cut at `grpo.max_tokens_per_turn` or by the context."""
+    replies = sum(float(group.column("turns").sum()) for group in groups)
+    return sum(float(group.column("cut_replies").sum()) for group in groups) / replies if replies else 0.0
 
 
 def _mean(groups: Sequence[GroupRecord], column: str) -> float:

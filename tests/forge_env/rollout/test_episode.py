@@ -82,6 +82,20 @@ async def test_limits_truncate_and_what_there_is_is_scored(limits: EpisodeLimits
     assert "correct" in trajectory.metrics
 
 
+@pytest.mark.parametrize(("cut", "truncation"), [(3, "reply_tokens"), (1, None)])
+async def test_an_episode_whose_last_reply_was_cut_is_truncated_and_scored(cut: int, truncation: str | None) -> None:
+    class Cut(Tokens):
+        async def reply(self, observation: list[fe.Message]) -> Reply:
+            reply = await super().reply(observation)
+            reply.stop_reason = "length" if self.played == cut else "stop"
+            return reply
+
+    trajectory = await run_episode(policy=Cut(turns=3), **MAKE)
+    ended = (trajectory.truncation, trajectory.truncated, trajectory.terminated)
+    assert ended == (truncation, truncation is not None, truncation is None)
+    assert (trajectory.reward, len(trajectory.turns), trajectory.cut_replies) == (1.0, 3, 1)
+
+
 async def test_a_full_context_truncates() -> None:
     trajectory = await run_episode(policy=Tokens(fail=ContextLengthExceeded("full"), failures=1), **MAKE)
     assert (trajectory.truncation, len(trajectory.turns), trajectory.retries) == ("context", 1, 0)

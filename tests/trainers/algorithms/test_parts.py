@@ -203,10 +203,10 @@ def test_an_estimator_that_errs_is_named(answer: str, said: str) -> None:
 
 
 def test_what_is_masked_stays_context() -> None:
-    cut = episode(0.0, truncated=True, truncation="tokens")
+    cut = episode(0.0, truncated=True, truncation="reply_tokens")
     late = episode(0.0, truncated=True, truncation="turns")
     assert [MaskTruncated()(item) for item in (episode(1.0), cut, late)] == [True, False, False]
-    assert [MaskTruncated(["tokens", "context"])(item) for item in (cut, late)] == [False, True]
+    assert [MaskTruncated(["reply_tokens", "context"])(item) for item in (cut, late)] == [False, True]
     group = Group([episode(1.0, (2, 1)), cut])
     masks = [learned([False, True], group.valid[0]), learned(MaskTruncated()(cut), cut)]
     packed = pack(group.valid, token_advantages(GroupMean(), group), masks)

@@ -22,7 +22,7 @@ from forge_env.trajectory import Segment, Trajectory, Turn
 from forge_env.types import Message
 from tests.trainers.loop.dry_run import dry_run
 from tests.trainers.loop.stand_ins import STAND_INS, Events, Generator, TitanTrainer
-from trainers.buffer.packed import GroupRecord, PackedGroup, load_buffer, pack, save_buffer
+from trainers.buffer.packed import FIXED, GroupRecord, PackedGroup, load_buffer, pack, save_buffer
 from trainers.buffer.sequences import BatchSizes, Computed, targets
 from trainers.buffer.types import Reservation
 from trainers.generator.receipt import Audit, audit, receipt
@@ -107,8 +107,8 @@ def said(run: Run) -> dict[str, Clause]:
 
 
 def group(rewards: list[float], *, signal: bool = True) -> GroupRecord:
-    table = np.array([[reward, 0.0, 1, 3, 0] for reward in rewards])
-    return GroupRecord("task", ("reward", "advantage", "turns", "tokens", "truncated"), table, signal)
+    table = np.array([[reward, 0.0, 1, 3, 0, 0] for reward in rewards])
+    return GroupRecord("task", FIXED, table, signal)
 
 
 def begins(task: str, prompt: str = "", answers: tuple[str, ...] = ("x", "y"), missing: int = 0) -> Opening:
@@ -315,8 +315,8 @@ def test_scores_that_a_cheat_could_have_earned_are_a_warning(run: Run) -> None:
     contract = made(run)
     contract.trained([group([0.0, 1.0])], GOOD)
     assert said(run)["scores"].verdict == "holds"
-    columns = ("reward", "advantage", "turns", "tokens", "truncated", "not_cheat_proof")
-    table = np.array([[1.0, 0.0, 1, 3, 0, 1.0], [0.0, 0.0, 1, 3, 0, 0.0]])
+    columns = (*FIXED, "not_cheat_proof")
+    table = np.array([[1.0, 0.0, 1, 3, 0, 0, 1.0], [0.0, 0.0, 1, 3, 0, 0, 0.0]])
     for _ in range(2):
         contract.trained([GroupRecord("task", columns, table, True)], GOOD)
     assert said(run)["scores"].verdict == "doubtful"

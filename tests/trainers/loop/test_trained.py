@@ -17,7 +17,7 @@ from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 from trainers.buffer.packed import pack
 from trainers.buffer.types import Held, Reservation
-from trainers.loop.record import trained_row
+from trainers.loop.record import batch_metrics, trained_row
 
 
 @pytest.fixture
@@ -59,6 +59,15 @@ def test_a_step_says_which_episodes_it_was_trained_on(config: RunConfig, folder:
     assert [own.member for own in second.episodes] == ["1/white", ""]
     assert [group.group for group in trained.steps[9]] == [5]
     assert trained.fates == {6: "dropped"}
+
+
+def test_a_step_says_how_many_replies_were_cut() -> None:
+    cut = episode(4, 0, 0.0)
+    cut.turns[0].reply.stop_reason = "length"
+    played = [cut, *(episode(4, member, 1.0) for member in (1, 2, 3))]
+    group = pack(played, [np.full(3, value, np.float32) for value in (-0.75, 0.25, 0.25, 0.25)])
+    batch = Reservation.of(8, [Held(4, 7, 6, 0.5, group, uses=1)])
+    assert batch_metrics(batch.groups)["episode/cut_replies"] == 0.25
 
 
 def test_damaged_lines_are_left_out(folder: RunFolder) -> None:
