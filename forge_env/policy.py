@@ -166,7 +166,7 @@ class PolicySession(ABC):
         """Limit the tokens of further replies. If a session ignores this, the episode ends after the reply that exceeds
         the limit."""
 
-    def fork(self, turns: int, *, seed: int | None = None) -> PolicySession | None:
+    def fork(self, turns: int, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession | None:
         """Branch the conversation: the new session shares the history up to the end of the `turns`-th reply.
 
         Its `reply` receives only later messages. Its first reply has `continues == 0`, with the whole prompt in
@@ -174,6 +174,8 @@ class PolicySession(ABC):
 
         Args:
             turns: number of this session's replies to share, at least one.
+            tools: tools that the model may call in the new session. If they are not this session's, the prompt of its
+                first reply is rendered anew, and the tokens after it are shared.
             seed: sampling seed of the new session.
 
         Returns:

@@ -262,6 +262,7 @@ class ProgramEnvironment(SandboxEnvironment):
             "turns": float(self.turns),
             "conversations": float(len(self._conversations)),
             **self._conversations.reasons(),
+            **self._conversations.rewrites(),
         }
         if ended is not None:
             counts["exit_code"] = float(-1 if ended.exit_code is None else ended.exit_code)

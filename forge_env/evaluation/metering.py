@@ -17,7 +17,7 @@ from forge_env.errors import ConfigError, ForgeError, InfrastructureError, agent
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.rollout.episode import open_session
 from forge_env.trajectory import Turn
-from forge_env.types import Observation, Task
+from forge_env.types import Observation, Task, ToolSpec
 
 
 class Price(BaseModel):
@@ -204,9 +204,9 @@ class _MeteredSession(PolicySession):
         """Forward to the wrapped session."""
         self._inner.limit_reply(tokens)
 
-    def fork(self, turns: int, *, seed: int | None = None) -> PolicySession | None:
+    def fork(self, turns: int, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession | None:
         """Fork the wrapped session; the fork is counted too."""
-        forked = self._inner.fork(turns, seed=seed)
+        forked = self._inner.fork(turns, tools, seed=seed)
         return None if forked is None else _MeteredSession(self._owner, forked)
 
     def unanswered(self) -> InfrastructureError | None:

@@ -5,6 +5,10 @@ longest is used. Only the new messages are then sent to the model, and the exact
 Otherwise a new conversation starts; the reason is recorded. If its messages begin with those of an earlier conversation
 up to one of the model's answers, and all later ones are the program's, it branches off after that answer, and the exact
 tokens up to there continue too.
+
+Messages are compared by their words. Many programs strip texts, drop blank ones, leave out thoughts, write the JSON of
+a call anew or list the tools in another order. The conversation then continues as the model saw it, and the change is
+counted.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import json
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from forge_env.gateway.request import arguments_object
@@ -31,8 +36,9 @@ class Conversation:
         tools: tools that its requests offer.
         why: why it began: `NEW`, or the reason that its first request does not continue another conversation.
         messages: the messages so far, as the program sees them.
-        numbers: a number for each message; equal messages have the same number.
-        tools_number: the number of the list of tools, likewise.
+        numbers: a number for each message; messages of the same words have the same number.
+        tools_number: the number of the set of tools, likewise.
+        repeated: number of messages that the program has sent again.
     """
 
     name: str
@@ -41,6 +47,7 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     tools_number: int = 0
+    repeated: int = 0
     calls: dict[str, str] = field(default_factory=dict)
     """Ids of tool calls as the program sees them -> ids as the model sees them."""
     answers: list[int] = field(default_factory=list)
@@ -56,7 +63,8 @@ class Conversations:
         self._all: list[Conversation] = []
         self._calls = 0
         self._numbers: dict[Hashable, int] = {}
-        """Numbers of all messages and lists of tools: requests with thousands of messages are compared by number."""
+        """Numbers of all messages and sets of tools: requests with thousands of messages are compared by number."""
+        self._rewrites: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -69,8 +77,8 @@ class Conversations:
     ) -> tuple[Conversation, list[Message], Branch | None]:
         """Return the conversation that a request belongs to, the request's new messages, and a `Branch` if the request
         starts a conversation that has messages in common with an earlier one."""
-        numbers = [self._number(_key(message)) for message in messages]
-        offered = self._number(tuple(_sorted(tool.model_dump()) for tool in tools))
+        numbers = [self._message_number(message) for message in messages]
+        offered = self._number(frozenset(_sorted(tool.model_dump()) for tool in tools))
         match = max(
             (each for each in self._all if _goes_on(each, messages, numbers, offered)),
             key=lambda each: len(each.messages),
@@ -84,6 +92,7 @@ class Conversations:
                 branch = self._branch(why, messages, numbers, match)
             self._all.append(match)
         count = len(match.messages)
+        self._count_rewrites(match, messages, tools)
         added = list(messages[count:])
         match.messages += added
         match.numbers += numbers[count:]
@@ -106,7 +115,7 @@ class Conversations:
             calls.append(replace(call, id=name))
         shown = replace(message, tool_calls=calls)
         conversation.messages.append(shown)
-        conversation.numbers.append(self._number(_key(shown)))
+        conversation.numbers.append(self._message_number(shown))
         conversation.cut = cut
         if not cut:
             conversation.answers.append(len(conversation.messages))
@@ -117,8 +126,28 @@ class Conversations:
         counts = Counter(each.why for each in self._all if each.why != NEW)
         return {f"fork/{why.replace(' ', '_')}": float(count) for why, count in counts.items()}
 
+    def rewrites(self) -> dict[str, float]:
+        """Number of messages that the program rewrote without changing a word, as metrics such as
+        `rewritten/white_space`."""
+        return {f"rewritten/{what}": float(count) for what, count in self._rewrites.items()}
+
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
+
+    def _message_number(self, message: Message) -> int:
+        exact = _key(message, message.content)
+        if (number := self._numbers.get(exact)) is None:
+            number = self._numbers[exact] = self._number(_key(message, _without_blanks(message.content)))
+        return number
+
+    def _count_rewrites(self, known: Conversation, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
+        """Count how messages that are sent again for the first time differ from what was said."""
+        pairs = zip(known.messages, messages, strict=False)
+        for ours, theirs in islice(pairs, known.repeated, None):
+            self._rewrites.update(_rewrites(ours, theirs))
+        known.repeated = len(known.messages)
+        if [tool.name for tool in tools] != [tool.name for tool in known.tools]:
+            self._rewrites["order_of_tools"] += 1
 
     def _branch(self, why: str, messages: Sequence[Message], numbers: Sequence[int], new: Conversation) -> Branch:
         """Find the answer of an earlier conversation after which `new` branches off; copy that one's call ids to `new`.
@@ -131,9 +160,11 @@ class Conversations:
         """
         last = max((number for number, each in enumerate(messages) if each.role == "assistant"), default=-1) + 1
         for known in reversed(self._all):  # the latest of several that match
-            branches = last in known.answers and last < len(messages) and known.tools_number == new.tools_number
+            branches = last in known.answers and last < len(messages)
             if branches and known.numbers[:last] == numbers[:last]:
                 new.calls.update(known.calls)
+                if known.tools_number == new.tools_number:
+                    new.tools = known.tools  # in the order that the model has read
                 return Branch(why=why, seat=known.name, turns=known.answers.index(last) + 1, messages=last)
         return Branch(why=why)
 
@@ -179,12 +210,28 @@ def _common(known: Sequence[int], numbers: Sequence[int]) -> int:
     )
 
 
-def _key(message: Message) -> Hashable:
+def _key(message: Message, content: str) -> Hashable:
     """Key by which messages are compared. Thoughts are left out: most programs don't send them back."""
     calls = tuple(
         (call.id, call.function.name, _sorted(arguments_object(call.function.arguments))) for call in message.tool_calls
     )
-    return message.role, message.content, message.tool_call_id, calls
+    return message.role, content, message.tool_call_id, calls
+
+
+def _without_blanks(text: str) -> str:
+    """A text without blank lines and without white space at its ends."""
+    return "\n".join(line for line in text.split("\n") if line and not line.isspace()).strip()
+
+
+def _rewrites(ours: Message, theirs: Message) -> Iterator[str]:
+    """Name the differences between a message and its repetition, whose words are the same."""
+    if ours.content != theirs.content:
+        yield "white_space"
+    if ours.reasoning_content and not theirs.reasoning_content:
+        yield "thoughts_left_out"
+    calls = zip(ours.tool_calls, theirs.tool_calls, strict=True)
+    if any(one.function.arguments != other.function.arguments for one, other in calls):
+        yield "arguments"
 
 
 def _sorted(value: Any) -> str:

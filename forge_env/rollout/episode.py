@@ -395,7 +395,7 @@ class Sessions:
     def _forked(self, branch: Branch | None, seed: int | None) -> PolicySession | None:
         if branch is None or not branch.turns or branch.seat not in self._open:
             return None
-        forked = self._open[branch.seat].fork(branch.turns, seed=seed)
+        forked = self._open[branch.seat].fork(branch.turns, self._env.tools, seed=seed)
         if forked is not None:
             self._known = branch.messages
         return forked

@@ -135,12 +135,15 @@ class _Session(PolicySession):
         self._ends.append((len(self._messages), self._replies, len(self._replies)))
         return reply
 
-    def fork(self, turns: int, *, seed: int | None = None) -> PolicySession:
+    def fork(self, turns: int, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
         """Begin a conversation that continues this one's exact tokens after reply number `turns`, counted from 1."""
         messages, replies, count = self._ends[turns - 1]
-        forked = _Session(self._policy, self._tools, seed)
+        forked = _Session(self._policy, tools, seed)
         forked._messages = self._messages[:messages]
         tokens = [ids for reply in replies[:count] for ids in (reply.prompt_ids, reply.token_ids)]
+        if tools != self._tools:
+            first = next(end for end, rendered, _ in self._ends if rendered is replies)
+            tokens[0] = np.array(self._policy.chat.render(self._messages[: first - 1], tools), np.int32)
         forked._prompt, forked._sampled = np.concatenate(tokens[:-1]), tokens[-1]
         forked._turns, forked._home = turns, self._home or self
         return forked

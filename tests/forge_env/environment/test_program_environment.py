@@ -628,6 +628,20 @@ print(ask(*main, user("Sum up."))["content"])
     }
 
 
+async def test_a_program_that_strips_answers_keeps_its_conversation(engine: SandboxEngine) -> None:
+    stripping = """
+from asking import *
+messages = [user("Plan.")]
+for _ in range(4):
+    answer = ask(*messages)
+    messages += [{**answer, "content": answer["content"].strip()}, user("More.")]
+"""
+    trajectory, policy = await play(engine, ["I look.\n", "\n\n", " Found.\n\n", "Done."], stripping)
+    assert (trajectory.metrics["conversations"], trajectory.metrics["rewritten/white_space"]) == (1.0, 3.0)
+    assert [message.content for news in policy.told[0] for message in news] == ["Plan.", "More.", "More.", "More."]
+    assert [turn.reply.message.content for turn in trajectory.turns][1] == "\n\n"
+
+
 @pytest.mark.parametrize("limit", [None, 3])
 async def test_conversations_may_earn_for_themselves(engine: SandboxEngine, limit: int | None) -> None:
     """In the record, also where a limit ended the episode; the score stays the rubric's."""

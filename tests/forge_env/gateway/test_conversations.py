@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -47,11 +50,113 @@ def test_ids_of_calls_are_unique_in_an_episode() -> None:
     assert called.tool_calls[0].id not in {call.id for message in history for call in message.tool_calls}
 
 
-def test_json_is_compared_by_what_it_says() -> None:
-    known, history = begun()
-    spelled = FunctionCall(name="look", arguments='{"where":"here"}')
-    history[2] = replace(history[2], tool_calls=[ToolCall(id=history[2].tool_calls[0].id, function=spelled)])
-    assert known.place([*history, MORE], TOOLS)[1] == [MORE]
+def thinking(
+    rewrite: Callable[[Message], Message] = lambda message: message,
+) -> tuple[Conversations, list[Message]]:
+    """A conversation in which the model thinks, calls a tool with nested arguments and adds blank lines."""
+    known, history = Conversations(), [SYSTEM, replace(ASK, content="Find it.\n\n  def f():\n    pass\n")]
+    first, *_ = known.place(history, TOOLS)
+    call = call_tool("look", where="here", depth=1, near={"b": 2.5, "a": [1, None]})
+    history.append(known.answered(first, replace(call, content="\n\n", reasoning_content="Where?")))
+    answer = result(history[-1], " nothing\n")
+    known.place([*map(rewrite, history), answer], TOOLS)
+    history.append(answer)
+    history.append(known.answered(first, replace(say("I look.\n\nNot here.\n"), reasoning_content="Hm.")))
+    return known, history
+
+
+def respelled(message: Message) -> Message:
+    """The message with its calls' arguments in another spelling."""
+    calls = []
+    for call in message.tool_calls:
+        items = reversed(json.loads(call.function.arguments).items())
+        values = {key: float(value) if isinstance(value, int) else value for key, value in items}
+        calls.append(ToolCall(id=call.id, function=FunctionCall(name=call.function.name, arguments=json.dumps(values))))
+    return replace(message, tool_calls=calls)
+
+
+REWRITES: dict[str, Callable[[Message], Message]] = {
+    "strip": lambda message: replace(message, content=message.content.strip()),
+    "drop blank text": lambda message: message if message.content.strip() else replace(message, content=""),
+    "drop blank parts": lambda message: replace(message, content=re.sub(r"\n\s*\n", "\n", message.content)),
+    "add a part": lambda message: replace(message, content=message.content + "\n \n"),
+    "leave out thoughts": lambda message: replace(message, reasoning_content=None),
+    "write arguments anew": respelled,
+}
+"""What programs do to the messages that they send again, without changing a word."""
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "metrics"),
+    [
+        ("strip", {"rewritten/white_space": 4}),
+        ("drop blank text", {"rewritten/white_space": 1}),
+        ("drop blank parts", {"rewritten/white_space": 3}),
+        ("add a part", {"rewritten/white_space": 5}),
+        ("leave out thoughts", {"rewritten/thoughts_left_out": 2}),
+        ("write arguments anew", {"rewritten/arguments": 1}),
+    ],
+)
+def test_a_rewrite_that_changes_no_word_is_counted(rewrite: str, metrics: dict[str, float]) -> None:
+    known, history = thinking(REWRITES[rewrite])
+    conversation, news, branch = known.place([*map(REWRITES[rewrite], history), MORE], TOOLS)
+    assert (conversation.name, news, branch) == ("c1", [MORE], None)
+    assert conversation.messages[:-1] == history, "as the model knows them"
+    assert known.rewrites() == metrics
+
+
+@given(st.lists(st.sampled_from(sorted(REWRITES)), max_size=4), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_programs_that_rewrite_keep_one_conversation(names: list[str], turns: int, dice: random.Random) -> None:
+    known, history = thinking()
+    news = [MORE]
+    for turn in range(turns):
+        text = dice.choice(["\n\n", "", "Done. ", "\n a\n\n  b\n", "\tcode"]) + dice.choice(["", str(turn)])
+        for name in names:
+            history = [REWRITES[name](message) if dice.random() < 0.8 else message for message in history]
+        conversation, told, _ = known.place([*history, *news], TOOLS)
+        assert (conversation.name, [message.content for message in told]) == ("c1", [news[0].content])
+        answer = known.answered(conversation, call_tool("look", where=text, turn=turn))
+        history += [*news, answer]
+        news = [result(answer, text)]
+    assert len(known) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I look. Not here.",
+        "I look.\n\nNot here",
+        "I look.\n\nnot here.",
+        "I look.\n\n Not here.",
+        "I look.\n\nNot  here.",
+        "Not here.\n\nI look.",
+        "I look.",
+        "",
+    ],
+)
+def test_other_words_begin_another_conversation(text: str) -> None:
+    """White space within a text may be code."""
+    known, history = thinking()
+    assert known.place([*history[:-1], say(text), MORE], TOOLS)[0].why == "an answer was changed"
+
+
+def test_a_call_with_other_arguments_begins_another_conversation() -> None:
+    known, history = thinking()
+    call = history[2].tool_calls[0]
+    for old, new in (('"here"', '"here "'), ("2.5", "2.50001"), ("null", "0"), ('"depth"', '"Depth"')):
+        function = FunctionCall(name="look", arguments=call.function.arguments.replace(old, new))
+        changed = replace(history[2], tool_calls=[ToolCall(id=call.id, function=function)])
+        assert known.place([*history[:2], changed, *history[3:], MORE], TOOLS)[0].why == "an answer was changed"
+
+
+def test_tools_may_come_in_any_order() -> None:
+    known, history = Conversations(), [ASK]
+    tools = [ToolSpec(name="look"), ToolSpec(name="write"), ToolSpec(name="ask")]
+    for turn in range(6):
+        conversation, *_ = known.place(history, tools[turn % 3 :] + tools[: turn % 3])
+        history += [known.answered(conversation, say(f"{turn}")), MORE]
+    assert (len(known), conversation.tools) == (1, tools)
+    assert known.rewrites() == {"rewritten/order_of_tools": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +198,10 @@ def test_what_does_not_go_on_says_why(change: object, why: str, kept: dict[str, 
 
 def test_other_tools_begin_another_conversation() -> None:
     known, history = begun()
-    assert known.place([*history, MORE], [])[0].why == "other tools"
+    more = [*TOOLS, ToolSpec(name="write")]
+    conversation, _, branch = known.place([*history, MORE], more)
+    assert (conversation.why, conversation.tools) == ("other tools", more)
+    assert branch == Branch(why="other tools", seat="c1", turns=2, messages=len(history))
     assert known.reasons() == {"fork/other_tools": 1.0}
 
 

@@ -228,7 +228,7 @@ async def test_a_branch_goes_on_from_the_very_tokens(chat: Chat) -> None:
     assert first.message.tool_calls[0].function.name == "look"
     for text in ("one", "two"):
         await session.reply([Message(role="tool", content=text, tool_call_id="call_0")])
-    branch = session.fork(1, seed=2)
+    branch = session.fork(1, TOOLS, seed=2)
     assert branch is not None
     reply = await branch.reply([Message(role="tool", content="another", tool_call_id="call_0")])
     assert (reply.continues, reply.forked) == (0, False)
@@ -237,10 +237,19 @@ async def test_a_branch_goes_on_from_the_very_tokens(chat: Chat) -> None:
     np.testing.assert_array_equal(prompts[-1][: len(begun)], begun)
     again = await branch.reply([Message(role="tool", content="more", tool_call_id="call_0")])
     assert again.continues == len(prompts[-2]) + len(answer)
-    deeper = branch.fork(1)
+    deeper = branch.fork(1, TOOLS)
     assert deeper is not None
     await deeper.reply([Message(role="tool", content="else", tool_call_id="call_0")])
     np.testing.assert_array_equal(prompts[-1][: len(prompts[-3])], prompts[-3])
+
+    more = [*TOOLS, ToolSpec(name="write")]
+    offered = session.fork(2, more)
+    assert offered is not None
+    await offered.reply([Message(role="tool", content="written", tool_call_id="call_0")])
+    head = chat.render([Message(role="user", content="?")], more)
+    rest = prompts[1][len(prompts[0]) :]
+    np.testing.assert_array_equal(prompts[-1][: len(head) + len(rest)], [*head, *rest])
+    assert len(head) > len(prompts[0])
 
 
 async def test_others_go_on_while_megabytes_are_spelled(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
