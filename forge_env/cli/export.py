@@ -35,8 +35,13 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="output format")
     parser.add_argument("--model-name", metavar="NAME", default="", help="model name recorded in exported episodes")
     parser.add_argument("--adapter", action="store_true", help="export only the adapters")
-    parser.add_argument("--base", metavar="MODEL", help="base model of the adapters: a folder or hub name")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision of full weights")
+    parser.add_argument("--base", metavar="MODEL", help="base model, if not the run's: a folder or hub name")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="precision of full weights; bfloat16 may lose training",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format != "huggingface":
         return _episodes(args, out)
     export: Callable[..., Path] = load_plugin("forge_env.exporters", "huggingface")
-    taken = export(Path(args.source), out, adapter_only=args.adapter, dtype=args.dtype, base=args.base)
+    taken = export(Path(args.source), out, adapter_only=args.adapter, dtype=args.dtype, base=args.base, tell=say)
     say(f"{taken} -> {out}")
     return 0
 

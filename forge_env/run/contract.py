@@ -20,6 +20,7 @@ CLAUSES: Mapping[str, str] = {
     "prompt": "the prompt contains the task",
     "log-probs": "trainer and generator agree on log-probabilities",
     "weights": "generators serve the trained weights",
+    "rounding": "rounding leaves what was trained",
     "tokens": "trained tokens are the sampled ones",
     "rewards": "rewards differ",
     "answers": "answers to different tasks differ",

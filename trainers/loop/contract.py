@@ -4,6 +4,7 @@
     prompt      the model's first prompts contain the words of their tasks               the run stops
     log-probs   trainer and generator agree on log-probabilities of sampled tokens       the run stops
     weights     generators serve the trainer's weights, which change with training       the run stops
+    rounding    rounding to bfloat16 leaves most of what training changes                a warning
     tokens      batch tokens equal sampled tokens, by count and hash, at every step      the run stops
     rewards     rewards differ                                                           a warning
     answers     the model answers different tasks differently                            a warning
@@ -56,6 +57,10 @@ TASKS = 4
 """Number of tasks whose prompts and answers are compared with each other."""
 STEPS = 3
 """Number of steps with equal rewards, or of versions with unchanged weights, after which a warning is shown."""
+KEPT = 0.5
+"""Share of the weights' change that rounding must leave."""
+ROUNDED_STEPS = 10
+"""Steps after the learning rate's warm-up within which it must: changes in one direction add up."""
 OF_TASKS = ("prompt", "answers")
 """Clauses about the beginnings of groups, which rollout workers examine only once, at their start."""
 FEWEST_WORDS = 0.5
@@ -159,12 +164,15 @@ class Contract:
             "prompt": f"fewer than {TASKS} tasks were played",
             "log-probs": "no token was sampled by the weights that trained on it",
             "weights": "no newer weights arrived",
+            "rounding": f"fewer than {ROUNDED_STEPS} steps were trained after the warm-up",
             "tokens": "no sequence was trained on",
             "rewards": f"fewer than {STEPS} steps were trained, and all their rewards are the same",
             "answers": f"fewer than {TASKS} tasks were played",
             "scores": "no step was trained",
         }
-        for clause in filter(self._is_open, CLAUSES):
+        if self._run.config.model.dtype == "float32":
+            del waits["rounding"]
+        for clause in filter(self._is_open, waits):
             self._say(clause, "open", waits[clause])
 
     # --- prompt and answers
@@ -332,16 +340,35 @@ class Contract:
     # --- tokens and rewards
 
     def trained(self, groups: Sequence[GroupRecord], figures: Mapping[str, float]) -> None:
-        """Judge tokens, rewards and scores after a training step.
+        """Judge tokens, rounding, rewards and scores after a training step.
 
         Args:
             groups: the groups of the step's batch.
-            figures: counts from the trainer's audit of its tokens (`trainers.generator.receipt.Audit`).
+            figures: the step's metrics, and counts from the trainer's audit of its tokens
+                (`trainers.generator.receipt.Audit`).
         """
         self._step += 1
+        self._judge_rounding(figures)
         self._judge_tokens(figures)
         self._judge_rewards(groups)
         self._judge_scores(groups)
+
+    def _judge_rounding(self, figures: Mapping[str, float]) -> None:
+        kept = figures.get("trainer/change_kept")
+        if kept is None or not self._is_open("rounding"):
+            return
+        optimizer = self._run.config.trainer.optimizer
+        text = f"{kept:.1%} of what {self._step} steps changed in the weights is left in bfloat16"
+        if kept >= KEPT:
+            self._say("rounding", "holds", f"{text}, in which the generators compute")
+        elif self._step >= optimizer.warmup_steps + ROUNDED_STEPS:
+            fix = "use model.dtype=float32, or lora with its higher learning rate"
+            self._say(
+                "rounding",
+                "doubtful",
+                f"{text}, in which the generators compute: with trainer.optimizer.lr={optimizer.lr:g}, they lag behind "
+                f"the trainer until changes add up; {fix}",
+            )
 
     def tokens_differ(self, error: ContractError) -> ContractError:
         """Break the `tokens` clause because the trainer refused a step; return the error to raise."""

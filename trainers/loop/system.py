@@ -221,7 +221,7 @@ class System:
         self.step = batch.step + 1
         self.healing.step_trained()
         self.record.pending = batch, metrics
-        self.contract.trained(batch.groups, audit)
+        self.contract.trained(batch.groups, metrics | audit)
         self.account.enter("book-keeping")
         if self.synchronous:  # every group is in the batch or gone; wait for the last reports
             await self.all_settled()

@@ -29,6 +29,7 @@ from trainers.titan.flops import Throughput
 from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import build_optimizer, build_schedule
 from trainers.titan.packing import Run, split
+from trainers.titan.rounding import Rounding
 from trainers.titan.score import Scorer, Segments
 
 Value = tuple[torch.Tensor, dict[str, float]]
@@ -108,6 +109,8 @@ class TitanEngine(Scorer):
         self.updates = 0
         self.accumulated = 0
         self.skipped_in_a_row = 0
+        self._rounding: Rounding | None = None
+        """The weights' first values in this phase, if they are rounded for the generators."""
 
     def train(self, segments: Sequence[Segment], loss: Loss, *, minibatches: int = 1) -> dict[str, float]:
         """Update the weights from a batch that every rank has in full; see `train_share`."""
@@ -156,6 +159,8 @@ class TitanEngine(Scorer):
             ForgeError: `MAX_SKIPPED_UPDATES` consecutive updates were not finite.
         """
         started = time.perf_counter()
+        if self._rounding is None and self.model.dtype != torch.float32:
+            self._rounding = Rounding(self.model)
         done = []
         proximal = self._proximal(share.minibatches, segments, loss)
         for minibatch, logprobs in zip(share.minibatches, proximal, strict=True):
@@ -174,6 +179,7 @@ class TitanEngine(Scorer):
             "skipped_updates": float(len(share.minibatches) - len(done)),
             "train_s": elapsed,
             **self.learning_rate(),
+            **({} if self._rounding is None else {"change_kept": self._rounding.kept()}),
         }
 
     def _update(self, metrics: dict[str, float]) -> bool:
@@ -343,6 +349,7 @@ class TitanEngine(Scorer):
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote, with any number of ranks."""
         checkpoint.load(self, folder)
+        self._rounding = None
 
 
 def _token_batch(

@@ -32,6 +32,7 @@ from trainers.rollout.opening import Opening, lacking, opening
 from trainers.weights.checksum import Served, checksum, checksums, held_by, together, total
 
 pytestmark = pytest.mark.stack
+IN_FLOAT32 = [clause for clause in CLAUSES if clause != "rounding"]
 GOOD = {"sequences": 2.0, "tokens": 6.0, "altered": 0.0, "unsigned": 0.0}
 
 
@@ -134,11 +135,11 @@ async def test_a_healthy_run_keeps_it_and_says_so(run: Run, caplog: pytest.LogCa
     contract = made(run, trainer, serving)
     with caplog.at_level("INFO"):
         await all_is_well(contract, trainer, serving)
-    assert [own.clause for own in read_contract(run.folder.contract)] == list(CLAUSES)
+    assert [own.clause for own in read_contract(run.folder.contract)] == IN_FLOAT32
     assert {own.verdict for own in said(run).values()} == {"holds"}
     assert run.summary["contract"] == dict.fromkeys(run.summary["contract"], "holds")
     assert not run.state.warnings
-    for clause in CLAUSES:
+    for clause in IN_FLOAT32:
         assert f"contract: {clause}: holds: " in caplog.text
     assert serving.asked == 0
     assert await contract.weights_sent() is None, "it costs nothing any more"
@@ -311,6 +312,23 @@ def test_constant_rewards_are_a_warning_and_others_are_not(run: Run) -> None:
     assert said(run)["rewards"].verdict == "holds"
 
 
+@pytest.mark.parametrize(("last", "verdict"), [(0.6, "holds"), (0.02, "doubtful")])
+def test_what_rounding_leaves_of_the_training_is_judged_after_the_warm_up(
+    config: RunConfig, tmp_path: Path, last: float, verdict: str
+) -> None:
+    optimizer = config.trainer.optimizer.model_copy(update={"lr": 1e-6, "warmup_steps": 2})
+    config.trainer.optimizer, config.model.dtype = optimizer, "bfloat16"
+    (folder := RunFolder(tmp_path / "half")).root.mkdir()
+    contract = made(run := Run(config, folder))
+    for kept in (*np.linspace(0.001, 0.02, 11), last):
+        assert "rounding" not in said(run)
+        contract.trained([group([0.0, 1.0])], {**GOOD, "trainer/change_kept": kept})
+    clause = said(run)["rounding"]
+    assert (clause.verdict, clause.step) == (verdict, 12)
+    assert clause.text.startswith(f"{last:.1%} of what 12 steps changed")
+    assert ("model.dtype=float32" in clause.text) == (verdict == "doubtful") == bool(run.state.warnings)
+
+
 def test_scores_that_a_cheat_could_have_earned_are_a_warning(run: Run) -> None:
     contract = made(run)
     contract.trained([group([0.0, 1.0])], GOOD)
@@ -478,7 +496,7 @@ def test_a_run_keeps_its_contract(tmp_path: Path) -> None:
     events = dry_run({"grpo.groups_per_step": 4}, tmp_path)
     assert not failed(events)
     found = read_contract(RunFolder(tmp_path / "runs" / "run").contract)
-    assert {own.clause: own.verdict for own in found} == dict.fromkeys(CLAUSES, "holds"), found
+    assert {own.clause: own.verdict for own in found} == dict.fromkeys(IN_FLOAT32, "holds"), found
     assert sum("contract" in details for _, what, details in events if what == "metrics") == 0
 
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from forge_env.cli.main import main
 from forge_env.config.recipe import LoRASection, OptimizerSection
@@ -63,11 +63,30 @@ def test_a_checkpoint_becomes_a_folder_that_computes_the_same(run: Path, tmp_pat
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
-def test_weights_are_exported_in_bfloat16(run: Path, tmp_path: Path) -> None:
+def test_weights_are_exported_in_bfloat16(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
+    assert "of what training changed is left in bfloat16" in capsys.readouterr().err
     weights = load_file(tmp_path / "out" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_training_that_rounding_erases_is_told(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(base / "model.safetensors").items()}
+    start, checkpoint = tmp_path / "start", tmp_path / "runs" / "r" / "checkpoints" / "step-000001"
+    for folder, scale, tensors in ((start, 0.0, weights), (checkpoint / "model", 1e-4, weights)):
+        shutil.copytree(base, folder)
+        save_file(
+            {name: tensor.float() * (1 + scale) for name, tensor in tensors.items()}, folder / "model.safetensors"
+        )
+    (checkpoint / "checkpoint.json").write_text("{}")
+    command = ["export", str(checkpoint), "--dtype", "bfloat16"]
+    assert main([*command, str(tmp_path / "one")]) == 0
+    assert "unknown: name the base model with --base" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "two"), "--base", str(start)]) == 0
+    said = capsys.readouterr().err
+    assert "0% of what training changed is left in bfloat16: 100.0% of the changed weights" in said
+    assert "--dtype float32" in said
 
 
 def test_adapters_are_exported_alone_and_with_another_name_of_their_base(run: Path, base: Path, tmp_path: Path) -> None:
