@@ -163,6 +163,7 @@ def _degrees(model: int, room: int) -> Iterator[int]:
 
 
 def _assumed(forecast: Forecast, question: Question) -> Iterator[str]:
+    yield "time and cost are rough: on one H200, a small model took 1.5 to 1.7 times as long as forecast"
     if question.reply is None and forecast.config.rolls_out:
         yield f"replies are half as long as they may be, {forecast.work.reply} tokens: --reply N"
     elif question.reply is None:

@@ -30,6 +30,21 @@ PARAMETERS = {
     "Qwen/Qwen3-235B-A22B": 235,
     "meta-llama/Llama-3.1-8B": 8.03,
     "meta-llama/Llama-3.1-70B": 70.6,
+    "meta-llama/Llama-3.2-1B-Instruct": 1.236,
+    "meta-llama/Llama-3.2-3B-Instruct": 3.213,
+    "meta-llama/Llama-3.3-70B-Instruct": 70.6,
+    "Qwen/Qwen3-4B-Instruct-2507": 4.02,
+    "Qwen/Qwen2.5-0.5B-Instruct": 0.494,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1.544,
+    "Qwen/Qwen2.5-3B-Instruct": 3.086,
+    "Qwen/Qwen2.5-7B-Instruct": 7.616,
+    "Qwen/Qwen2.5-14B-Instruct": 14.77,
+    "Qwen/Qwen2.5-32B-Instruct": 32.76,
+    "Qwen/Qwen2.5-72B-Instruct": 72.7,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 0.1345,
+    "HuggingFaceTB/SmolLM2-360M-Instruct": 0.3618,
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": 1.711,
+    "mistralai/Mistral-7B-Instruct-v0.3": 7.248,
 }
 """Billions, as their model cards have them."""
 Plan = Callable[..., str]
