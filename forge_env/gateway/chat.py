@@ -45,7 +45,7 @@ class _Call(Wire):
 class _Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
-    tool_calls: list[_Call] | None = Field(None, max_length=MOST_MESSAGES)
+    tool_calls: list[_Call] | None = Field(None, max_length=MOST_MESSAGES, fail_fast=True)
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -79,18 +79,18 @@ class _StreamOptions(Wire):
 class ChatRequest(Wire):
     """Body of a chat completions request."""
 
-    messages: list[_Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[_Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     model: str = ""
-    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS, fail_fast=True)
     tool_choice: Any = None
     functions: Any = None
-    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: list[Literal["text"]] | None = Field(None, max_length=1, fail_fast=True)
 
 
 def read_chat(data: object) -> ModelRequest:

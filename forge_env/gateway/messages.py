@@ -45,7 +45,7 @@ class _Block(Part):
 
 class _Message(Wire):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[_Block], Field(max_length=MOST_MESSAGES)]
+    content: str | Annotated[list[_Block], Field(max_length=MOST_MESSAGES, fail_fast=True)]
 
     def messages(self) -> Iterator[Message]:
         blocks = [_Block(text=self.content)] if isinstance(self.content, str) else self.content
@@ -77,12 +77,12 @@ class _Choice(Wire):
 class MessagesRequest(Wire):
     """Body of a messages request."""
 
-    messages: list[_Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[_Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     model: str = ""
     system: Content = None
-    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS, fail_fast=True)
     tool_choice: _Choice | None = None
-    stop_sequences: list[str] | None = Field(None, max_length=MOST_STOPS)
+    stop_sequences: list[str] | None = Field(None, max_length=MOST_STOPS, fail_fast=True)
     max_tokens: int | None = Field(None, ge=1)
     stream: bool | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import uuid
@@ -27,7 +28,7 @@ from forge_env.types import Message, Role, ToolSpec
 AROUND_A_MESSAGE = 4
 """Estimated tokens that a chat format adds around a message."""
 MOST_MESSAGES = 10_000
-"""Maximum messages of a request; also maximum parts, items or tool calls of a message."""
+"""Maximum messages of a request, earlier responses included; also maximum parts, items or tool calls of a message."""
 MOST_TOOLS = 1_000
 MOST_STOPS = 64
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -126,7 +127,8 @@ def read(kind: type[T], data: object) -> T:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        # for a union, report the alternative that matched furthest
+        # Lists stop at their first invalid item (`fail_fast`), so there are few errors. For a union, report the
+        # alternative that matched furthest.
         deepest = max(error.errors(include_url=False), key=lambda each: len(_fields(each["loc"])))
         where = ".".join(_fields(deepest["loc"])) or "the request"
         raise RefusedRequestError(f"{where}: {deepest['msg']}") from error
@@ -173,7 +175,7 @@ class Part(Wire):
 
 Arguments = Annotated[str, BeforeValidator(lambda value: arguments_text(shallow(value, "the arguments of a call")))]
 """Arguments of a call, sent as a JSON object or as its text."""
-Content = str | Annotated[list[Part], Field(max_length=MOST_MESSAGES)] | None
+Content = str | Annotated[list[Part], Field(max_length=MOST_MESSAGES, fail_fast=True)] | None
 """Content of a message: text, parts or nothing."""
 
 
@@ -216,12 +218,16 @@ def compact(data: object) -> str:
 def merged(messages: Iterable[Message]) -> list[Message]:
     """Merge successive assistant messages into one: APIs based on items send a turn's text and calls separately."""
     result: list[Message] = []
-    for message in messages:
-        last = result[-1] if result else None
-        if last is not None and last.role == message.role == "assistant":
-            last.content += message.content
-            last.tool_calls = [*last.tool_calls, *message.tool_calls]
-            last.reasoning_content = (last.reasoning_content or "") + (message.reasoning_content or "") or None
-        else:
-            result.append(message)
+    for is_turn, group in itertools.groupby(messages, key=lambda message: message.role == "assistant"):
+        items = [*group]
+        if is_turn and len(items) > 1:
+            items = [
+                Message(
+                    role="assistant",
+                    content="".join(item.content for item in items),
+                    tool_calls=[call for item in items for call in item.tool_calls],
+                    reasoning_content="".join(item.reasoning_content or "" for item in items) or None,
+                )
+            ]
+        result += items
     return result

@@ -40,7 +40,7 @@ class _Item(Wire):
     name: str = ""
     arguments: Arguments = "{}"
     output: Content = None
-    summary: list[Part] = Field([], max_length=MOST_MESSAGES)
+    summary: list[Part] = Field([], max_length=MOST_MESSAGES, fail_fast=True)
 
     def message(self) -> Message:
         if self.type == "function_call":
@@ -65,10 +65,10 @@ class _Tool(Wire):
 class ResponsesRequest(Wire):
     """Body of a responses request."""
 
-    input: str | Annotated[list[_Item], Field(max_length=MOST_MESSAGES)]
+    input: str | Annotated[list[_Item], Field(max_length=MOST_MESSAGES, fail_fast=True)]
     model: str = ""
     instructions: str | None = None
-    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS, fail_fast=True)
     tool_choice: Any = None
     max_output_tokens: int | None = Field(None, ge=1)
     previous_response_id: str | None = None
@@ -98,6 +98,8 @@ def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequ
             raise RefusedRequestError(f"there is no response {body.previous_response_id!r}", status=404)
         before = earlier[body.previous_response_id]
     items = [_Item(content=body.input)] if isinstance(body.input, str) else body.input
+    if len(before) + len(items) > MOST_MESSAGES:
+        raise RefusedRequestError(f"the conversation has more than {MOST_MESSAGES:,} items with its earlier responses")
     system = [Message(role="system", content=body.instructions)] if body.instructions else []
     offered = [] if body.tool_choice == "none" else body.tools or []
     return ModelRequest(
@@ -115,14 +117,14 @@ def _tool(tool: _Tool) -> ToolSpec:
     return tool_of(tool.name, tool.description, tool.parameters)
 
 
-def response(request: ModelRequest, answers: Sequence[Answer], data: Any) -> dict[str, Any]:
-    """Response to a responses request; later requests continue the conversation by its id."""
+def response(name: str, request: ModelRequest, answers: Sequence[Answer], data: Any) -> dict[str, Any]:
+    """Response to a responses request; later requests continue the conversation by its id, `name`."""
     [answer] = answers
     given = data if isinstance(data, dict) else {}
     prompt, completion = request.prompt_tokens, answer.tokens
     incomplete = _INCOMPLETE.get(answer.finish)
     return {
-        "id": new_id("resp_"),
+        "id": name,
         "object": "response",
         "created_at": now(),
         "status": "completed" if incomplete is None else "incomplete",

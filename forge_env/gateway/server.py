@@ -37,7 +37,7 @@ from starlette.types import Scope
 
 from forge_env.gateway.chat import chat_completion, chat_events, openai_error, read_chat
 from forge_env.gateway.messages import anthropic_error, message_events, message_response, read_messages
-from forge_env.gateway.request import Answer, ModelRequest, read_json
+from forge_env.gateway.request import Answer, ModelRequest, new_id, read_json
 from forge_env.gateway.responses import read_responses, response, response_events
 from forge_env.http.limits import (
     MAX_OPEN,
@@ -54,6 +54,10 @@ from forge_env.types import Message
 LOOPBACK = "127.0.0.1"
 MAX_REMEMBERED = 32 << 20
 """Characters of an episode's responses that are stored for later requests (`previous_response_id`)."""
+MESSAGE_CHARS = 1_000
+"""Characters that a stored message counts as in addition to its text, for the memory of an empty one."""
+MESSAGE_S = 4e-5
+"""Estimated work per message of a request, those of earlier responses included, in seconds."""
 Ask = Callable[[ModelRequest], Awaitable[Message]]
 """Get one answer to a request from the model. `RefusedRequestError`: the request is refused."""
 
@@ -72,12 +76,15 @@ class Access:
     key: str
     url: str
     client: Client
+    _share: LoopShare
     _ask: Ask
     _end: Callable[[Access], None]
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: str = ""
     _open: set[asyncio.Task[Message]] = field(default_factory=set)
     _earlier: dict[str, list[Message]] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)
+    """Characters that each of `_earlier` counts as."""
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -145,6 +152,8 @@ class Access:
     async def read(self, body: bytes, kind: Callable[[Any], ModelRequest]) -> tuple[Any, ModelRequest]:
         """Parse a body; return its JSON and the request. Bodies are parsed one at a time, large ones in a thread.
 
+        The messages are charged to the episode: an earlier response adds thousands to a short body.
+
         Raises:
             RefusedRequestError: it isn't JSON, or not a valid request of this kind.
         """
@@ -154,7 +163,9 @@ class Access:
             return data, kind(data)
 
         async with self._reading:
-            return await off_loop(len(body), reading)
+            data, asked = await off_loop(len(body), reading)
+            await self._share.turn(self.client, len(asked.messages) * MESSAGE_S)
+            return data, asked
 
     def read_responses(self, data: object) -> ModelRequest:
         """Parse a responses request, which may continue an earlier response of this episode."""
@@ -162,12 +173,14 @@ class Access:
 
     def remember(self, name: str, messages: Iterable[Message]) -> None:
         """Store a response's conversation for later requests; drop the oldest beyond `MAX_REMEMBERED` characters."""
-        self._earlier[name] = [message for message in messages if message.role != "system"]
-        room = MAX_REMEMBERED
-        for each, history in reversed([*self._earlier.items()]):
-            room -= sum(len(words_of(message)) for message in history)
-            if room < 0:
-                del self._earlier[each]
+        history = [message for message in messages if message.role != "system"]
+        self._earlier[name] = history
+        self._sizes[name] = sum(MESSAGE_CHARS + len(words_of(message)) for message in history)
+        total = sum(self._sizes.values())
+        while total > MAX_REMEMBERED:
+            oldest = next(iter(self._earlier))
+            del self._earlier[oldest]
+            total -= self._sizes.pop(oldest)
 
 
 _SHARED: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Gateway]] = WeakKeyDictionary()
@@ -218,7 +231,8 @@ class Gateway:
             ],
             exception_handlers={RefusedRequestError: _refused, ClientDisconnect: _gone, HTTPException: _nowhere},
         )
-        self.app = RequestLimits(app, identify=self._identify, refuse=_refusal, share=LoopShare())
+        self._share = LoopShare()
+        self.app = RequestLimits(app, identify=self._identify, refuse=_refusal, share=self._share)
 
     @property
     def url(self) -> str:
@@ -268,7 +282,8 @@ class Gateway:
             url: URL at which its programs reach the gateway, if it differs from `self.url`.
             most_open: maximum number of requests waiting for an answer at once.
         """
-        access = Access(f"fe-{secrets.token_hex(24)}", url or self.url, Client(most_open), ask, self._end)
+        key = f"fe-{secrets.token_hex(24)}"
+        access = Access(key, url or self.url, Client(most_open), self._share, ask, self._end)
         self._episodes[access.key] = access
         return access
 
@@ -310,31 +325,46 @@ Answering = Callable[[Request, Access, bytes], Awaitable[Response]]
 async def _chat(request: Request, access: Access, body: bytes) -> Response:
     data, asked = await access.read(body, read_chat)
     answers = await _answered(request, access, asked)
-    return _sent(asked, chat_completion(asked, answers), lambda: chat_events(asked, answers, data))
+
+    def answer() -> Response:
+        return _sent(asked, chat_completion(asked, answers), lambda: chat_events(asked, answers, data))
+
+    return await off_loop(len(body), answer)
 
 
 async def _messages(request: Request, access: Access, body: bytes) -> Response:
     _, asked = await access.read(body, read_messages)
-    whole = message_response(asked, await _answered(request, access, asked))
-    return _sent(asked, whole, lambda: message_events(whole))
+    answers = await _answered(request, access, asked)
+
+    def answer() -> Response:
+        whole = message_response(asked, answers)
+        return _sent(asked, whole, lambda: message_events(whole))
+
+    return await off_loop(len(body), answer)
 
 
 async def _responses(request: Request, access: Access, body: bytes) -> Response:
     data, asked = await access.read(body, access.read_responses)
     answers = await _answered(request, access, asked)
-    whole = response(asked, answers, data)
-    access.remember(whole["id"], [*asked.messages, answers[0].message])
-    return _sent(asked, whole, lambda: response_events(whole))
+    name = new_id("resp_")
+    access.remember(name, [*asked.messages, answers[0].message])
+
+    def answer() -> Response:
+        whole = response(name, asked, answers, data)
+        return _sent(asked, whole, lambda: response_events(whole))
+
+    return await off_loop(len(body), answer)
 
 
 async def _count_messages(request: Request, access: Access, body: bytes) -> Response:
     _, asked = await access.read(body, read_messages)
-    return JSONResponse({"input_tokens": asked.prompt_tokens})
+    return JSONResponse({"input_tokens": await off_loop(len(body), lambda: asked.prompt_tokens)})
 
 
 async def _count_responses(request: Request, access: Access, body: bytes) -> Response:
     _, asked = await access.read(body, access.read_responses)
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": asked.prompt_tokens})
+    count = await off_loop(len(body), lambda: asked.prompt_tokens)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -7,18 +7,23 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 import forge_env as fe
-from forge_env.gateway.request import ModelRequest
-from forge_env.gateway.server import Access, Gateway
-from forge_env.http.limits import MAX_BODY, MAX_HELD, RefusedRequestError
+from forge_env.gateway.chat import read_chat
+from forge_env.gateway.messages import read_messages
+from forge_env.gateway.request import ModelRequest, merged
+from forge_env.gateway.responses import read_responses
+from forge_env.gateway.server import MESSAGE_CHARS, MESSAGE_S, Access, Gateway
+from forge_env.http.limits import MAX_BODY, MAX_HELD, LoopShare, RefusedRequestError
+from forge_env.tools.turns import call_of
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec, call_tool
 
 if TYPE_CHECKING:
@@ -763,7 +768,6 @@ async def test_a_malformed_call_is_one_conversation(gateway: Gateway) -> None:
 )
 def test_arguments_have_many_spellings(sent: str, same: bool) -> None:
     from forge_env.gateway.conversations import Conversations
-    from forge_env.tools.turns import call_of
 
     conversations = Conversations()
     question = Message(role="user", content="?")
@@ -776,7 +780,7 @@ def test_arguments_have_many_spellings(sent: str, same: bool) -> None:
 
 
 async def test_old_responses_make_room_for_new_ones(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forge_env.gateway.server.MAX_REMEMBERED", 250)
+    monkeypatch.setattr("forge_env.gateway.server.MAX_REMEMBERED", 7 * MESSAGE_CHARS)
     with gateway.open(Model(*["ok"] * 4)) as access:
         async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
 
@@ -787,6 +791,66 @@ async def test_old_responses_make_room_for_new_ones(gateway: Gateway, monkeypatc
             assert (await respond(input="y" * 30, previous_response_id=first)).status_code == 200
             assert (await respond(input="y", previous_response_id=first)).status_code == 404
             assert (await respond(input="y", previous_response_id=second)).status_code == 200
+
+
+async def test_a_chain_of_responses_is_bounded_and_charged(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[float] = []
+    charge = LoopShare.charge
+    monkeypatch.setattr(
+        LoopShare, "charge", lambda self, client, seconds: (charged.append(seconds), charge(self, client, seconds))[1]
+    )
+    monkeypatch.setattr("forge_env.gateway.responses.MOST_MESSAGES", 9)
+    with gateway.open(Model(*["ok"] * 4)) as access:
+        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
+            earlier, statuses = None, []
+            for _ in range(3):
+                body = {"input": [{"role": "user", "content": ""}] * 3, "previous_response_id": earlier}
+                found = await client.post(f"{access.url}/v1/responses", json=body)
+                statuses.append(found.status_code)
+                earlier = found.json().get("id")
+    assert statuses == [200, 200, 400]
+    assert "more than 9 items with its earlier responses" in found.json()["error"]["message"]
+    assert [3 * MESSAGE_S in charged, 7 * MESSAGE_S in charged] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": 1, "text": 1}] * 2}] * 1000}),
+        (
+            "chat/completions",
+            {"messages": USER, "tools": [{"type": 1}] * 1000, "stop": [1] * 64, "modalities": [1] * 9},
+        ),
+        ("messages", {"messages": [{"role": 1, "content": [{"type": 1}]}] * 1000, "system": [{"type": 1}] * 1000}),
+        ("messages", {"messages": USER, "tools": [{}] * 1000, "stop_sequences": [1] * 64}),
+        ("responses", {"input": [{"role": 1, "content": [{"type": 1}], "summary": [1] * 9}] * 1000}),
+    ],
+)
+def test_an_invalid_request_has_few_errors(path: str, body: Any) -> None:
+    read = {"chat/completions": read_chat, "messages": read_messages, "responses": partial(read_responses, earlier={})}
+    with pytest.raises(RefusedRequestError) as raised:
+        read[path](body)
+    assert isinstance(raised.value.__cause__, ValidationError)
+    assert raised.value.__cause__.error_count() <= 20
+
+
+def test_items_of_a_turn_are_merged() -> None:
+    def said(role: Any, text: str, thought: str | None = None, *names: str) -> Message:
+        calls = [call_of(name, "{}", name) for name in names]
+        return Message(role=role, content=text, reasoning_content=thought, tool_calls=calls)
+
+    items = [
+        said("user", "a"),
+        said("user", "b"),
+        said("assistant", "", "t"),
+        said("assistant", "c", "u"),
+        said("assistant", "d", None, "f", "g"),
+        said("tool", "e"),
+        said("assistant", "h"),
+    ]
+    turn = said("assistant", "cd", "tu", "f", "g")
+    assert merged(items) == [items[0], items[1], turn, items[5], items[6]]
+    assert items[2] == said("assistant", "", "t"), "the items are unchanged"
 
 
 async def test_an_episode_that_only_sends_refused_requests_is_stopped(
