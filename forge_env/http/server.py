@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import resource
 import socket
 from collections.abc import Callable, Collection, Iterable
 from urllib.parse import urlsplit
@@ -28,10 +29,21 @@ MAX_UNREAD = 2 * MAX_HEADERS
 """Maximum bytes of a request outside its body (path, headers, chunk frames), less the allowance for frames."""
 FRAME_BYTES = 8
 """Bytes of chunk frames allowed per byte of body."""
-MAX_SILENT = 1000
-"""Maximum connections waiting for a request's head; beyond that, the oldest is closed."""
+MAX_CONNECTIONS = 8192
+"""Maximum connections of a server that may open twice as many files; see `most_connections`."""
+MAX_WAITING = 1000
+"""Maximum connections that have no complete request; beyond that, the oldest is closed."""
 MAX_PIPELINED = 16
 """Maximum requests that a connection may send before the first is answered."""
+
+
+def most_connections() -> int:
+    """Maximum connections of a server: at most half of the files that this process may open.
+
+    The other half is left to the process's own files: clients can't exhaust them by connecting.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft // 2))
 
 
 async def serve(
@@ -51,7 +63,7 @@ async def serve(
     """
     import uvicorn
 
-    silent: dict[asyncio.Protocol, None] = {}
+    backlog = max(1, most_connections() // 4)  # asyncio accepts as many at once, before any of them is counted
 
     class Server(uvicorn.Server):
         def capture_signals(self) -> contextlib.nullcontext[None]:  # type: ignore[override]
@@ -60,7 +72,7 @@ async def serve(
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:  # from here on, clients' connections wait instead of being refused
-        sock = socket.create_server((host, port), family=family, backlog=2048)
+        sock = socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         raise UsageError(
             f"can't listen on {host}, port {port}: {error.strerror or error}", fix="choose another --port, or --host"
@@ -83,7 +95,8 @@ async def serve(
         ws_max_size=MAX_BODY,
         ws_max_queue=1,
         ws_per_message_deflate=False,  # many messages of zeros fit in a few bytes
-        http=_protocol(silent),
+        http=_protocol(),
+        backlog=backlog,
         h11_max_incomplete_event_size=MAX_UNREAD,
         timeout_graceful_shutdown=int(SHUTDOWN_S),
     )
@@ -100,16 +113,14 @@ async def serve(
         sock.close()
 
 
-def _protocol(silent: dict[asyncio.Protocol, None]) -> type[asyncio.Protocol]:
-    """Make a subclass of uvicorn's HTTP protocol with limits that apply before an application sees a request.
-
-    Args:
-        silent: connections that haven't sent a complete head yet, the oldest first.
-    """
+def _protocol() -> type[asyncio.Protocol]:
+    """Make a subclass of uvicorn's HTTP protocol with limits that apply before an application sees a request."""
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Base
     except ImportError:  # h11 limits the head itself
         from uvicorn.protocols.http.h11_impl import H11Protocol as Base  # type: ignore[assignment]
+
+    waiting: dict[Bounded, None] = {}  # connections that have no complete request, the oldest first
 
     class Bounded(Base):
         _counts = hasattr(Base, "on_body")
@@ -118,10 +129,12 @@ def _protocol(silent: dict[asyncio.Protocol, None]) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._await_head()
+            self._update()
+            if len(waiting) > MAX_WAITING or len(self.connections) > most_connections():
+                next(iter(waiting))._make_room()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._head_is_there()
+            self._leave()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -130,10 +143,7 @@ def _protocol(silent: dict[asyncio.Protocol, None]) -> type[asyncio.Protocol]:
             super().data_received(data)
             if self.transport.is_closing() or self.transport.get_protocol() is not self:
                 return
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._head_is_there()
-            else:
-                self._await_head()
+            self._update()
             if self._unread > MAX_UNREAD or len(getattr(self, "pipeline", ())) > MAX_PIPELINED:
                 self.transport.write(TOO_MUCH)
                 self.transport.close()
@@ -146,23 +156,40 @@ def _protocol(silent: dict[asyncio.Protocol, None]) -> type[asyncio.Protocol]:
             self._unread = max(0, self._unread - FRAME_BYTES * len(body))
             super().on_body(body)
 
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self.transport.is_closing():
+                self._update()
+
         def handle_websocket_upgrade(self, *event: object) -> None:
-            self._head_is_there()
+            self._leave()
             super().handle_websocket_upgrade(*event)
 
-        def _await_head(self) -> None:
-            """Close the connection unless a request's head arrives within `HEAD_S` seconds."""
-            if self._deadline is None:
+        def _update(self) -> None:
+            """Record what is missing of a request. Its head must arrive within `HEAD_S` seconds."""
+            has_head = self.cycle is not None and not self.cycle.response_complete
+            if has_head and not self.cycle.more_body:
+                waiting.pop(self, None)
+            else:
+                waiting.setdefault(self)
+            if has_head:
+                self._stop_clock()
+            elif self._deadline is None:
                 self._deadline = self.loop.call_later(HEAD_S, self.transport.abort)
-                silent[self] = None
-                if len(silent) > MAX_SILENT:
-                    next(iter(silent)).transport.abort()  # type: ignore[attr-defined]
 
-        def _head_is_there(self) -> None:
+        def _leave(self) -> None:
+            waiting.pop(self, None)
+            self._stop_clock()
+
+        def _make_room(self) -> None:
+            self._leave()
+            self.connections.discard(self)
+            self.transport.abort()
+
+        def _stop_clock(self) -> None:
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
-                silent.pop(self, None)
 
     return Bounded
 

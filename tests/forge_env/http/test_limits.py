@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -374,10 +375,10 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[Callable[[], Any]]:
+async def listening(app: Any = echo) -> AsyncIterator[Callable[[], Any]]:
     """Opens connections to a server that echoes."""
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    limited = Caller().limited
+    limited = Caller(app).limited
     running = asyncio.create_task(server.serve(limited, "127.0.0.1", 0, ready=port.set_result, lifespan=False))
     number = await port
     writers: list[asyncio.StreamWriter] = []
@@ -448,13 +449,62 @@ async def test_who_sends_no_head_is_let_go(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("parser")
 async def test_silent_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_SILENT", 3)
+    monkeypatch.setattr(server, "MAX_WAITING", 3)
     async with listening() as connect:
         readers = [(await connect())[0] for _ in range(4)]
         assert await ended(readers[0]) == b"", "the oldest"
         reader, writer = await connect()
         writer.write(HEAD + b"Content-Length: 1\r\nConnection: close\r\n\r\n1")
         assert (await ended(reader)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.usefixtures("parser")
+@pytest.mark.parametrize(
+    "sent",
+    [b"", HEAD, HEAD + b"Content-Length: 5\r\n\r\n1", HEAD + b"Content-Length: 1\r\n\r\n1"],
+    ids=["nothing", "part of a head", "part of a body", "a request, whose answer has come"],
+)
+async def test_connections_leave_half_of_the_files_to_the_process(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (6, 6))
+    async with listening() as connect:
+        readers = []
+        for _ in range(4):
+            reader, writer = await connect()
+            writer.write(sent)
+            readers.append(reader)
+            if b"Length: 1" in sent:
+                await reader.readuntil(b"\r\n\r\n")
+        await ended(readers[0])
+        assert readers[0].at_eof(), "the oldest"
+        reader, writer = await connect()
+        writer.write(HEAD + b"Content-Length: 1\r\nConnection: close\r\n\r\n1")
+        assert (await ended(reader)).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_request_being_answered_is_not_closed_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4, 4))
+    answer = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer.wait()
+        await echo(scope, receive, send)
+
+    async with listening(slow) as connect:
+        asking = []
+        for _ in range(2):
+            reader, writer = await connect()
+            writer.write(HEAD + b"Content-Length: 1\r\nConnection: close\r\n\r\n1")
+            asking.append(reader)
+        assert await ended((await connect())[0]) == b""
+        answer.set()
+        for reader in asking:
+            assert (await ended(reader)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(("soft", "most"), [(1024, 512), (1, 1), (10**6, 8192), (resource.RLIM_INFINITY, 8192)])
+def test_how_many_may_connect(monkeypatch: pytest.MonkeyPatch, soft: int, most: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
+    assert server.most_connections() == most
 
 
 async def test_requests_that_nobody_waits_for_are_bounded() -> None:
