@@ -169,8 +169,8 @@ LISTENERS = (
         ("view",),
         "pages of runs",
         "TCP on 127.0.0.1",
-        "every user of this machine; only browsers with the token are answered",
-        "a token in the address, in a file of mode 0600",
+        "every user of this machine; only this user's browsers with the token are answered",
+        "the user of the connection; a token in the address, new at every start",
         LOOPBACK,
     ),
     Listener(

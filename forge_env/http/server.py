@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import resource
 import socket
+import struct
 from collections.abc import Callable, Collection, Iterable
 from urllib.parse import urlsplit
 
@@ -33,6 +35,10 @@ MAX_CONNECTIONS = 8192
 """Maximum connections of a server that may open twice as many files; see `most_connections`."""
 MAX_WAITING = 1000
 """Maximum connections that have no complete request; beyond that, the oldest is closed."""
+CONNECTIONS = "/proc/net/tcp"
+"""The kernel's table of IPv4 connections."""
+ESTABLISHED = "01"
+OTHER_USER = "This connection comes from another user of this machine.\n"
 MAX_PIPELINED = 16
 """Maximum requests that a connection may send before the first is answered."""
 
@@ -97,6 +103,7 @@ async def serve(
         ws_per_message_deflate=False,  # many messages of zeros fit in a few bytes
         http=_protocol(),
         backlog=backlog,
+        proxy_headers=False,  # clients could give other addresses than their own, and so evade limits
         h11_max_incomplete_event_size=MAX_UNREAD,
         timeout_graceful_shutdown=int(SHUTDOWN_S),
     )
@@ -220,6 +227,47 @@ class OwnPages:
             await send({"type": "websocket.close", "code": 1008, "reason": refused[1]})
         else:
             await PlainTextResponse(refused[1] + "\n", refused[0])(scope, receive, send)
+
+
+class OwnUser:
+    """ASGI middleware that answers only processes of this user, or of root, on this machine.
+
+    The server must listen on 127.0.0.1. The kernel's table of connections has the user of the other end. Connections
+    that `ssh -L` forwards belong to the user who logged in.
+
+    Args:
+        app: the application to guard.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with 403, or pass the request on."""
+        if scope["type"] not in ("http", "websocket") or peer_user(scope) in (os.geteuid(), 0):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await PlainTextResponse(OTHER_USER, 403, {"connection": "close"})(scope, receive, send)
+
+
+def peer_user(scope: Scope) -> int | None:
+    """User id of the process at the other end of an IPv4 connection on this machine; None if there is none."""
+    ends = [_in_table(*end) if end else "" for end in (scope["client"], scope["server"])]
+    try:
+        with open(CONNECTIONS, encoding="ascii") as table:
+            for line in table:
+                fields = line.split()
+                if fields[1:3] == ends and fields[3] == ESTABLISHED:
+                    return int(fields[7])
+    except OSError:
+        pass
+    return None
+
+
+def _in_table(host: str, port: int) -> str:
+    """Address in the form of /proc/net/tcp."""
+    (number,) = struct.unpack("=I", socket.inet_aton(host))
+    return f"{number:08X}:{port:04X}"
 
 
 def _refused(headers: Headers, names: Collection[str]) -> tuple[int, str] | None:

@@ -5,23 +5,21 @@ interface only, answers only requests for its own names (against DNS rebinding),
 a token that is part of the address it prints. The token is stored in a cookie named after the port, since cookies are
 shared between ports. A page may not load external resources, run scripts other than the server's static files, or
 create HTML from text.
+
+A browser sends the cookie to every server at 127.0.0.1, on any port: also to one of another user, and to a later one
+on this port. So every start makes a new token, and `forge_env.http.server.OwnUser` refuses connections of other users.
 """
 
 from __future__ import annotations
 
 import hmac
 import os
-import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
 
-from forge_env.errors import UsageError
 from forge_env.http.limits import RefusedRequestError
 from forge_env.http.server import NAMES
-from forge_env.machine import cache_dir
-from forge_env.view.index import CACHE_FIX
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -42,42 +40,7 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 LONGEST_ADDRESS = 8_192
-REFUSED = "Open the address that `forge-env view` printed; it contains the access token.\n"
-
-
-def token(cache: Path | None = None) -> str:
-    """Return the user's token, created once in a file that only they can read, so that links survive restarts.
-
-    Raises:
-        UsageError: the cache folder can't be written.
-    """
-    path = (cache or cache_dir()) / "view" / "token"
-    try:
-        return _token(path)
-    except OSError as error:
-        message = f"the cache folder {path.parent} can't be used: {error.strerror}"
-        raise UsageError(message, fix=CACHE_FIX) from error
-
-
-def _token(path: Path) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for _ in range(2):
-        try:
-            stored = path.read_text(encoding="ascii", errors="replace").strip()
-            if len(stored) >= 32 and path.stat().st_mode & 0o077 == 0:
-                return stored
-            path.unlink()
-        except FileNotFoundError:
-            pass
-        created = secrets.token_urlsafe(32)
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            continue  # another process was faster: its token is as good
-        with os.fdopen(descriptor, "w") as file:
-            file.write(created)
-        return created
-    return secrets.token_urlsafe(32)
+REFUSED = "Open the address that `forge-env view` printed: it has a token, which is new at every start.\n"
 
 
 class Guard:
@@ -117,7 +80,7 @@ class Guard:
             rest = urlencode([(name, value) for name, value in query if name != "token"], errors="surrogateescape")
             path = "/" + scope.get("raw_path", b"/").decode("latin-1").lstrip("/\\")
             target = path + (f"?{rest}" if rest else "")
-            cookie_header = f"{cookie}={self._secret}; Path=/; HttpOnly; SameSite=Lax; Max-Age=31536000"
+            cookie_header = f"{cookie}={self._secret}; Path=/; HttpOnly; SameSite=Lax"
             await _answer(send, 303, "", [("location", target), ("set-cookie", cookie_header)])
         elif not hmac.compare_digest(_cookie(headers.get("cookie", ""), cookie).encode(), self._secret.encode()):
             await _answer(send, 403, REFUSED)
@@ -157,6 +120,7 @@ async def _answer(send: Send, status: int, text: str, further: list[tuple[str, s
     headers = {
         "content-type": "text/plain; charset=utf-8",
         "cache-control": "no-store",
+        "connection": "close",
         **HEADERS,
         **dict(further or []),
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 import re
 import shutil
 import sqlite3
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html import unescape
@@ -27,7 +29,8 @@ from forge_env.types import Message, call_tool
 from forge_env.view.app import Pages
 from forge_env.view.index import RunIndex
 from forge_env.view.runs import Runs
-from forge_env.view.server import Guard, token
+from forge_env.view.server import Guard
+from forge_env.view.serving import check_cache, serve_pages
 from forge_env.view.text import plain
 from forge_env.view.timeline import Timelines
 from tests.forge_env.view.made import episode, evaluation, held_out, hostile_run, metrics_rows, reply, training_run
@@ -123,13 +126,51 @@ async def test_a_secret_in_a_file_is_not_on_a_page(short: Path, tmp_path: Path) 
     assert "abcdef-123456" not in page
 
 
-def test_the_token_is_kept_where_nobody_else_reads_it(tmp_path: Path) -> None:
-    first = token(tmp_path)
-    path = tmp_path / "view" / "token"
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert token(tmp_path) == first
-    path.chmod(0o644)
-    assert token(tmp_path) != first, "others may have read it"
+async def test_every_start_has_a_new_token(tmp_path: Path) -> None:
+    addresses = []
+    for _ in range(2):
+        async with started(tmp_path) as address:
+            addresses.append(address)
+    one, two = (address.partition("?token=")[2] for address in addresses)
+    assert one != two
+    assert len(one) > 40
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+async def test_another_user_is_not_answered_even_with_the_token(tmp_path: Path) -> None:
+    code = (
+        "import os, socket, sys\n"
+        "user, port, token = sys.argv[1:]\n"
+        "os.setuid(int(user))\n"
+        "connection = socket.socket()\n"
+        "connection.connect(('127.0.0.1', int(port)))\n"
+        "head = f'GET / HTTP/1.1\\r\\nHost: 127.0.0.1:{port}\\r\\nCookie: forge_env_{port}={token}\\r\\n'\n"
+        "connection.sendall(f'{head}Connection: close\\r\\n\\r\\n'.encode())\n"
+        "print(connection.makefile().read())\n"
+    )
+    async with started(tmp_path) as address:
+        match = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=(.+)", address)
+        assert match is not None
+        answers = []
+        for user in ("0", "65534"):
+            asking = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-c", code, user, *match.groups(), stdout=asyncio.subprocess.PIPE
+            )
+            answers.append((await asking.communicate())[0].decode())
+    assert answers[0].startswith("HTTP/1.1 200")
+    assert answers[1].startswith("HTTP/1.1 403")
+    assert answers[1].endswith("This connection comes from another user of this machine.\n\n")
+
+
+@asynccontextmanager
+async def started(folder: Path) -> AsyncIterator[str]:
+    """The address of a server of a folder's runs."""
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    pages = Pages(Runs(folder / "runs", folder / "cache"))
+    running = asyncio.create_task(serve_pages(pages, 0, ready=address.set_result, cache=folder / "cache"))
+    yield await address
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_the_list_shows_every_run(folder: Path, cache: Path) -> None:
@@ -602,7 +643,7 @@ async def test_a_cache_folder_without_room_is_named(
     shutil.copytree(short, tmp_path / "runs" / "first")
     (tmp_path / "cache").write_text("a file stands where the folder would be")
     with pytest.raises(UsageError, match=r"cache folder .* can't be used"):
-        token(tmp_path / "cache")
+        check_cache(tmp_path / "cache")
     pages = Pages(Runs(tmp_path / "runs", tmp_path / "cache"))
     guard = Guard(pages.application(), "t" * 40, lambda: PORT)
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(guard), base_url=BASE) as client:
