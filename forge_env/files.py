@@ -8,6 +8,7 @@ import glob
 import itertools
 import math
 import os
+import pwd
 import shutil
 import stat
 import tempfile
@@ -420,6 +421,16 @@ def unused(stem: Path) -> Path:
     wanted = f"{stem.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (wanted if number == 1 else f"{wanted}-{number}" for number in range(1, 1000))
     return next(path for name in names if not (path := stem.with_name(name)).exists())
+
+
+LOGS = Path("/tmp")
+
+
+def monarch_logs() -> Path | None:
+    """Return the folder, named after the user, in which Monarch writes its logs; None for a user id without a name."""
+    with suppress(KeyError):
+        return LOGS / pwd.getpwuid(os.geteuid()).pw_name
+    return None
 
 
 LONGEST_TMPDIR = 46

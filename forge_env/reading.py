@@ -7,15 +7,19 @@ length. Every file in the folder of a run, an evaluation or a checkpoint is ther
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from forge_env.errors import UsageError
 
+T = TypeVar("T")
 ANYWHERE = Path("/")
 """Value of `root` for a file named by the user, which may be a link to any place."""
 LONGEST_LINE = 64 << 20
@@ -30,6 +34,12 @@ LARGEST_RECIPE = 1 << 19
 """Maximum bytes of a recipe in a run folder; smaller because YAML is slower to parse."""
 LARGEST_TABLE = 128 << 20
 """Maximum bytes of a file that is loaded into memory: rows of metrics, a tokenizer, a checkpoint's index."""
+LARGEST_NUMBER = 1e100
+"""Maximum absolute value of a number that is read: sums of squares of such numbers fit in a float."""
+LONGEST_NUMBER = 1_000
+"""Maximum characters of a number."""
+LARGEST_COUNT = 2**63 - 1
+"""Maximum absolute value of a count, a position or an id that is read; SQLite and numpy hold no larger ones."""
 _PIECE = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -102,6 +112,32 @@ def read_bytes(path: Path, *, largest: int = LARGEST_DOCUMENT, root: Path | None
 def read_text(path: Path, *, largest: int = LARGEST_DOCUMENT, root: Path | None = None) -> str:
     """Read a file as text, with invalid UTF-8 replaced. Raises the errors of `open_file`."""
     return read_bytes(path, largest=largest, root=root).decode("utf-8", "replace")
+
+
+def is_bounded(value: object, largest: float = LARGEST_NUMBER) -> bool:
+    """Whether a value is not a finite number beyond `largest`, with which arithmetic could fail."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return True
+    return not isinstance(value, int | float) or abs(value) <= largest
+
+
+def read_json(path: Path, *, largest: int = LARGEST_DOCUMENT, root: Path | None = None) -> Any:
+    """Read a JSON document. Raises the errors of `open_file` and `parse_json`."""
+    return parse_json(read_text(path, largest=largest, root=root))
+
+
+def parse_json(text: str) -> Any:
+    """Parse a JSON document. `ValueError`: it isn't JSON, is nested too deeply, or has a number beyond the largest."""
+    try:
+        return json.loads(text, parse_int=partial(_number, int), parse_float=partial(_number, float))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _number(kind: Callable[[str], T], text: str) -> T:
+    if len(text) <= LONGEST_NUMBER and abs(float(text)) <= LARGEST_NUMBER:
+        return kind(text)
+    raise ValueError(f"the number {text[:20]}{'...' * (len(text) > 20)} is too large: {LARGEST_NUMBER:g} is the most")
 
 
 def whole_lines(file: BinaryIO, longest: int = LONGEST_LINE) -> Iterator[Line]:

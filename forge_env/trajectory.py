@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from forge_env.errors import UsageError
 from forge_env.files import DiskFullError, LineWriter
 from forge_env.policy import NO_TOKENS, TOKEN_FIELDS, Reply
-from forge_env.reading import ANYWHERE, LONGEST_LINE, open_file, whole_lines
+from forge_env.reading import (
+    ANYWHERE,
+    LARGEST_COUNT,
+    LARGEST_NUMBER,
+    LONGEST_LINE,
+    is_bounded,
+    open_file,
+    whole_lines,
+)
 from forge_env.schema import with_schema, without_schema
 from forge_env.trajectory_index import BAD_RECORD, IndexRow, IndexWriter, row_of
 from forge_env.types import Message
@@ -502,7 +510,12 @@ _OF_TRAJECTORY, _OF_TURN = _expected(Trajectory), _expected(Turn)
 
 
 def _check(part: Trajectory | Turn, expected: list[tuple[str, str, Any]]) -> None:
-    """Raise `TypeError` if a field of a damaged record has a wrong type; messages have been validated already."""
+    """Check the fields of a record, which may be damaged; messages have been validated already.
+
+    Raises:
+        TypeError: a field has a wrong type.
+        ValueError: a number is too large.
+    """
     for name, kind, types in expected:
         value = getattr(part, name)
         if kind.startswith("list"):
@@ -513,6 +526,10 @@ def _check(part: Trajectory | Turn, expected: list[tuple[str, str, Any]]) -> Non
             right = isinstance(value, types)
         if not right:
             raise TypeError(f"{name} is not {kind}: {value!r:.100}")
+        items = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
+        largest = LARGEST_COUNT if types is int else LARGEST_NUMBER
+        if not all(is_bounded(item, largest) for item in items):
+            raise ValueError(f"{name} has a number beyond {largest:g}")
 
 
 def _turns_of_version_1(data: dict[str, Any]) -> list[Turn]:

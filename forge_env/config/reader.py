@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from forge_env.config import hints
 from forge_env.errors import ConfigError, ForgeError, PluginError, UsageError, did_you_mean, in_words, with_place
 from forge_env.machine import user_path
 from forge_env.plugins import check_registered, load_plugin
+from forge_env.reading import LONGEST_NUMBER, is_bounded
 from forge_env.redaction import MARK, learn, redact_settings, redacted_keys
 from forge_env.schema import KEY as SCHEMA
 from forge_env.schema import VERSION, with_schema, without_schema
@@ -54,8 +56,8 @@ MAX_NESTED = 100
 """Maximum nesting depth of lists and mappings in brackets."""
 WIDTH = 110
 """Maximum columns of written YAML."""
-LONGEST_INTEGER = 1000
-"""Maximum digits of an integer."""
+LARGEST_INTEGER = 2**64 - 1
+"""Maximum absolute value of an integer. Larger ones fail in conversions to floats, sizes and times."""
 MOST_LISTED = 40
 """Maximum number of known keys that an error about an unknown key lists."""
 
@@ -87,11 +89,25 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """Read an integer; one of thousands of digits, which Python can't write in decimals, is an error."""
-        if len(node.value) > LONGEST_INTEGER:
-            problem = f"an integer has {len(node.value)} digits; {LONGEST_INTEGER} is the most"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-        return int(super().construct_yaml_int(node))
+        """Read an integer of at most 64 bits."""
+        value = int(super().construct_yaml_int(node)) if len(node.value) < LONGEST_NUMBER else LARGEST_INTEGER + 1
+        if abs(value) > LARGEST_INTEGER:
+            raise _too_large(node)
+        return value
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        """Read a number of at most `LARGEST_NUMBER`, or an infinity or NaN that is written as such."""
+        value = float(super().construct_yaml_float(node))
+        if not is_bounded(value) or (math.isinf(value) and "inf" not in node.value.lower()):
+            raise _too_large(node)
+        return value
+
+
+def _too_large(node: yaml.ScalarNode) -> yaml.MarkedYAMLError:
+    shown = node.value if len(node.value) <= 24 else f"{node.value[:20]}... ({len(node.value)} characters)"
+    return yaml.MarkedYAMLError(
+        problem=f"the number {shown} is too large; a text goes in quotes", problem_mark=node.start_mark
+    )
 
 
 class Dumper(yaml.SafeDumper):
@@ -106,6 +122,7 @@ for _class in (Loader, Dumper):
     _class.add_implicit_resolver(f"{TAG}int", INTEGER, list("-+0123456789"))
     _class.add_implicit_resolver(f"{TAG}float", FLOAT, list("-+0123456789."))
 Loader.add_constructor(f"{TAG}int", Loader.construct_yaml_int)
+Loader.add_constructor(f"{TAG}float", Loader.construct_yaml_float)
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from forge_env.environment.base import Environment
 from forge_env.environment.tool_environment import ToolEnvironment
 from forge_env.errors import EnvironmentBugError, UsageError
 from forge_env.evaluation.metering import TokenUsage
+from forge_env.reading import LARGEST_NUMBER, is_bounded
 from forge_env.tasks.splits import number_of_tasks
 from forge_env.trajectory import Trajectory
 from forge_env.types import Task
@@ -278,8 +280,8 @@ def check_record(trajectory: Trajectory) -> None:
     figures = [trajectory.reward, *highest, *usage.values(), *trajectory.metrics.values()]
     if not all(isinstance(figure, int | float) for figure in figures):
         raise ValueError("a figure is not a number")
-    for figure in figures:
-        float(figure)  # raises OverflowError if it has hundreds of digits
+    if not all(map(is_bounded, figures)) or not all(map(math.isfinite, usage.values())):
+        raise ValueError(f"a figure is beyond {LARGEST_NUMBER:g}")
     index, epoch = info["index"], info["epoch"]
     if not (trajectory.id.startswith(f"{trajectory.environment}/") and trajectory.id.endswith(f"/{index}/{epoch}")):
         raise ValueError(f"{trajectory.id!r} is not sample {epoch} of task {index} of {trajectory.environment!r}")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from forge_env.reading import read_text
+from forge_env.reading import LARGEST_COUNT, is_bounded, read_text
 from forge_env.schema import without_schema
 
 Verdict = Literal["holds", "doubtful", "broken", "open"]
@@ -68,6 +68,8 @@ def read_contract(path: Path) -> list[Clause]:
         try:
             row = without_schema(json.loads(line), path.name)
             clause = Clause(str(row["clause"]), row["verdict"], str(row["text"]), int(row["step"]))
+            if not is_bounded(clause.step, LARGEST_COUNT):
+                continue
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
             continue  # damaged, or truncated by a full disk
         if clause.clause in CLAUSES and clause.verdict in get_args(Verdict):

@@ -21,7 +21,7 @@ from forge_env.config.recipe import RunConfig
 from forge_env.errors import PluginError, UsageError
 from forge_env.files import LineWriter
 from forge_env.plugins import load_plugin
-from forge_env.reading import LARGEST_TABLE, LONGEST_ROW, open_file, read_text, whole_lines
+from forge_env.reading import LARGEST_TABLE, LONGEST_ROW, is_bounded, open_file, read_text, whole_lines
 from forge_env.redaction import add, redact_settings
 from forge_env.run.folder import RunFolder
 from forge_env.schema import with_schema, without_schema
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 GROUP = "forge_env.loggers"
 REWARD = "reward/mean"
 """Mean reward of the training batch."""
-LARGEST_STEP, LARGEST_FIGURE = 53, 1000
-"""Maximum bits of a step and of a metric in a curve."""
+LARGEST_STEP = 53
+"""Maximum bits of a step."""
 
 
 @runtime_checkable
@@ -110,7 +110,7 @@ def metrics_row(line: str | bytes, path: Path) -> dict[str, Any] | None:
     figures = {
         key: value
         for key, value in row.items()
-        if value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < LARGEST_FIGURE)
+        if (value is None or isinstance(value, int | float)) and is_bounded(value)
     }
     return {"step": step, **figures}
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import forge_env
 from forge_env.errors import ForgeError, UsageError, root_cause
 from forge_env.files import write_whole
-from forge_env.reading import read_text
+from forge_env.reading import read_json
 from forge_env.run.run import Run
 from forge_env.run.state import RunState
 from forge_env.schema import with_schema, without_schema
@@ -101,9 +101,11 @@ def read_summary(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        data = json.loads(read_text(path))
+        data = read_json(path)
     except json.JSONDecodeError:  # truncated by a full disk
         return {}
+    except ValueError as error:
+        raise UsageError(f"{path} can't be read: {error}", fix="correct it, or remove the file") from error
     return without_schema(data, str(path)) if isinstance(data, dict) else {}
 
 

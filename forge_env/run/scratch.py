@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from forge_env.files import parent_of_sockets
+from forge_env.files import monarch_logs, parent_of_sockets
 
 PREFIX = "forge-env-run-"
 LOCK = "lock"
@@ -57,8 +57,10 @@ def reap_scratch() -> int:
     """Remove the folders of runs that ended without doing so, kill their remaining processes, and count the folders."""
     removed = 0
     for folder in parent_of_sockets().glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or another reaper was faster
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        with suppress(OSError):  # another reaper was faster
+            if folder.lstat().st_uid != os.geteuid():
+                continue
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _end_processes(folder)
@@ -81,5 +83,7 @@ def _end_processes(folder: Path) -> None:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    for log in Path("/tmp").glob(f"*/monarch_log_{folder.name}.log"):  # in a folder that Monarch names after the user
-        log.unlink(missing_ok=True)
+    logs = monarch_logs()
+    if logs is not None:
+        with suppress(OSError):  # there is none, or the folder isn't this user's
+            (logs / f"monarch_log_{folder.name}.log").unlink()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forge_env.reading import LARGEST_TABLE, open_file, whole_lines
+from forge_env.reading import LARGEST_COUNT, LARGEST_TABLE, is_bounded, open_file, whole_lines
 from forge_env.schema import without_schema
 
 
@@ -81,13 +81,15 @@ def _group(item: dict[str, Any]) -> TrainedGroup:
 
 def _episode(member: Any, reward: Any, advantage: Any, tokens: Any, turns: Any, truncated: Any) -> TrainedEpisode:
     figures = float(reward), float(advantage)
+    if not all(map(is_bounded, figures)):
+        raise ValueError("a figure is too large")
     return TrainedEpisode(str(member), *figures, *(_whole(value) for value in (tokens, turns, truncated)))
 
 
 def _whole(value: Any) -> int:
     """Return `value` as a whole number of at most 63 bits; raise `ValueError` for any other."""
     number = int(value)
-    if number.bit_length() > 63:
+    if not is_bounded(number, LARGEST_COUNT):
         raise ValueError(f"{number:.3g} is too large")
     return number
 

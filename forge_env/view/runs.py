@@ -32,6 +32,7 @@ from forge_env.reading import (
     LARGEST_TABLE,
     LONGEST_LINE,
     UnsafeFileError,
+    parse_json,
     read_bytes,
     read_text,
     unreadable,
@@ -410,7 +411,7 @@ def _document(path: Path) -> Any:
             return cached[1]
         document = None
         with suppress(ValueError, RecursionError, yaml.YAMLError):
-            document = json.loads(text) if path.suffix == ".json" else read_yaml(text)[0]
+            document = parse_json(text) if path.suffix == ".json" else read_yaml(text)[0]
     except (OSError, UnsafeFileError):
         return None
     if len(_read) > 4 * MOST_OPEN:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import pwd
 import re
 import shutil
 import socket
@@ -30,10 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.errors import ForgeError
+from forge_env.files import monarch_logs
 from trainers.compat.monarch import PACKAGE
 
-LOGS = Path("/tmp")
-"""Monarch writes its log to a folder here that is named after the user."""
 LONGEST = 82
 """Maximum bytes of a folder's path: with Monarch's name of 24 bytes it must fit into the kernel's 107."""
 ABSTRACT = struct.Struct("=Hx")
@@ -117,20 +115,30 @@ def private_folder() -> Path:
 
 
 def own_log_folder() -> None:
-    """Create the folder, at a fixed path, in which Monarch opens its log at import.
+    """Create the folder, at a fixed path, in which Monarch opens its log at import; make an existing one private.
 
     If another user owned the folder, the log could be a link to any file of this user.
 
     Raises:
         ForgeError: the folder belongs to another user.
     """
-    try:
-        folder = LOGS / pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # user ids without a name, as in containers, have no such folder
+    folder = monarch_logs()
+    if folder is None:
         return
     with suppress(OSError):  # it exists, or Monarch can't create it either
         folder.mkdir(mode=stat.S_IRWXU)
-    if os.path.lexists(folder) and folder.lstat().st_uid != os.geteuid():
+    if not os.path.lexists(folder):
+        return
+    owners = {folder.lstat().st_uid}
+    with suppress(OSError):  # not a folder: Monarch then writes no log
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            owners.add(os.fstat(descriptor).st_uid)
+            if owners == {os.geteuid()}:
+                os.fchmod(descriptor, stat.S_IRWXU)
+        finally:
+            os.close(descriptor)
+    if owners != {os.geteuid()}:
         raise ForgeError(
             f"Monarch would log to {folder}, which belongs to another user of this machine",
             fix="ask an administrator to remove it: its owner could redirect the log into your files",

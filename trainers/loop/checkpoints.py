@@ -36,7 +36,7 @@ from forge_env import machine
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
-from forge_env.reading import ANYWHERE, LARGEST_TABLE, UnsafeFileError, open_file, read_text, regular_files
+from forge_env.reading import ANYWHERE, LARGEST_TABLE, UnsafeFileError, open_file, read_json, regular_files
 from forge_env.redaction import redact_settings
 from forge_env.run import Run
 from forge_env.schema import with_schema, without_schema
@@ -185,7 +185,7 @@ class Checkpoints:
 
     def _manifest(self, folder: Path) -> dict[str, Any]:
         try:
-            data = json.loads(read_text(folder / MANIFEST))
+            data = read_json(folder / MANIFEST)
             manifest = without_schema(data, str(folder / MANIFEST))
             if not isinstance(manifest["recipe"], dict) or not isinstance(manifest["files"], dict):
                 raise TypeError("recipe or files")
@@ -210,7 +210,7 @@ class Checkpoints:
         if folder is None:
             return None
         await trainer.load(str(folder))
-        progress = json.loads(read_text(folder / PROGRESS, largest=LARGEST_TABLE))
+        progress = read_json(folder / PROGRESS, largest=LARGEST_TABLE)
         return Saved(int(progress.pop("step")), progress, load_buffer(folder / BUFFER))
 
     # --- saving
@@ -453,7 +453,7 @@ def differences(saved: dict[str, Any], config: RunConfig) -> list[str]:
 
 def _other_shape(saved: Path, other: Path) -> str:
     """Describe how two models' shapes differ; empty if they don't."""
-    one, two = (json.loads(read_text(folder / "config.json", root=ANYWHERE)) for folder in (saved, other))
+    one, two = (read_json(folder / "config.json", root=ANYWHERE) for folder in (saved, other))
     return "; ".join(f"{key}: {one.get(key)} -> {two.get(key)}" for key in SHAPE if one.get(key) != two.get(key))
 
 

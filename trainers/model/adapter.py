@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
-from forge_env.reading import ANYWHERE, read_text
+from forge_env.reading import ANYWHERE, read_json
 from trainers.model.folder import file_digests
 
 FOLDER = "adapter"
@@ -133,7 +133,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         UsageError: it is missing, or not a config of LoRA.
     """
     try:
-        config: dict[str, Any] = json.loads(read_text(folder / CONFIG, root=ANYWHERE))
+        config: dict[str, Any] = read_json(folder / CONFIG, root=ANYWHERE)
         if config["peft_type"] != "LORA" or not isinstance(config["base_model_name_or_path"], str):
             raise KeyError("peft_type")
         float(config["lora_alpha"]) / int(config["r"])

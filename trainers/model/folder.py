@@ -13,7 +13,7 @@ from forge_env import redaction
 from forge_env.config.finding import checkpoint_folder
 from forge_env.errors import ForgeError, UsageError
 from forge_env.machine import user_path
-from forge_env.reading import ANYWHERE, LARGEST_TABLE, open_file, read_text
+from forge_env.reading import ANYWHERE, LARGEST_TABLE, open_file, read_json, read_text
 
 FIX = (
     "model.path is 'tiny', a Hugging Face checkpoint folder, a checkpoint that comes with forge-env "
@@ -98,7 +98,7 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / "config.json"
     try:
-        config = json.loads(read_text(path, root=ANYWHERE))  # the hub's cache is a folder of links
+        config = read_json(path, root=ANYWHERE)  # the hub's cache is a folder of links
     except FileNotFoundError as error:
         raise UsageError(f"no config.json in {folder}", fix=FIX) from error
     except (OSError, ValueError) as error:

@@ -14,8 +14,8 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from forge_env.files import LONGEST_TMPDIR
-from forge_env.run.scratch import PREFIX, reap_scratch, scratch_folder
+from forge_env.files import LONGEST_TMPDIR, monarch_logs
+from forge_env.run.scratch import LOCK, PREFIX, reap_scratch, scratch_folder
 
 
 @pytest.fixture
@@ -62,6 +62,37 @@ def test_a_living_run_keeps_its_folder(parent: Path) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(parent)
         assert reap_scratch() == 0
         assert folder.is_dir()
+
+
+def test_a_folder_whose_name_is_a_pattern_removes_only_its_own_log(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge_env.files.LOGS", parent)
+    logs = monarch_logs()
+    assert logs is not None
+    logs.mkdir()
+    for name in ("other", "*", "[o]*"):
+        (logs / f"monarch_log_{PREFIX}{name}.log").touch()
+    for name in ("*", "[o]*"):
+        (parent / f"{PREFIX}{name}").mkdir()
+        (parent / f"{PREFIX}{name}" / LOCK).touch()
+    assert reap_scratch() == 2
+    assert [path.name for path in logs.iterdir()] == [f"monarch_log_{PREFIX}other.log"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("trick", ["owner", "link"])
+def test_a_folder_of_another_user_is_left_alone(parent: Path, trick: str) -> None:
+    folder = parent / f"{PREFIX}x"
+    folder.mkdir()
+    if trick == "owner":
+        (folder / LOCK).touch()
+        os.chown(folder, 65534, 65534)
+    else:
+        (parent / "file").touch()
+        (folder / LOCK).symlink_to(parent / "file")
+    assert reap_scratch() == 0
+    assert folder.is_dir()
 
 
 def test_a_killed_run_leaves_its_folder_to_the_next_command(parent: Path) -> None:

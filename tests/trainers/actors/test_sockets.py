@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("monarch")
 
 from forge_env.errors import ForgeError
+from forge_env.files import monarch_logs
 from forge_env.run.scratch import PREFIX, reap_scratch
 from tests.listeners import Listener, as_another_user, listeners
 from trainers.actors import sockets
@@ -123,18 +124,39 @@ def test_a_library_that_does_not_call_libc_is_refused() -> None:
 
 @ROOT
 def test_a_log_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sockets, "LOGS", tmp_path)
+    monkeypatch.setattr("forge_env.files.LOGS", tmp_path)
     sockets.own_log_folder()
     [folder] = tmp_path.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     os.chown(folder, 65534, 65534)
     with pytest.raises(ForgeError, match="which belongs to another user of this machine"):
         sockets.own_log_folder()
-    folder.rmdir()
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(elsewhere)
+    with pytest.raises(ForgeError):
+        sockets.own_log_folder()
+    folder.unlink()
     folder.symlink_to("/nowhere")
     os.chown(folder, 65534, 65534, follow_symlinks=False)
     with pytest.raises(ForgeError):
         sockets.own_log_folder()
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_log_folder_that_others_can_enter_is_made_private(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, linked: bool
+) -> None:
+    monkeypatch.setattr("forge_env.files.LOGS", tmp_path)
+    folder = monarch_logs()
+    assert folder is not None
+    if linked:
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir()
+    folder.chmod(0o777)
+    sockets.own_log_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(("mode", "kept"), [(0o700, True), (0o750, False), (0o701, False)])
