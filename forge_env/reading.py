@@ -8,7 +8,6 @@ length. Every file in the folder of a run, an evaluation or a checkpoint is ther
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -115,9 +114,7 @@ def read_text(path: Path, *, largest: int = LARGEST_DOCUMENT, root: Path | None 
 
 
 def is_bounded(value: object, largest: float = LARGEST_NUMBER) -> bool:
-    """Whether a value is not a finite number beyond `largest`, with which arithmetic could fail."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return True
+    """Whether a value is no number, or a finite one of at most `largest`; with others, arithmetic could fail."""
     return not isinstance(value, int | float) or abs(value) <= largest
 
 

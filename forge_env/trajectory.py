@@ -529,7 +529,7 @@ def _check(part: Trajectory | Turn, expected: list[tuple[str, str, Any]]) -> Non
         items = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
         largest = LARGEST_COUNT if types is int else LARGEST_NUMBER
         if not all(is_bounded(item, largest) for item in items):
-            raise ValueError(f"{name} has a number beyond {largest:g}")
+            raise ValueError(f"{name} has a number that is infinite, or beyond {largest:g}")
 
 
 def _turns_of_version_1(data: dict[str, Any]) -> list[Turn]:

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rescore(args: argparse.Namespace) -> int:
-    """Score the transcripts of a folder again; return 0 if all could be scored."""
+    """Score the transcripts of a folder again; return 0 if all could be read and scored."""
     from forge_env.evaluation.rescoring import rescore
     from forge_env.evaluation.tables import counted
 
@@ -134,14 +134,19 @@ def _rescore(args: argparse.Namespace) -> int:
         say(f"forge-env: in {samples} the environment answered differently than recorded")
     if rescored.result.error is not None:
         report_error(rescored.result.error)
-    for damage in rescored.damage:
+    for damage in rescored.damage[:5]:
         say(f"forge-env: {damage}")
+    if rescored.damage:
+        say(f"forge-env: {counted(len(rescored.damage), 'line')} of {args.rescore} could not be read")
     if rescored.unscored:
         say(f"forge-env: {counted(len(rescored.unscored), 'sample')} could not be scored again:")
         for name, reason in list(rescored.unscored.items())[:5]:
             say(f"  {name}: {reason}")
         say(f"  -> {out}/rescored.json lists all of them; they are not in the figures above")
-    return 0 if rescored.result.summary.status == "complete" and not rescored.unscored else 1
+    complete = rescored.result.summary.status == "complete" and not (rescored.unscored or rescored.damage)
+    if not complete:
+        say(f"  -> play what is missing (forge-env eval --out {args.rescore} --resume), then score again")
+    return 0 if complete else 1
 
 
 def finish(evaluations: Sequence[Evaluation]) -> str | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -98,7 +97,7 @@ class Loader(yaml.SafeLoader):
     def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
         """Read a number of at most `LARGEST_NUMBER`, or an infinity or NaN that is written as such."""
         value = float(super().construct_yaml_float(node))
-        if not is_bounded(value) or (math.isinf(value) and "inf" not in node.value.lower()):
+        if not is_bounded(value) and node.value.lower().lstrip("+-.") not in ("inf", "nan"):
             raise _too_large(node)
         return value
 

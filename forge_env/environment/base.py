@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
+from forge_env.reading import LARGEST_NUMBER, is_bounded
 from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec
 from forge_env.visible import shown
 from forge_env.working_time import limited_code
@@ -254,9 +255,10 @@ async def checked_step(env: Environment, action: Message, task_id: str) -> StepR
         number = float(reward)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
+    if not is_bounded(number):
         raise EnvironmentBugError(
-            f"{what} returned the reward {as_text_of(reward)} on task {task_id!r}", fix="give a finite number"
+            f"{what} returned the reward {as_text_of(reward)} on task {task_id!r}",
+            fix=f"give a finite number of at most {LARGEST_NUMBER:g}",
         )
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if type(flag).__name__ not in ("bool", "bool_"):  # Python's or numpy's, which has both names
@@ -272,10 +274,10 @@ def _check_metrics(what: str, info: dict[str, Any]) -> None:
     metrics = info.get("metrics", {})
     try:
         for name, value in metrics.items():
-            if isinstance(value, str) or not math.isfinite(float(value)):
+            if isinstance(value, str) or not is_bounded(float(value)):
                 raise ValueError(name)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        fix = "give finite numbers by name"
+        fix = f"give finite numbers of at most {LARGEST_NUMBER:g} by name"
         raise EnvironmentBugError(f"{what} returned {as_text_of(metrics)} as info['metrics']", fix=fix) from error
 
 

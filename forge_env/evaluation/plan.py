@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -280,8 +279,8 @@ def check_record(trajectory: Trajectory) -> None:
     figures = [trajectory.reward, *highest, *usage.values(), *trajectory.metrics.values()]
     if not all(isinstance(figure, int | float) for figure in figures):
         raise ValueError("a figure is not a number")
-    if not all(map(is_bounded, figures)) or not all(map(math.isfinite, usage.values())):
-        raise ValueError(f"a figure is beyond {LARGEST_NUMBER:g}")
+    if not all(map(is_bounded, figures)):
+        raise ValueError(f"a figure is infinite, or beyond {LARGEST_NUMBER:g}")
     index, epoch = info["index"], info["epoch"]
     if not (trajectory.id.startswith(f"{trajectory.environment}/") and trajectory.id.endswith(f"/{index}/{epoch}")):
         raise ValueError(f"{trajectory.id!r} is not sample {epoch} of task {index} of {trajectory.environment!r}")

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.errors import AgentError, EnvironmentBugError, UsageError, environment_code
+from forge_env.reading import LARGEST_NUMBER, is_bounded
 from forge_env.rewards.reasons import Explanation, explain, explanation
 from forge_env.trajectory import Trajectory
 from forge_env.types import Message, Task
@@ -104,10 +105,10 @@ class _Scorer:
 
     def _number(self, value: Any, task_id: str) -> float:
         number = _as_float(value)
-        if not math.isfinite(number):
+        if not is_bounded(number):
             raise EnvironmentBugError(
                 f"reward function {self.name!r} returned {shown(value)} on task {task_id!r}",
-                fix="return a finite number",
+                fix=f"return a finite number of at most {LARGEST_NUMBER:g}",
             )
         return number
 

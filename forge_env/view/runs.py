@@ -26,7 +26,6 @@ from forge_env.errors import UsageError
 from forge_env.files import NewLines
 from forge_env.machine import cache_dir
 from forge_env.reading import (
-    ANYWHERE,
     LARGEST,
     LARGEST_DOCUMENT,
     LARGEST_TABLE,
@@ -300,23 +299,19 @@ class RunView:
         return "running" if self.is_held else state_of(self.summary)
 
     def vocabulary(self) -> Vocabulary | None:
-        """Load the vocabulary of the trained model from its newest checkpoint; None if there is none."""
+        """Load the vocabulary of the newest checkpoint; None if the run folder has none.
+
+        The recipe's `model.path` is not read: a stranger's recipe may name any folder of this machine.
+        """
         paths: list[tuple[float, Path]] = []
-        root = self.root
         for pattern in ("checkpoints/*/model/tokenizer.json", "checkpoints/*/tokenizer.json", "model/tokenizer.json"):
             with suppress(OSError):
                 paths += [(path.stat().st_mtime, path) for path in self.root.glob(pattern)]
-        model = self.config.get("model")
-        folder = Path(str(model.get("path", ""))) if isinstance(model, dict) else Path()
-        with suppress(OSError):
-            if not paths and (folder / "tokenizer.json").is_file():
-                paths.append((0.0, folder / "tokenizer.json"))
-                root = ANYWHERE  # the hub cache stores a checkpoint as a folder of links
         for _, path in sorted(paths, reverse=True)[:1]:
             with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, UnsafeFileError):
                 stamp = (path, path.stat().st_mtime_ns)
                 if self.__dict__.get("_vocabulary", (None, None))[0] != stamp:
-                    data = json.loads(read_bytes(path, largest=LARGEST_VOCABULARY, root=root))
+                    data = json.loads(read_bytes(path, largest=LARGEST_VOCABULARY, root=self.root))
                     self._vocabulary = (stamp, Vocabulary(data))
                 return self._vocabulary[1]
         return None

@@ -33,6 +33,8 @@ REFUSED = 3
 INODES_PER_MB = 64
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _NUMBERS = ("control_fd", "owner_pid", "uid", "disk_mb", "scratch_mb", "unified")
+INOTIFY = (("max_inotify_instances", "16"), ("max_inotify_watches", "8192"))
+"""Limits of a sandbox, of the 128 instances and the watches that the kernel gives a user by default."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
@@ -120,6 +122,7 @@ def _make_root(options: dict[str, Any]) -> None:
         _bind_read_only(f"{options['packages']}/site", f"{NEW_ROOT}/{options['site']}")
         _bind_read_only(f"{options['packages']}/bin", f"{NEW_ROOT}/{options['scripts']}")
     kernel.mount("proc", f"{NEW_ROOT}/proc", "proc", hard | kernel.MS_NOEXEC)
+    _limit_inotify()
     kernel.mount("dev", f"{NEW_ROOT}/dev", "tmpfs", kernel.MS_NOSUID, "size=64k,mode=0755")
     for name in DEVICES:
         _write(f"{NEW_ROOT}/dev/{name}", "")
@@ -139,6 +142,15 @@ def _make_root(options: dict[str, Any]) -> None:
     kernel.mount(None, f"{NEW_ROOT}/dev", None, kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID)
     if options["memory_group"]:
         _show_memory_group(options["memory_group"], options["unified"])
+
+
+def _limit_inotify() -> None:
+    """Limit what the sandbox takes of the user's inotify instances and watches, which all its sandboxes share."""
+    for name, value in INOTIFY:
+        try:
+            _write(f"{NEW_ROOT}/proc/sys/user/{name}", value)
+        except OSError:  # a kernel without inotify, or read-only settings in a container
+            pass
 
 
 def _bind_one_by_one(rootfs: str, folders: list[str]) -> None:

@@ -31,6 +31,8 @@ _JOB_FD = 3
 _WORK_MODE = 0o700
 _CHUNK = 1 << 16
 _PASSED_SIZE = socket.CMSG_SPACE(4 * 4)
+_SIGNALS = 1024
+"""Queued signals and timers of a sandbox, which all sandboxes of an ordinary user take from one limit."""
 _NEVER = (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE)
 _LIMITED = (
     resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_AS,
@@ -65,6 +67,9 @@ def prepare(isolation: Isolation) -> None:
     os.environ.update(environment)
     for name in filter(_settable, _NEVER):
         resource.setrlimit(name, (0, 0))
+    if _settable(resource.RLIMIT_SIGPENDING):
+        most = min(_SIGNALS, resource.getrlimit(resource.RLIMIT_SIGPENDING)[1] % (1 << 64))
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (most, most))
     _ceilings.update((name, resource.getrlimit(name)[1]) for name in _LIMITED if _settable(name))
 
 

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 
 from forge_env.errors import UsageError
 from forge_env.policy import NO_TOKENS, Reply
+from forge_env.reading import LARGEST_NUMBER
 from forge_env.trajectory import Segment, Trajectory, TrajectoryWriter, Turn, read_trajectories
 from forge_env.types import FunctionCall, Message, ToolCall
 
 TOKENS = st.lists(st.integers(0, 3) | st.integers(0, 2**31 - 1), max_size=6)
 TEXTS = st.text(max_size=8) | st.sampled_from(["\ud800", "a\nb\r\u2028c", "\u00e9\U0001f40d", "\0"])
-FIGURES = st.floats(allow_nan=False, allow_infinity=False)
+FIGURES = st.floats(-LARGEST_NUMBER, LARGEST_NUMBER)
 JSON = st.dictionaries(TEXTS, st.none() | st.booleans() | st.integers() | FIGURES | TEXTS, max_size=3)
 NAMES = st.sampled_from(["add", "python"])
 PERHAPS = st.none() | TEXTS

@@ -29,6 +29,26 @@ EATERS = (
 )
 
 
+TAKERS = """
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+signals = 0
+while libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) == 0: signals += 1
+instances, wait = os.pipe(), os.pipe()
+for _ in range(3):
+    if os.fork() == 0:
+        while libc.inotify_init1(0) >= 0: os.write(instances[1], b'i')
+        os.write(instances[1], b'.')
+        os.read(wait[0], 1)
+        os._exit(0)
+taken = b''
+while taken.count(b'.') < 3: taken += os.read(instances[0], 100)
+print(signals, taken.count(b'i'))
+"""
+"""Takes all it gets of what the kernel counts by user: queued signals, and inotify instances."""
+
+
 def groups_of(name: str) -> list[Path]:
     return [folder for parent in set(cgroups._own_folders().values()) for folder in parent.glob(f"*{name}*")]
 
@@ -59,6 +79,15 @@ def test_a_trial_that_something_has_stopped_is_ended(monkeypatch: pytest.MonkeyP
     assert reason is not None
     assert "no answer" in reason
     assert launched[0].process.returncode == -signal.SIGKILL
+
+
+async def test_a_sandbox_leaves_signals_and_inotify_instances_to_others_of_its_user() -> None:
+    require("local")
+    async with LocalEngine(concurrency=1, warm=0) as engine, engine.session() as sandbox:
+        result = await sandbox.run_python(TAKERS, limits=Limits(wall_s=20))
+    signals, instances = map(int, result.stdout.split())
+    assert 100 <= signals <= 1024
+    assert 1 <= instances <= 16
 
 
 async def test_memory_of_all_processes_together_is_bounded() -> None:

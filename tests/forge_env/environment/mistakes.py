@@ -406,7 +406,7 @@ class SeatRewards(Contract):
     given = ([], 0.0, True, False, {'rewards': {'c': 1.0}})
 # SeatRewards.step returned a dict, {'c': 1.0} as info['rewards'] -> finite numbers by seat
 class MetricText(Contract): given = ([], 0.0, True, False, {'metrics': {'length': 'long'}})
-# MetricText.step returned a dict, {'length': 'long'} as info['metrics'] -> finite numbers by name
+# MetricText.step returned a dict, {'length': 'long'} as info['metrics'] -> give finite numbers of at most 1e+100
 class StepWord(Contract): given = ([], 0.0, 'done', False, {})
 # StepWord.step returned a str, 'done' as terminated -> give True or False
 class StepNone(Contract): given = None

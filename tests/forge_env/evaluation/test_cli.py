@@ -206,6 +206,8 @@ def test_scoring_keeps_to_the_plan_and_names_what_was_lost(out: str, capsys: Any
     assert main(["eval", "--rescore", out]) == 1
     shown = capsys.readouterr().err
     assert f"line {valid + 1} is not a trajectory" in shown
+    assert f"1 line of {out} could not be read" in shown
+    assert f"play what is missing (forge-env eval --out {out} --resume)" in shown
     assert "7 samples could not be scored again" in shown
     unscored = json.loads((Path(f"{out}-rescored") / "rescored.json").read_text())["unscored"]
     assert "no readable record" in unscored[hit]
@@ -213,6 +215,26 @@ def test_scoring_keeps_to_the_plan_and_names_what_was_lost(out: str, capsys: Any
     summary = json.loads((Path(f"{out}-rescored") / "summary.json").read_text())
     (item,) = summary["environments"].values()
     assert (summary["status"], item["planned"], item["samples"], item["missing"]) == ("incomplete", 12, 5, 7)
+
+
+def test_a_damaged_line_is_exit_code_1_of_scoring_again(out: str, capsys: Any) -> None:
+    main(["eval", TOY, "--model", "gold", "--out", out, "-n", "2"])
+    with (Path(out) / "trajectories" / "eval.jsonl").open("ab") as file:
+        file.write(b"garbage\n")
+    capsys.readouterr()
+    assert main(["eval", "--rescore", out]) == 1
+    assert f"1 line of {out} could not be read" in capsys.readouterr().err
+
+
+def test_a_missing_line_is_exit_code_1_of_scoring_again(out: str, capsys: Any) -> None:
+    main(["eval", TOY, "--model", "gold", "--out", out, "-n", "3"])
+    path = Path(out) / "trajectories" / "eval.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    capsys.readouterr()
+    assert main(["eval", "--rescore", out]) == 1
+    shown = capsys.readouterr().err
+    assert "1 sample could not be scored again" in shown
+    assert f"play what is missing (forge-env eval --out {out} --resume)" in shown
 
 
 def test_scoring_what_gold_played_misses_no_task_without_gold(out: str, monkeypatch: pytest.MonkeyPatch) -> None:

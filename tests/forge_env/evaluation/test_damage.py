@@ -63,6 +63,11 @@ def test_any_byte_costs_at_most_its_own_sample(whole: Path, at: int, byte: int) 
         (b'"index":1', b'"index":2'),
         (b'"exact_match"', b'"exact_mbtch"'),
         (b'"tags":["all"', b'"tags":["\\ud83d"'),
+        (b'"retries":0', b'"retries":1' + b"0" * 400),
+        (b'"wall_s":', b'"wall_s":1' + b"0" * 400),
+        (b'"reward":1.0', b'"reward":1e200'),
+        (b'"usage":{"prompt":', b'"usage":{"prompt":1e999,"cost":'),
+        (b'"difficulty":', b'"difficulty":9223372036854775808'),
     ],
 )
 def test_what_still_reads_as_a_trajectory_is_noted_as_damage(old: bytes, new: bytes, whole: Path) -> None:

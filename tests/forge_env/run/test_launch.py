@@ -256,6 +256,15 @@ def test_files_of_a_newer_version_are_refused_and_older_ones_read(config: RunCon
             read(path)
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-1e400", "1e200"])
+def test_a_summary_with_an_endless_number_is_named(config: RunConfig, folder: RunFolder, number: str) -> None:
+    folder.create()
+    folder.summary.write_text(f'{{"wall_s": {number}}}')
+    with pytest.raises(UsageError, match=r"summary.json can't be read: the number .* is too large") as error:
+        read_summary(folder.summary)
+    assert error.value.fix
+
+
 def test_a_resumed_run_starts_from_the_counts_it_had(config: RunConfig, folder: RunFolder) -> None:
     async def count(run: Run) -> None:
         run.summary["tokens_generated"] = run.earlier.get("tokens_generated", 0) + 10
