@@ -57,12 +57,7 @@ def check(config: RunConfig) -> None:
 
 
 def check_workers(config: RunConfig) -> None:
-    """Check that there are enough groups and sandboxes for every rollout worker, and that hosts can share weights."""
-    if config.job.kind == "hosts" and config.weights.transport == "torchstore":
-        raise UsageError(
-            "weights.transport=torchstore: Monarch reports a dead trainer only after minutes to other hosts",
-            fix="use weights.transport=shared",
-        )
+    """Check that there are enough groups and sandboxes for every rollout worker."""
     workers, grpo = config.rollouts.workers, config.grpo
     groups = grpo.groups_per_step * (grpo.max_off_policy_steps + 1)
     if workers > groups:

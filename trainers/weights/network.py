@@ -9,6 +9,7 @@ global interpreter lock, up to 5 ms while another thread is training.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import socket
@@ -31,6 +32,10 @@ SECRET = 16
 NAME = struct.Struct("!Qq")
 """Identification of a block in a request: its number and its stamp."""
 TIMEVAL = struct.Struct("@ll")
+WATCH = 0
+"""Number in a request that asks for no block; the connection then stays open until the process ends."""
+KEEP_ALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""Options of a connection that stays open: a host that disappears is noticed within 20 s."""
 CHUNK = 1 << 20
 """Bytes per write on an encrypted connection."""
 
@@ -86,11 +91,27 @@ class _Request(socketserver.BaseRequestHandler):
         ):
             request = bytearray(SECRET + NAME.size)
             receive(peer, memoryview(request))
-            block = None
-            if hmac.compare_digest(request[:SECRET], self.server.source.secret):
-                block = self.server.find(*NAME.unpack_from(request, SECRET))
-            if block is not None:
+            if not hmac.compare_digest(request[:SECRET], self.server.source.secret):
+                return
+            number, stamp = NAME.unpack_from(request, SECRET)
+            if number == WATCH:
+                _wait_for_end(peer)
+            elif (block := self.server.find(number, stamp)) is not None:
                 send(peer, block)
+
+
+def _wait_for_end(peer: socket.socket) -> None:
+    """Wait until the client closes the connection."""
+    peer.settimeout(None)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL.pack(0, 0))
+    _keep_alive(peer)
+    peer.recv(1)
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEP_ALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _secured(connection: socket.socket, context: ssl.SSLContext | None, host: str) -> socket.socket:
@@ -138,6 +159,26 @@ def fetch(source: Source, number: int, stamp: int, into: memoryview) -> None:
     ):
         peer.sendall(source.secret + NAME.pack(number, stamp))
         receive(peer, into)
+
+
+async def end_of(source: Source) -> None:
+    """Wait until the process of a source on another host ends, or can no longer be reached."""
+    address = source.address
+    context = tls_context(address, serving=False)
+    named = None if context is None else address.plain_host
+    try:
+        reader, writer = await asyncio.open_connection(
+            address.plain_host, address.port, ssl=context, server_hostname=named
+        )
+    except OSError:
+        return
+    try:
+        _keep_alive(writer.get_extra_info("socket"))
+        writer.write(source.secret + NAME.pack(WATCH, 0))
+        with suppress(OSError):
+            await reader.read(1)
+    finally:
+        writer.close()
 
 
 def send(peer: socket.socket, block: memoryview) -> None:

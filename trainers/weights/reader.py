@@ -48,8 +48,7 @@ class Reader:
             if (name := published.key.partition("/")[0]) != self._store:
                 self._store = name
                 torchstore.reset_client()  # it may be connected to the volumes of a trainer that has died
-            local = [pid for host, pid in published.processes if host == shared.host()]
-            transfers = store.receive(published.key, self._layouts, self._landing, local)
+            transfers = store.receive(published, self._layouts, self._landing)
         # on an error, wait for the others too: none may write into the receive buffers afterwards
         results = await asyncio.gather(*transfers.values(), return_exceptions=True)
         buffers: list[dict[torch.dtype, torch.Tensor]] = [{} for _ in self._layouts]

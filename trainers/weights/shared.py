@@ -131,8 +131,13 @@ def handle(tensor: torch.Tensor) -> Handle:
         ValueError: `tensor` is not the whole of a block.
     """
     block = _block(tensor)
-    file, source = block.file, network.serve(_find)
-    return Handle(host(), os.getpid(), file.number, file.inode, block.stamp, tuple(tensor.shape), tensor.dtype, source)
+    file, shape = block.file, tuple(tensor.shape)
+    return Handle(host(), os.getpid(), file.number, file.inode, block.stamp, shape, tensor.dtype, source())
+
+
+def source() -> network.Source | None:
+    """Source from which other machines fetch this process's blocks; None if the run has no other machines."""
+    return network.serve(_find)
 
 
 def reuse(tensor: torch.Tensor) -> bool:

@@ -25,9 +25,9 @@ from trainers.actors.processes import end_of
 from trainers.actors.remote import ActorDiedError, result
 from trainers.compat import torchstore as compat  # patches torchstore before its first use
 from trainers.model.parts import Part
-from trainers.weights import shared
+from trainers.weights import network, shared
 from trainers.weights.flat import Buffers, Layout
-from trainers.weights.transport import Handles, Offer, Published, Sender, unpack
+from trainers.weights.transport import Handles, Offer, Process, Published, Sender, unpack
 
 
 class VolumePerRank(torchstore.TorchStoreStrategy):  # type: ignore[misc]
@@ -88,7 +88,8 @@ class StoreSender(Sender):
     def snapshot(self, parts: Sequence[Part]) -> Offer:
         """Copy this process's parts of the weights. Afterwards the original tensors may change."""
         self._snapshots += 1
-        return replace(super().snapshot(parts), key=f"{self._store}/{self._snapshots}")
+        process, key = Process.this(shared.source()), f"{self._store}/{self._snapshots}"
+        return replace(super().snapshot(parts), key=key, process=process)
 
     def _pack(self, layout: Layout, parts: Sequence[Part]) -> Buffers:
         sizes = layout.sizes
@@ -157,18 +158,14 @@ async def find(version: int) -> Published:
 
 
 def receive(
-    key: str,
-    layouts: Sequence[Layout],
-    landing: dict[tuple[int, torch.dtype], torch.Tensor],
-    local: Sequence[int],
+    published: Published, layouts: Sequence[Layout], landing: dict[tuple[int, torch.dtype], torch.Tensor]
 ) -> dict[tuple[int, torch.dtype], Coroutine[Any, Any, torch.Tensor]]:
     """Transfers of all buffers of a version, by process number and data type.
 
     Args:
-        key: prefix of the version's keys.
+        published: the version.
         layouts: layout of each process of the trainer.
         landing: receive buffers; missing ones are added.
-        local: ids of the trainer's processes on this host; a transfer fails as soon as one of them ends.
     """
     transfers = {}
     for dtype, (numbers, length) in _shards(layouts).items():
@@ -177,17 +174,21 @@ def receive(
             if (number, dtype) not in landing:
                 landing[number, dtype] = shared.empty(size, dtype)
             box = TensorSlice((index * length,), (), (length * len(numbers),), (size,), (len(numbers),))
-            into = landing[number, dtype]
-            transfers[number, dtype] = _get(f"{key}/{dtype}", into, box if len(numbers) > 1 else None, local)
+            transfers[number, dtype] = _get(
+                f"{published.key}/{dtype}",
+                landing[number, dtype],
+                box if len(numbers) > 1 else None,
+                published.processes[number],
+            )
     return transfers
 
 
-async def _get(key: str, into: torch.Tensor, box: TensorSlice | None, local: Sequence[int]) -> torch.Tensor:
-    """Get a buffer, or a shard of a DTensor, into a tensor of its size; errors as in `Reader.take`."""
+async def _get(key: str, into: torch.Tensor, box: TensorSlice | None, process: Process) -> torch.Tensor:
+    """Get a buffer, or a shard of a DTensor, from a process into a tensor of its size; errors as in `Reader.take`."""
     getting = asyncio.ensure_future(result(torchstore.get(key, into, box)))
-    ending = [asyncio.ensure_future(end_of(pid)) for pid in local]  # Monarch takes two minutes to report a death here
+    ending = asyncio.ensure_future(_end_of(process))  # Monarch takes two minutes to report a death here
     try:
-        await asyncio.wait([getting, *ending], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([getting, ending], return_when=asyncio.FIRST_COMPLETED)
         if not getting.done():
             raise ConnectionError("a process of the trainer has ended")
         await getting
@@ -196,7 +197,16 @@ async def _get(key: str, into: torch.Tensor, box: TensorSlice | None, local: Seq
     except ActorDiedError as error:
         raise ConnectionError(str(error)) from error
     finally:
-        for task in (getting, *ending):
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        getting.cancel()
+        ending.cancel()
+        await asyncio.gather(ending, return_exceptions=True)
     return into
+
+
+async def _end_of(process: Process) -> None:
+    """Wait until a process of the trainer ends."""
+    if process.host == shared.host():
+        await end_of(process.pid)
+    else:
+        assert process.source is not None, "the trainer is on another host"
+        await network.end_of(process.source)

@@ -24,11 +24,31 @@ from functools import cached_property
 import torch
 
 from trainers.model.parts import Part
-from trainers.weights import shared
+from trainers.weights import network, shared
 from trainers.weights.flat import Buffers, Layout
 
 Handles = Mapping[torch.dtype, shared.Handle]
 """Handles of one process's buffers, by data type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that publishes weights.
+
+    Attributes:
+        host: its host (see `shared.host`).
+        pid: its id on that host.
+        source: with TorchStore, the source through which other hosts notice its end; None on a single host.
+    """
+
+    host: str
+    pid: int
+    source: network.Source | None = None
+
+    @classmethod
+    def this(cls, source: network.Source | None = None) -> Process:
+        """This process."""
+        return cls(shared.host(), os.getpid(), source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +60,14 @@ class Offer:
         nbytes: size of its parts in bytes.
         handles: handles of its buffers; empty with TorchStore.
         key: with TorchStore, the key that it proposes for the version.
-        process: host (see `shared.host`) and id of the process.
+        process: the process.
     """
 
     layout: bytes
     nbytes: int
     handles: Handles = field(default_factory=dict)
     key: str | None = None
-    process: tuple[str, int] = field(default_factory=lambda: (shared.host(), os.getpid()))
+    process: Process = field(default_factory=Process.this)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +79,14 @@ class Published:
         nbytes: size of the weights in bytes.
         handles: handles of each process's buffers; empty if the weights are in TorchStore.
         key: prefix of the weights' keys in TorchStore; None if the weights are in shared memory.
-        processes: hosts and ids of the processes.
+        processes: the processes that published it.
     """
 
     layouts: tuple[bytes, ...]
     nbytes: int
     handles: tuple[Handles, ...] = ()
     key: str | None = None
-    processes: tuple[tuple[str, int], ...] = ()
+    processes: tuple[Process, ...] = ()
 
 
 def pack(layout: Layout) -> bytes:

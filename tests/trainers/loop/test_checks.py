@@ -50,13 +50,6 @@ def test_bundled_recipes_are_sound(recipe: str) -> None:
     train.check(load_config(recipe))
 
 
-def test_torchstore_is_refused_on_several_hosts() -> None:
-    hosts = "job={kind: hosts, workers: ['tcp://10.0.0.1:26700', 'tcp://10.0.0.2:26700']}"
-    train.check(load_config("coding_rlvr", ["weights.transport=torchstore"]))
-    with pytest.raises(UsageError, match=r"transport=torchstore.*use weights\.transport=shared"):
-        train.check(load_config("coding_rlvr", ["weights.transport=torchstore", hosts]))
-
-
 CORRECTED = "grpo.loss.options={correction: {name: tis, level: geometric}}"
 
 

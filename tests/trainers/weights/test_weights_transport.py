@@ -35,11 +35,12 @@ def test_weights_arrive_whole_and_dropped_ones_are_refused(transport: str) -> No
     assert "EXCHANGED" in exchange(transport)
 
 
-def test_weights_arrive_whole_on_another_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["shared", "torchstore"])
+def test_weights_arrive_whole_on_another_host(transport: str, tmp_path: Path) -> None:
     with workers(2, tmp_path, "tcp", {}) as hosts:
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(RECIPE.format(folder=tmp_path, workers=", ".join(host.address for host in hosts)))
-        assert "EXCHANGED" in exchange("shared", [str(recipe)])
+        assert "EXCHANGED" in exchange(transport, [str(recipe)])
 
 
 def test_shared_memory_needs_no_torchstore() -> None:
