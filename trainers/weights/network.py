@@ -35,7 +35,7 @@ TIMEVAL = struct.Struct("@ll")
 WATCH = 0
 """Number in a request that asks for no block; the connection then stays open until the process ends."""
 KEEP_ALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
-"""Options of a connection that stays open: a host that disappears is noticed within 20 s."""
+"""Options of every connection: a host that disappears is noticed within 20 s."""
 CHUNK = 1 << 20
 """Bytes per write on an encrypted connection."""
 
@@ -95,17 +95,11 @@ class _Request(socketserver.BaseRequestHandler):
                 return
             number, stamp = NAME.unpack_from(request, SECRET)
             if number == WATCH:
-                _wait_for_end(peer)
+                peer.settimeout(None)
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL.pack(0, 0))
+                peer.recv(1)  # until the client closes the connection
             elif (block := self.server.find(number, stamp)) is not None:
                 send(peer, block)
-
-
-def _wait_for_end(peer: socket.socket) -> None:
-    """Wait until the client closes the connection."""
-    peer.settimeout(None)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL.pack(0, 0))
-    _keep_alive(peer)
-    peer.recv(1)
 
 
 def _keep_alive(connection: socket.socket) -> None:
@@ -117,6 +111,7 @@ def _keep_alive(connection: socket.socket) -> None:
 def _secured(connection: socket.socket, context: ssl.SSLContext | None, host: str) -> socket.socket:
     """Set up a connection, encrypted if `context` is given. `host` is the server's name on a client, "" on a server."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _keep_alive(connection)
     if context is None:
         # With a timeout of Python's, a transfer would take one system call for each part that fits into the socket's
         # buffer, so the timeout is set in the kernel.
@@ -162,23 +157,18 @@ def fetch(source: Source, number: int, stamp: int, into: memoryview) -> None:
 
 
 async def end_of(source: Source) -> None:
-    """Wait until the process of a source on another host ends, or can no longer be reached."""
+    """Wait until the process of a source on another host has ended or can't be reached."""
     address = source.address
-    context = tls_context(address, serving=False)
-    named = None if context is None else address.plain_host
-    try:
+    with suppress(OSError):
         reader, writer = await asyncio.open_connection(
-            address.plain_host, address.port, ssl=context, server_hostname=named
+            address.plain_host, address.port, ssl=tls_context(address, serving=False)
         )
-    except OSError:
-        return
-    try:
-        _keep_alive(writer.get_extra_info("socket"))
-        writer.write(source.secret + NAME.pack(WATCH, 0))
-        with suppress(OSError):
+        try:
+            _keep_alive(writer.get_extra_info("socket"))
+            writer.write(source.secret + NAME.pack(WATCH, 0))
             await reader.read(1)
-    finally:
-        writer.close()
+        finally:
+            writer.close()
 
 
 def send(peer: socket.socket, block: memoryview) -> None:

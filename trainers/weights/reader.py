@@ -59,7 +59,7 @@ class Reader:
         return Flat(self._layouts, buffers)
 
     async def _share(self, key: tuple[int, torch.dtype], handle: shared.Handle) -> torch.Tensor:
-        if handle.host == shared.host():
+        if handle.process.is_local:
             return shared.attach(handle)
         self._landing[key] = await shared.fetch(handle, self._landing.get(key))
         return self._landing[key]

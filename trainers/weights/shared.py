@@ -78,28 +78,53 @@ _kept: dict[tuple[int, torch.dtype], deque[Block]] = {}
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """A process that publishes weights.
+
+    Attributes:
+        host: its host (see `host`).
+        pid: process id on that host.
+        source: source from which other machines fetch its blocks; None if the run has no other machines.
+    """
+
+    host: str
+    pid: int
+    source: network.Source | None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this process's host."""
+        return self.host == host()
+
+    async def end(self) -> None:
+        """Wait until it has ended or can't be reached."""
+        if self.is_local:
+            from trainers.actors.processes import end_of  # imports Monarch, which takes seconds
+
+            await end_of(self.pid)
+        elif self.source is not None:
+            await network.end_of(self.source)
+
+
+@dataclass(frozen=True, slots=True)
 class Handle:
     """Reference to a tensor in a block of a process, with the block's current contents.
 
     Attributes:
-        host: host of the process (see `host`).
-        pid: process id on that host.
+        process: the process.
         descriptor: number of the block's file descriptor in that process.
         inode: inode of the block, which identifies it.
         stamp: stamp of the block.
         shape: shape of the tensor.
         dtype: data type of the tensor.
-        source: source from which other machines fetch the block; None if the run has no other machines.
     """
 
-    host: str
-    pid: int
+    process: Process
     descriptor: int
     inode: int
     stamp: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    source: network.Source | None
 
     @property
     def nbytes(self) -> int:
@@ -131,13 +156,13 @@ def handle(tensor: torch.Tensor) -> Handle:
         ValueError: `tensor` is not the whole of a block.
     """
     block = _block(tensor)
-    file, shape = block.file, tuple(tensor.shape)
-    return Handle(host(), os.getpid(), file.number, file.inode, block.stamp, shape, tensor.dtype, source())
+    number, inode = block.file.number, block.file.inode
+    return Handle(this_process(), number, inode, block.stamp, tuple(tensor.shape), tensor.dtype)
 
 
-def source() -> network.Source | None:
-    """Source from which other machines fetch this process's blocks; None if the run has no other machines."""
-    return network.serve(_find)
+def this_process() -> Process:
+    """This process, which serves its blocks if the run has other machines."""
+    return Process(host(), os.getpid(), network.serve(_find))
 
 
 def reuse(tensor: torch.Tensor) -> bool:
@@ -160,8 +185,8 @@ def attach(shared: Handle) -> torch.Tensor:
     """
     for key in [key for key in _kept if not os.path.exists(f"/proc/{key[0]}")]:
         del _kept[key]
-    path = f"/proc/{shared.pid}/fd/{shared.descriptor}"
-    recent = _kept.setdefault((shared.pid, shared.dtype), deque(maxlen=2))
+    path = f"/proc/{shared.process.pid}/fd/{shared.descriptor}"
+    recent = _kept.setdefault((shared.process.pid, shared.dtype), deque(maxlen=2))
     block = next((each for each in recent if each.file.inode == shared.inode), None) or _map(_open(path, shared.inode))
     reading = _read(block, path, shared.stamp)
     if block in recent:
@@ -180,12 +205,13 @@ async def fetch(shared: Handle, into: torch.Tensor | None = None) -> torch.Tenso
     Raises:
         OSError: the process dropped or refilled the block, ended, or can't be reached.
     """
-    if shared.source is None:
-        raise ConnectionError(f"process {shared.pid} is on another machine, and shared memory is local")
+    source = shared.process.source
+    if source is None:
+        raise ConnectionError(f"process {shared.process.pid} is on another machine, and shared memory is local")
     if into is None:
         into = empty(prod(shared.shape), shared.dtype).view(shared.shape)
     memory = into.view(-1).view(torch.uint8).numpy().data
-    await asyncio.to_thread(network.fetch, shared.source, shared.inode, shared.stamp, memory)
+    await asyncio.to_thread(network.fetch, source, shared.inode, shared.stamp, memory)
     return into
 
 

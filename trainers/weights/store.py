@@ -21,13 +21,12 @@ from torch.distributed.tensor import DTensor, Shard
 from torchstore.transport import TensorSlice
 
 from trainers.actors.actor import own_rank
-from trainers.actors.processes import end_of
 from trainers.actors.remote import ActorDiedError, result
 from trainers.compat import torchstore as compat  # patches torchstore before its first use
 from trainers.model.parts import Part
-from trainers.weights import network, shared
+from trainers.weights import shared
 from trainers.weights.flat import Buffers, Layout
-from trainers.weights.transport import Handles, Offer, Process, Published, Sender, unpack
+from trainers.weights.transport import Handles, Offer, Published, Sender, unpack
 
 
 class VolumePerRank(torchstore.TorchStoreStrategy):  # type: ignore[misc]
@@ -88,8 +87,7 @@ class StoreSender(Sender):
     def snapshot(self, parts: Sequence[Part]) -> Offer:
         """Copy this process's parts of the weights. Afterwards the original tensors may change."""
         self._snapshots += 1
-        process, key = Process.this(shared.source()), f"{self._store}/{self._snapshots}"
-        return replace(super().snapshot(parts), key=key, process=process)
+        return replace(super().snapshot(parts), key=f"{self._store}/{self._snapshots}")
 
     def _pack(self, layout: Layout, parts: Sequence[Part]) -> Buffers:
         sizes = layout.sizes
@@ -183,10 +181,10 @@ def receive(
     return transfers
 
 
-async def _get(key: str, into: torch.Tensor, box: TensorSlice | None, process: Process) -> torch.Tensor:
+async def _get(key: str, into: torch.Tensor, box: TensorSlice | None, process: shared.Process) -> torch.Tensor:
     """Get a buffer, or a shard of a DTensor, from a process into a tensor of its size; errors as in `Reader.take`."""
     getting = asyncio.ensure_future(result(torchstore.get(key, into, box)))
-    ending = asyncio.ensure_future(_end_of(process))  # Monarch takes two minutes to report a death here
+    ending = asyncio.ensure_future(process.end())  # Monarch takes two minutes to report a death here
     try:
         await asyncio.wait([getting, ending], return_when=asyncio.FIRST_COMPLETED)
         if not getting.done():
@@ -201,12 +199,3 @@ async def _get(key: str, into: torch.Tensor, box: TensorSlice | None, process: P
         ending.cancel()
         await asyncio.gather(ending, return_exceptions=True)
     return into
-
-
-async def _end_of(process: Process) -> None:
-    """Wait until a process of the trainer ends."""
-    if process.host == shared.host():
-        await end_of(process.pid)
-    else:
-        assert process.source is not None, "the trainer is on another host"
-        await network.end_of(process.source)

@@ -14,7 +14,6 @@ The recipe's `weights.transport` chooses between two transports (docs/decisions/
 
 from __future__ import annotations
 
-import os
 import pickle
 import zlib
 from collections.abc import Mapping, Sequence
@@ -24,31 +23,11 @@ from functools import cached_property
 import torch
 
 from trainers.model.parts import Part
-from trainers.weights import network, shared
+from trainers.weights import shared
 from trainers.weights.flat import Buffers, Layout
 
 Handles = Mapping[torch.dtype, shared.Handle]
 """Handles of one process's buffers, by data type."""
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process that publishes weights.
-
-    Attributes:
-        host: its host (see `shared.host`).
-        pid: its id on that host.
-        source: with TorchStore, the source through which other hosts notice its end; None on a single host.
-    """
-
-    host: str
-    pid: int
-    source: network.Source | None = None
-
-    @classmethod
-    def this(cls, source: network.Source | None = None) -> Process:
-        """This process."""
-        return cls(shared.host(), os.getpid(), source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +46,7 @@ class Offer:
     nbytes: int
     handles: Handles = field(default_factory=dict)
     key: str | None = None
-    process: Process = field(default_factory=Process.this)
+    process: shared.Process = field(default_factory=shared.this_process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +65,7 @@ class Published:
     nbytes: int
     handles: tuple[Handles, ...] = ()
     key: str | None = None
-    processes: tuple[Process, ...] = ()
+    processes: tuple[shared.Process, ...] = ()
 
 
 def pack(layout: Layout) -> bytes:

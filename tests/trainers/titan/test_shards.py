@@ -86,7 +86,7 @@ async def test_another_host_fetches_from_every_rank_what_makes_the_whole(
         for mine, _ in pipes:
             mine.send(True)
         published = trainer.publish([mine.recv() for mine, _ in pipes])
-        sources = [handle.source for handles in published.handles for handle in handles.values()]
+        sources = [handle.process.source for handles in published.handles for handle in handles.values()]
         assert {each and each.address.host for each in sources} == {"127.0.0.2", "127.0.0.3"}
         found = dict(await generator.take(published))
         assert found.keys() == whole.keys()

@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from trainers.actors.actor import endpoint  # noqa: E402
 from trainers.actors.hosts import Hosts  # noqa: E402
 from trainers.actors.processes import end_of, survive_deaths  # noqa: E402
 from trainers.actors.ranks import RankedActor  # noqa: E402
-from trainers.actors.remote import agreed, result  # noqa: E402
+from trainers.actors.remote import ActorDiedError, agreed, result  # noqa: E402
 from trainers.model.parts import Part  # noqa: E402
 from trainers.weights.reader import Reader  # noqa: E402
 from trainers.weights.transport import Published, Sender  # noqa: E402
@@ -67,6 +68,17 @@ class Trainer(RankedActor):
         await self._sender.upload(version)
         return published
 
+    @endpoint
+    async def suspend(self, pid: int) -> None:
+        """Suspend a process of the same host."""
+        os.kill(pid, signal.SIGSTOP)
+
+    @endpoint
+    async def kill(self, pid: int) -> None:
+        """Kill a process of the same host, and wait for its end."""
+        os.kill(pid, signal.SIGKILL)
+        await end_of(pid)
+
 
 class Generator(RankedActor):
     """A reader, which keeps the weights it has read."""
@@ -80,6 +92,15 @@ class Generator(RankedActor):
     async def take(self, published: Published) -> int:
         """Read a version; returns its number if all weights are of that version."""
         self._weights = dict(await self._reader.take(published))
+        return await self._check()
+
+    @endpoint
+    async def take_as_a_rank_dies(self, published: Published, first: Any) -> int:
+        """Read a version, during which the trainer's first rank kills the second."""
+        taking = asyncio.ensure_future(self._reader.take(published))
+        with suppress(ActorDiedError):  # Monarch may end the first rank too
+            await result(first.kill.call_one(published.processes[1].pid))
+        self._weights = dict(await taking)
         return await self._check()
 
     @endpoint
@@ -139,12 +160,20 @@ async def exchange(transport: str, trainer_ground: Any, reader_ground: Any) -> N
         assert await result(slow.find.call_one(UPDATES)) == newest
     assert await refused(slow.find.call_one(1)) is FileNotFoundError
 
-    # The weights go with the trainer; readers use those of the next one, under numbers that were used before.
-    for pid in trainer._forge_pids:
-        os.kill(pid, signal.SIGKILL)
-        await end_of(pid)
-    if reader_ground is None or transport == "torchstore":
-        assert issubclass(await refused(slow.take.call_one(newest)), ConnectionError | FileNotFoundError)
+    # A reader whose trainer dies has all weights of a version or none, and none from then on. The suspended rank answers
+    # nothing, so a transfer from it can't be over before its death.
+    first_rank = trainer.slice(procs=0)
+    await result(first_rank.suspend.call_one(newest.processes[1].pid))
+    dying = slow.take_as_a_rank_dies.call_one(newest, first_rank)
+    if transport == "shared" and reader_ground is None:
+        with suppress(FileNotFoundError):
+            assert await result(dying) == UPDATES
+    else:
+        assert issubclass(await refused(dying), ConnectionError | FileNotFoundError)
+    for reader in (slow, fast):
+        assert issubclass(await refused(reader.take.call_one(newest)), ConnectionError | FileNotFoundError)
+
+    # Readers use the weights of the next trainer, under numbers that were used before.
     await Trainer.shutdown(trainer, dead=True)
     trainer = await start_trainer(transport, trainer_ground)
     again = await agreed(trainer.push.call(UPDATES))

@@ -52,7 +52,7 @@ def test_what_is_let_go_of_is_gone_but_for_two_mappings() -> None:
     for _ in range(5):
         tensor = shared.empty(1000, torch.float32)
         handle = shared.handle(tensor)
-        assert handle.source is None  # there are no other hosts
+        assert handle.process.source is None  # there are no other hosts
         view = shared.attach(handle)[10:20]
         del tensor
         view.fill_(1.0)  # a view of an attached tensor keeps it mapped
@@ -169,7 +169,7 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
 def elsewhere_is(handle: shared.Handle) -> shared.Handle:
     """What a process of another host gets of a handle."""
-    return replace(handle, host="another")
+    return replace(handle, process=replace(handle.process, host="another"))
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -187,8 +187,9 @@ async def test_another_host_fetches_the_bytes() -> None:
 async def test_nobody_fetches_what_was_dropped_or_without_the_secret() -> None:
     kept = shared.empty(9, torch.float32)
     handle = elsewhere_is(shared.handle(kept))
-    assert handle.source is not None
-    stranger = replace(handle, source=replace(handle.source, secret=bytes(network.SECRET)))
+    assert handle.process.source is not None
+    source = replace(handle.process.source, secret=bytes(network.SECRET))
+    stranger = replace(handle, process=replace(handle.process, source=source))
     with pytest.raises(FileNotFoundError):
         await shared.fetch(stranger)
     assert shared.reuse(kept)
@@ -200,7 +201,7 @@ async def test_nobody_fetches_what_was_dropped_or_without_the_secret() -> None:
     with pytest.raises(FileNotFoundError):
         await shared.fetch(handle)
     with pytest.raises(ConnectionError):
-        await shared.fetch(replace(handle, source=None))
+        await shared.fetch(replace(handle, process=replace(handle.process, source=None)))
 
 
 @pytest.mark.usefixtures("elsewhere")
