@@ -17,11 +17,14 @@ from tests.trainers.actors.workers import certificates, workers
 from trainers.loop.stack import PROCESS_ENVIRONMENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(900)]
-STEPS = 30
 
 
-@pytest.mark.core
-def test_the_run_continues_on_other_hosts_when_the_trainers_host_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("transport", "steps"), [pytest.param("shared", 30, marks=pytest.mark.core), ("torchstore", 10)]
+)
+def test_the_run_continues_on_other_hosts_when_the_trainers_host_is_lost(
+    transport: str, steps: int, tmp_path: Path
+) -> None:
     environment = certificates(tmp_path)
     with workers(3, tmp_path, "tls", environment) as hosts:
         recipe = {
@@ -30,7 +33,8 @@ def test_the_run_continues_on_other_hosts_when_the_trainers_host_is_lost(tmp_pat
                 "options": {"shades": 1000},  # so that rewards differ within a group
             },
             "model": {"max_length": 160, "cache_dir": str(tmp_path / "cache")},
-            "grpo": {"steps": STEPS, "groups_per_step": 2, "group_size": 2, "max_tokens_per_turn": 12},
+            "grpo": {"steps": steps, "groups_per_step": 2, "group_size": 2, "max_tokens_per_turn": 12},
+            "weights": {"transport": transport},
             "evaluation": {"every": 0, "num_tasks": 3},
             "checkpoint": {"every": 1, "keep": 1, "keep_best": 0},
             "output_dir": str(tmp_path / "runs"),
@@ -62,14 +66,14 @@ def test_the_run_continues_on_other_hosts_when_the_trainers_host_is_lost(tmp_pat
     assert f"host 0 {hosts[0].address}" in printed
     assert "is lost: trainer moves to host 1" in printed
     rows = [json.loads(line) for line in (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()]
-    steps = {row["step"]: row for row in rows if "staleness/max" in row}
-    assert set(steps) == set(range(1, STEPS + 1))
-    fresh = [row for row in steps.values() if row["staleness/max"] == 0]
+    trained = {row["step"]: row for row in rows if "staleness/max" in row}
+    assert set(trained) == set(range(1, steps + 1))
+    fresh = [row for row in trained.values() if row["staleness/max"] == 0]
     compared = [row["mismatch/max"] for row in fresh if "mismatch/max" in row]  # absent from a step without a gradient
     assert compared
     assert max(compared) < 1e-5
-    assert max(row["staleness/max"] for row in steps.values()) <= 2
-    busy = {name: row[name] for row in steps.values() for name in row if name.startswith("host/")}
+    assert max(row["staleness/max"] for row in trained.values()) <= 2
+    busy = {name: row[name] for row in trained.values() for name in row if name.startswith("host/")}
     assert {name.split("/")[1].partition("-")[0] for name in busy} >= {"1", "2"}
     assert all(value > 0 for value in busy.values()), busy
     assert PROCESS_ENVIRONMENT["VLLM_LOGGING_LEVEL"] == "ERROR"

@@ -160,8 +160,8 @@ async def exchange(transport: str, trainer_ground: Any, reader_ground: Any) -> N
         assert await result(slow.find.call_one(UPDATES)) == newest
     assert await refused(slow.find.call_one(1)) is FileNotFoundError
 
-    # A reader whose trainer dies has all weights of a version or none, and none from then on. The suspended rank answers
-    # nothing, so a transfer from it can't be over before its death.
+    # A reader whose trainer dies has all weights of a version or none, and none afterwards. The suspended rank sends
+    # nothing, so no transfer from it is complete before its death.
     first_rank = trainer.slice(procs=0)
     await result(first_rank.suspend.call_one(newest.processes[1].pid))
     dying = slow.take_as_a_rank_dies.call_one(newest, first_rank)

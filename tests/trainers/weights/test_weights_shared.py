@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import multiprocessing
 import os
@@ -202,6 +203,23 @@ async def test_nobody_fetches_what_was_dropped_or_without_the_secret() -> None:
         await shared.fetch(handle)
     with pytest.raises(ConnectionError):
         await shared.fetch(replace(handle, process=replace(handle.process, source=None)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere")
+async def test_another_host_notices_the_end_of_a_process() -> None:
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=processes.offer, args=(theirs,))
+    process.start()
+    handle = elsewhere_is(mine.recv())
+    ending = asyncio.ensure_future(handle.process.end())
+    assert len(await shared.fetch(handle)) == 1000
+    assert not ending.done()
+    process.kill()
+    await ending
+    await handle.process.end()
+    process.join()
 
 
 @pytest.mark.usefixtures("elsewhere")
