@@ -47,7 +47,7 @@ engine = engine_fixture()
 
 def test_names_of_the_bundled_environments() -> None:
     without_sandbox = (
-        "blackjack calculator distractors frozen_lake gsm8k helpdesk nim search sql text_world tic_tac_toe wordle"
+        "blackjack calculator cards distractors frozen_lake gsm8k helpdesk nim search sql text_world tic_tac_toe wordle"
     )
     assert set(BUNDLED) == SANDBOXED | set(without_sandbox.split())
 

@@ -1,0 +1,94 @@
+"""Environment with one sentence about a person and one answer, a JSON object with the facts of the sentence."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+import forge_env as fe
+from environments.cards.words import CITIES, FORMS, JOBS, NAMES
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.environment.single_turn import SingleTurnConfig
+from forge_env.tools.json_text import BadJSONError, read_json
+from forge_env.types import Task
+
+KEYS = ("name", "age", "city", "job")
+
+
+class CardsConfig(SingleTurnConfig):
+    """Selection of the sentences and partial rewards."""
+
+    levels: list[int] = Field(default_factory=lambda: [1, 2], min_length=1)
+    """Kinds of sentences, drawn uniformly: 1, facts in the order of the keys; 2, in another order; 3, with a second
+    person of whom nothing is asked."""
+    partial_credit: float = Field(0.5, ge=0.0, lt=1.0)
+    """Reward for an object with all facts among others, or the share of it for a part of them. The exact object
+    earns 1."""
+
+
+class Cards(fe.SingleTurnEnvironment):
+    """Write the facts of a sentence about a person as a JSON object."""
+
+    api_version = 1
+    config_class: ClassVar[type[EnvironmentConfig]] = CardsConfig
+    config: CardsConfig
+
+    def __init__(self, config: CardsConfig | None = None, **context: Any) -> None:
+        self.rubric = fe.Rubric([score], metrics=[solved, parses, facts])
+        super().__init__(config, **context)
+
+    def task(self, split: str, index: int) -> Task:
+        """Return the sentence generated for `(seed, split, index)`. No name, city or job is in `eval` and elsewhere."""
+        rng = Random(f"cards/{self.config.seed}/{split}/{index}")
+        part = "eval" if split == "eval" else "train"
+        name, another = rng.sample(NAMES[part], 2)
+        card = {
+            "name": name,
+            "age": rng.randint(18, 79),
+            "city": rng.choice(CITIES[part]),
+            "job": rng.choice(JOBS[part]),
+        }
+        level = rng.choice(self.config.levels)
+        sentence = rng.choice(FORMS[level]).format(**card, another=another, later=rng.randint(2, 9))
+        return Task(
+            id=f"{split}-{self.config.seed}-{index}",
+            prompt=f"{sentence}\nWrite this as a JSON object with the keys {', '.join(KEYS)}. "
+            "Answer with the JSON only, on one line.",
+            data={"card": card},
+            gold=json.dumps(card),
+            difficulty=level,
+            split=split,
+        )
+
+
+def _object(answer: str) -> dict[str, Any]:
+    """The answer's object; empty if the answer is something else."""
+    try:
+        value = read_json(answer.strip())
+    except BadJSONError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def solved(task: Task, answer: str) -> float:
+    """1 for the exact object, with its keys in any order."""
+    return float(_object(answer) == task.data["card"])
+
+
+def parses(answer: str) -> float:
+    """1 if the answer is a JSON object with any content, and nothing else."""
+    return float(bool(_object(answer)))
+
+
+def facts(task: Task, answer: str) -> float:
+    """Share of the facts that the answer's object has."""
+    value = _object(answer)
+    return float(sum(value.get(key) == fact for key, fact in task.data["card"].items())) / len(KEYS)
+
+
+def score(task: Task, answer: str, env: Cards) -> float:
+    """1 for the exact object, otherwise `partial_credit` times the share of the facts."""
+    return solved(task, answer) or env.config.partial_credit * facts(task, answer)
