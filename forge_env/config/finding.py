@@ -13,6 +13,7 @@ from forge_env.config.documents import translated
 from forge_env.config.reader import Source, build, parse_overrides, read_file
 from forge_env.config.recipe import GRPOSection, RunConfig, SFTSection
 from forge_env.machine import user_path
+from forge_env.models import MODELS, model_folder
 
 
 def _in_apps() -> Iterator[tuple[str, Traversable]]:
@@ -43,9 +44,14 @@ def bundled_models() -> dict[str, Path]:
 
 
 def checkpoint_folder(name: str) -> Path | None:
-    """The folder that `model.path` names: an existing path, or a bundled checkpoint; None if it is neither."""
+    """The folder that `model.path` names: an existing path, a bundled checkpoint or a model fetched by
+    `forge-env model get`; None if it is none of them."""
     folder = user_path(name)
-    return folder if folder.is_dir() else bundled_models().get(name)
+    if folder.is_dir():
+        return folder
+    if name in MODELS and (fetched := model_folder(name)).is_dir():
+        return fetched
+    return bundled_models().get(name)
 
 
 def read_recipe(file: str) -> Source:

@@ -13,6 +13,7 @@ from forge_env import redaction
 from forge_env.config.finding import checkpoint_folder
 from forge_env.errors import ForgeError, UsageError
 from forge_env.machine import user_path
+from forge_env.models import MODELS
 from forge_env.reading import ANYWHERE, LARGEST_TABLE, open_file, read_json, read_text
 
 FIX = (
@@ -52,6 +53,8 @@ def local_folder(path: str) -> Path | None:
     """
     if (folder := checkpoint_folder(path)) is not None:
         return folder
+    if path in MODELS:
+        raise UsageError(f"the model {path} is not on this machine", fix=f"forge-env model get {path}")
     if user_path(path).exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1 or not path.strip():
         raise UsageError(f"model.path: there is no folder {path!r}", fix=FIX)
     return None

@@ -11,8 +11,10 @@ from typing import Any
 
 import yaml
 
+from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import ModelSection
 from forge_env.errors import UsageError
+from forge_env.models import MODELS
 from trainers.model.folder import check_hf_config, is_mixture, local_folder, read_hf_config
 from trainers.model.tiny import hf_config
 
@@ -183,6 +185,6 @@ def model_config(section: ModelSection) -> dict[str, Any]:
 
 
 def named_config(path: str) -> dict[str, Any]:
-    """Load `config.json` of a folder, or of a model on the hub."""
-    folder = local_folder(path)
+    """Load `config.json` of a folder, or of a model on the hub or of `forge-env model get`."""
+    folder = checkpoint_folder(path) if path in MODELS else local_folder(path)
     return hub_config(path) if folder is None else read_hf_config(folder)

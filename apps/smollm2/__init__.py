@@ -1,0 +1,1 @@
+"""A real language model that learns on two CPU cores."""
