@@ -296,6 +296,10 @@ class NewLines:
         self._longest, self._largest = longest, largest
         self._read = self._inode = 0
 
+    def forget(self) -> None:
+        """Read the file from its beginning the next time."""
+        self._read = self._inode = 0
+
     def read(self, begin_again: Callable[[], object] = lambda: None) -> Iterator[bytes]:
         """Yield the lines added since the last call.
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import mean
 from forge_env.figures import count, duration, number
 from forge_env.machine import cache_dir
-from forge_env.reading import UnsafeFileError, open_file
+from forge_env.reading import LARGEST_TABLE, UnsafeFileError, open_file
 from forge_env.redaction import redact
 from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.trajectory import NOT_CHEAT_PROOF
@@ -266,6 +266,7 @@ class Pages:
         names = self._compared(request)
         listed = {name: figures for name in names if (figures := self.runs.figures(name)) is not None}
         chosen = [run for name in listed if (run := self.runs.get(name)) is not None]
+        _check_size(chosen)
         if len(chosen) < 2:
             raise HTTPException(404, "Comparing needs two runs of this folder: /compare?runs=A,B")
         for run in chosen:
@@ -285,6 +286,7 @@ class Pages:
         """Return the curves of several runs as JSON."""
         names = self._compared(request)
         chosen = [run for name in names if (run := self.runs.get(name)) is not None]
+        _check_size(chosen)
         named = {run.name: run.metrics for run in chosen}  # runs without metrics too, so that each run keeps its colour
         scores = {run.scored_by for run in chosen if run.metrics}
         score = scores.pop() if len(scores) == 1 else ""
@@ -554,6 +556,16 @@ def _folders(request: Request, key: str) -> list[str]:
     """Return the folder names that the query has for a key; their bytes need not be UTF-8."""
     query = parse_qsl(request.scope["query_string"].decode("latin-1"), errors="surrogateescape")
     return [value for name, value in query if name == key]
+
+
+def _check_size(runs: Sequence[RunView]) -> None:
+    """Refuse to compare runs whose metrics don't fit in memory together."""
+    size = 0
+    for run in runs:
+        with suppress(OSError):
+            size += (run.root / "metrics.jsonl").stat().st_size
+    if size > LARGEST_TABLE:
+        raise HTTPException(422, f"The metrics of these runs have {size:,} bytes; at most {LARGEST_TABLE:,} are read.")
 
 
 def _charts(run: RunView) -> list[charts.Chart]:

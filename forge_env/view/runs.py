@@ -42,6 +42,7 @@ from forge_env.run.metrics import REWARD, metrics_row
 from forge_env.run.trained import Trained, TrainedEpisode, TrainedGroup
 from forge_env.view.charts import Chart, histograms
 from forge_env.view.index import SOLVED, RunIndex
+from forge_env.view.memory import TABLES, Memory
 from forge_env.view.queries import Queries
 from forge_env.view.text import Vocabulary
 
@@ -75,12 +76,18 @@ class Metrics:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per step (`forge_env.display.curves.merge_rows`)."""
+        TABLES.use(self, self._lines.path, self._drop)
         with self._lock:
             parsed = [_metrics_row(line, self._lines.path) for line in self._lines.read(self._begin_again)]
             if new := [row for row in parsed if row is not None]:
                 self._rows += new
                 self._merged = merge_rows(self._rows)
             return self._merged
+
+    def _drop(self) -> None:
+        with self._lock:
+            self._lines.forget()
+            self._begin_again()
 
     def _begin_again(self) -> None:
         self._rows, self._merged = [], []
@@ -105,11 +112,17 @@ class TrainedRows:
 
     def update(self) -> None:
         """Read new lines."""
+        TABLES.use(self, self._lines.path, self._drop)
         with self._lock:
             for line in self._lines.read(self._begin_again):
                 self.stamp += 1
                 with suppress(UsageError):  # written by a newer version
                     self.trained.add(line)
+
+    def _drop(self) -> None:
+        with self._lock:
+            self._lines.forget()
+            self._begin_again()
 
     def _begin_again(self) -> None:
         self.trained = Trained()
@@ -193,6 +206,7 @@ class RunView:
         self._metrics = Metrics(root / "metrics.jsonl")
         self._trained = TrainedRows(root / "trained.jsonl")
         self._histograms: tuple[int, list[Chart]] = (-1, [])
+        self._vocabulary: tuple[tuple[Path, int] | None, Vocabulary | None] = (None, None)
 
     @cached_property
     def folder(self) -> RunFolder:
@@ -309,12 +323,17 @@ class RunView:
                 paths += [(path.stat().st_mtime, path) for path in self.root.glob(pattern)]
         for _, path in sorted(paths, reverse=True)[:1]:
             with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, UnsafeFileError):
+                TABLES.use((self, "vocabulary"), path, self._forget_vocabulary)
                 stamp = (path, path.stat().st_mtime_ns)
-                if self.__dict__.get("_vocabulary", (None, None))[0] != stamp:
-                    data = json.loads(read_bytes(path, largest=LARGEST_VOCABULARY, root=self.root))
-                    self._vocabulary = (stamp, Vocabulary(data))
-                return self._vocabulary[1]
+                known, vocabulary = self._vocabulary
+                if known != stamp or vocabulary is None:
+                    vocabulary = Vocabulary(json.loads(read_bytes(path, largest=LARGEST_VOCABULARY, root=self.root)))
+                    self._vocabulary = (stamp, vocabulary)
+                return vocabulary
         return None
+
+    def _forget_vocabulary(self) -> None:
+        self._vocabulary = (None, None)
 
     def stamp(self) -> str:
         """Return a value that changes whenever the run's files do."""
@@ -409,13 +428,14 @@ def _document(path: Path) -> Any:
             document = parse_json(text) if path.suffix == ".json" else read_yaml(text)[0]
     except (OSError, UnsafeFileError):
         return None
-    if len(_read) > 4 * MOST_OPEN:
-        _read.clear()
     _read[path] = (stamp, document)
+    DOCUMENTS.use(path, path, lambda: _read.pop(path, None))
     return document
 
 
 _read: dict[Path, tuple[tuple[int, int], Any]] = {}
+DOCUMENTS = Memory(LARGEST_DOCUMENT)
+"""The documents of all runs."""
 
 
 def state_of(summary: Mapping[str, Any]) -> str:

@@ -14,9 +14,13 @@ from typing import Any
 
 from forge_env.display.curves import colour_of, is_waiting
 from forge_env.files import NewLines
+from forge_env.view.memory import TABLES
 
 MOST_OPEN = 4
-MOST_SPANS = 2_000_000
+MOST_EVENTS = 2_000_000
+"""Maximum events of a timeline that are read: spans, counters and names of threads."""
+EVENT_BYTES = 100
+"""Bytes that an event counts as at most."""
 MOST_LANES = 64
 """Maximum rows for one track with concurrent spans."""
 MANY = ("groups", "episodes", "sandboxes")
@@ -78,10 +82,18 @@ class Timeline:
 
     def update(self) -> None:
         """Read new events."""
+        TABLES.use(self, self.path, self._drop, most=MOST_EVENTS * EVENT_BYTES)
         with self._lock:
             for line in self._lines.read(self._begin_again):
-                self._take(line.strip().strip(b",[]"))
-                self._lanes = None
+                if self._number < MOST_EVENTS:
+                    self._number += 1
+                    self._take(line.strip().strip(b",[]"))
+                    self._lanes = None
+
+    def _drop(self) -> None:
+        with self._lock:
+            self._lines.forget()
+            self._begin_again()
 
     def _begin_again(self) -> None:
         self.spans, self.counters, self._threads, self._open = {}, {}, {}, {}
@@ -118,10 +130,8 @@ class Timeline:
             self.damaged += 1
 
     def _add(self, track: str, start: float, end: float, name: str, whose: str) -> None:
-        if self._number < MOST_SPANS:
-            self._number += 1
-            self.spans.setdefault(track, []).append((start, max(start, end), name, whose))
-            self.begin, self.end = min(self.begin, max(start, 0.0)), max(self.end, end)
+        self.spans.setdefault(track, []).append((start, max(start, end), name, whose))
+        self.begin, self.end = min(self.begin, max(start, 0.0)), max(self.end, end)
 
     def lanes(self) -> list[Lane]:
         """Return the rows of the drawing: the trainer first, then tracks without overlaps, then episodes and groups."""
