@@ -64,8 +64,14 @@ class ModelSection(Section):
     path: str = "tiny"
     """`tiny` builds a small model locally; otherwise a checkpoint folder, the name of one that comes with forge-env \
 (coding_rlvr_base), or a hub name such as Qwen/Qwen3-0.6B."""
-    renderer: str = "qwen3"
-    """Chat format, by its name in the `renderers` library; `path: tiny` supports those of Qwen3 and Nemotron 3."""
+    renderer: str = "auto"
+    """Chat format. `auto`: the chat template in the model's folder, for `path: tiny` that of Qwen3. `chatml`: ChatML \
+with the tools of Hermes and Qwen, for models without a template or whose template has no tools. Or a name of the \
+`renderers` library (`path: tiny` supports those of Qwen3 and Nemotron 3), or `module:Class` or `file.py:Class`, a \
+class with that library's protocol."""
+    tools: Literal["native", "text"] = "native"
+    """`native`: tools are described and called as the chat format does; `text`: they are described in the system \
+message, and calls are read from the text, for models whose chat template has no tools."""
     thinking: bool = False
     """Let the model think before it answers, if the chat format has a switch for it. Its thoughts stay in the \
 prompts of later turns."""

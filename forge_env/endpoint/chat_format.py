@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from forge_env.errors import UsageError
 from forge_env.plugins import installed, load_entry
 from forge_env.reading import ANYWHERE, LARGEST_RECIPE, LARGEST_TABLE, UnsafeFileError, read_text
+from forge_env.tools.chat_template import CHATML, ERRORS, ChatTemplate
 from forge_env.types import Message, ToolSpec
 
+log = logging.getLogger(__name__)
 TokenReader = Callable[[list[int], list[ToolSpec], list[int]], Message]
 """Parses `(sampled token ids, offered tools, prompt token ids)` into a message."""
 
@@ -77,18 +79,24 @@ class ChatFormat:
     """The chat format of a checkpoint.
 
     Attributes:
-        name: in the `renderers` library; None if unknown.
+        name: as `model.renderer` names it; None if unknown.
         thinks: whether the model thinks before it answers, unless a request says otherwise.
         chosen: whether `thinks` comes from the training recipe and overrides the chat template's default.
+        family: the format of `PARSERS` that the model's family has; None if unknown.
+        template: the chat template that it is served with; None if its folder has none, or it is on the hub.
+        text_tools: whether the training recipe describes tools as text.
     """
 
     name: str | None
     thinks: bool
     chosen: bool = False
+    family: str | None = None
+    template: ChatTemplate | None = None
+    text_tools: bool = False
 
     @classmethod
     def of(cls, model: str) -> ChatFormat:
-        """The format of a checkpoint, from its recipe if a run of forge-env wrote it, otherwise from its model family.
+        """The format of a checkpoint, from its recipe if a run of forge-env wrote it, otherwise from its folder.
 
         Args:
             model: a checkpoint's folder, or a name on the hub.
@@ -97,23 +105,54 @@ class ChatFormat:
         if not folder.is_dir():
             name = next((name for pattern, name in _BY_NAME if re.search(pattern, model, re.IGNORECASE)), None)
             pattern = _ANSWERS_AT_ONCE if name else _THINKS
-            return cls(name, thinks=(re.search(pattern, model, re.IGNORECASE) is None) is (name is not None))
+            thinks = (re.search(pattern, model, re.IGNORECASE) is None) is (name is not None)
+            return cls(name, thinks, family=name)
+        template = _template(folder)
+        kind = _json(folder / "config.json").get("model_type")
+        family = _BY_TYPE.get(kind) if isinstance(kind, str) else None
         if (trained := _recipe_of(folder)) is not None:
-            return cls(str(trained.get("renderer", "qwen3")), bool(trained.get("thinking", False)), chosen=True)
-        family = _json(folder / "config.json").get("model_type")
-        name = _BY_TYPE.get(family) if isinstance(family, str) else None
-        return cls(name, thinks=template_thinks(_template(folder)))
+            name = str(trained.get("renderer", "qwen3"))
+            return cls(
+                name,
+                bool(trained.get("thinking", False)),
+                chosen=True,
+                family=name if name in PARSERS else family,
+                template=ChatTemplate.chatml() if name == "chatml" else template,
+                text_tools=trained.get("tools") == "text",
+            )
+        return cls(
+            "auto" if template else family,
+            thinks=template is not None and template_thinks(template),
+            family=family,
+            template=template,
+        )
 
     def vllm_flags(self) -> dict[str, list[str]]:
         """Flags that make vLLM's server parse turns as the trainer does."""
-        tools, thoughts = PARSERS.get(self.name or "", HERMES if self.thinks else (HERMES[0], None))
+        tools, thoughts = PARSERS.get(self.family or "", HERMES if self.thinks else (HERMES[0], None))
+        if self._templated is not None and self._templated.call_syntax is not None:
+            tools = self._templated.call_syntax.vllm
         flags = {"--enable-auto-tool-choice": [], "--tool-call-parser": [tools]}
+        if self.name == "chatml":
+            flags["--chat-template"] = [str(CHATML)]
         if thoughts is not None:
             flags["--reasoning-parser"] = [thoughts]
             if self.chosen or not self.thinks:  # otherwise the parsers read an answer without thoughts as thoughts
                 switches = {"enable_thinking": self.thinks, "thinking": self.thinks}
                 flags["--default-chat-template-kwargs"] = [json.dumps(switches)]
         return flags
+
+    @property
+    def _templated(self) -> ChatTemplate | None:
+        """The template that defines the format; None if the `renderers` library does."""
+        return self.template if self.name in ("auto", "chatml") else None
+
+    def refusal_of_tools(self) -> str | None:
+        """The reason why the model can't be offered native tools; None if it can."""
+        if self.text_tools:
+            return "the model was trained with tools as text (model.tools=text)"
+        reason = self._templated.refusal_of_tools() if self._templated is not None else None
+        return None if reason is None or self.template is None else f"{self.template.source} {reason}"
 
     def reader(self, model: str) -> TokenReader | None:
         """The trainer's parser of sampled tokens; None if the trainer is not installed or doesn't know the format."""
@@ -124,44 +163,28 @@ class ChatFormat:
         return reader
 
 
-def template_thinks(template: str) -> bool:
+def template_thinks(template: ChatTemplate) -> bool:
     """Whether a chat template lets the model think by default.
 
     The rendered prompt opens the thoughts, or opens and closes them. If it does neither, the model thinks if the
     template has a switch for thinking.
     """
-    if "think" not in template:
+    if "think" not in template.text:
         return False
     try:
-        prompt = _rendered(template)
-    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        prompt = template.render([{"role": "user", "content": "?"}], generation=True)
+    except ERRORS:
         return True  # it mentions thinking, but can't be rendered with a question alone
     opened, closed = prompt.rfind("<think>"), prompt.rfind("</think>")
-    return opened > closed or (opened < 0 and "enable_thinking" in template)
+    return opened > closed or (opened < 0 and "enable_thinking" in template.text)
 
 
-def _rendered(template: str) -> str:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: ""}
-    question = [{"role": "user", "content": "?"}]
-    return environment.from_string(template).render(
-        messages=question, add_generation_prompt=True, bos_token="", eos_token=""
-    )
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _template(folder: Path) -> str:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return read_text(file, root=ANYWHERE)
-    template = _json(folder / "tokenizer_config.json").get("chat_template")
-    return template if isinstance(template, str) else ""
+def _template(folder: Path) -> ChatTemplate | None:
+    try:
+        return ChatTemplate.of(folder)
+    except UsageError as error:
+        log.warning("%s", error)
+        return None
 
 
 def _recipe_of(folder: Path) -> dict[str, Any] | None:

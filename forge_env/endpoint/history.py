@@ -8,7 +8,7 @@ open models are trained on this format (Hermes, Qwen).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from forge_env.tools.json_text import BadJSONError, read_json
@@ -40,8 +40,7 @@ class History:
         self._as_text = as_text
         self._instructions = ""
         if as_text and tools:
-            lines = "\n".join(json.dumps(tool.to_openai()["function"]) for tool in tools)
-            self._instructions = INSTRUCTIONS.format(tools=lines)
+            self._instructions = _instructions(tools)
         self._messages: list[dict[str, Any]] = []
         self._results: list[Message] = []
         """Tool results at the end of the conversation; they are sent as one user message."""
@@ -96,6 +95,40 @@ class History:
         text = "\n".join(f"<tool_response>\n{each.content}\n</tool_response>" for each in self._results)
         images = tuple(image for each in self._results for image in each.images)
         self._messages.append(wire(Message(role="user", content=text, images=images)))
+
+
+def tools_as_text(messages: Iterable[Message], tools: Sequence[ToolSpec]) -> list[Message]:
+    """A conversation with its tools, calls and results as text, as `History` writes them.
+
+    Args:
+        messages: the conversation, or a part of it.
+        tools: tools to describe in the system message; none for a later part.
+    """
+    result: list[Message] = []
+    responses = False
+    for message in messages:
+        if message.role == "tool":
+            text = f"<tool_response>\n{message.content}\n</tool_response>"
+            if responses:
+                text = f"{result.pop().content}\n{text}"
+            message = Message(role="user", content=text, images=message.images)
+            responses = True
+        else:
+            responses = False
+            if message.tool_calls:
+                text = "\n".join(filter(None, [message.content, *map(_block, message.tool_calls)]))
+                message = message.model_copy(update={"content": text, "tool_calls": []})
+        result.append(message)
+    if not tools:
+        return result
+    text = _instructions(tools)
+    if result and result[0].role == "system":
+        return [result[0].model_copy(update={"content": f"{result[0].content}\n\n{text}"}), *result[1:]]
+    return [Message(role="system", content=text), *result]
+
+
+def _instructions(tools: Sequence[ToolSpec]) -> str:
+    return INSTRUCTIONS.format(tools="\n".join(json.dumps(tool.to_openai()["function"]) for tool in tools))
 
 
 def _block(call: ToolCall) -> str:

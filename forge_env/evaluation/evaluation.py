@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from forge_env.config.evaluation import EndpointOptions, EnvironmentChoice, EvaluationConfig, changes, endpoint_url
 from forge_env.config.reader import changed_yaml, read_as, refuse_redacted
+from forge_env.endpoint.chat_format import ChatFormat
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.opponents import Named, check_named, open_opponents
 from forge_env.endpoint.policy import EndpointPolicy
@@ -119,7 +120,7 @@ class Evaluation:
         if self.policy is None:
             self.policy = scripted(config)
         if self.policy is None and config.model.startswith(VLLM):
-            check_checkpoint(config.model.removeprefix(VLLM))
+            self._check_tools(check_checkpoint(config.model.removeprefix(VLLM)))
         elif self.policy is None:
             endpoint_url(config.base_url)  # validates it; it may come from OPENAI_BASE_URL
         self.opponents: dict[str, dict[str, Policy]] = {}
@@ -167,6 +168,14 @@ class Evaluation:
         for index in range(min(share.tasks, CHECKED_TASKS)):
             with suppress(EnvironmentBugError):  # playing the sample counts this bug
                 yield self.task(share[index]).id, index
+
+    def _check_tools(self, model: str) -> None:
+        """Refuse native tools that the checkpoint's chat template can't write."""
+        label = next((label for label, source in self._sources.items() if source.environment.tools), None)
+        if label is None or self.config.tools != "native":
+            return
+        if reason := ChatFormat.of(model).refusal_of_tools():
+            raise UsageError(f"{label} has tools, and {reason}", fix="describe them as text: --tools text")
 
     def _check_opponents(self, choice: EnvironmentChoice) -> None:
         named = self._opponents_of(choice)

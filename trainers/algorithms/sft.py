@@ -140,6 +140,7 @@ class SFT(Trainer):
         checks.check_parallelism(config)
         checks.check_environment(config)
         checks.check_renderer(config)
+        checks.check_tools(config)
         environment: Environment = fe.make(config.environment.name, **config.environment.options)
         for split in (environment.splits[0], *evaluated(config)):  # reads the first row of a dataset
             task = resolve_task(environment, None, {"split": split, "index": 0})

@@ -158,7 +158,8 @@ class _Session(PolicySession):
         if sampled is None:
             return np.array(chat.render(self._messages, self._tools), np.int32), 0
         before, ids = self._prompt.tolist(), sampled.tolist()
-        extended = chat.extend(before, ids, observation, self._tools)
+        history = self._messages[: len(self._messages) - len(observation)]
+        extended = chat.extend(before, ids, history, observation, self._tools)
         prompt = chat.render(self._messages, self._tools) if extended is None else extended
         before += ids
         if prompt[: len(before)] != before:

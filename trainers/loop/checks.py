@@ -52,6 +52,7 @@ def check(config: RunConfig) -> None:
     check_parallelism(config)
     check_environment(config)
     check_renderer(config)
+    check_tools(config)
     check_workers(config)
     check_loss(config)
 
@@ -303,23 +304,48 @@ def _has_no_demonstrations(environment: Environment) -> bool:
 
 
 def check_renderer(config: RunConfig) -> None:
-    """Check that the `renderers` library has the chat format."""
+    """Check that there is the chat format that the recipe names."""
     from trainers.model.chat import chat_format
     from trainers.model.tokenizer import FORMATS
 
+    model = config.model
+    if model.path == TINY and model.renderer not in ("auto", *FORMATS):
+        raise UsageError(
+            f"model.renderer={model.renderer}: a model built here has no tokens for this chat format",
+            fix=f"use one of {', '.join(FORMATS)}",
+        )
+    if model.renderer in ("auto", "chatml"):
+        return
     try:
-        chat_format(config.model.renderer, thinking=False)
+        chat_format(model.renderer, thinking=False)
     except ValueError as error:
         raise UsageError(
-            f"model.renderer: {error}", fix="for Qwen 3: model.renderer=qwen3, for Llama 3: llama-3"
+            f"model.renderer: {error}",
+            fix="use model.renderer=auto, the model's own chat template; for Qwen 3 also qwen3, for Llama 3 llama-3",
         ) from error
-    if config.model.thinking:
+    if model.thinking:
         try:
-            chat_format(config.model.renderer, thinking=True)
+            chat_format(model.renderer, thinking=True)
         except ValueError as error:
             raise UsageError(f"model.thinking: {error}", fix="use model.thinking=false, or another format") from error
-    if config.model.path == TINY and config.model.renderer not in FORMATS:
+
+
+def check_tools(config: RunConfig, folder: Path | None = None) -> None:
+    """Check that the model's chat format can offer the environment's tools.
+
+    Args:
+        config: the recipe.
+        folder: the model's folder; None: that of `model.path`, which is not checked if it is built or downloaded later.
+    """
+    if folder is None and config.model.path != TINY and user_path(config.model.path).is_dir():
+        folder = local_folder(config.model.path)
+    if folder is None:
+        return
+    from trainers.model.chat import Chat
+
+    environment: Environment = fe.make(config.environment.name, **config.environment.options)
+    if environment.tools and (reason := Chat.of(folder, config.model).refusal_of_tools()):
         raise UsageError(
-            f"model.renderer={config.model.renderer}: a model built here has no tokens for this chat format",
-            fix=f"use one of {', '.join(FORMATS)}",
+            f"{config.environment.name} has tools, and {reason}",
+            fix="describe them as text: model.tools=text (and `forge-env eval --tools text`)",
         )

@@ -1,9 +1,10 @@
 """Conversion between messages and tokens: a checkpoint folder's tokenizer and its model family's chat format.
 
-The `renderers` library renders and parses. This module adapts its types and enforces two rules. For exact trajectories,
-a turn's prompt extends the tokens of the previous turn (a bridge); the conversation is rendered anew only if the format
-can't guarantee that (a fork, which is counted). For safety, only the chat format itself writes control tokens; text
-that spells one is encoded as plain text, regardless of its author.
+The folder's own template (`trainers.model.template`) or the `renderers` library renders and parses. This module adapts
+their types and enforces two rules. For exact trajectories, a turn's prompt extends the tokens of the previous turn (a
+bridge); the conversation is rendered anew only if the format can't guarantee that (a fork, which is counted). For
+safety, only the chat format itself writes control tokens; text that spells one is encoded as plain text, regardless of
+its author.
 """
 
 from __future__ import annotations
@@ -13,21 +14,24 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from renderers import ParsedToolCall, ToolCallParseStatus, create_renderer
-from renderers.configs import BaseRendererConfig, config_from_name
+from renderers.configs import BaseRendererConfig, CustomRendererConfig, config_from_name
+from renderers.custom import load_custom_renderer
 from tokenizers import Tokenizer
 
 from forge_env.config.recipe import ModelSection
+from forge_env.endpoint.history import tools_as_text
 from forge_env.errors import ChatFormatError, UsageError
 from forge_env.reading import ANYWHERE, LARGEST_TABLE, read_text
 from forge_env.tools.turns import call_of, is_malformed, malformed, read_call, read_turn, split_thoughts
-from forge_env.types import Message, ToolCall, ToolSpec
+from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from trainers.model.folder import read_hf_config
+from trainers.model.template import OPENING, TemplateFormat, chatml_format, folder_format
 
 log = logging.getLogger(__name__)
 CUT = "\ufdd0"
@@ -40,8 +44,6 @@ MOST_TOOLSETS = 64
 """Maximum number of tool sets whose rendering is cached."""
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Exceptions that the library's parsers raise for unexpected JSON: deep nesting, long numbers, names of other types."""
-OPENING = 8
-"""Number of tokens at the end of a prompt that are searched for an opening thought tag."""
 TAG = re.compile(r"<[^\s<>]+>")
 """Tokens of this form are treated as control tokens, even if the vocabulary doesn't mark them as special."""
 
@@ -91,6 +93,11 @@ class FolderTokenizer:
             ids = self._short[text] = tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
         return list(ids)
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of `text`, and the first and last position (exclusive) of each token's text."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return list(encoding.ids), list(encoding.offsets)
+
     def decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> str:
         """Text of `token_ids`, including special tokens unless `skip_special_tokens` is set."""
         return str(
@@ -115,22 +122,28 @@ def _with_cuts(tokenizer_json: str) -> str:
     return json.dumps(data)
 
 
-def chat_format(renderer: str, *, thinking: bool) -> BaseRendererConfig | None:
-    """Configuration of a chat format of the `renderers` library.
+def chat_format(renderer: str, *, thinking: bool) -> BaseRendererConfig:
+    """Configuration of a chat format of the `renderers` library, or of a class `module:Class` with its protocol.
 
     Raises:
         ValueError: there is no such format, or it can't turn on thinking.
     """
-    config = config_from_name(renderer)
-    if config is None:
-        return None
-    fields = type(config).model_fields
+    values: dict[str, Any] = {}
+    if ":" in renderer:
+        try:
+            fields = load_custom_renderer(renderer).config_class.model_fields
+        except (ImportError, OSError, TypeError) as error:
+            raise ValueError(f"{renderer!r} can't be loaded: {error}") from error
+    else:
+        config = config_from_name(renderer)
+        assert config is not None, "`auto` is the folder's template"
+        fields = type(config).model_fields
     switch = next((name for name in ("enable_thinking", "thinking") if name in fields), None)
     if switch is None and thinking:
         raise ValueError(f"the chat format {renderer!r} has no switch for thinking")
     # "all": later prompts contain all tokens of a turn, thoughts included, so episodes don't fork
-    values: dict[str, Any] = {"thinking_retention": "all"} | ({switch: thinking} if switch else {})
-    return type(config)(**values)
+    values = {"thinking_retention": "all"} | ({switch: thinking} if switch else {})
+    return CustomRendererConfig(import_path=renderer, **values) if ":" in renderer else type(config)(**values)
 
 
 class _Tools(NamedTuple):
@@ -152,25 +165,38 @@ class Chat:
 
     Args:
         tokenizer: `FolderTokenizer`, or an object with its methods and `control_tokens`.
-        renderer: name of the chat format in the `renderers` library.
-        thinking: whether the model may think before it answers, if the format has that option.
+        renderer: a template's format, or the name of one in the `renderers` library, or `module:Class`.
+        thinking: whether the model may think before it answers, if the library's format has that option.
+        text_tools: whether to describe tools and their results as text, instead of in the format's own way.
     """
 
-    def __init__(self, tokenizer: Any, renderer: str = "qwen3", *, thinking: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        renderer: str | TemplateFormat = "qwen3",
+        *,
+        thinking: bool = False,
+        text_tools: bool = False,
+    ) -> None:
         self.tokenizer = tokenizer
         self._as_text = text_only(tokenizer.control_tokens)
         self._toolsets: dict[tuple[int, ...], _Tools] = {}
-        self._renderer = create_renderer(tokenizer, chat_format(renderer, thinking=thinking))
-        question = [{"role": "user", "content": "?"}]
-        plain = self._renderer.render_ids(question)
-        self._generation_prompt = list(self._renderer.render_ids(question, add_generation_prompt=True))[len(plain) :]
+        self._text_tools = text_tools
+        self._template = renderer if isinstance(renderer, TemplateFormat) else None
+        if isinstance(renderer, str):
+            self._renderer = create_renderer(tokenizer, chat_format(renderer, thinking=thinking))
+            question = [{"role": "user", "content": "?"}]
+            plain = self._renderer.render_ids(question)
+            opened = list(self._renderer.render_ids(question, add_generation_prompt=True))
+            self._generation_prompt = opened[len(plain) :]
 
     @classmethod
     def of(cls, folder: str | Path, model: ModelSection) -> Chat:
         """Build the chat format of a recipe's model, with the tokenizer of a checkpoint folder.
 
         Raises:
-            UsageError: the tokenizer lacks a token that the format needs, or has more tokens than the model.
+            UsageError: there is no such format, or the tokenizer lacks a token that it needs, or has more tokens than
+                the model.
         """
         tokenizer = FolderTokenizer(folder)
         known = read_hf_config(folder)["vocab_size"]
@@ -179,17 +205,58 @@ class Chat:
                 f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, its model {known}",
                 fix="use the tokenizer.json that the model was trained with",
             )
+        return cls.named(
+            model.renderer, Path(folder), tokenizer, thinking=model.thinking, text_tools=model.tools == "text"
+        )
+
+    @classmethod
+    def named(
+        cls, name: str, folder: Path, tokenizer: FolderTokenizer, *, thinking: bool, text_tools: bool = False
+    ) -> Chat:
+        """Build the chat format `name` (`model.renderer`).
+
+        Raises:
+            UsageError: there is no such format, or the folder can't write it.
+        """
+        if name == "chatml":
+            return cls(tokenizer, chatml_format(folder, tokenizer, thinking=thinking), text_tools=text_tools)
+        if name != "auto":
+            return cls._of_library(name, tokenizer, thinking=thinking, text_tools=text_tools)
+        template = folder_format(folder, tokenizer, thinking=thinking)
+        if template is None:
+            raise UsageError(
+                f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)",
+                fix="copy that of the family's instruct model into it, or name a format: model.renderer=chatml",
+            )
+        own = cls(tokenizer, template, text_tools=text_tools)
+        with suppress(UsageError, ValueError):  # its tokenizer lacks a token
+            quick = cls._of_library("qwen3", tokenizer, thinking=thinking, text_tools=text_tools)
+            if all(_frame(quick, *case) == _frame(own, *case) for case in _cases()):
+                return quick
+        return own
+
+    @classmethod
+    def _of_library(cls, name: str, tokenizer: FolderTokenizer, *, thinking: bool, text_tools: bool) -> Chat:
         try:
-            return cls(tokenizer, model.renderer, thinking=model.thinking)
+            return cls(tokenizer, name, thinking=thinking, text_tools=text_tools)
         except AssertionError as error:  # raised by the library if a token is missing
             raise UsageError(
-                f"the tokenizer in {folder} can't write the chat format {model.renderer!r}: {error}",
-                fix="model.renderer is the format of the model's family, such as qwen3 or llama-3",
+                f"the tokenizer in {tokenizer.name_or_path} can't write the chat format {name!r}: {error}",
+                fix="use model.renderer=auto, the model's own template, or the format of its family, such as llama-3",
             ) from error
+
+    def refusal_of_tools(self) -> str | None:
+        """The reason why tools can't be offered; None if they can."""
+        if self._text_tools or self._template is None:
+            return None
+        reason = self._template.template.refusal_of_tools()
+        return None if reason is None else f"{self._template.template.source} {reason}"
 
     @property
     def stop_token_ids(self) -> list[int]:
         """Tokens that end an assistant turn."""
+        if self._template is not None:
+            return self._template.stop_token_ids
         return [token for token in self._renderer.get_stop_token_ids() if token is not None]
 
     def render(self, messages: list[Message], tools: list[ToolSpec], *, generation: bool = True) -> list[int]:
@@ -198,8 +265,10 @@ class Chat:
         Raises:
             ChatFormatError: the format can't represent the conversation.
         """
-        plain, offered = self._messages(messages), self._known(tools).text
+        plain, offered = self._messages(messages, tools), self._known(tools).text
         with _writing():
+            if self._template is not None:
+                return self._template.render(plain, offered, generation=generation)
             return list(self._renderer.render_ids(plain, tools=offered, add_generation_prompt=generation))
 
     def render_training(self, messages: list[Message], tools: list[ToolSpec]) -> tuple[list[int], list[bool]]:
@@ -210,8 +279,10 @@ class Chat:
         Raises:
             ChatFormatError: the format can't represent the conversation.
         """
-        plain, offered = self._messages(messages), self._known(tools).text
+        plain, offered = self._messages(messages, tools), self._known(tools).text
         with _writing():
+            if self._template is not None:
+                return self._template.render_training(plain, offered)
             rendered = self._renderer.render(plain, tools=offered)
         ids, mask = list(rendered.token_ids), list(rendered.sampled_mask)
         opening = self._generation_prompt
@@ -221,11 +292,27 @@ class Chat:
         return ids, mask
 
     def extend(
-        self, prompt_ids: list[int], token_ids: list[int], observation: list[Message], tools: list[ToolSpec]
+        self,
+        prompt_ids: list[int],
+        token_ids: list[int],
+        history: list[Message],
+        observation: list[Message],
+        tools: list[ToolSpec],
     ) -> list[int] | None:
-        """Build the next prompt, which begins with exactly `prompt_ids + token_ids`; None if the format can't do so."""
-        plain, offered = self._messages(observation), self._known(tools).text
+        """Build the next prompt, which begins with exactly `prompt_ids + token_ids`; None if the format can't do so.
+
+        Args:
+            prompt_ids: prompt of the last turn.
+            token_ids: tokens sampled in it.
+            history: messages up to the last turn, which is the last of them.
+            observation: messages after it.
+            tools: tools that were offered.
+        """
+        plain, offered = self._messages(observation, []), self._known(tools).text
         with _writing():
+            if self._template is not None:
+                before = tools_as_text(history, tools) if self._text_tools else history
+                return self._template.extend(prompt_ids, token_ids, before, plain, offered)
             bridged = self._renderer.bridge_to_next_turn(prompt_ids, token_ids, plain, tools=offered)
         return None if bridged is None else list(bridged.token_ids)
 
@@ -240,10 +327,14 @@ class Chat:
         stops = set(self.stop_token_ids)
         sampled = list(itertools.takewhile(lambda token: token not in stops, token_ids))
         text = self.tokenizer.decode(sampled)
+        if self._template is not None:
+            return self._template.read(text, tools=bool(tools), native=not self._text_tools, prompt_ids=prompt_ids)
+        opened = self.tokenizer.decode(prompt_ids[-OPENING:]).rstrip().endswith("<think>")
+        if self._text_tools:
+            return self._read_text(text, opened=opened, tools=bool(tools))
         try:
             parsed = self._renderer.parse_response(token_ids, tools=self._known(tools).plain, prompt_ids=prompt_ids)
         except UNREADABLE:
-            opened = self.tokenizer.decode(prompt_ids[-OPENING:]).rstrip().endswith("<think>")
             rest = split_thoughts(text, opened=opened)[1]
             message = self._read_text(text, opened=opened, tools=bool(tools))
             if message.tool_calls or not tools or not rest.strip():
@@ -267,8 +358,8 @@ class Chat:
         thoughts, rest = split_thoughts(text, opened=opened)
         return read_turn(rest, reasoning="\n".join(thoughts) if thoughts else None, tools=tools)
 
-    def _messages(self, messages: Iterable[Message]) -> Any:
-        messages = list(messages)
+    def _messages(self, messages: Iterable[Message], tools: list[ToolSpec]) -> Any:
+        messages = tools_as_text(messages, tools) if self._text_tools else list(messages)
         for message in messages:
             if message.images:
                 fix = "evaluate a vision model at an endpoint, or show their contents as text"
@@ -282,7 +373,7 @@ class Chat:
         if toolset is None:
             if len(self._toolsets) >= MOST_TOOLSETS:
                 self._toolsets.clear()
-            plain = [tool.to_openai() for tool in tools] or None
+            plain = None if self._text_tools else [tool.to_openai() for tool in tools] or None
             toolset = self._toolsets[key] = _Tools(list(tools), plain, self._as_text(plain))
         return toolset
 
@@ -290,10 +381,36 @@ class Chat:
 def token_reader(folder: Path, renderer: str) -> Callable[[list[int], list[ToolSpec], list[int]], Message] | None:
     """`Chat.parse` for a checkpoint that a vLLM server samples; None if its tokenizer doesn't support the format."""
     try:
-        return Chat(FolderTokenizer(folder), renderer).parse
+        return Chat.named(renderer, folder, FolderTokenizer(folder), thinking=False).parse
     except (UsageError, AssertionError, ValueError) as error:
         log.info("the turns of %s are read by the server's parsers: %s", folder, error)
         return None
+
+
+def _cases() -> Iterator[tuple[list[Message], list[ToolSpec]]]:
+    """Conversations that tell whether two formats write the same around the assistant's turns."""
+    tools = [
+        ToolSpec(name="f", description="d", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
+    ]
+    system, question = Message(role="system", content="s"), Message(role="user", content="q")
+    call = ToolCall(id="call_0", function=FunctionCall(name="f", arguments='{"a": "b"}'))
+    turn, result = (
+        Message(role="assistant", content="", tool_calls=[call]),
+        Message(role="tool", content="r", tool_call_id="call_0"),
+    )
+    for messages in ([question], [system, question], [question, turn, result, result]):
+        yield messages, []
+        yield messages, tools
+
+
+def _frame(chat: Chat, messages: list[Message], tools: list[ToolSpec]) -> list[int] | None:
+    """The tokens of a prompt, without those before its last turn and those that the assistant writes."""
+    try:
+        ids = chat.render(messages, tools)
+    except ChatFormatError:
+        return None
+    turns = [index for index, token in enumerate(ids) if token in chat.stop_token_ids]
+    return ids[turns[-2] :] if messages[-1].role == "tool" else ids
 
 
 def _call(call: ParsedToolCall, call_id: str) -> ToolCall:

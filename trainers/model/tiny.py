@@ -58,7 +58,8 @@ def build_tiny_folder(model: ModelSection, environment: Any, seed: int, folder: 
 
 
 def _write_tiny(model: ModelSection, environment: Any, seed: int, staging: Path) -> None:
-    tokenizer = build_tokenizer(environment, model.renderer, model.tiny.vocab_size, seed)
+    renderer = "qwen3" if model.renderer == "auto" else model.renderer
+    tokenizer = build_tokenizer(environment, renderer, model.tiny.vocab_size, seed)
     save_tokenizer(tokenizer, staging)
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     vocab_size = -(-size // 64) * 64  # padded rows keep every matrix a multiple of the kernels' tile
@@ -79,7 +80,7 @@ def _write_tiny(model: ModelSection, environment: Any, seed: int, staging: Path)
         )
         + "\n"
     )
-    if model.renderer == "qwen3":  # so that other servers of the folder render as we do
+    if renderer == "qwen3":  # so that other servers of the folder render as we do
         (staging / "chat_template.jinja").write_text(chat_template(thinking=model.thinking), encoding="utf-8")
 
 

@@ -94,7 +94,7 @@ def test_turns_extend_the_tokens_before_them(chat: Chat, environment: Environmen
             sampled = ids[len(prompt) : end]
             assert chat.parse(sampled, environment.tools, prompt).content == messages[index].content
             if index + 1 < len(messages):
-                extended = chat.extend(prompt, sampled, [messages[index + 1]], environment.tools)
+                extended = chat.extend(prompt, sampled, messages[: index + 1], [messages[index + 1]], environment.tools)
                 assert extended is not None
                 assert extended == ids[: len(extended)]
                 prompt = extended
@@ -222,10 +222,11 @@ def test_only_the_format_writes_control_tokens(
             assert unicodedata.normalize("NFC", message.content) in unicodedata.normalize("NFC", text)
 
     sampled = [*chat.tokenizer.encode("said"), chat.stop_token_ids[0]]
+    said = [*messages, Message(role="assistant", content="said")]
     asked = [Message(role="user", content=messages[0].content)]
-    extended = chat.extend(ids, sampled, asked, tools)
+    extended = chat.extend(ids, sampled, said, asked, tools)
     if extended is not None:  # turns that are added are encoded as those of the first prompt are
-        more = chat.extend(ids, sampled, [Message(role="user", content=harmless(messages[0].content))], tools)
+        more = chat.extend(ids, sampled, said, [Message(role="user", content=harmless(messages[0].content))], tools)
         assert more is not None
         assert controls(chat, extended) == controls(chat, more)
         assert extended[: len(ids) + len(sampled)] == ids + sampled
@@ -257,7 +258,7 @@ def test_where_a_format_leaves_it_open_thinking_is_a_choice(folder: Path) -> Non
     sampled = tokenizer.encode("<think>\nhm\n</think>\n\nyes<|im_end|>")
     message = on.parse(sampled, [], prompt)
     assert (message.reasoning_content or "", message.content) == ("hm", "yes")
-    extended = on.extend(prompt, sampled, [Message(role="user", content="and?")], [])
+    extended = on.extend(prompt, sampled, [*question, message], [Message(role="user", content="and?")], [])
     assert extended is not None, "its thoughts stay, so the next question continues the tokens"
     assert extended[: len(prompt) + len(sampled)] == prompt + sampled
     with pytest.raises(ValueError, match="'prime-qwen3' has no switch for thinking"):
@@ -353,7 +354,7 @@ def test_llama_s_format_is_exact_over_turns_and_can_not_think(llama: FolderToken
     [call] = message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("run_tests", {"code": "1"})
     answer = [Message(role="tool", content="passed", tool_call_id=call.id)]
-    following = chat.extend(prompt, reply, answer, environment.tools)
+    following = chat.extend(prompt, reply, [*question, message], answer, environment.tools)
     assert following is not None
     assert following[: len(prompt) + len(reply)] == prompt + reply
     assert "passed" in llama.decode(following[len(prompt) + len(reply) :])

@@ -1,0 +1,254 @@
+"""The chat format of a checkpoint folder's own template: tokens, exact continuation, masks, and reading of turns.
+
+What a template does is found by rendering short conversations with it. What comes between two turns is what it writes
+after a known assistant's text, so the sampled tokens stay as they are. A template that would write the tokens so far
+differently (it drops former thoughts, or moves the tools to the last question) can't continue; the conversation is then
+rendered anew, a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_env.errors import UsageError
+from forge_env.reading import ANYWHERE, UnsafeFileError, read_text
+from forge_env.tools.chat_template import ERRORS, PROBE, ChatTemplate
+from forge_env.tools.turns import read_turn, split_thoughts
+from forge_env.types import Message
+
+if TYPE_CHECKING:
+    from trainers.model.chat import FolderTokenizer
+
+log = logging.getLogger(__name__)
+THOUGHT = "Zqxthought"
+"""Thoughts in conversations that show how a template writes."""
+OPENING = 8
+"""Number of tokens at the end of a prompt that are searched for an opening thought tag."""
+
+
+class TemplateFormat:
+    """A chat format that is defined by a template.
+
+    Args:
+        tokenizer: the tokenizer of the template's folder.
+        template: the template.
+        thinking: whether the model may think before it answers, if the template has that option.
+        stop_token_ids: tokens that end a turn, besides the one that the template writes.
+
+    Raises:
+        UsageError: the template can't write a question and an answer, or can't switch on thinking.
+    """
+
+    def __init__(
+        self,
+        tokenizer: FolderTokenizer,
+        template: ChatTemplate,
+        *,
+        thinking: bool = False,
+        stop_token_ids: Iterable[int] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self._options = {"enable_thinking": thinking, "thinking": thinking}
+        self._logged: set[str] = set()
+        self._check(thinking=thinking)
+        end = self._end_of_turn()
+        self.stop_token_ids = list(dict.fromkeys([*end, *stop_token_ids]))
+        texts = [tokenizer.decode([token]) for token in self.stop_token_ids]
+        self._stops = [text for text in texts if text in tokenizer.control_tokens]
+        if not end:
+            self._say(f"{template.source} writes no control token after a turn: every turn is rendered anew (a fork)")
+
+    def render(self, messages: Sequence[dict[str, Any]], tools: Any, *, generation: bool) -> list[int]:
+        """Token ids of a conversation, as `transformers` writes it."""
+        return self.tokenizer.encode(self._text(messages, tools, generation=generation))
+
+    def render_training(self, messages: Sequence[dict[str, Any]], tools: Any) -> tuple[list[int], list[bool]]:
+        """Token ids of a demonstration, [T], and a mask of those that the assistant is to produce, [T].
+
+        A turn is to be produced from the end of the prompt before it to its stop token. A turn that the template writes
+        differently once others follow it can't be produced so, and is left out of the mask.
+        """
+        text = self._text(messages, tools)
+        spans = []
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            start = self._text(messages[:index], tools, generation=True) if index else ""
+            if not index or not text.startswith(start):
+                self._say(
+                    f"{self.template.source} rewrites former turns: they are not trained on in demonstrations "
+                    "that continue after them"
+                )
+                continue
+            spans.append((len(start), self._end_of(text, len(start), messages[: index + 1], tools)))
+        ids, offsets = self.tokenizer.encode_with_offsets(text)
+        mask = [any(start <= first and last <= end for start, end in spans) for first, last in offsets]
+        return ids, mask
+
+    def extend(
+        self,
+        prompt_ids: list[int],
+        token_ids: list[int],
+        history: Sequence[Message],
+        observation: Sequence[dict[str, Any]],
+        tools: Any,
+    ) -> list[int] | None:
+        """Build the next prompt, which begins with exactly `prompt_ids + token_ids`; None if the template can't do so.
+
+        Args:
+            prompt_ids: prompt of the last turn.
+            token_ids: tokens sampled in it.
+            history: messages up to the last turn, which is the last of them.
+            observation: messages after it.
+            tools: tools that are offered.
+        """
+        if not observation or not history or any(message["role"] == "assistant" for message in observation):
+            return None
+        before, turn = _skeleton(history, observation)
+        try:
+            start = self._text(before, tools, generation=True)
+            text = self._text([*before, turn, *observation], tools, generation=True)
+        except ERRORS:
+            return None
+        at = text.find(PROBE, len(start))
+        end = min((end for stop in self._stops if (end := text.find(stop, at)) >= 0), default=-1)
+        thinks = "</think>" in self.tokenizer.decode(token_ids)
+        if not text.startswith(start) or at < 0 or end < 0 or thinks != ("</think>" in text[len(start) : end]):
+            role = observation[0]["role"]
+            self._say(
+                f"{self.template.source} rewrites the conversation before {'an' if role[0] in 'aeiou' else 'a'} "
+                f"{role} message: it is rendered anew there (a fork)"
+            )
+            return None
+        tail = self.tokenizer.encode(text[end:])
+        if token_ids and token_ids[-1] in self.stop_token_ids:
+            if token_ids[-1] != tail[0]:
+                return None  # the template ends former turns with another token
+            tail = tail[1:]
+        return [*prompt_ids, *token_ids, *tail]
+
+    def read(self, text: str, *, tools: bool, native: bool, prompt_ids: list[int]) -> Message:
+        """Parse the text of a turn, without its stop token.
+
+        Args:
+            text: text of the turn.
+            tools: whether tools were offered.
+            native: whether they were offered in the template's way, not as text.
+            prompt_ids: tokens of the prompt, which may end with an opening thought tag.
+        """
+        opened = self.tokenizer.decode(prompt_ids[-OPENING:]).rstrip().endswith(("<think>", "[THINK]"))
+        thoughts, rest = split_thoughts(text, opened=opened)
+        reasoning = "\n".join(thoughts) if thoughts else None
+        syntax = self.template.call_syntax if tools and native else None
+        content, calls = syntax.read(rest) if syntax and syntax.read else (rest, [])
+        return read_turn(content, reasoning=reasoning, calls=calls, tools=tools)
+
+    def _text(self, messages: Sequence[dict[str, Any]], tools: Any, *, generation: bool = False) -> str:
+        return self.template.render(messages, tools, generation=generation, **self._options)
+
+    def _say(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            log.info("%s", text)
+
+    def _check(self, *, thinking: bool) -> None:
+        question, answer = {"role": "user", "content": PROBE}, {"role": "assistant", "content": THOUGHT}
+        try:
+            text = self._text([question, answer], None)
+            prompt = self._text([question], None, generation=True)
+        except ERRORS as error:
+            raise UsageError(
+                f"{self.template.source} can't write a question and an answer: {error}",
+                fix="name the chat format: model.renderer=chatml, qwen3, llama-3, or module:Class",
+            ) from error
+        if PROBE not in prompt or THOUGHT not in text:
+            raise UsageError(
+                f"{self.template.source} leaves out the text of a question or an answer",
+                fix="name the chat format: model.renderer=chatml, qwen3, llama-3, or module:Class",
+            )
+        self._options |= {"enable_thinking": False, "thinking": False}
+        silent = self._text([question], None, generation=True)
+        self._options |= {"enable_thinking": thinking, "thinking": thinking}
+        if thinking and prompt == silent:
+            raise UsageError(
+                f"model.thinking: {self.template.source} has no switch for thinking", fix="use model.thinking=false"
+            )
+
+    def _end_of_turn(self) -> list[int]:
+        """The control token that the template writes after an assistant's text; empty if there is none."""
+        question = {"role": "user", "content": "?"}
+        text = self._text([question, {"role": "assistant", "content": PROBE}, question], None, generation=True)
+        after = text.partition(PROBE)[2].lstrip()
+        ids = self.tokenizer.encode(after)[:1]
+        return ids if ids and self.tokenizer.decode(ids) in self.tokenizer.control_tokens else []
+
+    def _end_of(self, text: str, start: int, messages: Sequence[dict[str, Any]], tools: Any) -> int:
+        """End of the assistant's turn that begins at `start`: behind its stop token."""
+        ends = [at + len(stop) for stop in self._stops if (at := text.find(stop, start)) >= 0]
+        return min(ends) if ends else len(self._text(messages, tools))
+
+
+def _skeleton(
+    history: Sequence[Message], observation: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A short conversation with what decides how a template continues this one: `(messages, last turn)`."""
+    before: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
+    if history[0].role == "system":
+        before.insert(0, {"role": "system", "content": "."})
+    since = max((index for index, message in enumerate(history) if message.role == "user"), default=0)
+    thinks = any(message.reasoning_content for message in history[since:-1])
+    if thinks or (len(history) > 1 and history[-2].role == "tool"):
+        call = {"role": "assistant", "content": "", "tool_calls": [_call("f", "call_0")]}
+        before.append(call | ({"reasoning_content": "."} if thinks else {}))
+        before.append({"role": "tool", "content": ".", "tool_call_id": "call_0", "name": "f"})
+    turn: dict[str, Any] = {"role": "assistant", "content": PROBE}
+    if history[-1].reasoning_content:
+        turn["reasoning_content"] = THOUGHT
+    if observation[0]["role"] == "tool":
+        calls = history[-1].tool_calls
+        name = calls[-1].function.name if calls else ""
+        turn |= {"content": "", "tool_calls": [_call(name or "f", observation[0].get("tool_call_id") or "call_0")]}
+    return before, turn
+
+
+def _call(name: str, call_id: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {"a": PROBE}}}
+
+
+def folder_format(folder: Path, tokenizer: FolderTokenizer, *, thinking: bool) -> TemplateFormat | None:
+    """The format of a checkpoint folder's own template; None if it has none."""
+    template = ChatTemplate.of(folder)
+    if template is None:
+        return None
+    return TemplateFormat(tokenizer, template, thinking=thinking, stop_token_ids=_ends(folder, tokenizer))
+
+
+def chatml_format(folder: Path, tokenizer: FolderTokenizer, *, thinking: bool) -> TemplateFormat:
+    """The built-in format `chatml`.
+
+    Raises:
+        UsageError: the tokenizer lacks its control tokens.
+    """
+    if absent := [token for token in ("<|im_start|>", "<|im_end|>") if tokenizer.convert_tokens_to_ids(token) is None]:
+        raise UsageError(
+            f"the tokenizer in {folder} can't write the chat format 'chatml': it has no {absent[0]}",
+            fix="use model.renderer=auto, the model's own template",
+        )
+    return TemplateFormat(tokenizer, ChatTemplate.chatml(), thinking=thinking, stop_token_ids=_ends(folder, tokenizer))
+
+
+def _ends(folder: Path, tokenizer: FolderTokenizer) -> list[int]:
+    """Tokens that end a turn according to a folder's configuration."""
+    tokens: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        try:
+            value = json.loads(read_text(folder / name, root=ANYWHERE)).get("eos_token_id")
+        except (OSError, ValueError, AttributeError, UnsafeFileError):
+            continue
+        tokens += [value] if isinstance(value, int) else value if isinstance(value, list) else []
+    return [token for token in tokens if isinstance(token, int) and 0 <= token < tokenizer.vocab_size]
