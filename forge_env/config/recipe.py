@@ -74,7 +74,7 @@ class with that library's protocol."""
 message, and calls are read from the text, for models whose chat template has no tools."""
     thinking: bool = False
     """Let the model think before it answers, if the chat format has a switch for it. Its thoughts stay in the \
-prompts of later turns."""
+prompts of later turns, unless the template of its folder drops them."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the generator's weights and of all arithmetic; the trainer keeps its weights in float32."""
     max_length: Positive = 512

@@ -437,6 +437,7 @@ def _identity(recipe: dict[str, Any]) -> dict[str, Any]:
         "tasks.order": recipe.get("tasks", {}).get("order"),
         "lora": recipe.get("lora"),
         "model.renderer": model.get("renderer"),
+        "model.tools": model.get("tools", "native"),
         "model.path=tiny": built,
         "model.tiny": model.get("tiny") if built else None,
         "trainer.optimizer.muon_lr above 0": (optimizer.get("muon_lr") or 0) > 0,

@@ -129,6 +129,7 @@ KNOBS: dict[str, Change] = {
         {
             "path": Change("{root}/model"),
             "renderer": Change("prime-qwen3"),
+            "tools": Change("text"),
             "thinking": Change(True),
             "dtype": Change("bfloat16", where=("run", "titan", "vllm")),
             "max_length": Change(24, where=("run", "titan", "vllm")),

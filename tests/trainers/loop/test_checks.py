@@ -22,7 +22,7 @@ from trainers.algorithms.grpo import train
 from trainers.generator.arguments import engine_arguments
 from trainers.loop.checks import check_loss
 from trainers.model.folder import INDEX, check_heads, from_hub
-from trainers.model.tiny import hf_config
+from trainers.model.tiny import chat_template, hf_config
 from trainers.model.tokenizer import save_tokenizer, train_tokenizer
 
 APPS = Path(__file__).resolve().parents[3] / "apps"
@@ -204,7 +204,8 @@ def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> N
         ),
         ("model.path=./nowhere", "there is no folder './nowhere'", "checkpoint folder"),
         ("model={renderer: prime-qwen3, thinking: true}", "'prime-qwen3' has no switch for thinking", "thinking=false"),
-        ("model.renderer=qwen33", "No renderer config registered", "model.renderer=qwen3"),
+        ("model.renderer=qwen33", "No renderer config registered", "model.renderer=auto"),
+        ("model.renderer=nowhere:Format", "'nowhere:Format' can't be loaded", "model.renderer=auto"),
         ("evaluation.split=evel", "coding_rlvr has no split 'evel'", "did you mean 'eval'?"),
         ("evaluation.split=train", "is also the training split", "choose a held-out one: eval"),
         ("evaluation.extra_splits=[nonesuch]", "evaluation.extra_splits: coding_rlvr has no split", "splits: train"),
@@ -254,6 +255,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = hf_config(ModelSection(tiny=shape, max_length=4096), 320, 2)
     (bare / "config.json").write_text(json.dumps(config))
     save_tokenizer(train_tokenizer(["a text"], [], 320), bare)
+    (bare / "chat_template.jinja").write_text(chat_template(thinking=False))
     TitanModel(bare, max_length=64, device=torch.device("cpu")).save_hf(folder)
     return folder
 

@@ -24,7 +24,7 @@ RECIPE: dict[str, Any] = {
     "model": {"path": "", "max_length": 384},
     "warmup": None,
     "trainer": {"minibatches": 1, "threads": 2},
-    "grpo": {"steps": 2, "groups_per_step": 2, "group_size": 4, "max_tokens_per_turn": 16, "max_off_policy_steps": 0},
+    "grpo": {"steps": 1, "groups_per_step": 2, "group_size": 4, "max_tokens_per_turn": 16, "max_off_policy_steps": 0},
     "evaluation": {"every": 0},
     "checkpoint": {"every": 0, "minutes": 0},
     "generator": {"spare": False},
@@ -52,11 +52,11 @@ def test_a_model_is_trained_with_the_template_of_its_folder(name: str, renamed: 
     folder = small_agent(tmp_path / "model", name, renamed)
     training = Training(tmp_path, {**RECIPE, "model": {**RECIPE["model"], "path": str(folder)}})
     assert training.process.wait() == 0, training.said
-    assert training.steps == [1, 2]
-    assert "prompts contain" not in training.log
+    assert training.steps == [1]
     theirs = Transformers(folder)
     turns = 0
-    for trajectory in read_trajectories(training.folder / "trajectories"):
+    played = list(read_trajectories(training.folder / "trajectories" / "train.jsonl"))
+    for trajectory in played:
         messages: list[Message] = []
         for turn in trajectory.turns:
             messages += turn.observation
@@ -65,4 +65,4 @@ def test_a_model_is_trained_with_the_template_of_its_folder(name: str, renamed: 
                 assert turn.reply.prompt_ids.tolist() == theirs.render(messages, [], add_generation_prompt=True)
             messages.append(turn.reply.message)
             turns += 1
-    assert turns > 16, "conversations have several turns"
+    assert turns > len(played) >= 8, "conversations have several turns"
