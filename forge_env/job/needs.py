@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from forge_env import machine
-from forge_env.config.finding import checkpoint_folder
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from forge_env.config.recipe import RunConfig
+from forge_env.errors import UsageError
+from forge_env.plugins import installed, load_entry
 
 PROCESS_GB = 1.0
 """Resident memory of a process that has imported torch and vLLM or TorchTitan, in GiB."""
@@ -31,46 +34,59 @@ def needed_gpus(config: RunConfig) -> int:
     return max(counts, default=0) if config.job.share_gpus else sum(counts)
 
 
-def model_size_gb(config: RunConfig) -> float:
-    """Return the checkpoint size in GiB: the files of a local folder, 0 (unknown) for a hub name, small for `tiny`."""
-    if config.model.path == "tiny":
-        shape = config.model.tiny
-        attention = shape.dim * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
-        parameters = shape.vocab_size * shape.dim + shape.layers * (attention + 3 * shape.dim * shape.hidden_dim)
-        return parameters * 4 / machine.GIB
-    folder = checkpoint_folder(config.model.path)
-    if folder is None:
-        return 0.0
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / machine.GIB
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """What the model takes, in GiB.
+
+    Attributes:
+        weights_gb: all weights in float32.
+        published_gb: what is trained, in the generators' precision.
+        saved_gb: a checkpoint: what is trained and its two optimizer moments, in float32.
+        trainer_gb: main memory of a trainer's process at its peak: weights, gradients, moments and activations.
+        generator_gb: main memory of a generator's process: weights, keys and values.
+        reference_gb: main memory of a reference model's process.
+    """
+
+    weights_gb: float = 0.0
+    published_gb: float = 0.0
+    saved_gb: float = 0.0
+    trainer_gb: float = 0.0
+    generator_gb: float = 0.0
+    reference_gb: float = 0.0
 
 
-def trained_size_gb(config: RunConfig) -> float:
-    """Return the size of the trained weights in GiB: the checkpoint, or 0 for adapters, which are negligible."""
-    return 0.0 if config.lora is not None else model_size_gb(config)
+def model_memory(config: RunConfig) -> ModelMemory:
+    """Forecast what the model takes; only keys and values if its shape is unknown, as before a first download."""
+    cache_gb = 0.0 if config.generator.with_gpus else config.generator.kv_cache_gb / config.generator.procs
+    if (entry := installed("forge_env.forecasts").get("model_memory")) is None:
+        return ModelMemory(generator_gb=cache_gb)
+    forecast: Callable[[RunConfig], ModelMemory] = load_entry(entry)
+    try:
+        return forecast(config)
+    except UsageError:  # the trainer's own checks report a wrong model or layout
+        return ModelMemory(generator_gb=cache_gb)
 
 
 def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
-    """Estimate the host memory that a run takes, by role: number of processes, and GiB of each.
+    """Estimate the main memory that a run takes, by role: number of processes, and GiB of each.
 
-    A CPU generator holds weights and key-value cache, a CPU trainer weights, gradients and two optimizer moments; on
-    GPUs both are in device memory. In addition, the trainer's processes hold two published versions of the weights, and
-    a copy of weights and moments while a checkpoint is written. With adapters, gradients, moments and copies cover the
-    adapters only.
+    A CPU generator holds weights, keys and values, a CPU trainer weights, gradients, two optimizer moments and
+    activations; on GPUs both are in device memory, and a generator's weights pass through main memory at its start.
+    The trainer's processes also hold two published versions of what is trained, and a copy of it and of its moments
+    while a checkpoint is written.
     """
-    size = model_size_gb(config)
-    trained = trained_size_gb(config)
-    generator = PROCESS_GB + (size if config.generator.with_gpus else size + config.generator.kv_cache_gb)
-    copies = (2 + 3) * trained
-    trainer = PROCESS_GB + (copies + (0 if config.trainer.with_gpus else size + 3 * trained)) / config.trainer.procs
-    reference = config.grpo.reference.procs
+    model = model_memory(config)
+    trainer, generator, reference = config.trainer, config.generator, config.grpo.reference
+    copies = (2 * model.published_gb * config.rolls_out + model.saved_gb) / trainer.procs
+    engine = model.weights_gb if generator.with_gpus else model.generator_gb
     roles = {
         "controller": (1, CONTROLLER_GB),
         "sandboxes": (int(config.rolls_out), SANDBOXES_GB),
-        "generator": (config.generator.num_replicas * config.generator.procs * config.rolls_out, generator),
-        "trainer": (config.trainer.procs, trainer),
+        "generator": (generator.num_replicas * generator.procs * config.rolls_out, PROCESS_GB + engine),
+        "trainer": (trainer.procs, PROCESS_GB + model.trainer_gb + copies),
         "rollout worker": (config.rollouts.workers * config.rolls_out, WORKER_GB),
         "left free": (1, config.watchdog.free_memory_gb),
-        "reference": (config.has_reference * reference, PROCESS_GB + size / reference),
+        "reference": (config.has_reference * reference.procs, PROCESS_GB + model.reference_gb),
     }
     return {role: (count, each) for role, (count, each) in roles.items() if count}
 

@@ -12,14 +12,7 @@ from forge_env import machine, registry
 from forge_env.config.reader import read_as, refuse_redacted
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import ForgeError, UsageError
-from forge_env.job.needs import (
-    gpus_by_role,
-    model_size_gb,
-    needed_gpus,
-    needed_memory,
-    needed_memory_gb,
-    trained_size_gb,
-)
+from forge_env.job.needs import gpus_by_role, model_memory, needed_gpus, needed_memory, needed_memory_gb
 from forge_env.job.survey import survey
 from forge_env.plugins import check_registered, installed
 from forge_env.redaction import redact_settings
@@ -163,10 +156,10 @@ def check_memory(config: RunConfig) -> None:
 
 
 def needed_disk_gb(config: RunConfig) -> tuple[float, float]:
-    """Estimate the disk space of (run folder, cache), GiB: a checkpoint holds weights and two moments, in float32."""
-    size = model_size_gb(config)
-    checkpoints = (config.checkpoint.keep + config.checkpoint.keep_best + 1) * 3 * trained_size_gb(config)
-    return 0.3 + checkpoints, 0.2 + (3 * size if config.warmup else size)
+    """Estimate the disk space of (run folder, cache), GiB."""
+    model = model_memory(config)
+    checkpoints = (config.checkpoint.keep + config.checkpoint.keep_best + 1) * model.saved_gb
+    return 0.3 + checkpoints, 0.2 + (3 if config.warmup else 1) * model.weights_gb
 
 
 def check_disk(config: RunConfig, folder: RunFolder) -> None:

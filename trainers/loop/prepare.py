@@ -13,6 +13,7 @@ from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from forge_env.machine import cache_dir
 from forge_env.run import Run
+from forge_env.run.preflight import check_memory
 from trainers.buffer.types import GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.checkpoints import Checkpoints
@@ -47,6 +48,8 @@ async def find_model(run: Run) -> Path | None:
     await asyncio.to_thread(check_tools, run.config, folder)
     if run.config.lora is not None:
         targets(run.config.lora, read_hf_config(folder))
+    if run.config.job.kind == "local":
+        check_memory(run.config)  # the model's shape may have been unknown before
     return folder
 
 

@@ -13,6 +13,7 @@ from forge_env.job.addresses import Address
 from forge_env.job.card import Card
 from forge_env.job.needs import needed_gpus
 from forge_env.job.plan import Plan, units
+from trainers.model.adapter import layer_shapes, targets
 from trainers.model.folder import check_generator_heads, check_heads
 from trainers.plan.hardware import PER_HOST, Cluster, Gpu
 from trainers.plan.memory import GIB, RESERVED_GIB, Layout, Memory, generator_memory, scoring_memory, trainer_memory
@@ -77,6 +78,12 @@ class Forecast:
         check_heads(hf, trainer.parallelism.tensor_parallel_degree)
         if config.rolls_out:
             check_generator_heads(hf, generator.procs)
+        self.trained_parameters, adapters = self.shape.parameters, 0
+        """Number of parameters that are trained: all, or those of the adapters."""
+        if config.lora is not None:
+            chosen, shapes = targets(config.lora, hf), layer_shapes(hf)
+            adapters = config.lora.rank * len(chosen)
+            self.trained_parameters = self.shape.layers * config.lora.rank * sum(sum(shapes[name]) for name in chosen)
         self.layout = Layout.of(
             trainer.procs,
             trainer.parallelism,
@@ -84,6 +91,7 @@ class Forecast:
             dtype=config.model.dtype,
             device="cuda" if trainer.with_gpus else "cpu",
             threads=trainer.threads,
+            adapters=adapters,
         )
         self.needed = needed_gpus(config)
 
@@ -127,7 +135,14 @@ class Forecast:
         room = (self.cluster.gpu.memory_gib - RESERVED_GIB) * GIB
         tokens = min(trainer.microbatch_tokens, max(work.tokens // self.layout.data, work.prompt + work.reply))
         share = work.reply / (work.prompt + work.reply)
-        memory = trainer_memory(self.shape, self.layout, trainer.optimizer, tokens=tokens, targets=int(tokens * share))
+        memory = trainer_memory(
+            self.shape,
+            self.layout,
+            trainer.optimizer,
+            tokens=tokens,
+            targets=int(tokens * share),
+            trained=self.trained_parameters,
+        )
         yield Holder("trainer", trainer.procs, memory, room if trainer.with_gpus else None)
         if self.reference is not None:
             on_gpu = config.grpo.reference.with_gpus

@@ -42,6 +42,7 @@ class Layout:
         dtype: data type of the arithmetic.
         device: `cpu` or `cuda`.
         threads: number of concurrent passes in a single process on a CPU.
+        adapters: sum of the ranks of a block's adapters; 0: the weights are trained.
     """
 
     data: int = 1
@@ -51,6 +52,7 @@ class Layout:
     dtype: str = "float32"
     device: str = "cuda"
     threads: int = 1
+    adapters: int = 0
 
     @classmethod
     def of(cls, procs: int, section: ParallelismSection, **options: str | int) -> Layout:
@@ -90,13 +92,15 @@ class Layout:
         """Bytes that a norm keeps of each element for its backward pass.
 
         torch's kernel for norms on GPUs keeps its input. On a CPU, or if input and weight differ in precision, a norm
-        consists of single operations, which keep its input and the normed values in float32.
+        consists of single operations, which keep its input and, if its weight is trained, the normed values in float32.
 
         Args:
             each: bytes of an element of the norm's input.
             mixed: whether input and weight differ in precision.
         """
-        return each if self.device == "cuda" and not mixed else 2 * FLOAT32
+        if self.device == "cuda" and not mixed:
+            return each
+        return FLOAT32 if self.adapters else 2 * FLOAT32
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,7 @@ def saved_bytes(shape: Shape, layout: Layout, tokens: int, grid: float, *, mixtu
         attention = 3 * q * itemsize + (2 * k * layout.context + tokens) * itemsize + shape.heads / tensor * FLOAT32
     rotary = 2 * shape.head_dim * FLOAT32 if shape.qk_norm else shape.head_dim * FLOAT32
     roots = FLOAT32 * (2 / tensor + (shape.heads + shape.kv_heads) / tensor * shape.qk_norm)
+    inputs += layout.adapters * itemsize
     return residual + inputs + heads + attention + rotary + roots + _feed_forward_bytes(shape, layout, mixture=mixture)
 
 
@@ -228,15 +233,22 @@ def _head_bytes(shape: Shape, layout: Layout, targets: int) -> float:
     tile = min(TILE_BYTES[layout.device], scores)
     # a tile in low precision, as a result of one matrix product or an input of others
     rough = tile * itemsize / FLOAT32 if itemsize != FLOAT32 else 0.0
-    gradient = part * itemsize
+    gradient = 0.0 if layout.adapters else part * itemsize
     passes = [2 * tile + rough, tile * (2 if tile == scores else 1) + 2 * rough + gradient]
-    if itemsize != FLOAT32:
+    if itemsize != FLOAT32 and not layout.adapters:
         passes.append(gradient + part * FLOAT32)  # copy in float32, for the optimizer or for the shard's rank
     return max(passes) + (part * itemsize if layout.ranks > 1 else 0.0)
 
 
 def trainer_memory(
-    shape: Shape, layout: Layout, optimizer: OptimizerSection, *, tokens: int, targets: int, grid: float = GRID
+    shape: Shape,
+    layout: Layout,
+    optimizer: OptimizerSection,
+    *,
+    tokens: int,
+    targets: int,
+    grid: float = GRID,
+    trained: int | None = None,
 ) -> Memory:
     """Peak bytes of one trainer process from its second step on, when gradients and optimizer state exist.
 
@@ -247,13 +259,18 @@ def trainer_memory(
         tokens: tokens of a microbatch.
         targets: tokens of it that contribute to the loss.
         grid: padded tokens in attention for each token (see `GRID`).
+        trained: number of parameters of the adapters; None: all weights are trained.
     """
     weights = FLOAT32 * shape.parameters / layout.ranks
     moments = optimizer_bytes(shape, optimizer) / layout.ranks
+    learned = weights
+    if trained is not None and trained < shape.parameters:
+        learned = FLOAT32 * trained / layout.ranks
+        moments = 2 * learned
     work = passes(shape, layout, tokens, targets, grid)
     side_by_side = layout.threads if layout.ranks == 1 and layout.device == "cpu" else 1
-    gradients = weights * (1 + (side_by_side if side_by_side > 1 else 0))
-    update = weights if layout.device == "cpu" else 0.0  # AdamW over lists of tensors makes one more copy
+    gradients = learned * (1 + (side_by_side if side_by_side > 1 else 0))
+    update = learned if layout.device == "cpu" else 0.0  # AdamW over lists of tensors makes one more copy
     rest = max(work.peak * side_by_side, update)
     shared = min(work.activations * side_by_side, rest)
     return Memory(

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 from torchtitan.tools.utils import get_peak_flops
 
-from forge_env.config.recipe import OptimizerSection
+from forge_env.config.recipe import LoRASection, OptimizerSection
 from forge_env.trajectory import Segment
 from tests.trainers.plan.unreal import peak_bytes
 from trainers.model.folder import check_hf_config
@@ -57,24 +57,27 @@ def test_operations_of_gpus_are_those_that_torchtitan_knows(gpu: Gpu, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("changes", "recompute", "dtype"),
+    ("changes", "recompute", "dtype", "rank"),
     [
-        ({}, "none", "float32"),
-        ({}, "selective", "float32"),
-        ({}, "full", "float32"),
-        (NARROW, "none", "bfloat16"),
-        (NARROW, "full", "bfloat16"),
-        ({"vocab_size": 40_000}, "none", "float32"),
-        ({"vocab_size": 40_000}, "full", "bfloat16"),
-        ({"num_hidden_layers": 8, "hidden_size": 128}, "none", "float32"),
-        ({"model_type": "llama", "tie_word_embeddings": False}, "none", "float32"),
-        ({"model_type": "qwen3_moe", "tie_word_embeddings": False, **EXPERTS}, "none", "float32"),
-        ({"model_type": "qwen3_moe", "tie_word_embeddings": False, **EXPERTS}, "full", "float32"),
+        ({}, "none", "float32", 0),
+        ({}, "selective", "float32", 0),
+        ({}, "full", "float32", 0),
+        (NARROW, "none", "bfloat16", 0),
+        (NARROW, "full", "bfloat16", 0),
+        ({"vocab_size": 40_000}, "none", "float32", 0),
+        ({"vocab_size": 40_000}, "full", "bfloat16", 0),
+        ({"num_hidden_layers": 8, "hidden_size": 128}, "none", "float32", 0),
+        ({"model_type": "llama", "tie_word_embeddings": False}, "none", "float32", 0),
+        ({"model_type": "qwen3_moe", "tie_word_embeddings": False, **EXPERTS}, "none", "float32", 0),
+        ({"model_type": "qwen3_moe", "tie_word_embeddings": False, **EXPERTS}, "full", "float32", 0),
+        ({}, "none", "float32", 8),
+        ({"vocab_size": 40_000}, "full", "float32", 8),
+        ({"num_hidden_layers": 8, "hidden_size": 128, "tie_word_embeddings": False}, "none", "float32", 32),
     ],
     ids=str,
 )
 def test_real_passes_take_what_was_computed_beforehand(
-    changes: dict[str, Any], recompute: str, dtype: str, tmp_path: Path
+    changes: dict[str, Any], recompute: str, dtype: str, rank: int, tmp_path: Path
 ) -> None:
     hf = check_hf_config(SMALL | changes, "a model")
     (tmp_path / "config.json").write_text(json.dumps(hf))
@@ -88,20 +91,21 @@ def test_real_passes_take_what_was_computed_beforehand(
         device=device.torch,
         dtype=dtype,
         sharding=Sharding(activation_checkpoint=recompute),
+        lora=LoRASection(rank=rank) if rank else None,
     )
     engine = TitanEngine(model, optimizer, device=device, steps=10, microbatch_tokens=count * length)
     data = [Segment(np.arange(length) % 1000, np.arange(length) >= prompt) for _ in range(count)]
     measured = peak_bytes(engine, data, nullcontext())
     expected = trainer_memory(
         Shape.of(hf, ""),
-        Layout(recompute=recompute, dtype=dtype, device="cpu"),
+        Layout(recompute=recompute, dtype=dtype, device="cpu", adapters=7 * rank),
         optimizer,
         tokens=count * length,
         targets=count * (length - prompt),
         grid=1.0,
+        trained=model.adapter_parameters or None,
     )
     assert expected.peak == pytest.approx(measured, rel=WITHIN), dict(expected.parts)
-    assert expected.parts["weights"] == sum(
-        parameter.numel() * 4 for parameter in {id(p): p for p in model.module.parameters()}.values()
-    )
+    weights = {id(parameter): parameter.numel() for parameter in model.module.parameters()}
+    assert expected.parts["weights"] == 4 * (sum(weights.values()) - model.adapter_parameters)
     assert torch.get_num_threads() == 1

@@ -136,17 +136,20 @@ def peak_bytes(engine: TitanEngine, data: list[Segment], mode: Any) -> int:
     live = LiveBytes()
     batch = engine.collate(list(range(len(data))), data)
     parameters = dict(engine.model.module.named_parameters())
+    learned = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     with mode, live:
         for parameter in parameters.values():
             live.add(parameter)
+            if not parameter.requires_grad:  # below adapters
+                continue
             parameter.grad = torch.zeros_like(parameter)  # those of the step before stay, and so does what follows
         engine.optimizer.step()
-        before = {name: version(parameter.grad) for name, parameter in parameters.items()}
+        before = {name: version(parameter.grad) for name, parameter in learned.items()}
         live.peak = live.now
         logprobs, entropy = engine.forward(batch)
         (logprobs.sum() / 1000).backward()  # type: ignore[no-untyped-call]
         del logprobs, entropy
         engine.optimizer.step()
-    missing = [name for name, parameter in parameters.items() if version(parameter.grad) == before[name]]
+    missing = [name for name, parameter in learned.items() if version(parameter.grad) == before[name]]
     assert not missing, f"no gradient: {missing}"
     return live.peak
