@@ -100,14 +100,23 @@ def score_curve(rows: Sequence[Mapping[str, Any]], split: str) -> Curve:
     return curve(rows, f"held-out ({split})", f"eval/{split}/score", f"eval/{split}/stderr")
 
 
+def training_curve(rows: Sequence[Mapping[str, Any]], score: str = "") -> Curve:
+    """Return the curve of training episodes by a metric; by their reward if they don't have it."""
+    if score and any(row.get(f"reward/{score}") is not None for row in rows):
+        return curve(rows, f"training {score}", f"reward/{score}")
+    return curve(rows, "training reward", REWARD)
+
+
 def reward_curves(rows: Sequence[Mapping[str, Any]], score: str = "") -> list[Curve]:
-    """Return the curves of the headline chart: training reward first, then the held-out score of every split.
+    """Return the curves of the headline chart: training first, then the held-out score of every split.
+
+    All show one quantity: training episodes are scored by the same metric, if they have it.
 
     Args:
         rows: one row per step.
-        score: name of the held-out score; empty: unnamed.
+        score: metric of the held-out score; empty: unknown.
     """
-    curves = [curve(rows, "training reward", REWARD)]
+    curves = [training_curve(rows, score)]
     for split in evaluation_splits(rows):
         line = score_curve(rows, split)
         line.label = f"held-out {score}".rstrip() + ("" if split == "eval" else f" ({split})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sys
@@ -20,8 +21,22 @@ from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.http import Connections
 from forge_env.errors import GeneratorError, UsageError
 from forge_env.files import parent_of_sockets
-from forge_env.machine import training_extra, user_path
+from forge_env.machine import free_memory_gb, training_extra, user_path
 
+ERROR = re.compile(r"(?:^|\s)((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)\b: .*)")
+"""A line of a traceback that names an exception, whatever process and logger it is from."""
+CONSEQUENCES = ("RuntimeError: Engine core initialization failed", "RuntimeError: Engine process failed to start")
+"""Exceptions that vLLM raises because another process of it has failed."""
+ERROR_LINES = 400
+CPU_FLAGS: dict[str, list[str]] = {
+    "--no-enable-chunked-prefill": [],  # with chunks, vLLM on a CPU fails on requests with a seed
+    "--enforce-eager": [],  # compilation takes minutes
+    "--distributed-executor-backend": ["uni"],  # no process besides the engine's
+    "--max-num-seqs": ["64"],
+}
+"""Arguments of `vllm serve` on a CPU, as generators of a training run have them."""
+CACHE_SHARE, MOST_CACHE_GB = 0.25, 16
+"""Share of the free memory, and GiB, that keys and values take at most on a CPU."""
 READY_POLL_S = 0.2
 """Seconds between readiness checks; the server has no event to wait for."""
 STOP_S = 20.0
@@ -59,14 +74,7 @@ class VLLMServer:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,  # keep Ctrl-C from the server: running samples still need it
-                    env={
-                        "VLLM_NO_USAGE_STATS": "1",
-                        "VLLM_CPU_KVCACHE_SPACE": "1",
-                        "GLOO_SOCKET_IFNAME": "lo",  # otherwise torch listens on the host name's network
-                        "VLLM_RPC_BASE_PATH": self._folder,  # its processes leave their sockets behind
-                        **os.environ,
-                        "VLLM_API_KEY": "",  # the socket's folder admits this user only; samples send no key
-                    },
+                    env=self._environment(),
                 )
             async with asyncio.timeout(self._ready_s):
                 await self._ready(self._process)
@@ -91,11 +99,24 @@ class VLLMServer:
         text = f"vLLM ended during the run with {how}: {self._last_words()}"
         return GeneratorError(text, fix=f"see {self._log} for the cause; --resume plays the missing samples")
 
+    def _environment(self) -> dict[str, str]:
+        on_cpu = training_extra() == "train-cpu"
+        return {
+            "VLLM_NO_USAGE_STATS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",  # otherwise torch listens on the host name's network
+            "VLLM_RPC_BASE_PATH": self._folder,  # its processes leave their sockets behind
+            **(_cpu_environment() if on_cpu else {}),
+            **os.environ,
+            "VLLM_API_KEY": "",  # the socket's folder admits this user only; samples send no key
+        }
+
     def _command(self) -> list[str]:
-        defaults = {"--served-model-name": [self.name], **self.format.vllm_flags()}
+        # the longest context whose keys and values fit into memory
+        defaults = {"--served-model-name": [self.name], "--max-model-len": ["auto"], **self.format.vllm_flags()}
         if training_extra() == "train-cpu":
-            # on CPUs, vLLM fails on requests with a seed whose prompt it prefills in chunks
-            defaults["--no-enable-chunked-prefill"] = []
+            defaults |= CPU_FLAGS
+            if not fast_in_bfloat16():
+                defaults["--dtype"] = ["float32"]
         overridden = {argument.partition("=")[0] for argument in self._args}
         chosen = [item for flag, values in defaults.items() if flag not in overridden for item in (flag, *values)]
         # the `vllm` command requires a distribution named vllm; CPU builds have another name
@@ -120,8 +141,9 @@ class VLLMServer:
 
     def _last_words(self) -> str:
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in lines[-80:] if "Error" in line]
-        return (errors or lines or ["no output"])[-1][:300]
+        errors = [match[1] for line in lines[-ERROR_LINES:] if (match := ERROR.search(line))]
+        causes = [error for error in errors if not error.startswith(CONSEQUENCES)]
+        return (causes or errors or lines or ["no output"])[-1][:300]
 
     async def _stop(self) -> None:
         process, self._process = self._process, None
@@ -142,6 +164,26 @@ class VLLMServer:
                 os.killpg(process.pid, signal.SIGKILL)  # kill the remaining processes of its group
             await process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _cpu_environment() -> dict[str, str]:
+    """Environment variables of a server on a CPU."""
+    cache_gb = max(1, min(MOST_CACHE_GB, int(CACHE_SHARE * free_memory_gb())))
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": str(cache_gb),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other programs may use the same processors
+        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+        "TORCHDYNAMO_DISABLE": "1",  # compiling sampling helpers takes seconds and gains nothing
+    }
+
+
+def fast_in_bfloat16() -> bool:
+    """Whether this machine's processor has instructions for matrix products in bfloat16; others are slower in it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(text.split())
 
 
 def check_checkpoint(model: str) -> str:

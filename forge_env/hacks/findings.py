@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
+from forge_env.config.reader import read_as
+from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError, with_place
 from forge_env.hacks.catalogue import CATALOGUE
 from forge_env.hacks.transcripts import Played, read, whole
@@ -197,7 +199,8 @@ def find(
 
     Args:
         root: the folder or file: trajectories of forge-env, ATIF documents, or conversations in OpenAI's format.
-        visible: metric that the agent can see; None: one recognised by its name, otherwise the reward.
+        visible: metric that the agent can see; None: one recognised by its name, otherwise the reward, or beside
+            held-out scores the metric that these are of.
         hidden: metric that the agent can't see; None: one recognised by its name, otherwise a training run's held-out
             score.
         most: maximum number of episodes to read, spread evenly; None: all.
@@ -217,8 +220,10 @@ def find(
             raise UsageError(
                 f"no episode has the metric {wanted!r}", fix=f"available: {', '.join(['reward', *names]) or 'none'}"
             )
-    findings.visible_name = visible or _named(names, VISIBLE) or "reward"
     metric = hidden or _named(names, HIDDEN)
+    findings.visible_name = visible or _named(names, VISIBLE) or "reward"
+    if metric is None and findings.visible_name == "reward" and visible is None:
+        findings.visible_name = _scored_by(root, names)  # held-out scores are of this metric
     _measure_gap(root, episodes, findings, metric)
     other: dict[str, float] = {}
     if metric:
@@ -232,6 +237,15 @@ def find(
 
 def _named(names: Sequence[str], words: Sequence[str]) -> str | None:
     return next((name for word in words for name in names if word in name.lower()), None)
+
+
+def _scored_by(root: Path, names: Sequence[str]) -> str:
+    """The metric that scores a run's held-out episodes, if its training episodes have it; otherwise the reward."""
+    try:
+        name = read_as(RunConfig, RunFolder(root).config).evaluation.metric
+    except (OSError, UsageError):  # no run, or one of another version
+        return "reward"
+    return name if name in names else "reward"
 
 
 def _value(own: Played, name: str) -> float | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forge_env.display.curves import is_waiting, time_account
+from forge_env.display.curves import is_waiting, time_account, training_curve
 from forge_env.evaluation.estimates import Times, clustered
 from forge_env.figures import number, percent, signed
 from forge_env.run.metrics import REWARD
@@ -82,12 +82,12 @@ def learned(run: RunView) -> Learned:
             a, b = other.points[0], other.points[-1]
             gap = math.hypot(a[2], b[2])
             result.further.append(f"{other.split}: {a[1]:.2f} → {b[1]:.2f} ({signed(b[1] - a[1])} ± {gap:.2f})")
-    rewards = [row[REWARD] for row in rows if row.get(REWARD) is not None]
-    if len(rewards) >= 10:
-        fifth = len(rewards) // 5
-        moved = sum(rewards[-fifth:]) / fifth - sum(rewards[:fifth]) / fifth
+    training = training_curve(rows, measure)  # of the same metric, if the training episodes have it
+    if len(training.y) >= 10:
+        fifth = len(training.y) // 5
+        moved = sum(training.y[-fifth:]) / fifth - sum(training.y[:fifth]) / fifth
         if moved > 0.1 and change < moved / 3:
-            result.further.append(f"The training reward rose by {moved:.2f}; held-out {measure} did not.")
+            result.further.append(f"The {training.label} rose by {moved:.2f}; held-out {measure} did not.")
     return result
 
 

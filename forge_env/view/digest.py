@@ -57,6 +57,8 @@ class Digest:
     is_evaluation: bool
     summary: Mapping[str, Any]
     recipe: Mapping[str, Any]
+    scored_by: str
+    """Metric of held-out scores; `reward` if there is none."""
     rows: Sequence[Mapping[str, Any]]
     """Rows of metrics.jsonl, one per step."""
     episodes: int
@@ -142,6 +144,7 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
             is_evaluation=run.is_evaluation,
             summary=run.summary,
             recipe=run.config,
+            scored_by=run.scored_by,
             rows=run.metrics,
             episodes=run.queries.count(kind),
             looked_at=looked_at,

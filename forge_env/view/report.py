@@ -39,6 +39,7 @@ from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
 from forge_env.run.outcome import read_summary
 from forge_env.run.run import Run
+from forge_env.view.runs import RunView
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _body(found: Digest) -> Iterator[str]:
     if error := found.summary.get("error"):
         yield f'<section class="failed"><h2>Error</h2><pre>{_shown(error)}</pre></section>'
     yield f'<div class="four">{"".join(_cards(found))}</div>'
-    if curves := _thin(reward_curves(found.rows)):
+    if curves := _thin(reward_curves(found.rows, found.scored_by)):
         title = "<h2>Reward <small>by training step; bars: one standard error</small></h2>"
         yield f"<section>{title}{_headline(curves)}"
         yield from (f"<p class='soft'>{_shown(text)}</p>" for text in mixed_scores(found.rows))
@@ -424,7 +425,7 @@ class ReportWriter(Subscriber):
 
 def write_reward_curve(folder: RunFolder) -> bool:
     """Draw the report's headline chart as a PNG file; return False if there is nothing to draw."""
-    curves = reward_curves(merge_rows(read_metrics(folder.metrics)))
+    curves = reward_curves(merge_rows(read_metrics(folder.metrics)), RunView(folder.root).scored_by)
     if not curves:
         return False
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -466,7 +467,7 @@ def write_picture(found: Digest, out: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    curves = reward_curves(found.rows)
+    curves = reward_curves(found.rows, found.scored_by)
     from textwrap import wrap
 
     wrapped = [(question, wrap(visible(in_a_row(sentences)), 90)[:3]) for question, sentences in answers(found)]

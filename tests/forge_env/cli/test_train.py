@@ -112,7 +112,7 @@ def refused(
 
 def test_too_little_memory(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     err = refused(lambda patch: patch.setattr(machine, "free_memory_gb", lambda: 1.0), monkeypatch, capfd)
-    assert "too little memory: the run takes about 5.1 GiB (controller 1 x 0.5, " in err
+    assert "too little memory: the run takes about 4.8 GiB (controller 1 x 0.5, " in err
     assert "rollout worker 1 x 0.3, left free 1 x 0.5), 1.0 GiB are free" in err
     many = refused(
         lambda patch: patch.setattr(machine, "free_memory_gb", lambda: 8.0), monkeypatch, capfd, "rollouts.workers=48"
@@ -219,5 +219,5 @@ def test_the_memory_estimate_grows_with_what_runs() -> None:
     assert needed(rollouts={"workers": 3}) == pytest.approx(default + 2 * needs.WORKER_GB)
     assert needed(generator={"num_replicas": 3}) > default
     assert needed(trainer={"procs": 2}) > default
-    assert needed(grpo={"reference": {"source": "initial"}}) > default + 0.9
+    assert needed(grpo={"reference": {"source": "initial"}}) > default + 0.7
     assert needed(generator={"kv_cache_gb": 4}) == pytest.approx(default + 3)

@@ -91,6 +91,47 @@ def test_requests_with_seeds_do_not_end_a_server_on_a_cpu(
     assert ("--no-enable-chunked-prefill" in server._command()) is whole
 
 
+@pytest.mark.parametrize(
+    ("build", "fast", "dtype"), [("train-cpu", False, True), ("train-cpu", True, False), ("", False, False)]
+)
+def test_a_processor_computes_in_the_precision_that_is_fast_on_it(
+    build: str, fast: bool, dtype: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge_env.endpoint import vllm_server
+
+    monkeypatch.setattr(vllm_server, "check_checkpoint", lambda model: model)
+    monkeypatch.setattr(vllm_server, "training_extra", lambda: build)
+    monkeypatch.setattr(vllm_server, "fast_in_bfloat16", lambda: fast)
+    monkeypatch.setattr(vllm_server, "free_memory_gb", lambda: 20.0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    server = vllm_server.VLLMServer("org/model", Path("log"))
+    server.uds, server._folder = "socket", "folder"
+    command, variables = server._command(), server._environment()
+    assert ("float32" in command) is dtype
+    assert command[command.index("--max-model-len") + 1] == "auto"
+    assert ("--enforce-eager" in command) is (build == "train-cpu")
+    assert (variables.get("VLLM_CPU_KVCACHE_SPACE") == "5") is (build == "train-cpu")
+    chosen = vllm_server.VLLMServer("org/model", Path("log"), ["--dtype=bfloat16"])
+    chosen.uds = "socket"
+    assert "float32" not in chosen._command()
+
+
+async def test_the_first_failure_is_named_not_its_consequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forge_env.endpoint import vllm_server
+    from forge_env.errors import GeneratorError
+
+    code = """
+print("(EngineCore pid=7) ERROR 11-26 15:49:01 [core.py:1] Traceback (most recent call last):")
+print("(EngineCore pid=7) ERROR 11-26 15:49:01 [core.py:1] torch.OutOfMemoryError: no room")
+raise RuntimeError("Engine core initialization failed. See root cause above.")
+"""
+    monkeypatch.setattr(vllm_server, "check_checkpoint", lambda model: model)
+    monkeypatch.setattr(vllm_server.VLLMServer, "_command", lambda self: [sys.executable, "-u", "-c", code])
+    with pytest.raises(GeneratorError, match=r"ended while starting: torch.OutOfMemoryError: no room"):
+        async with vllm_server.VLLMServer("org/model", tmp_path / "vllm.log"):
+            pass
+
+
 ONE_ANSWER = """
 import http.server, json, os, signal, socketserver, sys
 

@@ -234,7 +234,7 @@ def test_without_hidden_tests_the_gap_is_to_the_held_out_score(tmp_path: Path) -
     folder = make_run(tmp_path / "run")
     folder.release()
     result = find(folder.root)
-    assert (result.visible_name, result.hidden_name) == ("reward", "held-out score")
+    assert (result.visible_name, result.hidden_name) == ("solved", "held-out score")
     assert any(window.hidden is not None for window in result.windows)
     assert result.suspicious == 0
 
