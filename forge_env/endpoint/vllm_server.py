@@ -171,6 +171,7 @@ def _cpu_environment() -> dict[str, str]:
     cache_gb = max(1, min(MOST_CACHE_GB, int(CACHE_SHARE * free_memory_gb())))
     return {
         "VLLM_CPU_KVCACHE_SPACE": str(cache_gb),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # otherwise vLLM replaces the executor `uni` by another process
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other programs may use the same processors
         "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
         "TORCHDYNAMO_DISABLE": "1",  # compiling sampling helpers takes seconds and gains nothing

@@ -438,7 +438,7 @@ async def test_figures_can_be_taken_away(folder: Path, cache: Path) -> None:
         svg = (await client.get("/run/first/chart.svg?key=reward&low=5&high=10")).text
         assert svg.startswith("<svg xmlns=")
         table = (await client.get("/run/first/chart.csv?key=reward")).text.splitlines()
-        assert table[0] == 'step,training reward,held-out solved,"held-out solved, standard error"'
+        assert table[0] == 'step,training solved,held-out solved,"held-out solved, standard error"'
         assert len(table) == 22
         strips = {chart["key"]: chart for chart in data["charts"] if chart["strip"]}
         assert list(strips) == ["histogram/staleness", "histogram/lengths", "histogram/rewards"]
@@ -680,7 +680,7 @@ async def test_a_run_that_grows_is_read_on(short: Path, tmp_path: Path) -> None:
     run = shutil.copytree(short, root / "first")
     async with opened(root, cache) as client:
         before = (await client.get("/run/first/charts.json")).json()
-        row = {"schema": 1, "step": 5, "reward/mean": 0.25}
+        row = {"schema": 1, "step": 5, "reward/mean": 0.25, "reward/solved": 0.25}
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
         after = (await client.get("/run/first/charts.json")).json()
