@@ -41,7 +41,7 @@ COMMANDS = {
     "hacks": "look for reward hacking in a run or in transcripts",
     "trajectory": "list recorded episodes, or print one as a conversation",
     "export": "export a model to Hugging Face or PEFT format, or episodes to ATIF or inspect_ai format",
-    "model": "fetch a small model, or convert one from llama.cpp's format",
+    "model": "describe or fetch a model, or convert one from llama.cpp's format",
     "job": "write or submit the files of a Slurm, Kubernetes or SkyPilot job",
     "worker": "let runs on other machines use this machine",
     "sandbox": "run code in a sandbox, and manage sandboxes",

@@ -1,9 +1,9 @@
-"""`forge-env model get|convert`: fetch models, and convert files to checkpoint folders."""
+"""`forge-env model inspect|get|convert`: describe and fetch models, and convert files to checkpoint folders."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from forge_env.cli.command import Parser
@@ -11,11 +11,20 @@ from forge_env.errors import UsageError
 from forge_env.interrupts import say
 from forge_env.models import MODELS, get_model
 from forge_env.plugins import load_plugin
+from forge_env.visible import visible
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's actions and their arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
+
+    inspect = actions.add_parser(
+        "inspect",
+        help="describe a model: family, chat format, memory, and whether it can be trained",
+        description="Describe a model that `model.path` of a recipe may name, without starting anything.",
+    )
+    inspect.add_argument("path", metavar="MODEL", help="a checkpoint folder, or a name on the hub or of `model get`")
+    inspect.set_defaults(act=run_inspect)
 
     known = "; ".join(f"{name}: {model.about}" for name, model in MODELS.items())
     get = actions.add_parser(
@@ -42,6 +51,18 @@ def run(args: argparse.Namespace) -> int:
     """Run the action."""
     code: int = args.act(args)
     return code
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    """Describe a model."""
+    if args.path.endswith(".gguf"):
+        raise UsageError(f"{args.path} is a GGUF file", fix="convert it first: forge-env model convert FILE TO")
+    inspect: Callable[[str], Iterator[tuple[str, str]]] = load_plugin("forge_env.forecasts", "inspect")
+    rows = list(inspect(args.path))
+    width = max(len(subject) for subject, _ in rows)
+    for subject, text in rows:
+        print(f"{subject:{width}}  {visible(text)}")
+    return 0
 
 
 def run_get(args: argparse.Namespace) -> int:

@@ -132,6 +132,8 @@ class ChatFormat:
         tools, thoughts = PARSERS.get(self.family or "", HERMES if self.thinks else (HERMES[0], None))
         if self._templated is not None and self._templated.call_syntax is not None:
             tools = self._templated.call_syntax.vllm
+        elif self.refusal_of_tools() is not None:
+            tools = HERMES[0]  # unused; vLLM refuses those of a family whose tokens the model lacks
         flags = {"--enable-auto-tool-choice": [], "--tool-call-parser": [tools]}
         if self.name == "chatml":
             flags["--chat-template"] = [str(CHATML)]

@@ -48,6 +48,12 @@ def test_models_of_the_hub(model: str, expected: list[str | None]) -> None:
     assert flags(ChatFormat.of(model)) == expected
 
 
+def test_a_family_s_parser_is_not_used_for_a_template_without_tools(tmp_path: Path) -> None:
+    """SmolLM2 is of Llama's architecture, but has none of the tokens that Llama's parser needs."""
+    model = checkpoint(tmp_path / "model", "{{ messages[0].content }}", model_type="llama")
+    assert flags(ChatFormat.of(str(model))) == ["hermes", None, None]
+
+
 def test_a_bundled_model_does_not_think() -> None:
     model = str(bundled_models()["coding_rlvr_base"])
     assert flags(ChatFormat.of(model)) == ["hermes", "qwen3", OFF]

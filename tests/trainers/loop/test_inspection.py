@@ -1,0 +1,48 @@
+"""`forge-env model inspect` describes a model before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forge_env.cli.main import main
+from tests.trainers.model.checkpoints import write_checkpoint
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+
+def described(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    lines = (line.partition("  ") for line in capsys.readouterr().out.splitlines())
+    return {subject: text.strip() for subject, _, text in lines}
+
+
+def test_a_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_checkpoint("Llama 3.2", tmp_path / "model")
+    (folder / "tokenizer.json").write_text("{}")
+    template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    assert main(["model", "inspect", str(folder)]) == 0
+    found = described(capsys)
+    assert found["family"].startswith("llama: ")
+    assert "tied to the head" in found["parameters"]
+    assert "GiB in F32" in found["files"]
+    assert found["tools"].startswith("as text")
+    assert found["trains"] == "yes: all weights or LoRA"
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    (folder / "tokenizer.json").unlink()
+    assert main(["model", "inspect", str(folder)]) in (1, 2)
+
+
+def test_a_name_on_the_hub_is_described_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "inspect", "Qwen/Qwen2.5-7B-Instruct"]) == 0
+    found = described(capsys)
+    assert found["family"].startswith("qwen2: ")
+    assert "apart from the head" in found["parameters"]
+
+
+def test_a_gguf_file_is_converted_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "inspect", str(tmp_path / "model.gguf")]) == 2
+    assert "forge-env model convert" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""A description of a model for `forge-env model inspect`: what it is, what it takes, and what can be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from forge_env.config.recipe import LoRASection, OptimizerSection, TrainerSection
+from forge_env.endpoint.chat_format import ChatFormat
+from forge_env.errors import ForgeError
+from trainers.model.adapter import layer_shapes, targets
+from trainers.model.folder import check_folder, local_folder, weight_files
+from trainers.plan.memory import BYTES, FLOAT32, GIB, Layout, trainer_memory
+from trainers.plan.shape import Shape, named_config
+
+
+def inspect(path: str) -> Iterator[tuple[str, str]]:
+    """Yield subjects and texts on a model that `model.path` of a recipe may name.
+
+    Raises:
+        UsageError: there is no such model, its shape is unknown, or its family can't be trained.
+    """
+    folder = local_folder(path)
+    hf = named_config(path)
+    shape = Shape.of(hf, path)
+    words = "tied to the head" if shape.tied else "apart from the head"
+    yield "family", f"{hf['model_type']}: {shape.layers} layers of width {shape.dim}"
+    yield "parameters", f"{shape.parameters / 1e6:,.1f} million; embedding of {shape.vocabulary:,} tokens, {words}"
+    if longest := hf.get("max_position_embeddings"):
+        yield "context", f"{longest:,} tokens at most"
+    if folder is not None:
+        yield "files", _files(folder)
+        yield from _chat(folder)
+    else:
+        yield "files", "on the Hugging Face hub; a run downloads them"
+    yield from _memory(shape, hf)
+    yield "trains", _trains(folder)
+
+
+def _files(folder: Path) -> str:
+    from safetensors import safe_open
+
+    files, kinds = weight_files(folder), set[str]()
+    for file in files:
+        with safe_open(file, framework="np") as opened:
+            kinds |= {opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118 - not a mapping
+    size = sum(file.stat().st_size for file in files) / GIB
+    return f"{size:.2f} GiB in {', '.join(sorted(kinds)) or 'no file'}; {folder}"
+
+
+def _chat(folder: Path) -> Iterator[tuple[str, str]]:
+    found = ChatFormat.of(str(folder))
+    source = "the folder's template" if found.template is not None else f"that of {found.name}"
+    if found.name is None:
+        source = "unknown: use model.renderer=chatml or the name of a format"
+    yield "chat format", f"{source}; it {'thinks before it answers' if found.thinks else 'answers at once'}"
+    refusal = found.refusal_of_tools()
+    text = "native" if refusal is None else f"as text (model.tools=text, eval --tools text): {Path(refusal).name}"
+    yield "tools", text
+
+
+def _memory(shape: Shape, hf: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what a generator and a trainer on the CPU take, with the default recipe's keys."""
+    tokens = TrainerSection().microbatch_tokens
+    weights = ", ".join(f"{shape.parameters * size / GIB:.2f} GiB in {dtype}" for dtype, size in BYTES.items())
+    cache = shape.kv_bytes(BYTES["bfloat16"]) * 1000 / GIB
+    yield "generator", f"{weights}; keys and values of 1,000 tokens {cache:.3f} GiB in bfloat16"
+    lora = LoRASection()
+    sides = layer_shapes(hf)
+    trained = shape.layers * lora.rank * sum(sum(sides[name]) for name in targets(lora, hf))
+    kinds = (("all weights", 0, None), (f"LoRA, rank {lora.rank}", lora.rank * len(sides), trained))
+    for name, adapters, count in kinds:
+        memory = trainer_memory(
+            shape,
+            Layout(device="cpu", adapters=adapters),
+            OptimizerSection(),
+            tokens=tokens,
+            targets=tokens // 2,
+            trained=count,
+        )
+        saved = 3 * FLOAT32 * (count or shape.parameters) / GIB
+        text = f"{memory.peak / GIB:.2f} GiB for microbatches of {tokens:,} tokens; {saved:.2f} GiB for a checkpoint"
+        yield f"training {name}", text
+
+
+def _trains(folder: Path | None) -> str:
+    if folder is None:
+        return "its family can be trained; the files are checked after their download"
+    try:
+        check_folder(folder, 1)
+        from trainers.titan.model import check_weights  # takes seconds: torch
+
+        check_weights(folder)
+    except ForgeError as error:
+        return f"no: {error}"
+    return "yes: all weights or LoRA"
