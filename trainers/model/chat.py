@@ -28,6 +28,7 @@ from forge_env.config.recipe import ModelSection
 from forge_env.endpoint.history import tools_as_text
 from forge_env.errors import ChatFormatError, UsageError
 from forge_env.reading import ANYWHERE, LARGEST_TABLE, read_text
+from forge_env.tools.chat_template import ERRORS
 from forge_env.tools.turns import call_of, is_malformed, malformed, read_call, read_turn, split_thoughts
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from trainers.model.folder import read_hf_config
@@ -183,6 +184,8 @@ class Chat:
         self._toolsets: dict[tuple[int, ...], _Tools] = {}
         self._text_tools = text_tools
         self._template = renderer if isinstance(renderer, TemplateFormat) else None
+        self._folder: TemplateFormat | None = None
+        """The format of the template in the model's folder."""
         if isinstance(renderer, str):
             self._renderer = create_renderer(tokenizer, chat_format(renderer, thinking=thinking))
             question = [{"role": "user", "content": "?"}]
@@ -218,10 +221,14 @@ class Chat:
         Raises:
             UsageError: there is no such format, or the folder can't write it.
         """
-        if name == "chatml":
-            return cls(tokenizer, chatml_format(folder, tokenizer, thinking=thinking), text_tools=text_tools)
         if name != "auto":
-            return cls._of_library(name, tokenizer, thinking=thinking, text_tools=text_tools)
+            if name == "chatml":
+                chat = cls(tokenizer, chatml_format(folder, tokenizer, thinking=thinking), text_tools=text_tools)
+            else:
+                chat = cls._of_library(name, tokenizer, thinking=thinking, text_tools=text_tools)
+            with suppress(UsageError):  # a template that can't be used is not used
+                chat._folder = folder_format(folder, tokenizer, thinking=thinking)
+            return chat
         template = folder_format(folder, tokenizer, thinking=thinking)
         if template is None:
             raise UsageError(
@@ -270,6 +277,18 @@ class Chat:
             if self._template is not None:
                 return self._template.render(plain, offered, generation=generation)
             return list(self._renderer.render_ids(plain, tools=offered, add_generation_prompt=generation))
+
+    def render_by_folder(self, messages: list[Message], tools: list[ToolSpec]) -> list[int] | None:
+        """Token ids of a prompt as the template in the model's folder writes it, if another format is used.
+
+        None if the template itself is used, if there is none, or if it can't write the prompt.
+        """
+        if self._folder is None:
+            return None
+        try:
+            return self._folder.render(self._messages(messages, tools), self._known(tools).text, generation=True)
+        except ERRORS:
+            return None
 
     def render_training(self, messages: list[Message], tools: list[ToolSpec]) -> tuple[list[int], list[bool]]:
         """Token ids of a demonstration, [T], and a mask of those that the assistant is to produce, [T].

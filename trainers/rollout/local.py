@@ -206,7 +206,8 @@ class LocalWorker:
 
     async def check_prompts(self) -> None:
         """Reject unscorable training tasks and a too small `model.max_length`; see the function `check_prompts`."""
-        await check_prompts(self._config, self._make_environment(), self._chat)
+        if doubt := await check_prompts(self._config, self._make_environment(), self._chat):
+            self._warn(doubt)
 
     async def connect(self, links: Links) -> None:
         """Set the actors that the worker calls."""
@@ -385,8 +386,11 @@ def engine_options(config: RunConfig, number: int) -> dict[str, Any]:
     return options | {"concurrency": share, "warm": min(share, -(-cpus // workers))}
 
 
-async def check_prompts(config: RunConfig, environment: Environment, chat: Chat) -> None:
+async def check_prompts(config: RunConfig, environment: Environment, chat: Chat) -> str | None:
     """Reject training tasks that can't be scored, and a `model.max_length` that all of the first prompts fill.
+
+    Returns:
+        A warning if the prompts are not what the chat template in the model's folder writes; None otherwise.
 
     Raises:
         UsageError: a task can't be scored, or none of the first `PROMPTS_TRIED` prompts leaves room for a reply.
@@ -397,16 +401,25 @@ async def check_prompts(config: RunConfig, environment: Environment, chat: Chat)
     tasks = (resolve_task(environment, None, options) for options in indices)
     await asyncio.to_thread(check_targets, environment, tasks)
     lengths = []
+    differ = 0
     for index in range(PROMPTS_TRIED):
         task = resolve_task(environment, None, {"split": environment.splits[0], "index": index})
         try:
             observation, _ = await checked_reset(environment, task, None)
         finally:
             await environment.close()
-        lengths.append(len(chat.render(list(observation), environment.tools)))
+        prompt = chat.render(list(observation), environment.tools)
+        lengths.append(len(prompt))
+        differ += chat.render_by_folder(list(observation), environment.tools) not in (None, prompt)
     if min(lengths) >= config.model.max_length:
         raise UsageError(
             f"model.max_length={config.model.max_length} leaves no room for a reply: "
             f"the prompts of {config.environment.name} have {min(lengths)} to {max(lengths)} tokens",
             fix=f"use model.max_length={max(lengths) + config.grpo.max_tokens_per_turn} or more",
         )
+    if not differ:
+        return None
+    return (
+        f"{differ} of {PROMPTS_TRIED} prompts differ from those of the chat template in the model's folder, which "
+        "other servers of the model use: is model.renderer=auto meant?"
+    )

@@ -200,7 +200,11 @@ async def test_a_prompt_that_fills_the_model_is_refused_before_anything_starts(t
     chat = Chat(FolderTokenizer(tiny), "qwen3")
     with pytest.raises(ForgeError, match=r"max_length=16 leaves no room for a reply.* have \d+ to \d+ tokens"):
         await check_prompts(config, environment, chat)
-    await check_prompts(load_config("coding_rlvr"), environment, chat)
+    assert await check_prompts(load_config("coding_rlvr"), environment, chat) is None
+    other = Chat.named("chatml", tiny, FolderTokenizer(tiny), thinking=False)
+    doubt = await check_prompts(load_config("coding_rlvr"), environment, other)
+    assert doubt is not None
+    assert "8 of 8 prompts differ from those of the chat template" in doubt
 
 
 class SlowEvaluator:

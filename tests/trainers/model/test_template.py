@@ -290,6 +290,17 @@ def test_chatml_gives_a_plain_model_tools(folders: Callable[[str], Path]) -> Non
         Chat.named("chatml", folders("mistral_v3"), FolderTokenizer(folders("mistral_v3")), thinking=False)
 
 
+def test_prompts_of_another_format_are_compared_with_the_folder_s_template(folders: Callable[[str], Path]) -> None:
+    question, folder = [Message(role="user", content="q")], folders("smollm2")
+    chat = Chat.named("chatml", folder, FolderTokenizer(folder), thinking=False)
+    assert chat.render_by_folder(question, []) == template_chat(folder).render(question, []), "with a system message"
+    assert chat.render_by_folder(question, []) != chat.render(question, [])
+    folder = folders("qwen3")
+    chat = Chat.named("qwen3", folder, FolderTokenizer(folder), thinking=False)
+    assert chat.render_by_folder(question, TOOLS) == chat.render(question, TOOLS)
+    assert Chat.named("auto", folder, FolderTokenizer(folder), thinking=False).render_by_folder(question, []) is None
+
+
 def test_a_folder_without_a_template_is_refused(folders: Callable[[str], Path], tmp_path: Path) -> None:
     family_folder(tmp_path, "smollm2")
     (tmp_path / "chat_template.jinja").unlink()
