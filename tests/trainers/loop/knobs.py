@@ -85,6 +85,7 @@ TWO = {"trainer.procs": 2}
 SHORT = "tests.trainers.loop.dry_run:ShortAnswers"
 BUGGY = {"environment.options": {"buggy": True}, "grpo.steps": 20}
 NIM = {"environment.name": "nim", "environment.options": {}}
+CALCULATOR = {"environment.name": "calculator", "environment.options": {}}
 CURRICULUM = {**LONG_RUN, "grpo.steps": 40, "tasks.order": "curriculum"}
 REUSE = {**LONG_RUN, "grpo.replay.max_uses": 2}
 FULL = {**LONG_RUN, "grpo.replay": {"max_uses": 3, "capacity": 1}, "grpo.groups_per_step": 3, "grpo.steps": 10}
@@ -129,7 +130,7 @@ KNOBS: dict[str, Change] = {
         {
             "path": Change("{root}/model"),
             "renderer": Change("prime-qwen3"),
-            "tools": Change("text"),
+            "tools": Change("text", CALCULATOR),
             "thinking": Change(True),
             "dtype": Change("bfloat16", where=("run", "titan", "vllm")),
             "max_length": Change(24, where=("run", "titan", "vllm")),
