@@ -25,7 +25,7 @@ RECIPE: dict[str, Any] = {
     "warmup": None,
     "trainer": {"minibatches": 1, "threads": 2},
     "grpo": {"steps": 1, "groups_per_step": 2, "group_size": 4, "max_tokens_per_turn": 16, "max_off_policy_steps": 0},
-    "evaluation": {"every": 0},
+    "evaluation": {"every": 0, "num_tasks": 4},
     "checkpoint": {"every": 0, "minutes": 0},
     "generator": {"spare": False},
     "logging": {"tensorboard": False},
