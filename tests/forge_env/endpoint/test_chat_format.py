@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+import forge_env as fe
 from forge_env.config.finding import bundled_models
 from forge_env.endpoint import vllm_server
 from forge_env.endpoint.chat_format import ChatFormat, template_thinks
+from forge_env.errors import UsageError
 from forge_env.tools.chat_template import ChatTemplate
 
 OFF = '{"enable_thinking": false, "thinking": false}'
@@ -103,3 +105,23 @@ def test_flags_of_the_user_count(given: list[str], monkeypatch: pytest.MonkeyPat
     command = server._command()
     assert command[-len(given) :] == given
     assert sum(word.startswith("--reasoning-parser") for word in command) == 1
+
+
+PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}{% endfor %}"
+
+
+@pytest.mark.stack
+def test_tools_that_a_template_does_not_show_are_refused_before_vllm_starts(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "model", PLAIN, model_type="llama")
+    with pytest.raises(UsageError, match=r"calculator has tools, and .* doesn't show tools to the model") as caught:
+        fe.evaluate("calculator", f"vllm:{model}", num_tasks=1, out=str(tmp_path / "out"))
+    assert caught.value.fix == "describe them as text: --tools text"
+
+
+def test_a_model_trained_with_tools_as_text_is_offered_no_others(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "run" / "checkpoints" / "step-000010" / "model", PLAIN, model_type="llama")
+    (tmp_path / "run" / "config.yaml").write_text("model: {renderer: chatml, tools: text}\n")
+    chat_format = ChatFormat.of(str(model))
+    assert "model.tools=text" in (chat_format.refusal_of_tools() or "")
+    assert flags(chat_format)[0] == "hermes"
+    assert chat_format.vllm_flags()["--chat-template"][0].endswith("chatml.jinja")

@@ -366,6 +366,19 @@ def test_a_tokenizer_without_the_tokens_of_the_chat_format_is_refused(whole: Pat
     assert "can't write the chat format 'llama-3': Special token '<|begin_of_text|>' not found" in error.message
 
 
+@pytest.mark.stack
+def test_tools_that_the_template_does_not_show_are_refused(whole: Path, tmp_path: Path) -> None:
+    plain = sound(whole, tmp_path / "plain")
+    text = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    (plain / "chat_template.jinja").write_text(text)
+    error = refusal(f"model.path={plain}")
+    assert "doesn't show tools to the model" in error.message
+    assert error.fix is not None
+    assert "model.tools=text" in error.fix
+    for accepted in ("model.tools=text", "model.renderer=chatml"):
+        train.check(load_config("coding_rlvr", [f"model.path={plain}", accepted]))
+
+
 @pytest.mark.parametrize(("token", "why"), [(None, "HF_TOKEN is not set"), ("hf_x", "the account of HF_TOKEN")])
 def test_a_gated_model_says_what_to_do(monkeypatch: pytest.MonkeyPatch, token: str | None, why: str) -> None:
     def gated(*_: Any, **__: Any) -> None:
