@@ -161,7 +161,8 @@ def text_of(content: str | Sequence[Part] | None, what: str) -> str:
     for part in content:
         if part.text is None:
             raise RefusedRequestError(
-                f"{what} has a part of the type {part.type!r}: this model reads text only", code="unsupported_content"
+                f"{what} has a part of the type {part.type!r}: this model reads text only",
+                code="unsupported_content",
             )
     return "\n".join(part.text for part in content if part.text)
 

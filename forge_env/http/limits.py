@@ -41,6 +41,8 @@ MAX_NESTING = 100
 """Maximum nesting of arrays and objects."""
 MAX_REFUSED = 100
 """Consecutive refused requests after which a client is stopped."""
+MAX_REASON = 1000
+"""Maximum characters of the reason that the client of a refused request gets."""
 BODY_S = 60.0
 """Seconds that a client may take to send a body."""
 LARGE = 256 << 10
@@ -68,14 +70,14 @@ class RefusedRequestError(Exception):
     """A request was refused. The client gets the reason in the format of its protocol.
 
     Attributes:
-        message: the reason.
+        message: the reason, at most `MAX_REASON` characters: it may quote the request.
         status: HTTP status. Clients retry only after 408, 409, 429 and 5xx.
         code: machine-readable kind of the error.
     """
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request") -> None:
         super().__init__(message)
-        self.message, self.status, self.code = message, status, code
+        self.message, self.status, self.code = message[:MAX_REASON], status, code
 
 
 def check_structure(body: bytes) -> int:

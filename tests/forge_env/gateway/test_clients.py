@@ -834,6 +834,23 @@ def test_an_invalid_request_has_few_errors(path: str, body: Any) -> None:
     assert raised.value.__cause__.error_count() <= 20
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("responses", {"input": "?", "previous_response_id": "\0" * 100_000}),
+        ("responses", {"input": [{"type": "x" * 100_000}]}),
+        ("messages", {"messages": USER, "tools": [{"type": "x" * 100_000, "name": "x" * 100_000}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "x" * 100_000}]}]}),
+    ],
+)
+async def test_a_refusal_is_short(gateway: Gateway, path: str, body: Any) -> None:
+    with gateway.open(Model()) as access:
+        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
+            found = await client.post(f"{access.url}/v1/{path}", json=body)
+    assert found.status_code in (400, 404)
+    assert len(found.content) < 2000
+
+
 def test_items_of_a_turn_are_merged() -> None:
     def said(role: Any, text: str, thought: str | None = None, *names: str) -> Message:
         calls = [call_of(name, "{}", name) for name in names]
