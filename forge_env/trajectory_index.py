@@ -29,7 +29,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from forge_env.files import LineWriter
-from forge_env.reading import UnsafeFileError, open_file, whole_lines
+from forge_env.reading import UnsafeFileError, is_bounded, open_file, whole_lines
 
 VERSION = 1
 PACKED = b'[2,"'
@@ -240,8 +240,10 @@ def _place(record: Mapping[str, Any], name: str, otherwise: Any) -> int | None:
 
 
 def _short(value: float, digits: int) -> float:
-    """Round a value to `digits` decimals; whole values become integers."""
+    """Round a value to `digits` decimals; whole values become integers. `ValueError`: it is too large."""
     rounded = round(float(value), digits)
+    if math.isfinite(rounded) and not is_bounded(rounded):
+        raise ValueError(f"the number {rounded:g} is too large")
     return int(rounded) if math.isfinite(rounded) and rounded == int(rounded) else rounded
 
 

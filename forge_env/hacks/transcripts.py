@@ -16,7 +16,7 @@ from typing import Any
 
 from forge_env.errors import UsageError
 from forge_env.hacks.catalogue import Hit, as_command, found_in, hits
-from forge_env.reading import ANYWHERE, LONGEST_LINE, open_file, whole_lines
+from forge_env.reading import ANYWHERE, LONGEST_LINE, is_bounded, open_file, whole_lines
 from forge_env.run.folder import RunFolder
 from forge_env.trajectory import DAMAGE, Trajectory
 from forge_env.trajectory_index import is_index
@@ -149,8 +149,8 @@ def _own(data: dict[str, Any], path: Path, place: tuple[Path, int, int]) -> Play
         str(data.get("task_id", "")),
         path.stem,
         data.get("group"),
-        float(data["reward"]) if data.get("valid", True) else None,
-        {name: float(value) for name, value in (data.get("metrics") or {}).items()},
+        _number(data["reward"]) if data.get("valid", True) else None,
+        {name: _number(value) for name, value in (data.get("metrics") or {}).items()},
         signs,
         place,
     )
@@ -186,8 +186,15 @@ def _once(found: Iterator[Hit] | Sequence[Hit]) -> list[Hit]:
     return list({hit.sign: hit for hit in reversed(list(found))}.values())[::-1]
 
 
+def _number(value: Any) -> float:
+    number = float(value)
+    if not is_bounded(number):
+        raise ValueError(f"the number {number:g} is too large")
+    return number
+
+
 def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and is_bounded(value) else None
 
 
 def _floats(values: Any) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from forge_env.display.curves import colour_of, is_waiting
 from forge_env.files import NewLines
+from forge_env.reading import is_bounded
 from forge_env.view.memory import TABLES
 
 MOST_OPEN = 4
@@ -21,6 +22,8 @@ MOST_EVENTS = 2_000_000
 """Maximum events of a timeline that are read: spans, counters and names of threads."""
 EVENT_BYTES = 100
 """Bytes that an event counts as at most."""
+LATEST = 1e12
+"""Maximum seconds of a time."""
 MOST_LANES = 64
 """Maximum rows for one track with concurrent spans."""
 MANY = ("groups", "episodes", "sandboxes")
@@ -111,12 +114,11 @@ class Timeline:
                     self._threads[event["tid"]] = str(event["args"]["name"])
                 return
             at = float(event["ts"]) / 1e6
-            if not abs(at) < 1e12:
-                raise ValueError(f"{at} is not a time")
+            lasts = float(event["dur"]) / 1e6 if kind == "X" else 0.0
+            if not (abs(at) < LATEST and abs(lasts) < LATEST):
+                raise ValueError(f"{at} and {lasts} are not times")
             if kind == "X":
-                self._add(
-                    self._threads.get(event["tid"], "?"), at, at + float(event["dur"]) / 1e6, str(event["name"]), ""
-                )
+                self._add(self._threads.get(event["tid"], "?"), at, at + lasts, str(event["name"]), "")
             elif kind == "b":
                 self._open[str(event["cat"]), str(event["id"]), str(event["name"])] = at
             elif kind == "e":
@@ -125,8 +127,10 @@ class Timeline:
                     self._add(key[0], start, at, key[2], key[1])
             elif kind == "C":
                 values = {str(name): float(value) for name, value in event["args"].items()}
+                if not all(map(is_bounded, values.values())):
+                    raise ValueError("a counter is too large")
                 self.counters.setdefault(str(event["name"]), []).append((at, values))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
             self.damaged += 1
 
     def _add(self, track: str, start: float, end: float, name: str, whose: str) -> None:

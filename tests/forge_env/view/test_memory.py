@@ -68,6 +68,21 @@ def test_documents_of_many_runs_are_not_all_in_memory(
     assert len(runs._read) <= 2
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        '"ph": "X", "ts": 1, "dur": 1NUMBER, "tid": 1, "name": "y"',
+        '"ph": "X", "ts": 1NUMBER, "dur": 1, "tid": 1, "name": "y"',
+        '"ph": "C", "ts": 1, "name": "y", "args": {"z": 1NUMBER}',
+    ],
+)
+@pytest.mark.parametrize("zeros", ["0" * 400, "e999", "e300"])
+def test_endless_numbers_of_a_timeline_are_damage(tmp_path: Path, event: str, zeros: str) -> None:
+    (tmp_path / "timeline.json").write_text(f"{{{event.replace('NUMBER', zeros)}}},\n")
+    shown = Timelines().of(tmp_path)
+    assert (shown.damaged, shown.spans, shown.counters) == (1, {}, {})
+
+
 def test_events_of_a_timeline_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "MOST_EVENTS", 5)
     lines = [f'{{"ph": "b", "ts": 1, "cat": "x", "id": "{number}", "name": "y"}},' for number in range(50)]
