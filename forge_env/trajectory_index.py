@@ -29,7 +29,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from forge_env.files import LineWriter
-from forge_env.reading import UnsafeFileError, is_bounded, open_file, whole_lines
+from forge_env.reading import LARGEST_NUMBER, UnsafeFileError, is_bounded, open_file, whole_lines
 
 VERSION = 1
 PACKED = b'[2,"'
@@ -186,8 +186,8 @@ def row_of(record: Mapping[str, Any], offset: int, length: int) -> IndexRow:
         context=context,
         wall_s=_short(record.get("wall_s", 0), 4),
         waited_s=_short(record.get("waited_s", 0), 4),
-        generate_s=_short(sum(turn.get("generate_s", 0) for turn in turns), 4),
-        step_s=_short(sum(turn.get("step_s", 0) for turn in turns), 4),
+        generate_s=_short(_total(turn.get("generate_s", 0) for turn in turns), 4),
+        step_s=_short(_total(turn.get("step_s", 0) for turn in turns), 4),
         started=_short(record.get("started", 0), 1),
         oldest=min(versions, default=-1),
         newest=max(versions, default=-1),
@@ -237,6 +237,10 @@ def _place(record: Mapping[str, Any], name: str, otherwise: Any) -> int | None:
     index = record.get(name)
     index = otherwise if index is None else index
     return index if type(index) is int else None
+
+
+def _total(values: Iterable[float]) -> float:
+    return max(-LARGEST_NUMBER, min(sum(values), LARGEST_NUMBER))
 
 
 def _short(value: float, digits: int) -> float:
