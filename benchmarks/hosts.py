@@ -1,20 +1,17 @@
-"""Measure the cost of several hosts: the default recipe on one host and on three, and weight sync against a TCP copy.
+"""Measure the cost of several hosts: the default recipe on one host and on three.
 
-python -m benchmarks hosts [--steps 20] [--repeats 5] [--only weights] [--record]
+python -m benchmarks hosts [--steps 20] [--record]
 
 The hosts are workers (`forge-env worker`) at loopback addresses of this machine. For root they run in separate
 namespaces (host name, processes, mounts), so that hosts share nothing. They share the machine's cores: the comparison
 shows the cost of communication between hosts, not the gain from more machines. One host plays episodes, one generates,
-one has trainer and buffer. Steps are compared by their median duration, without start and warm-up. Weight
-sync is timed from the trainer's process until another host's process has copied every tensor into its own; the floor is
-one TCP connection between the same two processes, until all bytes are in memory that was allocated before. Training
-runs that have succeeded are not repeated, so the benchmark can be interrupted.
+one has trainer and buffer. Steps are compared by their median duration, without start and warm-up. Training runs that
+have succeeded are not repeated, so the benchmark can be interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import shutil
 import statistics
@@ -27,23 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import has_succeeded, record, spread, table
-from forge_env.config import load_config
 from forge_env.display.curves import merge_rows, time_account
 from forge_env.run.metrics import read_metrics
 from tests.trainers.actors.workers import workers
-from trainers.loop.stack import prepare_controller
 
 PLACE = {"rollouts": [0], "generator": [1], "trainer": [2]}
 """Host index of each role; the buffer is placed with the trainer."""
 RUN = ["evaluation.every=0", "logging.tensorboard=false", "checkpoint.every=0"]
 MOST_LONGER = 1.15
 """Limit of the median step on three hosts, relative to one host."""
-MOST_OF_TCP = 3.0
-"""Limit of weight sync time, relative to a TCP copy of the same bytes."""
-
-
-# ---
-# Training.
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,116 +149,16 @@ def compare(one: Trained, three: Trained) -> list[str]:
     ]
 
 
-# ---
-# Weight sync.
-
-
-async def measure(workers_at: list[str], megabytes: float, repeats: int, folder: Path) -> dict[str, list[float]]:
-    """Return the seconds of each stage, `repeats` values each."""
-    from benchmarks.weights_peers import Receiver, Sender
-    from forge_env.job.addresses import Address
-    from forge_env.job.survey import survey
-    from forge_env.run import Run, RunFolder
-    from trainers.actors.hosts import Hosts
-    from trainers.actors.processes import survive_deaths
-    from trainers.actors.remote import result
-
-    survive_deaths()
-    config = load_config("coding_rlvr", [*job(workers_at), f"output_dir={folder}", f"model.cache_dir={folder}/cache"])
-    run_folder = RunFolder(folder / f"weights-{megabytes:g}")
-    run_folder.create()
-    run = Run(config, run_folder)
-    info = await survey(config, run_folder.root)
-    assert info is not None
-    hosts = Hosts(run, info)
-    await hosts.open()
-    host = Address.of(workers_at[PLACE["trainer"][0]]).plain_host
-    times: dict[str, list[float]] = {"push": [], "pull": [], "sync": [], "call": [], "tcp": []}
-    try:
-        sender = await Sender.options(mesh_name="trainer", ground=await hosts.ground("trainer")).as_actor(
-            config.trainer.threads
-        )
-        receiver = await Receiver.options(mesh_name="generator0", ground=await hosts.ground("generator0")).as_actor(
-            config.generator.threads
-        )
-        await result(sender.prepare.call_one(megabytes))
-        loop = asyncio.get_running_loop()
-        for version in range(1, repeats + 2):
-            published, pushed = await result(sender.push.call_one(version))
-            between = loop.time()
-            await result(receiver.pull.call_one(published))
-            ended = loop.time()
-            asked = loop.time()
-            await result(receiver.process_id.call_one())  # does no work, so this times the call alone
-            answered = loop.time()
-            count = int(megabytes * 2**20)
-            port = await result(sender.serve.call_one(host, count))
-            copied = await result(receiver.copy.call_one(host, port, count))
-            if version == 1:  # the first version also allocates memory and imports modules
-                continue
-            times["push"].append(pushed)
-            times["pull"].append(ended - between)
-            times["sync"].append(pushed + ended - between)
-            times["call"].append(answered - asked)
-            times["tcp"].append(copied)
-        for actor in (receiver, sender):
-            await Sender.shutdown(actor)
-    finally:
-        await hosts.close()
-        run_folder.release()
-    return times
-
-
-def sync(megabytes: list[float], repeats: int) -> list[str]:
-    """Return the table of weight sync; each size runs in its own process, because a store holds one model's layout."""
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="fe-") as scratch, workers(3, Path(scratch)) as hosts:
-        addresses = [host.address for host in hosts]
-        for size in megabytes:
-            request = json.dumps([addresses, size, repeats, scratch])
-            command = [sys.executable, "-m", "benchmarks.hosts", "--measure", request]
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            times: dict[str, list[float]] = json.loads(output.splitlines()[-1])
-            ms = {name: [value * 1e3 for value in values] for name, values in times.items()}
-            ratio = statistics.median(ms["sync"]) / statistics.median(ms["tcp"])
-            rows.append([f"{size:g} MB", *(spread(ms[name]) for name in times), f"{ratio:.1f}x"])
-            print(rows[-1], flush=True)
-    return [
-        *table(["size", "push ms", "pull ms", "together ms", "a call ms", "TCP copy ms", "of TCP"], rows),
-        "",
-        f"Aim: at most {MOST_OF_TCP:g}x. The push takes the snapshot, in the trainer's process; the pull brings the "
-        "bytes to the other host and copies them into the model's tensors, while the store's index learns of them, on "
-        "the same two cores. Sizes of a few MB miss the aim: a call alone, which carries nothing and does nothing, "
-        "takes about as long there and back as such a TCP copy.",
-    ]
-
-
 def main() -> None:
-    """Train, measure and write the tables."""
+    """Train, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--megabytes", type=float, nargs="+", default=[3.5, 256, 1024])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=["training", "weights"], help="one of the two parts")
     parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
-    parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    prepare_controller()
-    if args.measure is not None:
-        workers_at, megabytes, repeats, folder = args.measure
-        print(json.dumps(asyncio.run(measure(workers_at, megabytes, repeats, Path(folder)))))
-        return
-    parts = []
-    if args.only != "training":
-        parts.append(sync(args.megabytes, args.repeats))
-    if args.only != "weights":
-        parts.append(compare(*(look(train(count, args.steps, args.seed)) for count in (1, len(PLACE)))))
-    for lines in parts:
-        print("\n".join(lines))
-    if args.record and args.only is None:
-        weights, training = parts
-        lines = ["The default recipe:", "", *training, "", "Weight sync:", "", *weights]
+    lines = compare(*(look(train(count, args.steps, args.seed)) for count in (1, len(PLACE))))
+    print("\n".join(lines))
+    if args.record:
         record("hosts", "Several hosts", "make bench ARGS='hosts --record'", lines)
 
 

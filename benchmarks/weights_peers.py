@@ -1,4 +1,4 @@
-"""Sending and receiving actors for `benchmarks.weights` and `benchmarks.hosts`."""
+"""Sending and receiving actors for `benchmarks.weights`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ class _Peer(ForgeActor):
     """Base of sender and receiver.
 
     Args:
-        threads: torch threads; None uses one per core.
+        threads: torch threads.
         transport: `shared` or `torchstore`.
     """
 
-    def __init__(self, threads: int | None = None, transport: str = "shared") -> None:
+    def __init__(self, threads: int, transport: str = "shared") -> None:
         self._threads = threads
         self._transport = transport
 
     @endpoint
     async def setup(self) -> None:
         """Set the number of threads, and create both ends of the transfer."""
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
+        torch.set_num_threads(self._threads)
         kind = WeightSender
         if self._transport == "torchstore":
             from trainers.weights.store import StoreSender as kind
@@ -49,6 +48,16 @@ class Sender(_Peer):
         from benchmarks.weights import tensors
 
         self._state = tensors(megabytes)
+        self._copies: dict[str, torch.Tensor] = {}
+
+    @endpoint
+    async def memcpy(self) -> float:
+        """Copy every tensor once within this process; returns seconds."""
+        self._copies = self._copies or {name: tensor.clone() for name, tensor in self._state.items()}
+        started = time.perf_counter()
+        for name, tensor in self._state.items():
+            self._copies[name].copy_(tensor)
+        return time.perf_counter() - started
 
     @endpoint
     async def push(self, version: int) -> tuple[Published, float]:
@@ -86,7 +95,7 @@ class Sender(_Peer):
 class Receiver(_Peer):
     """Actor that pulls weights like a generator."""
 
-    def __init__(self, threads: int | None = None, transport: str = "shared") -> None:
+    def __init__(self, threads: int, transport: str = "shared") -> None:
         super().__init__(threads, transport)
         self._own: dict[str, Any] = {}
 
