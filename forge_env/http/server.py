@@ -248,6 +248,8 @@ class OwnUser:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await PlainTextResponse(OTHER_USER, 403, {"connection": "close"})(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008, "reason": OTHER_USER})
 
 
 def peer_user(scope: Scope) -> int | None:

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from html import unescape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx2
@@ -105,6 +106,19 @@ async def test_only_who_has_the_token_is_answered(folder: Path, cache: Path) -> 
         away = await client.get(f"//evil.example/?token={'s' * 40}")
         assert not away.headers["location"].startswith(("//", "http"))
     pages.indexer.close()
+
+
+async def test_a_websocket_is_closed() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def never(*_: Any) -> Any:
+        raise AssertionError
+
+    await Guard(never, "t" * 40, lambda: PORT)({"type": "websocket", "headers": []}, never, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
 async def test_every_answer_forbids_what_a_page_may_not_do(folder: Path, cache: Path) -> None:
