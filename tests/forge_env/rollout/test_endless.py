@@ -109,7 +109,7 @@ STOPS: list[list[bool]] = [[]]
 
 def endless(where: str, **options: Any) -> Endless:
     cls = type("Endless", (Endless,), {"where": where, "__module__": __name__})
-    made = cls(cls.config_class(**{"code_timeout_s": 0.1, **options}))
+    made = cls(cls.config_class(**{"code_timeout_s": 0.3, **options}))
     assert isinstance(made, Endless)
     return made
 
@@ -117,17 +117,17 @@ def endless(where: str, **options: Any) -> Endless:
 @pytest.mark.parametrize(
     ("where", "what"),
     [
-        ("setup, plain", "Endless.setup blocked all other work for 0.1 s, in spin"),
-        ("setup, async", "Endless.reset has not ended after 0.1 s on task 'train-0': it is in Endless.setup, in wait"),
-        ("reward, plain", "reward function 'judged' blocked all other work for 0.1 s, in spin"),
+        ("setup, plain", "Endless.setup blocked all other work for 0.3 s, in spin"),
+        ("setup, async", "Endless.reset has not ended after 0.3 s on task 'train-0': it is in Endless.setup, in wait"),
+        ("reward, plain", "reward function 'judged' blocked all other work for 0.3 s, in spin"),
         (
             "reward, async",
-            "Endless.step has not ended after 0.1 s on task 'train-0': it is in reward function 'judged', ",
+            "Endless.step has not ended after 0.3 s on task 'train-0': it is in reward function 'judged', ",
         ),
         ("reward, async, together", "on task 'train-0': it is in reward function 'judged', in wait"),
-        ("respond, plain", "Endless.respond blocked all other work for 0.1 s, in spin"),
+        ("respond, plain", "Endless.respond blocked all other work for 0.3 s, in spin"),
         ("respond, async", "it is in Endless.respond, in wait"),
-        ("tool, plain", "tool 'call' blocked all other work for 0.1 s, in spin"),
+        ("tool, plain", "tool 'call' blocked all other work for 0.3 s, in spin"),
     ],
 )
 async def test_it_is_named_by_function_and_line(where: str, what: str) -> None:

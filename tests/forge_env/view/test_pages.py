@@ -613,10 +613,10 @@ async def test_figures_that_no_table_holds_are_named(short: Path, tmp_path: Path
     where = tmp_path / "runs" / "odd" / "trajectories"
     one = json.loads((short / "trajectories" / "train.jsonl").open().readline())
     odd: list[dict[str, object]] = [
-        {"difficulty": 10**30}, {"group": 10**25}, {"member": 2**63}, {"started": 1e308}, {"wall_s": 10**400},
+        {"difficulty": 10**30}, {"group": 10**25}, {"member": 2**63}, {"started": 1e99}, {"wall_s": 10**400},
         {"metrics": {"solved": 10**30}}, {"retries": -(2**70)}, {"info": {"usage": {"completion": 10**40}}},
         {"reward": 1e308}, {"tokens": {"versions": [[10**30, 1]], "ids": ""}},
-        {"turns": [{**one["turns"][0], "calls_s": ["long"]}]},
+        {"turns": [{**one["turns"][0], "calls_s": ["long"]}]}, {"started": 1e308},
     ]  # fmt: skip
     where.mkdir(parents=True)
     lines = [json.dumps({**one, "id": f"odd-{place}", **change}) for place, change in enumerate(odd)]
