@@ -73,6 +73,7 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
         """The blocking code at the last poke: heartbeats by then, the running task, and its block of code."""
         self._held_s = 0.0
         self._poked_at = 0.0
+        self._in_poke = False
 
     def __enter__(self) -> LoopGuard:
         if self._pokes:
@@ -126,6 +127,15 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
 
     def _poked(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal in the main thread, in the context of the running code; raise there if its time is over."""
+        if self._in_poke:  # the handler itself takes longer than a beat, as it reads source files
+            return
+        self._in_poke = True
+        try:
+            self._check_time(frame)
+        finally:
+            self._in_poke = False
+
+    def _check_time(self, frame: FrameType | None) -> None:
         loop = _running_loop()
         task = None if loop is None else asyncio.current_task(loop)
         now, held = time.monotonic(), (self._beats, task, CODE_BLOCK.get())
@@ -136,11 +146,11 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
         self._poked_at = now
         if not (limit_s := CODE_LIMIT_S.get()):
             return
-        location = author_place(traceback.extract_stack(frame))
         if interrupts.requested():
-            raise HeldUpError(f"was interrupted in {location}")
+            raise HeldUpError(f"was interrupted in {author_place(traceback.extract_stack(frame))}")
         if self._held_s >= limit_s:
             self._held_s = 0.0  # if the code continues in spite of it, try again
+            location = author_place(traceback.extract_stack(frame))
             raise HeldUpError(f"blocked all other work for {limit_s:g} s, in {location}")
 
     def _break_off(self) -> bool:

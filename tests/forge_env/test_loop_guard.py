@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 
 import pytest
 
 from forge_env import loop_guard
+from forge_env.errors import EnvironmentBugError, environment_code
 from forge_env.loop_guard import LoopGuard
 
 
@@ -62,3 +64,25 @@ async def test_a_loop_that_turns_is_left_alone() -> None:
         for _ in range(100):
             await asyncio.sleep(0.003)
     assert told == []
+
+
+def test_a_signal_that_arrives_while_one_is_handled_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source files may take longer to read than the time between two signals."""
+    located: list[object] = []
+
+    def locate(stack: object) -> str:
+        located.append(stack)
+        signal.raise_signal(loop_guard.POKE)
+        return "slow code"
+
+    monkeypatch.setattr(loop_guard, "author_place", locate)
+    monkeypatch.setattr(loop_guard, "BEAT_S", 60.0)
+
+    def held_up() -> None:
+        with LoopGuard(60.0, 0.0, print), environment_code("step", limit_s=1e-9):
+            signal.raise_signal(loop_guard.POKE)
+            signal.raise_signal(loop_guard.POKE)
+
+    with pytest.raises(EnvironmentBugError, match="in slow code"):
+        held_up()
+    assert len(located) == 1
