@@ -88,9 +88,9 @@ def calls(message: fe.Message) -> list[tuple[str, Any]]:
 
 def test_tokens_are_exact(result: fe.EvaluationResult, recipe: RunConfig, checkpoint: Path) -> None:
     """Prompts equal those rendered in training, sampled tokens spell the transcript, and usage counts every token."""
-    from trainers.model.chat import Chat, FolderTokenizer
+    from trainers.model.chat import Chat
 
-    chat, tools = Chat(FolderTokenizer(checkpoint), recipe.model.renderer), fe.make(ENVIRONMENT).tools
+    chat, tools = Chat.of(checkpoint, recipe.model), fe.make(ENVIRONMENT).tools
     trajectories = list(result.trajectories())
     for trajectory in trajectories:
         first, prompt = trajectory.turns[0], []
