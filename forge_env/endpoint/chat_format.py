@@ -14,8 +14,8 @@ import yaml
 
 from forge_env.errors import UsageError
 from forge_env.plugins import installed, load_entry
-from forge_env.reading import ANYWHERE, LARGEST_RECIPE, LARGEST_TABLE, UnsafeFileError, read_text
-from forge_env.tools.chat_template import CHATML, ERRORS, ChatTemplate
+from forge_env.reading import LARGEST_RECIPE, UnsafeFileError, read_text
+from forge_env.tools.chat_template import CHATML, ERRORS, ChatTemplate, settings_in
 from forge_env.types import Message, ToolSpec
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class ChatFormat:
             thinks = (re.search(pattern, model, re.IGNORECASE) is None) is (name is not None)
             return cls(name, thinks, family=name)
         template = _template(folder)
-        kind = _json(folder / "config.json").get("model_type")
+        kind = settings_in(folder / "config.json").get("model_type")
         family = _BY_TYPE.get(kind) if isinstance(kind, str) else None
         if (trained := _recipe_of(folder)) is not None:
             name = str(trained.get("renderer", "qwen3"))
@@ -200,11 +200,3 @@ def _recipe_of(folder: Path) -> dict[str, Any] | None:
             model = recipe.get("model") if isinstance(recipe, dict) else None
             return model if isinstance(model, dict) else None
     return None
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(read_text(file, largest=LARGEST_TABLE, root=ANYWHERE))
-    except (OSError, ValueError, UnsafeFileError):
-        return {}
-    return data if isinstance(data, dict) else {}

@@ -127,8 +127,8 @@ class Conversations:
         return {f"fork/{why.replace(' ', '_')}": float(count) for why, count in counts.items()}
 
     def rewrites(self) -> dict[str, float]:
-        """Number of messages that the program rewrote without changing a word, as metrics such as
-        `rewritten/white_space`."""
+        """Number of messages (of requests, for the order of tools) that the program rewrote without changing a word, as
+        metrics such as `rewritten/white_space`."""
         return {f"rewritten/{what}": float(count) for what, count in self._rewrites.items()}
 
     def _number(self, key: Hashable) -> int:
@@ -141,7 +141,7 @@ class Conversations:
         return number
 
     def _count_rewrites(self, known: Conversation, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
-        """Count how messages that are sent again for the first time differ from what was said."""
+        """Count the rewrites among messages that the program sends again for the first time."""
         pairs = zip(known.messages, messages, strict=False)
         for ours, theirs in islice(pairs, known.repeated, None):
             self._rewrites.update(_rewrites(ours, theirs))

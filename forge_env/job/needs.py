@@ -42,7 +42,7 @@ def needed_gpus(config: RunConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What the model takes, in GiB.
+    """Memory and disk space for the model, in GiB.
 
     Attributes:
         weights_gb: all weights in float32.

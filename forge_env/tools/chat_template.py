@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from forge_env.errors import UsageError
-from forge_env.reading import ANYWHERE, LARGEST_TABLE, UnsafeFileError, read_text
+from forge_env.reading import ANYWHERE, LARGEST_TABLE, UnsafeFileError, read_json, read_text
 from forge_env.tools.call_syntax import SYNTAXES, CallSyntax
 from forge_env.tools.turns import split_thoughts
 
@@ -86,8 +86,8 @@ class ChatTemplate:
         Raises:
             UsageError: the template is not valid Jinja.
         """
-        settings = _json(folder / "tokenizer_config.json")
-        special = _json(folder / "special_tokens_map.json") | settings
+        settings = settings_in(folder / "tokenizer_config.json")
+        special = settings_in(folder / "special_tokens_map.json") | settings
         tokens = {name: _token(special[name]) for name in SPECIAL_TOKENS if special.get(name) is not None}
         file = folder / "chat_template.jinja"
         if file.is_file():
@@ -95,7 +95,7 @@ class ChatTemplate:
             named = {other.stem: read_text(other, root=ANYWHERE) for other in sorted(others)}
             return cls(named | {"default": read_text(file, root=ANYWHERE)}, tokens, str(file))
         file = folder / "tokenizer_config.json"
-        listed = settings.get("chat_template") or _json(folder / "chat_template.json").get("chat_template")
+        listed = settings.get("chat_template") or settings_in(folder / "chat_template.json").get("chat_template")
         if isinstance(listed, str):
             return cls({"default": listed}, tokens, str(file))
         if not isinstance(listed, list):
@@ -217,9 +217,10 @@ def _token(value: Any) -> str:
     return str(value["content"] if isinstance(value, dict) else value)
 
 
-def _json(file: Path) -> dict[str, Any]:
+def settings_in(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model's folder; empty if there is none that can be read."""
     try:
-        data = json.loads(read_text(file, largest=LARGEST_TABLE, root=ANYWHERE))
+        data = read_json(file, largest=LARGEST_TABLE, root=ANYWHERE)
     except (OSError, ValueError, UnsafeFileError):
         return {}
     return data if isinstance(data, dict) else {}

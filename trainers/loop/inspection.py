@@ -1,4 +1,4 @@
-"""A description of a model for `forge-env model inspect`: what it is, what it takes, and what can be done with it."""
+"""The description of a model that `forge-env model inspect` prints: family, chat format, memory, and what is wrong."""
 
 from __future__ import annotations
 

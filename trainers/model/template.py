@@ -8,15 +8,13 @@ rendered anew, a fork.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import UsageError
-from forge_env.reading import ANYWHERE, UnsafeFileError, read_text
-from forge_env.tools.chat_template import ERRORS, PROBE, ChatTemplate
+from forge_env.tools.chat_template import ERRORS, PROBE, ChatTemplate, settings_in
 from forge_env.tools.turns import read_turn, split_thoughts
 from forge_env.types import Message
 
@@ -246,9 +244,6 @@ def _ends(folder: Path, tokenizer: FolderTokenizer) -> list[int]:
     """Tokens that end a turn according to a folder's configuration."""
     tokens: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        try:
-            value = json.loads(read_text(folder / name, root=ANYWHERE)).get("eos_token_id")
-        except (OSError, ValueError, AttributeError, UnsafeFileError):
-            continue
+        value = settings_in(folder / name).get("eos_token_id")
         tokens += [value] if isinstance(value, int) else value if isinstance(value, list) else []
     return [token for token in tokens if isinstance(token, int) and 0 <= token < tokenizer.vocab_size]
