@@ -2,15 +2,17 @@
 
     async for finding in audit(engine, ATTACKS): ...
 
-An attack is contained if it reached nothing outside, ended in time, left the sandbox exactly as clean as a new one for
-the next user, did not keep the engine busy, and did not disturb a neighbour working in the same engine. A cheating
-solution must earn what it would have earned without its tricks. `forge-env sandbox audit` prints the results.
+An attack is contained if it reached nothing outside, ended in time in one of three runs, left the sandbox exactly as
+clean as a new one for the next user, did not keep the engine busy, and did not disturb a neighbour working in the same
+engine. A cheating solution must earn what it would have earned without its tricks. `forge-env sandbox audit` prints
+the results.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -91,6 +93,8 @@ def _short(value: Any) -> str:
 
 
 _LATE_S = 5.0
+_TRIES = 3
+"""Runs of an attack that ends late: on a busy machine a harmless program may, but not each time."""
 _ENGINE_CPU_S = 2.0
 """CPU seconds that one attack may cost the engine's own thread."""
 _PATIENT = Limits(wall_s=30.0)
@@ -208,16 +212,23 @@ async def carry_out(sandbox: Sandbox, attack: Attack) -> list[str]:
 
 
 async def _run(sandbox: Sandbox, attack: Attack) -> list[str]:
-    if attack.session:
-        session = await Interpreters.of(sandbox).python()
-        await sandbox.run_python("")
-        result = await session.run(attack.code, limits=attack.limits)
-    else:
-        result = await sandbox.run_python(attack.code, limits=attack.limits)
-    problems = [line[:_SHOWN] for line in result.stdout.splitlines() if line.startswith(LEAK)][:9]
-    if result.usage.wall_s > attack.limits.wall_s + _LATE_S:
-        problems.append(f"ended late, after {result.usage.wall_s:.1f} s")
-    return problems
+    soonest = math.inf
+    for _ in range(_TRIES):
+        result = await _play(sandbox, attack)
+        if problems := [line[:_SHOWN] for line in result.stdout.splitlines() if line.startswith(LEAK)][:9]:
+            return problems
+        soonest = min(soonest, result.usage.wall_s)
+        if soonest <= attack.limits.wall_s + _LATE_S:
+            return []
+    return [f"ended late {_TRIES} times, at best after {soonest:.1f} s"]
+
+
+async def _play(sandbox: Sandbox, attack: Attack) -> ExecResult:
+    if not attack.session:
+        return await sandbox.run_python(attack.code, limits=attack.limits)
+    session = await Interpreters.of(sandbox).python()
+    await sandbox.run_python("")
+    return await session.run(attack.code, limits=attack.limits)
 
 
 async def _take_bait(sandbox: Sandbox) -> list[str]:

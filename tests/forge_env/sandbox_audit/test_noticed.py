@@ -79,12 +79,17 @@ async def test_every_change_is_noticed(witness: Neighbour) -> None:
     assert differences(ExecResult(None, 9), witness.usual)
 
 
-async def test_a_late_end_is_noticed(tmp_path: Path) -> None:
+async def test_an_attack_that_ends_late_each_time_is_noticed(tmp_path: Path) -> None:
     class Late(UnguardedSandbox):
-        async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
-            return replace(await super().exec(argv), usage=Usage(wall_s=9.0))
+        def __init__(self, *ends: float) -> None:
+            super().__init__(tmp_path)
+            self.ends = list(ends)
 
-    assert [problem for problem in await carry_out(Late(tmp_path), INNOCENT) if problem.startswith("ended late")]
+        async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
+            return replace(await super().exec(argv), usage=Usage(wall_s=self.ends.pop(0)))
+
+    assert await carry_out(Late(9.0, 8.0, 9.0, 0.1), INNOCENT) == ["ended late 3 times, at best after 8.0 s"]
+    assert await carry_out(Late(9.0, 9.0, 0.1, 0.1), INNOCENT) == []
 
 
 async def test_a_lost_sandbox_is_noticed(engine: SandboxEngine, witness: Neighbour) -> None:
