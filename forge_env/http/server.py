@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
-import resource
 import socket
-import struct
 from collections.abc import Callable, Collection, Iterable
 from urllib.parse import urlsplit
 
@@ -17,39 +15,14 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forge_env.errors import UsageError
-from forge_env.http.limits import MAX_BODY, MAX_HEADERS
+from forge_env.http.connections import MAX_UNREAD, bounded_protocol, most_connections, peer_of
+from forge_env.http.limits import MAX_BODY
 
-TOO_MUCH = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-"""Raw response to a request that is refused before it reaches the application."""
 NAMES = ("127.0.0.1", "localhost", "[::1]")
 """Names of this machine in addresses of local clients."""
 SHUTDOWN_S = 5.0
 """Seconds that connections may take to end when the server shuts down."""
-HEAD_S = 10.0
-"""Seconds that a client may take to send a request's path and headers."""
-MAX_UNREAD = 2 * MAX_HEADERS
-"""Maximum bytes of a request outside its body (path, headers, chunk frames), less the allowance for frames."""
-FRAME_BYTES = 8
-"""Bytes of chunk frames allowed per byte of body."""
-MAX_CONNECTIONS = 8192
-"""Maximum connections of a server that may open twice as many files; see `most_connections`."""
-MAX_WAITING = 1000
-"""Maximum connections that have no complete request; beyond that, the oldest is closed."""
-CONNECTIONS = "/proc/net/tcp"
-"""The kernel's table of IPv4 connections."""
-ESTABLISHED = "01"
 OTHER_USER = "This connection comes from another user of this machine.\n"
-MAX_PIPELINED = 16
-"""Maximum requests that a connection may send before the first is answered."""
-
-
-def most_connections() -> int:
-    """Maximum connections of a server: at most half of the files that this process may open.
-
-    The other half is left to the process's own files: clients can't exhaust them by connecting.
-    """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft // 2))
 
 
 async def serve(
@@ -76,17 +49,7 @@ async def serve(
             """Leave signals to the caller of `serve`: uvicorn would raise them again after it has ended."""
             return contextlib.nullcontext()
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:  # from here on, clients' connections wait instead of being refused
-        sock = socket.create_server((host, port), family=family, backlog=backlog)
-    except OSError as error:
-        raise UsageError(
-            f"can't listen on {host}, port {port}: {error.strerror or error}", fix="choose another --port, or --host"
-        ) from error
-
-    # Connections inherit this option. asyncio sets it only for sockets that name their protocol; without it, the body
-    # of an answer waits 40 ms for the client to acknowledge the head.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock = _listen(host, port, backlog)  # from here on, clients' connections wait instead of being refused
 
     # Pings detect clients that vanished without closing; a long step doesn't delay them.
     config = uvicorn.Config(
@@ -101,7 +64,7 @@ async def serve(
         ws_max_size=MAX_BODY,
         ws_max_queue=1,
         ws_per_message_deflate=False,  # many messages of zeros fit in a few bytes
-        http=_protocol(),
+        http=bounded_protocol(),
         backlog=backlog,
         proxy_headers=False,  # clients could give other addresses than their own, and so evade limits
         h11_max_incomplete_event_size=MAX_UNREAD,
@@ -120,85 +83,19 @@ async def serve(
         sock.close()
 
 
-def _protocol() -> type[asyncio.Protocol]:
-    """Make a subclass of uvicorn's HTTP protocol with limits that apply before an application sees a request."""
+def _listen(host: str, port: int, backlog: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Base
-    except ImportError:  # h11 limits the head itself
-        from uvicorn.protocols.http.h11_impl import H11Protocol as Base  # type: ignore[assignment]
+        sock = socket.create_server((host, port), family=family, backlog=backlog)
+    except OSError as error:
+        raise UsageError(
+            f"can't listen on {host}, port {port}: {error.strerror or error}", fix="choose another --port, or --host"
+        ) from error
 
-    waiting: dict[Bounded, None] = {}  # connections that have no complete request, the oldest first
-
-    class Bounded(Base):
-        _counts = hasattr(Base, "on_body")
-        _unread = 0
-        _deadline: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._update()
-            if len(waiting) > MAX_WAITING or len(self.connections) > most_connections():
-                next(iter(waiting))._make_room()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._leave()
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            if self._counts:
-                self._unread += len(data)
-            super().data_received(data)
-            if self.transport.is_closing() or self.transport.get_protocol() is not self:
-                return
-            self._update()
-            if self._unread > MAX_UNREAD or len(getattr(self, "pipeline", ())) > MAX_PIPELINED:
-                self.transport.write(TOO_MUCH)
-                self.transport.close()
-
-        def on_message_begin(self) -> None:
-            self._unread = 0
-            super().on_message_begin()
-
-        def on_body(self, body: bytes) -> None:
-            self._unread = max(0, self._unread - FRAME_BYTES * len(body))
-            super().on_body(body)
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if not self.transport.is_closing():
-                self._update()
-
-        def handle_websocket_upgrade(self, *event: object) -> None:
-            self._leave()
-            super().handle_websocket_upgrade(*event)
-
-        def _update(self) -> None:
-            """Record what is missing of a request. Its head must arrive within `HEAD_S` seconds."""
-            has_head = self.cycle is not None and not self.cycle.response_complete
-            if has_head and not self.cycle.more_body:
-                waiting.pop(self, None)
-            else:
-                waiting.setdefault(self)
-            if has_head:
-                self._stop_clock()
-            elif self._deadline is None:
-                self._deadline = self.loop.call_later(HEAD_S, self.transport.abort)
-
-        def _leave(self) -> None:
-            waiting.pop(self, None)
-            self._stop_clock()
-
-        def _make_room(self) -> None:
-            self._leave()
-            self.connections.discard(self)
-            self.transport.abort()
-
-        def _stop_clock(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-    return Bounded
+    # Connections inherit this option. asyncio sets it only for sockets that name their protocol; without it, the body
+    # of an answer waits 40 ms for the client to acknowledge the head.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 class OwnPages:
@@ -232,8 +129,8 @@ class OwnPages:
 class OwnUser:
     """ASGI middleware that answers only processes of this user, or of root, on this machine.
 
-    The server must listen on 127.0.0.1. The kernel's table of connections has the user of the other end. Connections
-    that `ssh -L` forwards belong to the user who logged in.
+    The application must be served by `serve` on 127.0.0.1. The kernel's table of connections, which is read once per
+    connection, has the user of the other end. Connections that `ssh -L` forwards belong to the user who logged in.
 
     Args:
         app: the application to guard.
@@ -244,32 +141,12 @@ class OwnUser:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with 403, or pass the request on."""
-        if scope["type"] not in ("http", "websocket") or peer_user(scope) in (os.geteuid(), 0):
+        if scope["type"] not in ("http", "websocket") or peer_of(scope).user in (os.geteuid(), 0):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await PlainTextResponse(OTHER_USER, 403, {"connection": "close"})(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": OTHER_USER})
-
-
-def peer_user(scope: Scope) -> int | None:
-    """User id of the process at the other end of an IPv4 connection on this machine; None if there is none."""
-    ends = [_in_table(*end) if end else "" for end in (scope["client"], scope["server"])]
-    try:
-        with open(CONNECTIONS, encoding="ascii") as table:
-            for line in table:
-                fields = line.split()
-                if fields[1:3] == ends and fields[3] == ESTABLISHED:
-                    return int(fields[7])
-    except OSError:
-        pass
-    return None
-
-
-def _in_table(host: str, port: int) -> str:
-    """Address in the form of /proc/net/tcp."""
-    (number,) = struct.unpack("=I", socket.inet_aton(host))
-    return f"{number:08X}:{port:04X}"
 
 
 def _refused(headers: Headers, names: Collection[str]) -> tuple[int, str] | None:

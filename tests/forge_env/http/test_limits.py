@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from forge_env.concurrency import BURST_S, SHARE, Pace
-from forge_env.http import limits, server
+from forge_env.http import connections, limits, server
 from forge_env.http.limits import (
     CROWD_S,
     MAX_BODY,
@@ -407,7 +407,7 @@ async def test_a_head_without_an_end_is_refused() -> None:
             reader, writer = await connect()
             writer.write(HEAD + line)
             answer = await ended(reader)
-            assert answer in (b"", server.TOO_MUCH)
+            assert answer in (b"", connections.TOO_MUCH)
 
 
 @pytest.mark.usefixtures("parser")
@@ -434,12 +434,12 @@ async def test_frames_of_chunks_are_bounded() -> None:
     async with listening() as connect:
         reader, writer = await connect()
         writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"x" * 1_000_000)
-        assert await ended(reader) in (b"", server.TOO_MUCH)
+        assert await ended(reader) in (b"", connections.TOO_MUCH)
 
 
 @pytest.mark.usefixtures("parser")
 async def test_who_sends_no_head_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_S", 0.05)
+    monkeypatch.setattr(connections, "HEAD_S", 0.05)
     async with listening() as connect:
         for said in (b"", HEAD):
             reader, writer = await connect()
@@ -449,7 +449,7 @@ async def test_who_sends_no_head_is_let_go(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("parser")
 async def test_silent_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_WAITING", 3)
+    monkeypatch.setattr(connections, "MAX_WAITING", 3)
     async with listening() as connect:
         readers = [(await connect())[0] for _ in range(4)]
         assert await ended(readers[0]) == b"", "the oldest"
@@ -504,7 +504,7 @@ async def test_a_request_being_answered_is_not_closed_for_others(monkeypatch: py
 @pytest.mark.parametrize(("soft", "most"), [(1024, 512), (1, 1), (10**6, 8192), (resource.RLIM_INFINITY, 8192)])
 def test_how_many_may_connect(monkeypatch: pytest.MonkeyPatch, soft: int, most: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
-    assert server.most_connections() == most
+    assert connections.most_connections() == most
 
 
 async def test_requests_that_nobody_waits_for_are_bounded() -> None:
