@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from forge_env.display.curves import COLOURS, Curve, colour_of, is_waiting
@@ -52,54 +53,85 @@ def line_chart(
         hover: embed the values, for the page to show under the pointer.
     """
     log = log and all(y > 0 for curve in curves for y in curve.y)
-    x_low, x_high = _range([x for curve in curves for x in curve.x])
     scaled = math.log10 if log else float
     y_ticks = ticks(*(bounds or _range([scaled(y) for curve in curves for y in curve.y])))
     if log:
         y_ticks = [float(power) for power in range(math.floor(y_ticks[0]), math.ceil(y_ticks[-1]) + 1)]
-    y_low, y_high = y_ticks[0], y_ticks[-1]
-
-    def px(x: float) -> float:
-        return LEFT + (x - x_low) / ((x_high - x_low) or 1.0) * (width - LEFT - RIGHT)
-
-    def py(y: float) -> float:
-        share = (min(max(scaled(y), y_low), y_high) - y_low) / (y_high - y_low)
-        return height - BOTTOM - share * (height - TOP - BOTTOM)
-
-    parts = []
-    for y in [10.0**power for power in y_ticks] if log else y_ticks:
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{py(y) + 3.5:.1f}" text-anchor="end">{number(y)}</text>')
-    parts += [
-        f'<text class="tick" x="{px(x):.1f}" y="{height - 7}" text-anchor="middle">{number(x)}</text>'
-        for x in ticks(x_low, x_high, 6)
-        if x_low <= x <= x_high and x == round(x)
-    ]
+    x_range = _range([x for curve in curves for x in curve.x])
+    axes = _Axes(x_range, (y_ticks[0], y_ticks[-1]), width, height, log)
+    parts = [*_grid(axes, y_ticks)]
     for index, curve in enumerate(curves):
-        colour = f"c{index % COLOURS}"
-        if any(curve.error):
-            parts += [
-                f'<line class="line error {colour}" x1="{px(x):.1f}" x2="{px(x):.1f}" '
-                f'y1="{py(y + e):.1f}" y2="{py(y - e):.1f}"/>'
-                for x, y, e in zip(curve.x, curve.y, curve.error, strict=True)
-            ]
-        points = [(px(x), py(y)) for x, y in zip(curve.x, curve.y, strict=True)]
-        faint = ' opacity=".35"' if any(curve.error) else ""
-        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline class="line {colour}"{faint} points="{drawn}"/>')
-        if len(points) <= 40:
-            parts += [f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in points]
+        parts += _curve(curve, f"c{index % COLOURS}", axes)
     data = [
         {"label": curve.label, "x": curve.x, "y": [float(f"{y:.5g}") for y in curve.y], "e": curve.error}
         for curve in curves
     ]
-    frame = {"x": [x_low, x_high], "left": LEFT, "right": width - RIGHT, "top": TOP, "bottom": height - BOTTOM}
+    frame = {"x": [*x_range], "left": LEFT, "right": width - RIGHT, "top": TOP, "bottom": height - BOTTOM}
     embedded = escape(json.dumps({"curves": data, "frame": frame}), quote=True)
     return (
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}"'
         + (f' data-hover="{embedded}"' if hover else "")
         + f'>{"".join(parts)}<line class="cursor" y1="{TOP}" y2="{height - BOTTOM}"/></svg>'
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """Axes of a chart, which give the position of a value in the drawing.
+
+    Attributes:
+        x_range: least and greatest x.
+        y_range: least and greatest y, or their powers of 10 on a logarithmic axis.
+        width: width of the drawing.
+        height: height of the drawing.
+        log: whether y is logarithmic.
+    """
+
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    width: int
+    height: int
+    log: bool
+
+    def x(self, value: float) -> float:
+        """Distance from the left."""
+        low, high = self.x_range
+        return LEFT + (value - low) / ((high - low) or 1.0) * (self.width - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        """Distance from the top; values outside the range are drawn at its ends."""
+        low, high = self.y_range
+        share = (min(max(math.log10(value) if self.log else value, low), high) - low) / (high - low)
+        return self.height - BOTTOM - share * (self.height - TOP - BOTTOM)
+
+
+def _grid(axes: _Axes, y_ticks: Sequence[float]) -> Iterator[str]:
+    """Horizontal lines with their values, and the steps on the x axis."""
+    for value in [10.0**power for power in y_ticks] if axes.log else y_ticks:
+        y = axes.y(value)
+        yield f'<line class="grid" x1="{LEFT}" x2="{axes.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{number(value)}</text>'
+    low, high = axes.x_range
+    for x in ticks(low, high, 6):
+        if low <= x <= high and x == round(x):
+            yield (
+                f'<text class="tick" x="{axes.x(x):.1f}" y="{axes.height - 7}" text-anchor="middle">{number(x)}</text>'
+            )
+
+
+def _curve(curve: Curve, colour: str, axes: _Axes) -> Iterator[str]:
+    """Error bars, the line, and dots if there are few."""
+    if any(curve.error):
+        for x, y, error in zip(curve.x, curve.y, curve.error, strict=True):
+            at = f"{axes.x(x):.1f}"
+            ends = f'y1="{axes.y(y + error):.1f}" y2="{axes.y(y - error):.1f}"'
+            yield f'<line class="line error {colour}" x1="{at}" x2="{at}" {ends}/>'
+    points = [(f"{axes.x(x):.1f}", f"{axes.y(y):.1f}") for x, y in zip(curve.x, curve.y, strict=True)]
+    faint = ' opacity=".35"' if any(curve.error) else ""
+    yield f'<polyline class="line {colour}"{faint} points="{" ".join(map(",".join, points))}"/>'
+    if len(points) <= 40:
+        for left, top in points:
+            yield f'<circle class="dot {colour}" cx="{left}" cy="{top}" r="2.5"/>'
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -411,71 +411,71 @@ def limit(run: RunView) -> Limit:
     work = {doing: share for doing, share in trainer.items() if doing != "start"}
     doing, share = max(work.items(), key=lambda item: item[1])
     result.share = share
-    episodes, generator = accounts.get("episodes", {}), accounts.get("generator", {})
-    busy, scoring = (_busy(accounts, actor) for actor in ("generator", "reference"))
-    outside = sum(value for name, value in episodes.items() if name in ("environment", "reset", "close"))
-    rollouts = [value.get("busy", 0.0) for actor, value in accounts.items() if actor.startswith("rollouts")]
     if not is_waiting("trainer", doing):
         result.words = f"Bottleneck: trainer. It {_does(doing)} {percent(share)} of its time."
-        result.detail = f"The generators were busy {percent(busy)} of their time." if generator else ""
-        result.advice = [
-            ("trainer.procs", "more processes share a step"),
-            ("grpo.groups_per_step", "smaller batches make steps shorter"),
-        ]
+        if "generator" in accounts:
+            result.detail = f"The generators were busy {percent(_busy(accounts, 'generator'))} of their time."
+        result.advice = ADVICE["trainer"]
         return result
+    bottleneck, figures = _awaited(doing, accounts)
     idle = f"The trainer spent {percent(share)} of its time {doing.replace('wait', 'waiting', 1)}."
-    if "generators" in doing:
-        result.words, result.detail = (
-            "Bottleneck: weight transfer.",
-            f"{idle} The weights/ curves show the transfer times.",
-        )
-        result.advice = [("model.dtype", "bfloat16 halves the bytes to send")]
-    elif "reference" in doing or (scoring >= NARROW and scoring > busy):
-        result.words = "Bottleneck: reference model."
-        result.detail = f"{idle} The reference model was busy {percent(scoring)} of its time."
-        result.advice = [
-            ("grpo.reference.procs", "more processes share its work"),
-            ("grpo.reference.source", "a smaller model, or none if the loss doesn't need one"),
-        ]
-    elif rollouts and max(rollouts) > 0.8:
-        result.words = "Bottleneck: rollout workers."
-        result.detail = f"{idle} The busiest rollout worker used {percent(max(rollouts))} of its time."
-        result.advice = [("rollouts.workers", "more processes run episodes")]
-    elif busy >= NARROW and busy >= outside * 0.8:
-        result.words = "Bottleneck: sampling."
-        result.detail = (
-            f"{idle} The generators were busy {percent(busy)} of theirs; episodes spent {percent(outside)} in the "
-            "environment."
-        )
-        result.advice = [
-            ("generator.num_replicas", "more generators sample in parallel"),
-            ("grpo.max_off_policy_steps", "sampling may run further ahead of training"),
-            ("grpo.max_tokens_per_turn", "a lower limit shortens long answers"),
-        ]
-    elif outside >= MUCH:
-        result.words = "Bottleneck: tools and sandboxes."
-        result.detail = (
-            f"{idle} Episodes spent {percent(outside)} of theirs in the environment; the generators were busy "
-            f"{percent(busy)}."
-        )
-        result.advice = [
-            ("sandbox.concurrency", "more sandboxes at once"),
-            ("grpo.max_off_policy_steps", "more groups run at once"),
-            ("rollouts.workers", "more processes run episodes"),
-        ]
-    elif generator:
-        result.words = "Bottleneck: too few concurrent episodes."
-        result.detail = (
-            f"{idle} The generators were busy {percent(busy)} of theirs; episodes spent {percent(outside)} in the "
-            "environment."
-        )
-        result.advice = [
-            ("grpo.max_off_policy_steps", "sampling may run further ahead of training"),
-            ("grpo.groups_per_step", "larger batches"),
-        ]
+    if bottleneck:
+        result.words, result.detail = f"Bottleneck: {bottleneck}.", f"{idle} {figures}"
+        result.advice = ADVICE[bottleneck]
     else:
         result.words = idle
     return result
+
+
+def _awaited(wait: str, accounts: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
+    """Identify what the trainer waits for, with a sentence of figures; empty if it can't be told."""
+    sampling, scoring = (_busy(accounts, actor) for actor in ("generator", "reference"))
+    episodes = accounts.get("episodes", {})
+    outside = sum(share for name, share in episodes.items() if name in ("environment", "reset", "close"))
+    rollouts = [account.get("busy", 0.0) for actor, account in accounts.items() if actor.startswith("rollouts")]
+    if "generators" in wait:
+        return "weight transfer", "The weights/ curves show the transfer times."
+    if "reference" in wait or (scoring >= NARROW and scoring > sampling):
+        return "reference model", f"The reference model was busy {percent(scoring)} of its time."
+    if rollouts and max(rollouts) > 0.8:
+        return "rollout workers", f"The busiest rollout worker used {percent(max(rollouts))} of its time."
+    figures = (
+        f"The generators were busy {percent(sampling)} of theirs; episodes spent {percent(outside)} in the environment."
+    )
+    if sampling >= NARROW and sampling >= outside * 0.8:
+        return "sampling", figures
+    if outside >= MUCH:
+        return "tools and sandboxes", figures
+    return ("too few concurrent episodes", figures) if "generator" in accounts else ("", "")
+
+
+ADVICE = {
+    "trainer": [
+        ("trainer.procs", "more processes share a step"),
+        ("grpo.groups_per_step", "smaller batches make steps shorter"),
+    ],
+    "weight transfer": [("model.dtype", "bfloat16 halves the bytes to send")],
+    "reference model": [
+        ("grpo.reference.procs", "more processes share its work"),
+        ("grpo.reference.source", "a smaller model, or none if the loss doesn't need one"),
+    ],
+    "rollout workers": [("rollouts.workers", "more processes run episodes")],
+    "sampling": [
+        ("generator.num_replicas", "more generators sample in parallel"),
+        ("grpo.max_off_policy_steps", "sampling may run further ahead of training"),
+        ("grpo.max_tokens_per_turn", "a lower limit shortens long answers"),
+    ],
+    "tools and sandboxes": [
+        ("sandbox.concurrency", "more sandboxes at once"),
+        ("grpo.max_off_policy_steps", "more groups run at once"),
+        ("rollouts.workers", "more processes run episodes"),
+    ],
+    "too few concurrent episodes": [
+        ("grpo.max_off_policy_steps", "sampling may run further ahead of training"),
+        ("grpo.groups_per_step", "larger batches"),
+    ],
+}
+"""Keys of the recipe by bottleneck, and the effect of changing each."""
 
 
 def sample_limit(queries: Queries, environment: str = "") -> Limit:
