@@ -32,12 +32,13 @@ def checkpoint() -> Path:
 
 @pytest.fixture(scope="module")
 def result(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> fe.EvaluationResult:
+    out = tmp_path_factory.mktemp("results") / "out"  # before `TMPDIR` is set: pytest's first call makes its root there
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as temporary:
         patch.setenv("TORCH_COMPILE_DISABLE", "1")  # one small function of vLLM's, for which a C++ compiler takes long
         patch.setenv("TMPDIR", temporary)
         patch.setenv("VLLM_API_KEY", "for another server")
         patch.setattr(tempfile, "tempdir", temporary)
-        result = evaluated(checkpoint, tmp_path_factory.mktemp("results") / "out")
+        result = evaluated(checkpoint, out)
         assert [path.name for path in Path(temporary).iterdir() if path.is_socket()] == []
         return result
 
