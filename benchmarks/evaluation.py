@@ -90,8 +90,8 @@ def run_forge_env(url: str, samples: int, in_flight: int) -> dict[str, Any]:
         def task(self, split: str, index: int) -> fe.Task:
             return fe.Task(id=f"{split}-{index}", split=split, prompt="What is 2 + 2?", data={"answer": "4"})
 
-        def reward(self, task: fe.Task, answer: str) -> float:
-            return float(answer.strip() == task.data["answer"])
+        def reward(self, task: fe.Task, completion: str) -> float:
+            return float(completion.strip() == task.data["answer"])
 
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"concurrency": in_flight, "start_concurrency": in_flight, "out": f"{folder}/out"}

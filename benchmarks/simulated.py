@@ -30,9 +30,9 @@ class ChatterConfig(ToolEnvironmentConfig):
     """Characters of every tool result."""
 
 
-def talked(task: fe.Task, answer: str) -> float:
+def talked(task: fe.Task, completion: str) -> float:
     """Return an arbitrary reward of 0 or 1."""
-    return float(hash(answer) % 2)
+    return float(hash(completion) % 2)
 
 
 class Chatter(fe.ToolEnvironment):

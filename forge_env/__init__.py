@@ -16,6 +16,7 @@ _EXPORTS = {
     "environment.single_turn": ("SingleTurnEnvironment",),
     "environment.sandbox_environment": ("SandboxEnvironment", "SandboxEnvironmentConfig"),
     "environment.program_environment": ("ProgramEnvironment", "ProgramEnvironmentConfig"),
+    "rewards.reasons": ("Score",),
     "rewards.rubric": ("Rubric", "RubricResult"),
     "tools.decorator": ("tool",),
     "tasks.datasets": ("DatasetConfig", "load_tasks"),
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from forge_env.registry import list_environments as list_environments
     from forge_env.registry import make as make
     from forge_env.registry import register as register
+    from forge_env.rewards.reasons import Score as Score
     from forge_env.rewards.rubric import Rubric as Rubric
     from forge_env.rewards.rubric import RubricResult as RubricResult
     from forge_env.rollout.episode import run_episode as run_episode

@@ -189,6 +189,8 @@ class Trajectory:
     if unknown."""
     failures: list[str] = field(default_factory=list)
     """Failures, limited in number and length: for example tests with their expected and actual values."""
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name of a reward function that returned an `fe.Score` -> its answer, explanation and metadata."""
     difficulty: int = 1
     """`Task.difficulty`."""
     tags: list[str] = field(default_factory=list)
@@ -384,6 +386,7 @@ class Trajectory:
 # ---
 # Record format: one JSON object, in which messages are plain text and the tokens of all turns are three values.
 #
+# schema 6   adds to 5: scores, omitted if empty.
 # schema 5   adds to 4: reset_s, close_s, reason, failures, each omitted if empty; a valid record with an error means
 #            that the agent's code failed.
 # schema 4   adds to 3: group, member, started and turns[i].calls_s, each omitted if empty. A turn omits these fields if
@@ -397,7 +400,7 @@ class Trajectory:
 #            zlib makes the bytes smaller they are compressed: "i4z", "f4z".
 # schema 1   (without a "schema" key) each turn holds its whole prompt, its tokens, log-probs and versions, as lists.
 
-SCHEMA = 5
+SCHEMA = 6
 _SOMETIMES: dict[str, Any] = {
     "rewards": {},
     "opponents": {},
@@ -408,6 +411,7 @@ _SOMETIMES: dict[str, Any] = {
     "close_s": 0.0,
     "reason": "",
     "failures": [],
+    "scores": {},
 }
 _APART = ("turns", "final_observation", *_SOMETIMES)
 _TIMES = ("reward", "generate_s", "step_s")
@@ -490,7 +494,7 @@ def _turns(data: dict[str, Any]) -> list[Turn]:
 
 _KINDS: dict[str, Any] = {
     "str": str, "int": int, "float": (int, float), "bool": bool, "Any": object,
-    "str | None": (str, type(None)), "int | None": (int, type(None)),
+    "str | None": (str, type(None)), "int | None": (int, type(None)), "dict[str, Any]": (dict,),
 }  # fmt: skip
 """Type of a field, or of the items of a list or dictionary field -> Python types that a record may contain."""
 
@@ -500,7 +504,7 @@ def _expected(part: type[Trajectory | Turn]) -> list[tuple[str, str, Any]]:
     expected = []
     for item in fields(part):
         kind = str(item.type)
-        inside = kind.rpartition("[")[2].rstrip("]").rpartition(", ")[2]
+        inside = kind.removesuffix("]").removeprefix("list[").removeprefix("dict[str, ") if "[" in kind else kind
         if inside in _KINDS:
             expected.append((item.name, kind, _KINDS[inside]))
     return expected

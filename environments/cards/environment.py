@@ -73,22 +73,22 @@ def _object(answer: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def solved(task: Task, answer: str) -> float:
+def solved(task: Task, completion: str) -> float:
     """1 for the exact object, with its keys in any order."""
-    return float(_object(answer) == task.data["card"])
+    return float(_object(completion) == task.data["card"])
 
 
-def parses(answer: str) -> float:
+def parses(completion: str) -> float:
     """1 if the answer is a JSON object with any content, and nothing else."""
-    return float(bool(_object(answer)))
+    return float(bool(_object(completion)))
 
 
-def facts(task: Task, answer: str) -> float:
+def facts(task: Task, completion: str) -> float:
     """Share of the facts that the answer's object has."""
-    value = _object(answer)
+    value = _object(completion)
     return float(sum(value.get(key) == fact for key, fact in task.data["card"].items())) / len(KEYS)
 
 
-def score(task: Task, answer: str, env: Cards) -> float:
+def score(task: Task, completion: str, env: Cards) -> float:
     """1 for the exact object, otherwise `partial_credit` times the share of the facts."""
-    return solved(task, answer) or env.config.partial_credit * facts(task, answer)
+    return solved(task, completion) or env.config.partial_credit * facts(task, completion)

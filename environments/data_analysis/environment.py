@@ -122,9 +122,9 @@ def final_answer(text: str) -> str | None:
     return None if answer is None else answer.strip()
 
 
-def correct(env: DataAnalysis, task: Task, answer: str) -> float:
+def correct(env: DataAnalysis, task: Task, completion: str) -> float:
     """1 if the answer is the right name, or a number within `tolerance` of the right one; otherwise 0."""
-    given, wanted = final_answer(answer), str(task.data["answer"])
+    given, wanted = final_answer(completion), str(task.data["answer"])
     if given is None:
         return 0.0
     number = parse_number(wanted)
@@ -134,6 +134,6 @@ def correct(env: DataAnalysis, task: Task, answer: str) -> float:
     return float(value is not None and abs(value - number) <= env.config.tolerance + 1e-9)
 
 
-def answered(answer: str) -> float:
+def answered(completion: str) -> float:
     """1 if the message has an answer tag; otherwise 0."""
-    return float(final_answer(answer) is not None)
+    return float(final_answer(completion) is not None)

@@ -64,9 +64,9 @@ class ReasoningGym(fe.SingleTurnEnvironment):
         """`SIZE` for every split."""
         return SIZE
 
-    def reward(self, task: Task, answer: str) -> float:
+    def reward(self, task: Task, completion: str) -> float:
         """Score of the text between the answer tags, by the dataset's scorer; 0 without tags."""
-        given = last_between(answer, "<answer>", "</answer>")
+        given = last_between(completion, "<answer>", "</answer>")
         if given is None:
             return 0.0
         problems = self._problems(task.split)

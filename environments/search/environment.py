@@ -118,15 +118,15 @@ def final_answer(text: str) -> str | None:
     return None if answer is None else answer.strip()
 
 
-def correct(task: Task, answer: str) -> float:
+def correct(task: Task, completion: str) -> float:
     """1 if the answer is the right name or year; otherwise 0."""
-    given = final_answer(answer)
+    given = final_answer(completion)
     return float(given is not None and given.casefold() == task.data["answer"].casefold())
 
 
-def answered(answer: str) -> float:
+def answered(completion: str) -> float:
     """1 if the message has an answer tag; otherwise 0."""
-    return float(final_answer(answer) is not None)
+    return float(final_answer(completion) is not None)
 
 
 def pages_read(env: Search) -> float:

@@ -96,15 +96,15 @@ def final_answer(text: str) -> str | None:
     return None if answer is None else answer.strip()
 
 
-def correct(task: Task, answer: str) -> float:
+def correct(task: Task, completion: str) -> float:
     """1 if the answer is the right whole number or name; otherwise 0."""
-    given, wanted = final_answer(answer), task.data["answer"]
+    given, wanted = final_answer(completion), task.data["answer"]
     if given is None:
         return 0.0
     number = parse_number(wanted)
     return float(given.casefold() == wanted.casefold() if number is None else parse_number(given) == number)
 
 
-def answered(answer: str) -> float:
+def answered(completion: str) -> float:
     """1 if the message has an answer tag; otherwise 0."""
-    return float(final_answer(answer) is not None)
+    return float(final_answer(completion) is not None)

@@ -21,6 +21,7 @@ from forge_env.errors import UsageError
 from forge_env.interrupts import run_until_interrupted
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.registry import make
+from forge_env.rewards.reasons import score_lines
 from forge_env.rollout.episode import run_episode
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.splits import check_split
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             print(show(message))
         ended = f"truncated ({trajectory.truncation})" if trajectory.truncated else "ended"
         print(f"\n{ended}: {earned(trajectory)}  {json.dumps(trajectory.metrics)}")
-        for line in filter(None, [trajectory.reason, *trajectory.failures]):
+        for line in filter(None, [trajectory.reason, *trajectory.failures, *score_lines(trajectory.scores)]):
             print(one_line(line, 400))
         if not trajectory.valid:
             raise UsageError(f"the episode could not be played: {trajectory.error}", fix="see forge-env doctor")

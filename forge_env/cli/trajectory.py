@@ -17,6 +17,7 @@ from forge_env.errors import UsageError
 from forge_env.interrupts import say
 from forge_env.machine import user_path
 from forge_env.reading import LONGEST_LINE, check_readable, open_file
+from forge_env.rewards.reasons import score_lines
 from forge_env.run.folder import RunFolder
 from forge_env.run.trained import read_trained
 from forge_env.trajectory import DAMAGE, Trajectory, Turn, read_trajectories
@@ -275,5 +276,5 @@ def result(episode: Trajectory) -> str:
     of = f" of {best:g}" if isinstance(best, int | float) else ""
     seats = ", ".join(f"{one_line(seat, 40)} {reward:g}" for seat, reward in episode.rewards.items())
     why = f"\n{one_line(episode.reason)}" if episode.reason else ""
-    why += "".join(f"\n  {one_line(failure, 400)}" for failure in episode.failures)
+    why += "".join(f"\n  {one_line(line, 400)}" for line in [*episode.failures, *score_lines(episode.scores)])
     return f"{end}: reward {episode.reward:g}{of}" + (f" ({seats})" if seats else "") + why

@@ -99,7 +99,7 @@ class ProgramEnvironment(SandboxEnvironment):
         >>> import forge_env as fe
         >>> class Writer(fe.ProgramEnvironment):
         ...     command = ("python", "agent.py", "{instruction}")
-        ...     rubric = fe.Rubric(lambda answer: float("done" in answer))
+        ...     rubric = fe.Rubric(lambda completion: float("done" in completion))
         ...
         ...     def task(self, split, index):
         ...         return fe.Task(id=f"{split}-{index}", prompt="Write a poem.", split=split)

@@ -203,7 +203,7 @@ def submit(*, name: str = "submit", description: str | None = None, with_answer:
     Args:
         name: name of the tool.
         description: description for the agent; default: a built-in one.
-        with_answer: whether the agent gives an answer, which reward functions get as `answer`.
+        with_answer: whether the agent gives an answer, which reward functions get as `completion`.
 
     Examples:
         >>> import forge_env as fe

@@ -4,8 +4,8 @@
         def task(self, split, index):
             return fe.Task(id=f"{split}-{index}", prompt=f"Write {index} backwards", gold=str(index)[::-1])
 
-        def reward(self, task, answer):
-            return float(answer.strip() == task.gold)
+        def reward(self, task, completion):
+            return float(completion.strip() == task.gold)
 
 `reward` may have any parameter of reward functions (`forge_env.rewards.rubric`), and may be async. Set `rubric` instead
 if one function isn't enough.
@@ -36,7 +36,7 @@ class SingleTurnConfig(ToolEnvironmentConfig):
 class SingleTurnEnvironment(ToolEnvironment):
     """An environment whose episodes are one assistant message; its text is the answer, even if it also calls tools.
 
-    A subclass defines `task` (or `tasks`), and `reward(self, task, answer)` or a `rubric`.
+    A subclass defines `task` (or `tasks`), and `reward(self, task, completion)` or a `rubric`.
 
     Args:
         config: options, an object of `config_class`; None: the defaults.
@@ -62,7 +62,7 @@ class SingleTurnEnvironment(ToolEnvironment):
     config_class: ClassVar[type[EnvironmentConfig]] = SingleTurnConfig
     reward: ClassVar[RewardFunction]
     """Reward function for an answer, in place of a `rubric`."""
-    _how_to_reward = "define `reward(self, task, answer)`, or set `rubric = fe.Rubric([...])`"
+    _how_to_reward = "define `reward(self, task, completion)`, or set `rubric = fe.Rubric([...])`"
     _reward_is_called = "reward function"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

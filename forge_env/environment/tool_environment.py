@@ -182,7 +182,7 @@ class ToolEnvironment(Environment):
         """End the episode after this turn, with `answer` as the agent's answer. Call it in a tool or in `respond`.
 
         Args:
-            answer: the value that reward functions get as `answer`.
+            answer: the text that reward functions get as `completion`.
 
         Raises:
             ToolError: the calling tool call timed out, or belongs to an episode that has ended.

@@ -48,7 +48,7 @@ class CodeTests:
     limits: Limits | None = None
     """Limits of each call; None uses the engine's."""
 
-    async def __call__(self, task: Task, answer: str, env: Any) -> float:
+    async def __call__(self, task: Task, completion: str, env: Any) -> float:
         """Score one answer."""
         tests: list[dict[str, Any]] = task.data.get("tests", [])
         if not tests:
@@ -57,7 +57,7 @@ class CodeTests:
             raise UsageError("CodeTests runs code and needs sandboxes", fix="fe.make(NAME, sandboxes=engine)")
         async with env.sandboxes.session() as sandbox:
             calls = [test["call"] for test in tests]
-            result = await Judging.of(sandbox).run_calls(extract_code(answer), calls, limits=self.limits)
+            result = await Judging.of(sandbox).run_calls(extract_code(completion), calls, limits=self.limits)
         # Calls that were not reached have no outcome and count as failed.
         reached = [*result.outcomes, *[None] * (len(tests) - len(result.outcomes))]
         failures = [why for outcome, test in zip(reached, tests, strict=True) if (why := _what_failed(outcome, test))]

@@ -1,20 +1,70 @@
-"""Judges' reasons for scores below the maximum; records contain them, and reports group episodes by them.
+"""Judges' reasons for scores; records contain them, and reports group episodes by those below the maximum.
 
 explain("failed hidden tests", ["test_leap: expected False, got True"])
+return fe.Score(0.5, answer="41", explanation="off by one")
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
+from forge_env.reading import is_bounded
 from forge_env.tools.schema import shorten
 from forge_env.types import clean_unicode
+from forge_env.visible import shown
 
 MOST_FAILURES, LONGEST_FAILURE, LONGEST_REASON = 10, 500, 80
 """Maximum failures of an episode, and maximum characters of a failure and of a reason."""
+
+
+LONGEST_PART, MOST_METADATA = 2_000, 20
+"""Maximum characters of a text in a recorded score, and maximum entries of its metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A reward function's value with its reason, for the record, the pages and `forge-env trajectory`.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> def correct(completion, target):
+        ...     number = completion.split()[-1]
+        ...     return fe.Score(float(number == target), answer=number, explanation=f"expected {target}")
+        >>> correct("It is 41", "42").value
+        0.0
+    """
+
+    value: float
+    """The reward."""
+    answer: str = ""
+    """What was read from the completion."""
+    explanation: str = ""
+    """Why it has this value, for this episode."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Parts of the score and other values by name, such as `{"style": 0.5}`. Values other than numbers are recorded as
+    text."""
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def bounded(self) -> dict[str, Any]:
+        """The score for the record, JSON-ready: texts of at most 2,000 characters and 20 entries of metadata."""
+        texts = {name: _text(getattr(self, name)) for name in ("answer", "explanation")}
+        entries = [entry for entry, _ in zip(self.metadata.items(), range(MOST_METADATA), strict=False)]
+        metadata = {_text(name): value if _is_number(value) else _text(value) for name, value in entries}
+        return {name: value for name, value in {**texts, "metadata": metadata}.items() if value}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float) and is_bounded(value)
+
+
+def _text(value: Any) -> str:
+    return clean_unicode(shorten(value if isinstance(value, str) else shown(value, LONGEST_PART), LONGEST_PART))
 
 
 @dataclass(slots=True)
@@ -23,6 +73,8 @@ class Explanation:
 
     reason: str = ""
     failures: list[str] = field(default_factory=list)
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name of a reward function -> its `Score.bounded`."""
 
 
 _CURRENT: ContextVar[Explanation | None] = ContextVar("explanation", default=None)
@@ -48,10 +100,10 @@ def explain(reason: str, failures: Iterable[str] = ()) -> None:
 
     Examples:
         >>> import forge_env as fe
-        >>> def correct(answer, target):
-        ...     if answer != target:
-        ...         fe.rewards.explain("wrong answer", [f"expected {target}, got {answer}"])
-        ...     return float(answer == target)
+        >>> def correct(completion, target):
+        ...     if completion != target:
+        ...         fe.rewards.explain("wrong answer", [f"expected {target}, got {completion}"])
+        ...     return float(completion == target)
         >>> correct("41", "42")
         0.0
     """
@@ -59,3 +111,25 @@ def explain(reason: str, failures: Iterable[str] = ()) -> None:
         current.reason = clean_unicode(" ".join(reason.split()))[:LONGEST_REASON]
         lines = [line for line, _ in zip(failures, range(MOST_FAILURES), strict=False)]
         current.failures = [clean_unicode(shorten(line, LONGEST_FAILURE)) for line in lines]
+
+
+def keep_scores(scores: Mapping[str, dict[str, Any]]) -> None:
+    """Record `Score.bounded` of reward functions by name in the current explanation."""
+    if (current := _CURRENT.get()) is not None:
+        current.scores.update(scores)
+
+
+def score_lines(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One line for each recorded score: function, answer, explanation and metadata.
+
+    Args:
+        scores: `Trajectory.scores`.
+    """
+    lines = []
+    for name, score in scores.items():
+        answer, explanation = score.get("answer", ""), score.get("explanation", "")
+        metadata = score.get("metadata")
+        entries = [f"{key} {value}" for key, value in metadata.items()] if isinstance(metadata, dict) else []
+        parts = [f"answer {shown(answer)}" if answer else "", str(explanation), ", ".join(entries)]
+        lines.append(f"{name}: " + "; ".join(part for part in parts if part))
+    return lines

@@ -2,25 +2,26 @@
 
     rubric = fe.Rubric([correct, concise], weights=[1.0, 0.1], metrics=[num_words])
 
-A reward function is any callable, sync or async, that returns a number. Its parameters select its inputs by name:
+A reward function is any callable, sync or async, that returns a number or a `Score`. Its parameters select its inputs
+by name:
 
+    completion  text of the agent's last message, or its submission
+    target      `task.data["answer"]`, or else `task.gold`
+    prompt      the task's prompt
     task        the `Task`, including hidden data
-    answer      text of the agent's last message, or its submission
     messages    the whole conversation
     env         the environment (also as `self`, so that methods in a class body work unchanged)
-    info        a dictionary shared by the reward functions of one episode
-    prompt, response, target
-                the task's prompt, the answer, and `task.data["answer"]` (or else `task.gold`)
+    state       a dictionary shared by the reward functions of one episode
 
-`answer` is the agent's, and the true one is `target`: a function that takes both `response` and `answer` is rejected,
-since they are the same text.
+`response` and `answer` are other names of `completion`, and `info` of `state`. In other libraries `answer` is the
+target: a function that takes `answer` beside `completion` or `response` is rejected.
 
 A group function receives all episodes of one task at once (relative scores, diversity, tournaments) and returns one
-number for each. Its parameters may be `task`, `trajectories`, `answers` (each as `answer` above) and `rewards` (the
+number for each. Its parameters may be `task`, `trajectories`, `completions` (also as `answers`) and `rewards` (the
 episodes' rewards so far). Training calls group functions for every group; an evaluation, whose episodes are
 independent, doesn't.
 
-A function that returns less than its maximum may explain why (`forge_env.rewards.explain`).
+A function that returns less than its maximum may explain why: with a `Score`, or with `forge_env.rewards.explain`.
 
 An exception in a reward function is raised as an `EnvironmentBugError` that names function and task; it never counts
 as a score of zero.
@@ -39,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.errors import AgentError, EnvironmentBugError, UsageError, environment_code
 from forge_env.reading import LARGEST_NUMBER, is_bounded
-from forge_env.rewards.reasons import Explanation, explain, explanation
+from forge_env.rewards.reasons import Explanation, Score, explain, explanation, keep_scores
 from forge_env.trajectory import Trajectory
 from forge_env.types import Message, Task
 from forge_env.visible import shown
@@ -49,15 +50,17 @@ if TYPE_CHECKING:
 
 LONGEST_SOURCE = 4_000
 """Maximum characters of each text in a reward's definition."""
-INJECTED = ("task", "answer", "messages", "env", "self", "info", "prompt", "response", "target")
+INJECTED = (
+    "completion", "target", "prompt", "task", "messages", "env", "self", "state", "response", "answer", "info",
+)  # fmt: skip
 
 SHOWN_TASKS = 5
 """Maximum number of tasks named in an error."""
 TARGET_FIX = "correct or remove these rows; the target is data['answer'], otherwise gold"
-INJECTED_GROUP = ("task", "trajectories", "answers", "rewards")
+INJECTED_GROUP = ("task", "trajectories", "completions", "answers", "rewards")
 
 RewardFunction = Callable[..., Any]
-"""`(...) -> float`, or a coroutine function returning one."""
+"""`(...) -> float | Score`, or a coroutine function returning one."""
 
 
 @dataclass(slots=True)
@@ -86,7 +89,10 @@ class _Scorer:
 
     async def __call__(self, values: Mapping[str, Any], task_id: str) -> tuple[float, Explanation]:
         with explanation() as why:
-            return self._number(await self.call(values, task_id), task_id), why
+            value = await self.call(values, task_id)
+        if isinstance(value, Score):
+            why.scores[self.name] = value.bounded()
+        return self._number(value, task_id), why
 
     async def call(self, values: Mapping[str, Any], task_id: str) -> Any:
         with environment_code(f"reward function {self.name!r}", task_id):
@@ -108,7 +114,7 @@ class _Scorer:
         if not is_bounded(number):
             raise EnvironmentBugError(
                 f"reward function {self.name!r} returned {shown(value)} on task {task_id!r}",
-                fix=f"return a finite number of at most {LARGEST_NUMBER:g}",
+                fix=f"return a finite number of at most {LARGEST_NUMBER:g}, or an fe.Score with one",
             )
         return number
 
@@ -117,9 +123,9 @@ class Rubric:
     """Reward functions with weights, and metrics that are logged but not rewarded.
 
     Args:
-        functions: one or several callables, sync or async, that return a number. They receive the inputs that their
-            parameters name: `task`, `answer`, `messages`, `env`, `info`, `prompt`, `response`, `target`. Results are
-            logged by the functions' names; to choose others, give a dictionary from name to function.
+        functions: one or several callables, sync or async, that return a number or a `Score`. They receive the inputs
+            that their parameters name: `completion`, `target`, `prompt`, `task`, `messages`, `env`, `state`. Results
+            are logged by the functions' names; to choose others, give a dictionary from name to function.
         weights: weight of each function; None: 1 each.
         metrics: functions that are logged but not rewarded, or a dictionary of them by name.
         group: functions that score all episodes of one task together, with their weights, or 1 each.
@@ -130,8 +136,8 @@ class Rubric:
     Examples:
         >>> import asyncio
         >>> import forge_env as fe
-        >>> def short(answer):
-        ...     return float(len(answer) < 10)
+        >>> def short(completion):
+        ...     return float(len(completion) < 10)
         >>> rubric = fe.Rubric([fe.rewards.ExactMatch(), short], weights=[1.0, 0.1])
         >>> task = fe.Task(id="0", prompt="What is 6 * 7?", gold="42")
         >>> asyncio.run(rubric.score(task=task, answer="42")).reward
@@ -219,21 +225,20 @@ class Rubric:
             InfrastructureError: raised by a function.
         """
         values: dict[str, Any] = {
-            "task": task,
-            "answer": answer,
-            "messages": messages,
-            "env": env,
-            "self": env,
-            "info": {} if info is None else info,
-            "prompt": task.prompt,
-            "response": answer,
+            **dict.fromkeys(("completion", "response", "answer"), answer),
+            **dict.fromkeys(("state", "info"), {} if info is None else info),
+            **dict.fromkeys(("env", "self"), env),
             "target": target_of(task),
+            "prompt": task.prompt,
+            "task": task,
+            "messages": messages,
         }
         if sum(scorer.is_async for scorer in self._scorers) < 2:  # nothing to run concurrently: create no tasks
             given = [await scorer(values, task.id) for scorer in self._scorers]
         else:
             given = await gather_or_cancel([scorer(values, task.id) for scorer in self._scorers])
         named = {scorer.name: number for scorer, (number, _) in zip(self._scorers, given, strict=True)}
+        keep_scores({name: score for _, why in given for name, score in why.scores.items()})
         explained = [why for scorer, (_, why) in zip(self._scorers, given, strict=True) if scorer.weight and why.reason]
         if explained:  # the reason of the first function, and the failures of all
             explain(explained[0].reason, [line for why in explained for line in why.failures])
@@ -250,15 +255,20 @@ class Rubric:
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         if not valid or not self._group_scorers:
             return
+        completions = [answer_of(trajectory) for trajectory in valid]
         values = {
             "task": task,
             "trajectories": valid,
-            "answers": [answer_of(trajectory) for trajectory in valid],
+            "completions": completions,
+            "answers": completions,
             "rewards": [trajectory.reward for trajectory in valid],
         }
         returned = await gather_or_cancel([scorer.call(values, task.id) for scorer in self._group_scorers])
         for scorer, value in zip(self._group_scorers, returned, strict=True):
-            for trajectory, number in zip(valid, scorer.numbers(value, len(valid), task.id), strict=True):
+            numbers = scorer.numbers(value, len(valid), task.id)
+            for trajectory, number, given in zip(valid, numbers, value, strict=True):
+                if isinstance(given, Score):
+                    trajectory.scores[scorer.name] = given.bounded()
                 trajectory.metrics[scorer.name] = number
                 trajectory.reward += scorer.weight * number
                 if trajectory.turns:
@@ -293,7 +303,7 @@ def check_targets(environment: Environment, tasks: Iterable[Task]) -> None:
 
 
 def answer_of(trajectory: Trajectory) -> str:
-    """The `answer` argument for an episode's functions; the agent's last message if the record has no answer."""
+    """The `completion` argument for an episode's functions; the agent's last message if the record has no answer."""
     if trajectory.answer is not None:
         return trajectory.answer
     return trajectory.turns[-1].message.content if trajectory.turns else ""
@@ -352,9 +362,9 @@ def _scorer(name: str, function: RewardFunction, weight: float, injected: tuple[
     if not math.isfinite(_as_float(weight)):
         raise UsageError(f"the weight {weight!r} of {name!r} is not valid", fix="give a finite number")
     parameters = inspect.signature(function).parameters
-    if {"response", "answer"} <= parameters.keys() and "answer" in injected:
+    if "answer" in parameters and (others := parameters.keys() & {"completion", "response"}) and "answer" in injected:
         raise UsageError(
-            f"reward function {name!r} takes `response` and `answer`, which are both the agent's reply",
+            f"reward function {name!r} takes `{others.pop()}` and `answer`, which are both the agent's reply",
             fix="use `target` instead of `answer`: it is the task's answer, also from a column `answer`",
         )
     wanted: list[str] = []

@@ -240,6 +240,7 @@ async def _play(
             await _truncate(env, trajectory, limit, limits)
     if env.max_reward is None or trajectory.reward < env.max_reward - 1e-9:
         trajectory.reason, trajectory.failures = why.reason, why.failures
+    trajectory.scores = why.scores
     for seat, reward in trajectory.rewards.items():
         trajectory.metrics[f"reward_{seat}"] = reward
     if rerendered := sum(turn.reply.forked for turn in trajectory.turns):

@@ -25,6 +25,7 @@ from forge_env.figures import count, duration, number
 from forge_env.machine import cache_dir
 from forge_env.reading import LARGEST_TABLE, UnsafeFileError, open_file
 from forge_env.redaction import redact
+from forge_env.rewards.reasons import score_lines
 from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.trajectory import NOT_CHEAT_PROOF
 from forge_env.view import answers, charts, episode, evaluations, records, text, timeline
@@ -337,6 +338,7 @@ class Pages:
             "error": trajectory.error or "",
             "reason": trajectory.reason,
             "why_failed": trajectory.failures,
+            "scores": score_lines(trajectory.scores),
             "not_cheat_proof": bool(trajectory.metrics.get(NOT_CHEAT_PROOF)),
             "components": episode.figures(trajectory.metrics),
             "never_called": run.queries.constants["tools"]

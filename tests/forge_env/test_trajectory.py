@@ -182,7 +182,7 @@ def test_people_can_read_a_record(tmp_path: Path) -> None:
     with TrajectoryWriter(tmp_path / "a.jsonl") as writer:
         writer.write(Trajectory("e", "env", "task", turns=[Turn([Message(role="user", content="wie groß?")], reply)]))
     line = (tmp_path / "a.jsonl").read_text(encoding="utf-8")
-    assert line.startswith('{"schema":5,"id":"e",')
+    assert line.startswith('{"schema":6,"id":"e",')
     assert '{"role":"user","content":"wie groß?"}' in line
     assert '"content":"Größe: 4 \U0001f40d"' in line
     assert json.loads(line)["tokens"] == {"ids": "i4:cAECEQAAAQAAAAAA", "logprobs": "f4:AAAAvw==", "versions": [[3, 1]]}
@@ -295,16 +295,16 @@ def test_what_a_record_claims_takes_no_memory(tmp_path: Path) -> None:
 
 def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text(OLD.replace('{"id"', '{"schema":6,"id"', 1))
+    path.write_text(OLD.replace('{"id"', '{"schema":7,"id"', 1))
     damage: list[str] = []
-    with pytest.raises(UsageError, match="reads up to version 5"):
+    with pytest.raises(UsageError, match="reads up to version 6"):
         list(read_trajectories(path, on_damage=damage.append))
     assert damage == []
 
 
 def test_a_damaged_version_costs_its_record_only(tmp_path: Path) -> None:
     path, whole = tmp_path / "a.jsonl", record()
-    path.write_text(re.sub(r'"schema": ?5', '"schema": "5"', whole, count=1) + f"\n{whole}\n")
+    path.write_text(re.sub(r'"schema": ?6', '"schema": "5"', whole, count=1) + f"\n{whole}\n")
     damage: list[str] = []
     assert len(list(read_trajectories(path, on_damage=damage.append))) == 1
     assert len(damage) == 1
@@ -325,7 +325,7 @@ def record() -> str:
 
 
 @given(
-    start=st.integers(len('{"schema": 5, '), len(record())),
+    start=st.integers(len('{"schema": 6, '), len(record())),
     length=st.integers(0, 12),
     text=st.text(st.sampled_from('"{}[],:0123456789.-eutzf=A'), max_size=6),
 )

@@ -57,7 +57,7 @@ class NoTasks(fe.SingleTurnEnvironment): reward = fe.rewards.ExactMatch()
 # NoTasks has no tasks -> define `task
 class NoReward(fe.SingleTurnEnvironment):
     def task(self, split, index): return fe.Task(id=str(index), prompt='x')
-# NoReward has no reward function -> define `reward(self, task, answer)`, or set `rubric
+# NoReward has no reward function -> define `reward(self, task, completion)`, or set `rubric
 class RubricFunction(NoReward): rubric = len
 # RubricFunction.rubric is a builtin_function_or_method -> set `rubric
 class RewardNone(Sound):

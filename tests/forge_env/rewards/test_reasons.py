@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 import forge_env as fe
 from forge_env.errors import AgentError, EnvironmentBugError
 from forge_env.rewards import explain
-from forge_env.rewards.reasons import LONGEST_FAILURE, LONGEST_REASON, MOST_FAILURES, explanation
+from forge_env.rewards.reasons import (
+    LONGEST_FAILURE,
+    LONGEST_PART,
+    LONGEST_REASON,
+    MOST_FAILURES,
+    explanation,
+    score_lines,
+)
 from forge_env.rollout.scripted import ReplayPolicy
 
 TASK = fe.Task(id="0", prompt="What is 6 * 7?", gold="42")
@@ -55,6 +63,51 @@ async def test_the_first_weighted_function_names_the_reason_and_metrics_none() -
 
     played = await play([first, second], "x", metrics=[measured])
     assert (played.reason, played.failures) == ("too short", ["3 of 5 words", "no please"])
+
+
+async def test_a_score_records_what_was_read_and_why() -> None:
+    async def correct(completion: str, target: str, state: dict[str, Any]) -> fe.Score:
+        state["read"] = completion[-2:]
+        return fe.Score(
+            float(completion[-2:] == target), completion[-2:], "the last two digits", {"digits": 2, "of": [1]}
+        )
+
+    def noted(state: dict[str, Any], info: dict[str, Any]) -> fe.Score:
+        return fe.Score(float(state == info == {"read": "42"}))
+
+    played = await play([correct, noted], "It is 42")
+    metadata = {"digits": 2, "of": "[1]"}
+    assert (played.reward, played.metrics["correct"]) == (2.0, 1.0)
+    assert played.scores["correct"] == {"answer": "42", "explanation": "the last two digits", "metadata": metadata}
+    assert fe.Trajectory.from_dict(played.to_dict()).scores == played.scores
+    assert score_lines(played.scores)[0] == "correct: answer '42'; the last two digits; digits 2, of [1]"
+    assert "scores" not in (await play(fe.rewards.exact_match, "42")).to_dict()
+    damaged = {**played.to_dict(), "scores": {"correct": "42"}}
+    with pytest.raises(TypeError, match="scores"):
+        fe.Trajectory.from_dict(damaged)
+
+
+async def test_a_score_without_a_finite_value_is_a_bug() -> None:
+    with pytest.raises(EnvironmentBugError, match="'<lambda>' returned"):
+        await play(lambda completion: fe.Score(float("nan")), "42")
+
+
+async def test_group_functions_record_scores_too() -> None:
+    def ranked(completions: list[str]) -> list[fe.Score]:
+        return [fe.Score(0.5, explanation=f"one of {len(completions)}") for _ in completions]
+
+    played = [await play(fe.rewards.exact_match, answer) for answer in ("41", "42")]
+    await fe.Rubric(fe.rewards.exact_match, group=[ranked]).score_group(TASK, played)
+    assert [episode.reward for episode in played] == [0.5, 1.5]
+    assert played[0].scores == {"ranked": {"explanation": "one of 2"}}
+
+
+@given(st.text(), st.text(), st.dictionaries(st.text(), st.recursive(st.none() | st.text() | st.floats(), st.lists)))
+def test_a_recorded_score_is_bounded_and_json(answer: str, explanation: str, metadata: dict[str, Any]) -> None:
+    huge = {**metadata, "x" * 9_000: 10**5_000, "nan": float("nan")}
+    recorded = fe.Score(0.0, 50 * answer, explanation, huge).bounded()
+    assert len(json.dumps(recorded, allow_nan=False)) < 12 * 20 * 2 * LONGEST_PART
+    assert all(len(line) < 20 * 2 * LONGEST_PART for line in score_lines({"f": recorded}))
 
 
 @given(st.text(), st.lists(st.text(max_size=2_000), max_size=30))

@@ -39,7 +39,8 @@ async def test_reward_is_the_weighted_sum_and_metrics_are_free() -> None:
 
 
 def secret(task: fe.Task, **rest: Any) -> int:
-    assert set(rest) == {"answer", "messages", "env", "info", "prompt", "response", "target"}
+    names = {"completion", "target", "prompt", "messages", "env", "state"}
+    assert set(rest) == names | {"answer", "response", "info"}
     return int(task.data["secret"])
 
 
@@ -110,10 +111,15 @@ def test_wrong_rubrics_are_refused_early() -> None:
     def both(response: str, answer: str) -> float:
         return float(answer in response)
 
-    with pytest.raises(UsageError, match=r"'asks' has an unknown parameter 'reference'.*task, answer"):
+    def habit(completion: str, answer: str) -> float:
+        return float(answer in completion)
+
+    with pytest.raises(UsageError, match=r"'asks' has an unknown parameter 'reference'.*completion, target"):
         fe.Rubric(asks)
     with pytest.raises(UsageError, match=r"'both' takes `response` and `answer`.*use `target`"):
         fe.Rubric(both)
+    with pytest.raises(UsageError, match=r"'habit' takes `completion` and `answer`.*use `target`"):
+        fe.Rubric(habit)
     with pytest.raises(UsageError, match="1 reward functions but 2 weights"):
         fe.Rubric([length], [1, 2])
     for weight in (math.nan, math.inf, "much", None):
