@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import numpy as np
 import torch
@@ -34,14 +34,12 @@ STAMP = struct.Struct("=q")
 
 
 class Descriptor:
-    """A file descriptor that is closed when the object is deleted."""
+    """A file descriptor that is closed when the object is deleted, or by the kernel when the process ends."""
 
     def __init__(self, number: int) -> None:
+        finalize(self, os.close, number).atexit = False
         self.number = number
         self.inode = os.fstat(number).st_ino
-
-    def __del__(self) -> None:
-        os.close(self.number)
 
 
 class Block(mmap.mmap):

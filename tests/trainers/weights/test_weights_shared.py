@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +118,19 @@ def test_of_three_blocks_those_two_stay_mapped_that_were_read_last() -> None:
     maps = Path("/proc/self/maps").read_text()
     mapped = [maps.count(f" {shared.handle(tensor).inode} ") for tensor in (one, two, three)]
     assert mapped == [2, 1, 2], "its owner has each mapped too"
+
+
+@pytest.mark.slow
+def test_a_process_may_end_with_memory_in_use() -> None:
+    code = """if True:
+        import torch
+        from trainers.weights import shared
+
+        tensor = shared.empty(10, torch.float32)
+        reading = shared.attach(shared.handle(tensor))
+    """
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stderr == ""
 
 
 @pytest.mark.slow
