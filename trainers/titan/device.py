@@ -13,6 +13,11 @@ from trainers.compat.torchtitan import import_uncompiled, use_cpu
 MALLOPT = {-3: 2**25, -1: 2**30, -2: 2**24}
 """glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD, set so that freed memory is reused. Memory returned to the
 kernel would come back page by page, each one cleared, which takes an eighth of a small model's step."""
+UNUSED = 2**30
+"""Bytes of freed memory that a CPU's trainer keeps for reuse. Batches of other shapes leave gaps of other sizes: after
+ten steps, a model of 135M parameters held 7.5 GB, of which a step uses 4.7."""
+_FREE = 8
+"""Index of the unused bytes, `fordblks`, in glibc's `struct mallinfo2`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,11 @@ class Device:
         if self.type == "cuda":
             torch.cuda.empty_cache()
 
+    def trim_memory(self) -> None:
+        """On a CPU, return the allocator's unused memory to the kernel if it is more than `UNUSED`."""
+        if self.type == "cpu" and unused_bytes() > UNUSED:
+            ctypes.CDLL(None).malloc_trim(0)
+
     @property
     def peak_flops(self) -> float | None:
         """Nominal peak of the hardware in bfloat16 floating-point operations per second; None for a CPU."""
@@ -49,6 +59,19 @@ class Device:
         from torchtitan.tools.utils import get_peak_flops
 
         return float(get_peak_flops(torch.cuda.get_device_name()))
+
+
+class _MallInfo(ctypes.Structure):
+    _fields_ = [("sizes", ctypes.c_size_t * 10)]
+
+
+def unused_bytes() -> int:
+    """Bytes that were freed and that glibc's allocator keeps; 0 with another C library."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0
+    mallinfo.restype = _MallInfo
+    return int(mallinfo().sizes[_FREE])
 
 
 CPU = Device("cpu", "foreach", side_by_side=True, packed=True)

@@ -171,6 +171,7 @@ class TitanEngine(Scorer):
         for metrics in done:
             figures.add(totals, figures.share_of(metrics, 1 / len(done)))
         self.schedule.step()
+        self.device.trim_memory()
         elapsed = time.perf_counter() - started
         return {
             **totals,
