@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -119,15 +120,15 @@ def check_kernels(options: Options) -> Stage:
     import torch
 
     from trainers.titan.attention import PackedAttention
-    from trainers.titan.layout import PackedLayout, layout_of
+    from trainers.titan.layout import PackedLayout, Row, layout_of
 
     stage, where = Stage(), torch.device(options.device)
     module = PackedAttention(PackedAttention.Config())
     rng = random.Random(0)
 
-    def inputs(lengths: Sequence[int], dtype: torch.dtype) -> list[Any]:
+    def inputs(row: Row, dtype: torch.dtype) -> list[Any]:
         torch.manual_seed(0)
-        shape = 1, sum(lengths)
+        shape = 1, len(row)
         wide = [torch.randn(*shape, heads, 128, device=where, dtype=torch.float64) for heads in (16, 8, 8)]
         return [each.to(dtype).requires_grad_() for each in wide]
 
@@ -136,17 +137,19 @@ def check_kernels(options: Options) -> Stage:
         return [out, *torch.autograd.grad(out.double().square().sum(), tensors)]
 
     lengths = [rng.randrange(20, 500) for _ in range(12)]
-    exact = attend(inputs(lengths, torch.float64), PackedLayout.of(lengths, where))
-    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
-        values = attend(inputs(lengths, dtype), layout_of(lengths, where))
-        for name, value, reference in zip(("output", "dq", "dk", "dv"), values, exact, strict=True):
-            error = (value.double() - reference).norm() / reference.norm()
-            stage.at_most(f"attention {name}, {str(dtype).removeprefix('torch.')}, error", error.item(), bound)
+    shared = [0, *(rng.randrange(min(pair)) for pair in itertools.pairwise(lengths))]
+    for kind, row in (("attention", Row.of(lengths)), ("attention of a tree", Row.of(lengths, shared))):
+        exact = attend(inputs(row, torch.float64), PackedLayout.of(row, where))
+        for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+            values = attend(inputs(row, dtype), layout_of(row, where))
+            for name, value, reference in zip(("output", "dq", "dk", "dv"), values, exact, strict=True):
+                error = (value.double() - reference).norm() / reference.norm()
+                stage.at_most(f"{kind} {name}, {str(dtype).removeprefix('torch.')}, error", error.item(), bound)
     if options.on_gpu:
         times = []
         for _ in range(20):
-            lengths = [rng.randrange(100, 1500) for _ in range(rng.randrange(8, 16))]
-            tensors, layout = inputs(lengths, torch.bfloat16), layout_of(lengths, where)
+            row = Row.of([rng.randrange(100, 1500) for _ in range(rng.randrange(8, 16))])
+            tensors, layout = inputs(row, torch.bfloat16), layout_of(row, where)
             torch.cuda.synchronize()
             started = time.perf_counter()
             attend(tensors, layout)

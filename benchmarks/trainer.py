@@ -41,7 +41,7 @@ from trainers.titan.engine import TitanEngine
 from trainers.titan.families import titan_config
 from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import build_optimizer
-from trainers.titan.packing import Budget, plan
+from trainers.titan.packing import Budget, Sizes, plan
 
 MAX_LENGTH = 512
 VOCABULARY = 1024
@@ -79,7 +79,7 @@ def bare_step(folder: Path, data: Sequence[Segment]) -> Callable[[], None]:
     section = OptimizerSection()
     optimizer = build_optimizer(module, section, CPU)
     batches = []
-    for run in plan([len(item.token_ids) for item in data], Budget(MICROBATCH_TOKENS, packed=False))[0]:
+    for run in plan(Sizes.alone([len(item.token_ids) for item in data]), Budget(MICROBATCH_TOKENS, packed=False))[0]:
         batch = collate([data[number] for number in run], torch.device("cpu"))
         labels = torch.full(batch.tokens.shape, IGNORED).flatten()
         labels[batch.predictors] = batch.target_ids
@@ -125,7 +125,7 @@ def padding(data: Sequence[Segment]) -> dict[str, float]:
     prompt = max(length - answer for length, answer in zip(lengths, answers, strict=True))
 
     def share(packed: bool) -> float:
-        runs = plan(lengths, Budget(MICROBATCH_TOKENS, packed))[0]
+        runs = plan(Sizes.alone(lengths), Budget(MICROBATCH_TOKENS, packed))[0]
         batches = [collate([data[number] for number in run], torch.device("cpu"), packed=packed) for run in runs]
         computed = sum(batch.tokens.numel() for batch in batches)
         return 1 - used / computed

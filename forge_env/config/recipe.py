@@ -318,6 +318,8 @@ class TrainerSection(Section):
     """Optimizer of the RL phase."""
     microbatch_tokens: Positive = 8192
     """Tokens in one forward-backward pass, padding included."""
+    share_prefixes: bool = True
+    """Compute what several sequences of a pass begin with (a group's prompt) once. The results are the same."""
     minibatches: Positive = 1
     """Optimizer updates per training step; the batch is split into this many parts."""
 

@@ -273,6 +273,7 @@ class Session:
             loss=SFTLoss(),
             steps=config.sft.steps,
             microbatch_tokens=trainer.microbatch_tokens,
+            share_prefixes=trainer.share_prefixes,
             minibatches=trainer.minibatches,
             threads=trainer.threads,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -23,6 +24,26 @@ def at_targets(segment: Segment, values: NDArray[np.float32]) -> NDArray[np.floa
     whole = np.zeros(len(segment.token_ids), np.float32)
     whole[targets(segment)] = values
     return whole
+
+
+LEAST_SHARED = 16
+"""Shorter common beginnings of two sequences, such as the first tokens of a chat format, are not worth sharing."""
+
+
+def in_order(segments: Sequence[Segment]) -> list[int]:
+    """Numbers of the segments in lexicographic order of their tokens: those that begin alike are neighbours."""
+    keys = [segment.token_ids.astype(">u4").tobytes() for segment in segments]
+    return sorted(range(len(segments)), key=keys.__getitem__)
+
+
+def shared_with_previous(segments: Sequence[Segment]) -> NDArray[np.int64]:
+    """Number of first tokens that each segment shares with the one before it, [N]; 0 if below `LEAST_SHARED`."""
+    shared = np.zeros(len(segments), np.int64)
+    for number, (before, segment) in enumerate(itertools.pairwise(segments), 1):
+        length = min(len(before.token_ids), len(segment.token_ids))
+        differs = before.token_ids[:length] != segment.token_ids[:length]
+        shared[number] = differs.argmax() if differs.any() else length
+    return np.where(shared < LEAST_SHARED, 0, shared)
 
 
 Computed = Literal["all", "sequences", "segments"]
@@ -50,8 +71,9 @@ class BatchSizes:
     or has several conversations.
 
     Attributes:
-        numbers: positions in the batch of the N segments that are computed, [N].
+        numbers: positions in the batch of the N segments that are computed, in the order of `in_order`, [N].
         lengths: their tokens, [N].
+        shared: number of first tokens that each has in common with the one before it (`shared_with_previous`), [N].
         targets: their tokens to be learned, [N].
         sequences: number of each segment's sequence, from 0, unique in the batch, [N].
         sequence_targets: tokens to be learned in each segment's whole sequence, [N].
@@ -63,6 +85,7 @@ class BatchSizes:
 
     numbers: NDArray[np.int64]
     lengths: NDArray[np.int64]
+    shared: NDArray[np.int64]
     targets: NDArray[np.int64]
     sequences: NDArray[np.int64]
     sequence_targets: NDArray[np.int64]
@@ -85,9 +108,11 @@ class BatchSizes:
         if computed == "sequences":
             chosen = finite & np.isin(sequences, sequences[chosen])
         numbers = np.flatnonzero(chosen)
+        numbers = numbers[in_order([segments[number] for number in numbers.tolist()])]
         return cls(
             numbers,
             lengths[numbers],
+            shared_with_previous([segments[number] for number in numbers.tolist()]),
             learned[numbers],
             sequences[numbers],
             of_sequence[sequences[numbers]],
@@ -101,6 +126,14 @@ class BatchSizes:
     def with_signal(cls, segments: Sequence[Segment]) -> Self:
         """Sizes of a batch, with only the segments that have an advantage."""
         return cls.of(segments, "segments")
+
+    def shared_among(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`shared` of some of the segments among themselves; `places` are their ascending indices in `numbers`."""
+        if not len(places):
+            return self.shared[places]
+        shared = np.zeros(len(places), np.int64)  # what two share, all between them share
+        shared[1:] = np.minimum.reduceat(self.shared[: places[-1] + 1], places[:-1] + 1)
+        return shared
 
     def pick(self, segments: Sequence[Segment]) -> list[Segment]:
         """The segments of the whole batch that are computed, [N]."""

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 PACKAGE = Package("torch", ("2.13.0",))
 _function = cache(PACKAGE.function)
-CAUSAL = 1
-"""Value of `custom_mask_type` for causal attention within each sequence, in torch's memory-efficient kernel."""
+CAUSAL = 2
+"""Value of `custom_mask_type` in torch's memory-efficient kernel: causal, the last query at the last key."""
 
 
 def replace_gloo(group: type) -> None:
@@ -41,22 +41,32 @@ def set_element(state: dict[str, Any], path: Sequence[str | int], value: Any) ->
 
 
 def efficient_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, width: int, scale: float | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bounds: torch.Tensor,
+    key_bounds: torch.Tensor,
+    width: int,
+    key_width: int,
+    scale: float | None,
 ) -> torch.Tensor:
     """Compute memory-efficient causal attention within each sequence of a packed row, on a GPU.
 
-    Inputs and output are [T, heads, head dim]. `scaled_dot_product_attention` uses the same kernel, but has no argument
-    for the sequences' bounds.
+    Inputs and output are [T, heads, head dim]. A sequence may have more keys than queries; its last query is at its
+    last key. `scaled_dot_product_attention` uses the same kernel, but has no argument for the sequences' bounds.
 
     Args:
-        bounds: index of the first token of each sequence, then the number of tokens, [S + 1] int32.
-        width: length of the longest sequence.
+        bounds: index of the first query of each sequence, then the number of queries, [S + 1] int32.
+        key_bounds: the same of the keys and values.
+        width: largest number of queries of a sequence.
+        key_width: largest number of its keys.
     """
     import torch
 
     attend = torch.ops.aten._efficient_attention_forward
+    grad = torch.is_grad_enabled()
     out, *_ = attend(
-        q[None], k[None], v[None], None, bounds, bounds, width, width, 0.0, CAUSAL, torch.is_grad_enabled(), scale=scale
+        q[None], k[None], v[None], None, bounds, key_bounds, width, key_width, 0.0, CAUSAL, grad, scale=scale
     )
     attended: torch.Tensor = out[0]
     return attended

@@ -280,6 +280,7 @@ class Stack:
                 str(folder),
                 max_length=config.model.max_length,
                 microbatch_tokens=config.trainer.microbatch_tokens,
+                share_prefixes=config.trainer.share_prefixes,
                 temperature=config.grpo.temperature,
                 threads=config.trainer.threads,
                 with_gpus=section.with_gpus,

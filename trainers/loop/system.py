@@ -327,6 +327,7 @@ class System:
             loss=make_loss(config.grpo.loss),
             steps=config.grpo.steps,
             microbatch_tokens=config.trainer.microbatch_tokens,
+            share_prefixes=config.trainer.share_prefixes,
             minibatches=config.trainer.minibatches,
             temperature=config.grpo.temperature,
             threads=config.trainer.threads,

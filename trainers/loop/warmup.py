@@ -142,6 +142,7 @@ async def warm_up(
         loss=SFTLoss(),
         steps=section.steps,
         microbatch_tokens=MICROBATCH_TOKENS,
+        share_prefixes=config.trainer.share_prefixes,
         threads=section.threads,
     )
     batches: asyncio.Queue[list[Segment]] = asyncio.Queue(SORT_WINDOW)

@@ -1,7 +1,9 @@
 """Attention over packed rows.
 
-No token attends to another sequence. On a GPU, variable-length kernels read the packed row directly. On a CPU,
-attention pads each sequence to a separate row; linear layers process the packed tokens without padding.
+No token attends to another sequence, except to the first tokens that both share, which are in the row once
+(`trainers.titan.layout`). On a GPU, variable-length kernels read the queries in the packed row, and copies of shared
+keys and values. On a CPU, attention pads each branch to a separate row; linear layers process the packed tokens without
+padding.
 """
 
 from __future__ import annotations
@@ -15,27 +17,31 @@ from torchtitan.models.common.attention import ScaledDotProductAttention
 
 from trainers.compat.torch import efficient_attention
 from trainers.titan.context import gather_tokens
-from trainers.titan.layout import ContextLayout, RowLayout, VarlenLayout
+from trainers.titan.layout import ContextLayout, Grid, PackedLayout, RowLayout, VarlenLayout
 
 HALF = torch.bfloat16, torch.float16
 
 
 class _Spread(torch.autograd.Function):
-    """Copy packed tokens into a padded grid, [T, F] -> [S * L, F].
-
-    Padding slots hold copies of real tokens. They follow the real ones of their row, so causal attention of a real
-    token never reads them.
-    """
+    """Copy tokens of a row to the slots of a grid, [T, F] -> [slots, F]; a token may have several slots, or none."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, take: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(slots)
+    def forward(ctx: Any, tokens: torch.Tensor, take: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(take)
+        ctx.size = tokens.shape[0]
         return tokens.index_select(0, take)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (slots,) = ctx.saved_tensors
-        return grads[0].index_select(0, slots), None, None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (take,) = ctx.saved_tensors
+        wide = grads[0].to(torch.promote_types(grads[0].dtype, torch.float32))  # sums of few bits would be rough
+        return wide.new_zeros(ctx.size, *wide.shape[1:]).index_add_(0, take, wide).to(grads[0].dtype), None
+
+
+def _spread(packed: torch.Tensor, take: torch.Tensor) -> torch.Tensor:
+    """Copy tokens to slots, [T, heads, head dim] -> [slots, heads, head dim]."""
+    slots: torch.Tensor = _Spread.apply(packed.flatten(1), take)  # type: ignore[no-untyped-call]
+    return slots.view(-1, *packed.shape[1:])
 
 
 class _Collect(torch.autograd.Function):
@@ -99,20 +105,38 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         if isinstance(layout, VarlenLayout):
             return attend_varlen(q_BLNH[0], k_BLNH[0], v_BLNH[0], layout, options.get("scale"))[None]
 
-        def spread(packed: torch.Tensor) -> torch.Tensor:
-            _, _, heads, size = packed.shape
-            grid: torch.Tensor = _Spread.apply(packed[0].flatten(1), layout.take, layout.slots)  # type: ignore[no-untyped-call]
-            return grid.view(layout.rows, layout.width, heads, size)
+        return _attend_in_grids(q_BLNH[0], k_BLNH[0], v_BLNH[0], layout, options)[None]
 
-        out = super().forward(spread(q_BLNH), spread(k_BLNH), spread(v_BLNH), **options)
-        collected: torch.Tensor = _Collect.apply(out.flatten(2).flatten(0, 1), layout.slots)  # type: ignore[no-untyped-call]
-        return collected.view(q_BLNH.shape)
+
+def _attend_in_grids(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, options: dict[str, Any]
+) -> torch.Tensor:
+    """Compute attention of a packed row, [T, heads, head dim] each, in padded grids."""
+
+    def attended(grid: Grid) -> torch.Tensor:
+        def rows(packed: torch.Tensor, take: torch.Tensor) -> torch.Tensor:
+            return _spread(packed, take).view(grid.rows, -1, *packed.shape[1:]).transpose(1, 2)
+
+        out = torch.nn.functional.scaled_dot_product_attention(
+            rows(q, grid.queries),
+            rows(k, grid.keys),
+            rows(v, grid.keys),
+            attn_mask=grid.mask,
+            is_causal=grid.mask is None,
+            scale=options.get("scale"),
+            enable_gqa=options.get("enable_gqa", False),
+        )
+        return out.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    slots = torch.cat([attended(grid) for grid in layout.grids])
+    collected: torch.Tensor = _Collect.apply(slots, layout.slots)  # type: ignore[no-untyped-call]
+    return collected.view(q.shape)
 
 
 def attend_varlen(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: VarlenLayout, scale: float | None
 ) -> torch.Tensor:
-    """Compute causal attention within each sequence of a packed row, on a GPU.
+    """Compute attention of each branch of a packed row over its path, on a GPU.
 
     Inputs and output are [T, heads, head dim]. 16-bit types use FlashAttention-2 (Dao 2023, arXiv 2307.08691). Others
     use memory-efficient attention (Rabe and Staats 2021, arXiv 2112.05682), since FlashAttention-2 doesn't support
@@ -120,17 +144,19 @@ def attend_varlen(
     """
     if torch.is_autocast_enabled(q.device.type):  # as `scaled_dot_product_attention` does
         q, k, v = (each.to(torch.get_autocast_dtype(q.device.type)) for each in (q, k, v))
+    if layout.keys is not None:
+        k, v = _spread(k, layout.keys), _spread(v, layout.keys)
     group = q.shape[1] // k.shape[1]
     if q.dtype not in HALF:
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        return efficient_attention(q, k, v, layout.bounds, layout.width, scale)
+        return efficient_attention(q, k, v, layout.bounds, layout.key_bounds, layout.width, layout.key_width, scale)
     from torch.nn.attention.varlen import varlen_attn
 
     return varlen_attn(  # type: ignore[return-value]
-        *(q, k, v, layout.bounds, layout.bounds, layout.width, layout.width),
+        *(q, k, v, layout.bounds, layout.key_bounds, layout.width, layout.key_width),
         scale=scale,
-        window_size=(-1, 0),  # causal
+        window_size=(-1, 0),  # causal; the last query of a branch is at the last key of its path
         enable_gqa=group > 1,
     )
 

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 
 from forge_env.trajectory import Segment
-from trainers.titan.layout import ContextLayout, RowLayout, layout_of
+from trainers.buffer.sequences import shared_with_previous
+from trainers.titan.layout import ContextLayout, Row, RowLayout, layout_of
 
 
 @dataclass(slots=True)
 class Microbatch:
     """Rows of tokens, and the loss inputs of their N target tokens as flat tensors.
 
-    Each row holds one sequence, padded on the right; or, if packed, a single row holds all sequences one after another.
+    Each row holds one sequence, padded on the right; or, if packed, a single row holds all sequences one after another,
+    the first tokens that neighbours share once (`trainers.titan.layout`).
 
     Attributes:
         tokens: [B, T] int64.
@@ -27,6 +29,7 @@ class Microbatch:
         behavior_logprobs: log-probabilities of the targets when they were sampled, [N] float32.
         advantages: [N] float32.
         padding: fraction of the tokens that is padding.
+        last_viewers: index of the last token that attends to each token of a packed row, [T] int64.
         ref_logprobs: log-probabilities under the reference model, [N] float32; None without one.
     """
 
@@ -38,37 +41,48 @@ class Microbatch:
     behavior_logprobs: torch.Tensor
     advantages: torch.Tensor
     padding: float
+    last_viewers: torch.Tensor | None = None
     ref_logprobs: torch.Tensor | None = None
 
 
 def collate(
-    segments: Sequence[Segment], device: torch.device, *, packed: bool = False, multiple: int = 1
+    segments: Sequence[Segment],
+    device: torch.device,
+    *,
+    packed: bool = False,
+    multiple: int = 1,
+    share_prefixes: bool = False,
 ) -> Microbatch:
     """Build one microbatch of `segments`: one row each, padded to the longest, or all packed into one row.
 
     Args:
         multiple: the row length is a multiple of this (packed only); the filler is a sequence without targets.
+        share_prefixes: the first tokens that a segment shares with the one before it are in the row once (packed only).
     """
     lengths = np.array([len(segment.token_ids) for segment in segments])
-    used = int(lengths.sum())
-    begins = lengths.cumsum() - lengths
-    sequence = np.repeat(np.arange(len(segments)), lengths)
-    position = np.arange(used) - begins[sequence]
+    position = np.concatenate([np.arange(length) for length in lengths])
     layout: RowLayout | None = None
+    last_viewers: torch.Tensor | None = None
     if packed:
-        filler = -used % multiple
-        rows, width, slot = 1, used + filler, np.arange(used)
-        positions = np.concatenate([position, np.arange(filler)])[None]
-        layout = layout_of([*lengths.tolist(), *([filler] if filler else [])], device)
+        shared = shared_with_previous(segments) if share_prefixes else np.zeros(len(lengths), np.int64)
+        used = int((lengths - shared).sum())
+        filler = [-used % multiple] if used % multiple else []
+        row = Row.of([*lengths, *filler], [*shared, *(0 for _ in filler)])
+        rows, width, slot = 1, len(row), np.concatenate(row.paths[: len(segments)])
+        positions = np.zeros((1, width), np.int64)
+        positions[0, used:] = np.arange(width - used)
+        layout = layout_of(row, device)
+        last_viewers = torch.from_numpy(row.last_viewers).to(device)
     else:
-        rows, width = len(segments), int(lengths.max())
-        slot = sequence * width + position
+        used, rows, width = int(lengths.sum()), len(segments), int(lengths.max())
+        slot = np.repeat(np.arange(rows), lengths) * width + position
         positions = np.tile(np.arange(width), (rows, 1))
+    positions.flat[slot] = position
     token_ids = np.concatenate([segment.token_ids for segment in segments]).astype(np.int64)
     tokens = np.zeros(rows * width, np.int64)
     tokens[slot] = token_ids
     learned = np.concatenate([segment.mask for segment in segments])
-    learned[begins] = False  # nothing predicts the first token of a sequence
+    learned[lengths.cumsum() - lengths] = False  # nothing predicts the first token of a sequence
     (targets,) = learned.nonzero()
     reference = [segment.ref_logprobs for segment in segments if segment.ref_logprobs is not None]
 
@@ -82,10 +96,11 @@ def collate(
         tokens=on_device(tokens.reshape(rows, width)),
         positions=on_device(positions),
         layout=layout,
-        predictors=on_device(slot[targets] - 1),
+        predictors=on_device(slot[targets - 1]),
         target_ids=on_device(token_ids[targets]),
         behavior_logprobs=chosen([segment.logprobs for segment in segments]),
         advantages=chosen([segment.advantages for segment in segments]),
         padding=1 - used / (rows * width),
+        last_viewers=last_viewers,
         ref_logprobs=chosen(reference) if len(reference) == len(segments) else None,
     )

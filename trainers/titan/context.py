@@ -40,8 +40,8 @@ class Context:
         local_index = torch.full((length,), -1, device=device)
         local_index[mine] = torch.arange(len(mine), device=device)
         predicted = self.own(batch)
-        sequence = (batch.positions[0] == 0).cumsum(0)
-        visible = (sequence[mine, None] == sequence[keys]) & (mine[:, None] >= keys)
+        assert batch.last_viewers is not None, "the batch is packed"
+        visible = (keys <= mine[:, None]) & (mine[:, None] <= batch.last_viewers[keys])
         return replace(
             batch,
             tokens=batch.tokens[:, mine],

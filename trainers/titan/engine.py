@@ -25,7 +25,7 @@ from trainers.losses.types import Loss, LossOutput, TokenBatch, needs
 from trainers.titan import checkpoint
 from trainers.titan.batch import Microbatch
 from trainers.titan.device import Device
-from trainers.titan.flops import Throughput
+from trainers.titan.flops import Throughput, Work
 from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import build_optimizer, build_schedule
 from trainers.titan.packing import Run, split
@@ -54,6 +54,8 @@ class Minibatch:
         targets: number of target tokens that are computed, over all ranks.
         total_tokens: tokens that the loss divides by: the computed ones, plus an even share of those not computed.
         total_sequences: sequences that the loss divides by, counted likewise.
+        computed: tokens that are computed, over all ranks; what a microbatch's sequences share counts once.
+        attended: sum of the squared lengths that the work of attention is proportional to, over all ranks.
         split: whether the segments of some sequence are in different microbatches, of this rank or another.
     """
 
@@ -62,6 +64,8 @@ class Minibatch:
     targets: int
     total_tokens: float
     total_sequences: float
+    computed: int
+    attended: int
     split: bool = False
 
 
@@ -71,6 +75,16 @@ class Share:
 
     sizes: BatchSizes
     minibatches: list[Minibatch]
+
+    @property
+    def work(self) -> Work:
+        """Work of all ranks."""
+        return Work(
+            tokens=int(self.sizes.lengths.sum()),
+            targets=int(self.sizes.targets.sum()),
+            computed=sum(minibatch.computed for minibatch in self.minibatches),
+            attended=sum(minibatch.attended for minibatch in self.minibatches),
+        )
 
     @property
     def runs(self) -> list[Run]:
@@ -95,10 +109,16 @@ class TitanEngine(Scorer):
         microbatch_tokens: int,
         temperature: float = 1.0,
         threads: int = 1,
+        share_prefixes: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__(
-            model, device=device, microbatch_tokens=microbatch_tokens, temperature=temperature, threads=threads
+            model,
+            device=device,
+            microbatch_tokens=microbatch_tokens,
+            temperature=temperature,
+            threads=threads,
+            share_prefixes=share_prefixes,
         )
         self.section = section
         self.optimizer = build_optimizer(model.module, section, device, threads=threads if self.side_by_side else 1)
@@ -139,11 +159,23 @@ class TitanEngine(Scorer):
 
     def _minibatch(self, sizes: BatchSizes, places: Sequence[int]) -> Minibatch:
         """Plan a minibatch of these segments of a batch, ignoring all others."""
-        planned = self.plan(sizes.lengths[places].tolist())
-        runs = [[[places[number] for number in run] for run in rank] for rank in planned]
+        ordered = np.array(sorted(places), np.int64)
+        planned_sizes = self.sizes(sizes.lengths[ordered], sizes.shared_among(ordered))
+        planned = self.plan(planned_sizes)
+        computed, attended = planned_sizes.work(run for rank in planned for run in rank)
+        runs = [[ordered[run].tolist() for run in rank] for rank in planned]
         pieces = sum(len(np.unique(sizes.sequences[run])) for rank in runs for run in rank)
         sequences, targets = len(np.unique(sizes.sequences[places])), int(sizes.targets[places].sum())
-        return Minibatch(sizes, runs[self.model.ranks.data_rank], targets, targets, sequences, pieces > sequences)
+        return Minibatch(
+            sizes,
+            runs[self.model.ranks.data_rank],
+            targets=targets,
+            total_tokens=targets,
+            total_sequences=sequences,
+            computed=computed,
+            attended=attended,
+            split=pieces > sequences,
+        )
 
     def train_share(self, share: Share, segments: Segments, loss: Loss) -> dict[str, float]:
         """Update the weights once for each minibatch; returns means over the computed target tokens.
@@ -175,7 +207,7 @@ class TitanEngine(Scorer):
         elapsed = time.perf_counter() - started
         return {
             **totals,
-            **self.throughput.metrics(share.sizes, elapsed),
+            **self.throughput.metrics(share.work, elapsed),
             "sequences_not_finite": float(share.sizes.not_finite),
             "skipped_updates": float(len(share.minibatches) - len(done)),
             "train_s": elapsed,

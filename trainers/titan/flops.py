@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from trainers.buffer.sequences import BatchSizes
+from dataclasses import dataclass
+
 from trainers.titan.device import Device
 from trainers.titan.model import TitanModel
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Sizes of the work of a training step.
+
+    Attributes:
+        tokens: tokens of all sequences.
+        targets: tokens to be learned.
+        computed: tokens that the layers compute: what the sequences of a microbatch begin with counts once.
+        attended: sum of squared lengths, without those of tokens that aren't computed.
+    """
+
+    tokens: int
+    targets: int
+    computed: int
+    attended: int
 
 
 class Throughput:
@@ -22,18 +40,21 @@ class Throughput:
         self._ranks = model.ranks.size
         self._peak = device.peak_flops
 
-    def flops(self, sizes: BatchSizes) -> float:
-        """Floating-point operations of one forward and backward pass over a batch's sequences."""
-        lengths = sizes.lengths.astype(float)
-        tokens, attended = float(lengths.sum()), float((lengths**2).sum())
-        weights = self._layers * tokens + self._head * float(sizes.targets.sum())
-        trained = self._adapters * tokens + self._attention * attended
+    def flops(self, work: Work) -> float:
+        """Floating-point operations of one forward and backward pass."""
+        weights = self._layers * work.computed + self._head * work.targets
+        trained = self._adapters * work.computed + self._attention * work.attended
         return (4.0 if self._adapters else 6.0) * weights + 6.0 * trained
 
-    def metrics(self, sizes: BatchSizes, seconds: float) -> dict[str, float]:
-        """Metrics of a step over a batch, all ranks together; `mfu` only if the hardware's peak is known."""
-        tokens, rate = float(sizes.lengths.sum()), self.flops(sizes) / seconds
-        metrics = {"tokens": tokens, "tokens_per_s": tokens / seconds, "tflops_per_s": rate / 1e12}
+    def metrics(self, work: Work, seconds: float) -> dict[str, float]:
+        """Metrics of a step, all ranks together; `mfu` only if the hardware's peak is known."""
+        rate = self.flops(work) / seconds
+        metrics = {
+            "tokens": float(work.tokens),
+            "tokens_per_s": work.tokens / seconds,
+            "tokens_shared": 1 - work.computed / work.tokens if work.tokens else 0.0,
+            "tflops_per_s": rate / 1e12,
+        }
         if self._peak is not None:
             metrics["mfu"] = rate / (self._peak * self._ranks)
         return metrics

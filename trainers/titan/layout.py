@@ -1,74 +1,211 @@
-"""Layouts of packed rows: which tokens belong to which sequence."""
+"""Layouts of packed rows: which tokens belong to which sequence.
+
+Sequences follow one another in a row. A sequence may share its first tokens with the one before it; these are in the
+row once, so the row is a tree: `[a b c d] [a b e]` is the row `a b c d e`, in which `e` follows `b`. The *path* of a
+sequence is where its tokens are, and its *branch* the tokens that it adds to the row.
+"""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+GRID = 1.5
+"""Maximum size of an attention grid relative to the tokens in it; sequences that need more padding get another grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """S token sequences in a row of T tokens.
+
+    Attributes:
+        lengths: their tokens, [S].
+        shared: number of first tokens that each shares with the one before it, [S]; 0 for the first.
+        starts: index of the first token of each branch, [S].
+        paths: indices of each sequence's tokens in the row.
+    """
+
+    lengths: NDArray[np.int64]
+    shared: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    paths: list[NDArray[np.int64]]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], shared: Sequence[int] | None = None) -> Row:
+        """Build the row of sequences of these lengths; `shared` is 0 by default."""
+        sizes = np.array(lengths, np.int64)
+        common = np.zeros(len(sizes), np.int64) if shared is None else np.array(shared, np.int64)
+        added = sizes - common
+        starts = added.cumsum() - added
+        paths: list[NDArray[np.int64]] = []
+        for start, length, count in zip(starts.tolist(), sizes.tolist(), common.tolist(), strict=True):
+            branch = np.arange(start, start + length - count)
+            paths.append(np.concatenate([paths[-1][:count], branch]) if count else branch)
+        return cls(sizes, common, starts, paths)
+
+    def __len__(self) -> int:
+        """T, the number of tokens."""
+        return int((self.lengths - self.shared).sum())
+
+    @property
+    def last_viewers(self) -> NDArray[np.int64]:
+        """Index of the last token that attends to each token, [T].
+
+        A token is attended to by itself and by all that follow it on some path, and these have consecutive indices.
+        """
+        result = np.full(len(self), len(self) - 1)
+        for path, start, count in zip(self.paths[:-1], self.starts[1:], self.shared[1:], strict=True):
+            result[path[count:]] = start - 1
+        return result
+
+    @property
+    def branches(self) -> list[int]:
+        """Numbers of the sequences that add tokens to the row."""
+        numbers: list[int] = np.flatnonzero(self.lengths > self.shared).tolist()
+        return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Queries and keys of R branches as rows of equal length.
+
+    Padding slots hold copies of real tokens, which no real token attends to.
+
+    Attributes:
+        rows: R.
+        query_width: length of the longest branch, Lq.
+        key_width: length of the longest path, Lk.
+        queries: index of the token copied to each slot of the queries, [R * Lq] int64.
+        keys: index of the token copied to each slot of the keys, [R * Lk] int64.
+        mask: keys that each query attends to, [R, 1, Lq, Lk] bool. None: the same slots as queries and keys, causal.
+    """
+
+    rows: int
+    query_width: int
+    key_width: int
+    queries: torch.Tensor
+    keys: torch.Tensor
+    mask: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Mapping of the T tokens of a packed row to a grid with one right-padded row for each of its S sequences.
+    """Mapping of the T tokens of a packed row to grids of attention.
 
     Attributes:
-        rows: S, the number of sequences.
-        width: L, the length of the longest sequence.
-        take: index of the token copied to each slot of the [S, L] grid, [S * L] int64; padding slots repeat some token.
-        slots: slot of each token, [T] int64.
+        grids: the grids; each branch has a row in one of them.
+        slots: slot of each token among the queries of all grids, one grid after the other, [T] int64.
     """
 
-    rows: int
-    width: int
-    take: torch.Tensor
+    grids: tuple[Grid, ...]
     slots: torch.Tensor
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> PackedLayout:
-        """Build the layout of a row in which sequences of these lengths follow one another."""
-        rows, width = len(lengths), max(lengths)
-        sizes = torch.tensor(lengths)
-        starts = sizes.cumsum(0) - sizes
-        column = torch.arange(width)
-        take = (starts[:, None] + torch.minimum(column, sizes[:, None] - 1)).flatten()
-        slots = torch.arange(rows * width).view(rows, width)[column < sizes[:, None]]
-        return cls(rows, width, take.to(device), slots.to(device))
+    def of(cls, row: Row, device: torch.device) -> PackedLayout:
+        """Build the layout of a row."""
+        slots, grids, first = np.empty(len(row), np.int64), [], 0
+        for members in _similar(row):
+            grid, own = _grid(row, members, device)
+            slots[own] = first + np.flatnonzero(_real(row, members))
+            first += grid.rows * grid.query_width
+            grids.append(grid)
+        return cls(tuple(grids), torch.from_numpy(slots).to(device))
 
     @property
     def padding(self) -> float:
-        """Fraction of the grid that is padding."""
-        return 1 - len(self.slots) / len(self.take)
+        """Fraction of the queries' slots that is padding."""
+        return 1 - len(self.slots) / sum(len(grid.queries) for grid in self.grids)
+
+
+def _similar(row: Row) -> list[list[int]]:
+    """Divide the branches into grids: whole sequences and others, the longest first."""
+    result: list[list[int]] = []
+    widths, real = (0, 0), 0
+    for number in sorted(row.branches, key=lambda each: (row.shared[each] > 0, -row.lengths[each])):
+        key = int(row.lengths[number])
+        query = key - int(row.shared[number])
+        new = max(widths[0], query), max(widths[1], key)
+        more = real + query + 2 * key
+        joins = bool(result) and (row.shared[result[-1][0]] > 0) == (row.shared[number] > 0)
+        if joins and (len(result[-1]) + 1) * (new[0] + 2 * new[1]) <= GRID * more:
+            result[-1].append(number)
+            widths, real = new, more
+        else:
+            result.append([number])
+            widths, real = (query, key), query + 2 * key
+    return result
+
+
+def _real(row: Row, members: Sequence[int]) -> NDArray[np.bool_]:
+    """Which slots of the members' queries are no padding, [R, Lq]."""
+    added = (row.lengths - row.shared)[members]
+    return np.arange(added.max()) < added[:, None]
+
+
+def _grid(row: Row, members: Sequence[int], device: torch.device) -> tuple[Grid, NDArray[np.int64]]:
+    """Build a grid; returns also the indices of its real tokens, in the order of their slots."""
+    lengths, shared = row.lengths[members], row.shared[members]
+    query_width, key_width = int((lengths - shared).max()), int(lengths.max())
+    query = np.minimum(shared[:, None] + np.arange(query_width), lengths[:, None] - 1)  # positions on the path
+    key = np.minimum(np.arange(key_width), lengths[:, None] - 1)
+    paths = np.zeros((len(members), key_width), np.int64)
+    for place, number in enumerate(members):
+        paths[place, : lengths[place]] = row.paths[number]
+    queries = np.take_along_axis(paths, query, 1)
+    mask = None
+    if shared.any():
+        mask = torch.from_numpy(np.arange(key_width) <= query[:, :, None])[:, None].to(device)
+    keys = np.take_along_axis(paths, key, 1)
+    taken, seen = (torch.from_numpy(each.ravel()).to(device) for each in (queries, keys))
+    grid = Grid(len(members), query_width, key_width, taken, seen, mask)
+    return grid, queries[_real(row, members)]
 
 
 @dataclass(frozen=True, slots=True)
 class VarlenLayout:
-    """Boundaries of the sequences in a packed row, for variable-length attention kernels on a GPU.
+    """Boundaries of the branches in a packed row and of their paths, for variable-length kernels on a GPU.
 
     Attributes:
-        bounds: index of the first token of each of the S sequences, then the number of tokens, [S + 1] int32.
-        width: length of the longest sequence.
+        bounds: index of the first token of each of the S branches, then the number of tokens, [S + 1] int32.
+        width: length of the longest branch.
+        keys: indices of the tokens of all paths, one after the other, [K] int64. None: the paths are the branches.
+        key_bounds: index in `keys` of the first token of each path, then their number, [S + 1] int32.
+        key_width: length of the longest path.
     """
 
     bounds: torch.Tensor
     width: int
+    keys: torch.Tensor | None
+    key_bounds: torch.Tensor
+    key_width: int
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> VarlenLayout:
-        """Build the layout of a row in which sequences of these lengths follow one another."""
-        bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-        return cls(bounds.to(device), max(lengths))
+    def of(cls, row: Row, device: torch.device) -> VarlenLayout:
+        """Build the layout of a row."""
+        sizes, added = row.lengths[row.branches], (row.lengths - row.shared)[row.branches]
+
+        def bounds(of: NDArray[np.int64]) -> torch.Tensor:
+            return torch.from_numpy(np.concatenate([[0], of.cumsum()]).astype(np.int32)).to(device)
+
+        branches = bounds(added)
+        if not row.shared.any():
+            return cls(branches, int(added.max()), None, branches, int(added.max()))
+        keys = torch.from_numpy(np.concatenate([row.paths[number] for number in row.branches])).to(device)
+        return cls(branches, int(added.max()), keys, bounds(sizes), int(sizes.max()))
 
 
 RowLayout = PackedLayout | VarlenLayout
 """Layout of a packed row on a single rank."""
 
 
-def layout_of(lengths: Sequence[int], device: torch.device) -> RowLayout:
-    """Build the layout of a row of sequences of these lengths, in the form that attention on this device needs."""
-    return (VarlenLayout if device.type == "cuda" else PackedLayout).of(lengths, device)
+def layout_of(row: Row, device: torch.device) -> RowLayout:
+    """Build the layout of a row, in the form that attention on this device needs."""
+    return (VarlenLayout if device.type == "cuda" else PackedLayout).of(row, device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,58 @@
 """Work distribution: a batch is split over ranks by cost, and a rank's share over microbatches by tokens.
 
-All plans depend on lengths alone, so every rank knows its share before it has any tokens.
+All plans depend on sizes alone, so every rank knows its share before it has any tokens.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 Run = list[int]
 """Indices of a microbatch's sequences among those that are planned."""
 
-ATTENTION_GRID = 2
-"""For attention, packed sequences get a padded row each. This grid may have at most this many times the tokens allowed
-in a microbatch."""
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Lengths of N sequences, and how many first tokens each shares with the one before it.
+
+    In a packed row, tokens that neighbours share are there once. Sequences in lexicographic order share most.
+
+    Attributes:
+        lengths: tokens of each sequence.
+        shared: number of first tokens that are those of the sequence before.
+    """
+
+    lengths: Sequence[int]
+    shared: Sequence[int]
+
+    @classmethod
+    def alone(cls, lengths: Sequence[int]) -> Sizes:
+        """Sizes of sequences that share nothing."""
+        return cls(lengths, [0] * len(lengths))
+
+    def common(self, before: int, number: int) -> int:
+        """First tokens that a sequence shares with an earlier one: what two share, all between them share."""
+        return min(self.shared[before + 1 : number + 1], default=0)
+
+    def joins(self, run: Sequence[int]) -> list[int]:
+        """First tokens that each sequence of an ascending run shares with the one before it in the run."""
+        return [0, *itertools.starmap(self.common, itertools.pairwise(run))][: len(run)]
+
+    def cost(self, number: int, joined: int, quadratic: float) -> float:
+        """Cost of a sequence whose first `joined` tokens are computed already; see `cost`."""
+        return cost(self.lengths[number], quadratic) - cost(joined, quadratic)
+
+    def work(self, runs: Iterable[Sequence[int]]) -> tuple[int, int]:
+        """Tokens that ascending runs compute, and the squared lengths, in sum, that attention is proportional to."""
+        pairs = [
+            (self.lengths[number], joined) for run in runs for number, joined in zip(run, self.joins(run), strict=True)
+        ]
+        return sum(length - joined for length, joined in pairs), sum(length**2 - joined**2 for length, joined in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +61,51 @@ class Budget:
 
     Attributes:
         max_tokens: maximum tokens in a microbatch, padding included; a longer sequence gets a microbatch of its own.
-        packed: whether sequences share a row; otherwise each has a row, padded to the longest.
+        packed: whether sequences share a row, and what they begin with; otherwise each has a row, padded to the
+            longest.
     """
 
     max_tokens: int
     packed: bool
 
-    def size(self, rows: int, width: int, tokens: int) -> int:
-        """Tokens of the budget that `rows` sequences of at most `width` tokens, `tokens` in total, use."""
-        return max(tokens, -(-rows * width // ATTENTION_GRID)) if self.packed else rows * width
+    def ordered(self, numbers: Sequence[int], sizes: Sizes) -> Run:
+        """Sort sequences so that neighbours fit together: by number if packed, else the longest first."""
+        return sorted(numbers) if self.packed else longest_first(numbers, sizes.lengths)
+
+    def chunks(self, ordered: Sequence[int], sizes: Sizes) -> list[Run]:
+        """Split `ordered` into consecutive runs that fit the budget."""
+        result: list[Run] = []
+        joins = sizes.joins(ordered) if self.packed else [0] * len(ordered)
+        width = tokens = 0
+        for number, joined in zip(ordered, joins, strict=True):
+            length = sizes.lengths[number]
+            if self.packed:
+                size = tokens + length - joined
+            else:
+                width = max(width, length)
+                size = (len(result[-1]) + 1) * width if result else length
+            if result and size <= self.max_tokens:
+                result[-1].append(number)
+                tokens = size
+            else:
+                result.append([number])
+                width = tokens = length
+        return result
+
+    def even_chunks(self, ordered: Sequence[int], sizes: Sizes, count: int) -> list[Run]:
+        """Split `ordered` into exactly `count` runs, with the largest as small as possible.
+
+        Some runs are empty if there are too few sequences. `count` must be at least the number of runs of `chunks`.
+        """
+        low, high = 1, self.max_tokens
+        while low < high:  # search for the smallest limit with at most `count` runs
+            middle = (low + high) // 2
+            if len(Budget(middle, self.packed).chunks(ordered, sizes)) <= count:
+                high = middle
+            else:
+                low = middle + 1
+        runs = Budget(low, self.packed).chunks(ordered, sizes)
+        return [*runs, *([] for _ in range(count - len(runs)))]
 
 
 def longest_first(numbers: Sequence[int], lengths: Sequence[int]) -> Run:
@@ -40,48 +113,43 @@ def longest_first(numbers: Sequence[int], lengths: Sequence[int]) -> Run:
     return sorted(numbers, key=lengths.__getitem__, reverse=True)
 
 
-def chunks(ordered: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[Run]:
-    """Split `ordered`, longest first, into consecutive runs that fit the budget."""
+def families(sizes: Sizes, most: float, quadratic: float) -> list[Run]:
+    """Divide sequences into runs that should stay together: each shares half of its tokens with the one before it.
+
+    A run costs at most `most`, unless it is a single sequence.
+    """
     result: list[Run] = []
-    width = tokens = 0
-    for number in ordered:
-        length = lengths[number]
-        if result and budget.size(len(result[-1]) + 1, max(width, length), tokens + length) <= budget.max_tokens:
+    load = 0.0
+    for number, (length, joined) in enumerate(zip(sizes.lengths, sizes.shared, strict=True)):
+        more = sizes.cost(number, joined, quadratic)
+        if result and 2 * joined >= length and load + more <= most:
             result[-1].append(number)
-            width, tokens = max(width, length), tokens + length
+            load += more
         else:
             result.append([number])
-            width = tokens = length
+            load = sizes.cost(number, 0, quadratic)
     return result
 
 
-def even_chunks(ordered: Sequence[int], lengths: Sequence[int], budget: Budget, count: int) -> list[Run]:
-    """Split `ordered` into exactly `count` runs, with the largest as small as possible.
-
-    Some runs are empty if there are too few sequences. `count` must be at least the number of runs of `chunks`.
-    """
-    low, high = 1, budget.max_tokens
-    while low < high:  # search for the smallest limit with at most `count` runs
-        middle = (low + high) // 2
-        if len(chunks(ordered, lengths, Budget(middle, budget.packed))) <= count:
-            high = middle
-        else:
-            low = middle + 1
-    runs = chunks(ordered, lengths, Budget(low, budget.packed))
-    return [*runs, *([] for _ in range(count - len(runs)))]
-
-
-def shares(lengths: Sequence[int], ranks: int, quadratic: float) -> list[Run]:
+def shares(sizes: Sizes, ranks: int, quadratic: float) -> list[Run]:
     """Split sequences into `ranks` shares of nearly equal cost, `length + quadratic * length**2` per sequence.
 
-    Longest processing time first (Graham 1969): two shares differ by at most the cost of one sequence.
+    Longest processing time first (Graham 1969), over families of at most a quarter of a share: two shares differ by at
+    most the cost of one family.
     """
+    if ranks == 1:
+        return [list(range(len(sizes.lengths)))]
+    whole = sum(sizes.cost(number, joined, quadratic) for number, joined in enumerate(sizes.shared))
+    costs = [
+        (sum(sizes.cost(number, joined, quadratic) for number, joined in zip(run, sizes.joins(run), strict=True)), run)
+        for run in families(sizes, whole / (4 * ranks), quadratic)
+    ]
     result: list[Run] = [[] for _ in range(ranks)]
     loads = [(0.0, rank) for rank in range(ranks)]
-    for number in longest_first(range(len(lengths)), lengths):
+    for more, run in sorted(costs, key=itemgetter(0), reverse=True):
         load, rank = heapq.heappop(loads)
-        result[rank].append(number)
-        heapq.heappush(loads, (load + cost(lengths[number], quadratic), rank))
+        result[rank] += run
+        heapq.heappush(loads, (load + more, rank))
     return result
 
 
@@ -90,24 +158,22 @@ def cost(length: int, quadratic: float) -> float:
     return length + quadratic * length**2
 
 
-def plan(
-    lengths: Sequence[int], budget: Budget, *, ranks: int = 1, at_least: int = 1, quadratic: float = 0.0
-) -> list[list[Run]]:
+def plan(sizes: Sizes, budget: Budget, *, ranks: int = 1, at_least: int = 1, quadratic: float = 0.0) -> list[list[Run]]:
     """Plan the microbatches of each rank; every rank has the same number, since each pass is a collective.
 
     A rank with fewer sequences than microbatches has empty ones. The plan depends on its arguments only, so ranks that
-    know the lengths agree on it without communication.
+    know the sizes agree on it without communication.
 
     Args:
-        at_least: minimum number of microbatches per rank, if there are enough sequences (for parallel threads).
+        at_least: number of parallel threads. The number of microbatches per rank is a multiple of it, if there are
+            enough sequences, and they are of similar size.
     """
-    by_rank = shares(lengths, ranks, quadratic)
-    if at_least > 1:
-        budget = Budget(min(budget.max_tokens, -(-sum(lengths) // (at_least * ranks))), budget.packed)
-    if ranks == 1:
-        return [chunks(by_rank[0], lengths, budget)]
-    count = max(len(chunks(share, lengths, budget)) for share in by_rank)
-    return [even_chunks(share, lengths, budget, count) for share in by_rank]
+    by_rank = [budget.ordered(share, sizes) for share in shares(sizes, ranks, quadratic)]
+    count = max(len(budget.chunks(share, sizes)) for share in by_rank)
+    if ranks == at_least == 1:
+        return [budget.chunks(by_rank[0], sizes)]
+    planned = [budget.even_chunks(share, sizes, -(-count // at_least) * at_least) for share in by_rank]
+    return [[run for run in runs if run] for runs in planned] if ranks == 1 else planned
 
 
 def split(count: int, parts: int, rng: random.Random) -> list[Run]:

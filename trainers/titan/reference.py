@@ -36,6 +36,7 @@ class ReferenceModel(LedActor):
         folder: Hugging Face checkpoint folder with weights.
         max_length: maximum row length.
         microbatch_tokens: maximum tokens in one forward pass.
+        share_prefixes: compute what sequences of a pass begin with once.
         temperature: temperature that the scored tokens were sampled at.
         threads: CPU threads.
         dtype: precision of the arithmetic; weights are float32.
@@ -47,6 +48,7 @@ class ReferenceModel(LedActor):
         *,
         max_length: int,
         microbatch_tokens: int = 8192,
+        share_prefixes: bool = True,
         temperature: float = 1.0,
         threads: int = 1,
         with_gpus: bool = False,
@@ -55,6 +57,7 @@ class ReferenceModel(LedActor):
         self._folder = folder
         self._max_length = max_length
         self._microbatch_tokens = microbatch_tokens
+        self._share_prefixes = share_prefixes
         self._temperature = temperature
         self._threads = threads
         self._with_gpus = with_gpus
@@ -99,6 +102,7 @@ class ReferenceModel(LedActor):
             self._model,
             device=device,
             microbatch_tokens=self._microbatch_tokens,
+            share_prefixes=self._share_prefixes,
             temperature=self._temperature,
             threads=self._threads,
         )

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from forge_env.trajectory import Segment
-from trainers.buffer.sequences import BatchSizes, Computed, targets
+from trainers.buffer.sequences import BatchSizes, Computed, in_order, shared_with_previous, targets
 from trainers.buffer.types import GroupBuffer
 from trainers.titan.batch import Microbatch, collate
 from trainers.titan.device import Device
 from trainers.titan.model import TitanModel
-from trainers.titan.packing import Budget, Run, plan
+from trainers.titan.packing import Budget, Run, Sizes, plan
 
 Segments = Sequence[Segment] | Mapping[int, Segment]
 """Token sequences by index; a rank may have only those that it computes."""
@@ -32,6 +32,7 @@ class Scorer:
         microbatch_tokens: maximum tokens in one pass.
         temperature: temperature that the tokens were sampled at.
         threads: number of parallel passes, on a CPU and with one rank.
+        share_prefixes: compute what sequences of a microbatch begin with once.
     """
 
     def __init__(
@@ -42,38 +43,46 @@ class Scorer:
         microbatch_tokens: int,
         temperature: float = 1.0,
         threads: int = 1,
+        share_prefixes: bool = True,
     ) -> None:
         self.model = model
         self.device = device
         self.budget = Budget(microbatch_tokens, device.packed or not model.ranks.alone)
         self.temperature = temperature
         self.threads = threads
+        self.share_prefixes = share_prefixes
 
     @property
     def side_by_side(self) -> bool:
         """Whether threads run microbatches in parallel; never with several ranks, whose passes are collectives."""
         return self.threads > 1 and self.device.side_by_side and self.model.ranks.alone
 
-    def plan(self, lengths: Sequence[int]) -> list[list[Run]]:
-        """Plan each rank's microbatches of segments of these lengths; deterministic.
+    def sizes(self, lengths: NDArray[np.int64], shared: NDArray[np.int64]) -> Sizes:
+        """Sizes of segments in lexicographic order, as microbatches are planned with them."""
+        share = self.share_prefixes and self.budget.packed
+        return Sizes(lengths.tolist(), shared.tolist()) if share else Sizes.alone(lengths.tolist())
+
+    def plan(self, sizes: Sizes) -> list[list[Run]]:
+        """Plan each rank's microbatches of segments of these sizes; deterministic.
 
         If threads run in parallel, there is at least one microbatch for each, given enough segments. A rank with fewer
         segments than others have microbatches gets empty ones, so that the counts are equal.
         """
         at_least = self.threads if self.side_by_side else 1
         quadratic = self.model.quadratic_cost
-        ranks = self.model.ranks.data_degree
-        return plan(lengths, self.budget, ranks=ranks, at_least=at_least, quadratic=quadratic)
+        return plan(sizes, self.budget, ranks=self.model.ranks.data_degree, at_least=at_least, quadratic=quadratic)
 
-    def microbatches(self, lengths: Sequence[int]) -> list[Run]:
-        """This rank's microbatches; see `plan`."""
-        return self.plan(lengths)[self.model.ranks.data_rank]
+    def microbatches(self, lengths: NDArray[np.int64], shared: NDArray[np.int64]) -> list[Run]:
+        """This rank's microbatches of segments in lexicographic order; see `plan`."""
+        return self.plan(self.sizes(lengths, shared))[self.model.ranks.data_rank]
 
     def collate(self, run: Run, segments: Segments) -> Microbatch:
         """Build the tensors of a microbatch; an empty one gets a sequence without targets."""
         rows = [segments[number] for number in run] or [_nothing()]
         multiple = self.model.ranks.row_multiple
-        return collate(rows, self.device.torch, packed=self.budget.packed, multiple=multiple)
+        return collate(
+            rows, self.device.torch, packed=self.budget.packed, multiple=multiple, share_prefixes=self.share_prefixes
+        )
 
     def forward(self, batch: Microbatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of a microbatch's target tokens, [N] each, with gradients."""
@@ -109,9 +118,12 @@ class Scorer:
 
         A collective with the same arguments and the same result on all ranks.
         """
-        local = self.score(self.microbatches([len(segment.token_ids) for segment in segments]), segments)
-        by_index = {number: values for part in self.model.ranks.gather(local) for number, values in part.items()}
-        return [by_index[number] for number in range(len(segments))]
+        order = in_order(segments)
+        ordered = [segments[number] for number in order]
+        lengths = np.array([len(segment.token_ids) for segment in ordered], np.int64)
+        local = self.score(self.microbatches(lengths, shared_with_previous(ordered)), ordered)
+        scored = {order[place]: values for part in self.model.ranks.gather(local) for place, values in part.items()}
+        return [scored[number] for number in range(len(segments))]
 
 
 async def fetch(buffer: GroupBuffer[Any], step: int, sizes: BatchSizes, runs: Sequence[Run]) -> dict[int, Segment]:
@@ -124,7 +136,7 @@ async def fetch(buffer: GroupBuffer[Any], step: int, sizes: BatchSizes, runs: Se
 async def score(scorer: Scorer, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> None:
     """Set `ref_logprobs` of the `computed` segments of `step` from this model; all ranks must call it."""
     sizes = await buffer.batch_sizes(step, computed)
-    runs = scorer.microbatches(sizes.lengths.tolist())
+    runs = scorer.microbatches(sizes.lengths, sizes.shared)
     segments = await fetch(buffer, step, sizes, runs)
     logprobs = await asyncio.to_thread(scorer.score, runs, segments)
     if scorer.model.ranks.counts:

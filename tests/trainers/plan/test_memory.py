@@ -93,7 +93,9 @@ def test_real_passes_take_what_was_computed_beforehand(
         sharding=Sharding(activation_checkpoint=recompute),
         lora=LoRASection(rank=rank) if rank else None,
     )
-    engine = TitanEngine(model, optimizer, device=device, steps=10, microbatch_tokens=count * length)
+    engine = TitanEngine(
+        model, optimizer, device=device, steps=10, microbatch_tokens=count * length, share_prefixes=False
+    )
     data = [Segment(np.arange(length) % 1000, np.arange(length) >= prompt) for _ in range(count)]
     measured = peak_bytes(engine, data, nullcontext())
     expected = trainer_memory(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -15,8 +16,8 @@ from hypothesis import strategies as st  # noqa: E402
 from forge_env.trajectory import Segment  # noqa: E402
 from trainers.buffer.sequences import targets  # noqa: E402
 from trainers.titan.batch import collate  # noqa: E402
-from trainers.titan.layout import PackedLayout  # noqa: E402
-from trainers.titan.packing import ATTENTION_GRID, Budget, cost, plan, shares, split  # noqa: E402
+from trainers.titan.layout import GRID, PackedLayout  # noqa: E402
+from trainers.titan.packing import Budget, Sizes, families, plan, shares, split  # noqa: E402
 
 pytestmark = pytest.mark.stack
 CPU = torch.device("cpu")
@@ -33,15 +34,13 @@ def sequence(length: int, first: int = 0) -> Segment:
 @given(lengths=lengths, budget=st.integers(16, 400), packed=st.booleans(), ranks=st.integers(1, 4))
 def test_a_plan_keeps_every_target_and_the_budget(lengths: list[int], budget: int, packed: bool, ranks: int) -> None:
     sequences = [sequence(length, 100 * index) for index, length in enumerate(lengths)]
-    planned = plan(lengths, Budget(budget, packed), ranks=ranks)
+    planned = plan(Sizes.alone(lengths), Budget(budget, packed), ranks=ranks)
     assert len({len(share) for share in planned}) == 1, "ranks must make the same number of passes"
     assert sorted(number for share in planned for run in share for number in run) == list(range(len(lengths)))
     for run in (run for share in planned for run in share if run):
         chunk = [sequences[number] for number in run]
         batch = collate(chunk, CPU, packed=packed)
         assert batch.tokens.numel() <= budget or len(chunk) == 1
-        grid = len(chunk) * max(len(item.token_ids) for item in chunk)  # what attention pads to
-        assert grid <= ATTENTION_GRID * budget or len(chunk) == 1
         assert len(batch.target_ids) == sum(len(targets(item)) for item in chunk)
         # Token ids were chosen so that log-prob and advantage can be told from the id.
         assert torch.equal(batch.behavior_logprobs, -batch.target_ids.float())
@@ -52,9 +51,19 @@ def test_a_plan_keeps_every_target_and_the_budget(lengths: list[int], budget: in
 
 @settings(max_examples=50, deadline=None)
 @given(lengths=lengths, ranks=st.integers(1, 5), quadratic=st.sampled_from([0.0, 0.01, 1.0]))
-def test_shares_differ_by_no_more_than_one_sequence(lengths: list[int], ranks: int, quadratic: float) -> None:
-    costs = [sum(cost(lengths[number], quadratic) for number in share) for share in shares(lengths, ranks, quadratic)]
-    assert max(costs) - min(costs) <= cost(max(lengths), quadratic) + 1e-9
+def test_shares_differ_by_no_more_than_one_family(lengths: list[int], ranks: int, quadratic: float) -> None:
+    def cost(run: list[int], sizes: Sizes) -> float:
+        pairs = zip(run, sizes.joins(run), strict=True)
+        return sum(sizes.cost(number, joined, quadratic) for number, joined in pairs)
+
+    sizes = Sizes.alone(lengths)
+    costs = [cost(sorted(share), sizes) for share in shares(sizes, ranks, quadratic)]
+    assert max(costs) - min(costs) <= cost([lengths.index(max(lengths))], sizes) + 1e-9
+    together = Sizes(lengths, [0, *(min(pair) * 2 // 3 for pair in itertools.pairwise(lengths))])
+    most = cost(list(range(len(lengths))), together) / (4 * ranks)
+    runs = families(together, most, quadratic)
+    assert [number for run in runs for number in run] == list(range(len(lengths)))
+    assert all(len(run) == 1 or cost(run, together) <= most + 1e-9 for run in runs)
 
 
 @settings(max_examples=30, deadline=None)
@@ -65,9 +74,13 @@ def test_a_packed_row_has_no_padding_but_to_its_multiple(lengths: list[int], mul
     assert batch.tokens.shape[1] % multiple == 0
     assert batch.tokens.shape[1] - sum(lengths) < multiple
     assert isinstance(batch.layout, PackedLayout)
-    grid = batch.positions[0][batch.layout.take].view(batch.layout.rows, batch.layout.width)
-    for row, length in zip(grid, lengths, strict=False):
+    filler = -sum(lengths) % multiple
+    rows = [positions for grid in batch.layout.grids for positions in batch.positions[0][grid.keys].view(grid.rows, -1)]
+    for row, length in zip(rows, sorted([*lengths, *([filler] if filler else [])], reverse=True), strict=True):
         assert row[:length].tolist() == list(range(length))
+    for grid in batch.layout.grids:
+        real = int((grid.keys.view(grid.rows, -1).diff() != 0).sum()) + grid.rows
+        assert len(grid.keys) <= GRID * real
 
 
 def test_long_and_short_sequences_in_a_row_leave_no_padding() -> None:
@@ -76,7 +89,7 @@ def test_long_and_short_sequences_in_a_row_leave_no_padding() -> None:
     padded, packed = (
         [
             collate([sequence(lengths[number]) for number in run], CPU, packed=packed)
-            for run in plan(lengths, Budget(2048, packed))[0]
+            for run in plan(Sizes.alone(lengths), Budget(2048, packed))[0]
         ]
         for packed in (False, True)
     )

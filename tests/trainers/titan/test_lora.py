@@ -23,14 +23,13 @@ from forge_env.config.recipe import LoRASection, OptimizerSection
 from forge_env.errors import UsageError
 from forge_env.trajectory import Segment
 from tests.trainers.model.checkpoints import CHECKPOINTS, VOCABULARY, their_logprobs, write_checkpoint
-from trainers.buffer.sequences import BatchSizes
 from trainers.losses.sft import SFTLoss
 from trainers.model.adapter import CONFIG, FOLDER, WEIGHTS, check_base, layer_shapes, targets
 from trainers.model.folder import read_hf_config
 from trainers.model.merging import whole_weights
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
-from trainers.titan.flops import Throughput
+from trainers.titan.flops import Throughput, Work
 from trainers.titan.model import TitanModel
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -159,10 +158,10 @@ def test_a_version_of_the_shipped_model_is_ten_times_smaller() -> None:
 
 
 def test_frozen_weights_cost_two_thirds_of_trained_ones(folder: Path) -> None:
-    sizes = BatchSizes.of(SEQUENCES)
+    work = Work(tokens=90, targets=60, computed=90, attended=1000)
     device = use_device(with_gpus=False)
     adapted, whole = (Throughput(engine(folder, lora).model, device) for lora in (DEFAULT, None))
-    assert 2 / 3 < adapted.flops(sizes) / whole.flops(sizes) < 1
+    assert 2 / 3 < adapted.flops(work) / whole.flops(work) < 1
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)

@@ -33,10 +33,10 @@ from trainers.titan.batch import Microbatch, collate
 from trainers.titan.checkpoint import write
 from trainers.titan.device import use_device
 from trainers.titan.engine import MAX_SKIPPED_UPDATES, TitanEngine
+from trainers.titan.flops import Work
 from trainers.titan.layout import PackedLayout
 from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import Float32Muon, orthogonalize
-from trainers.titan.packing import longest_first
 from trainers.titan.parallel import Sharding
 
 pytestmark = pytest.mark.stack
@@ -82,7 +82,8 @@ def sequences(count: int, seed: int = 0) -> list[Segment]:
 
 
 def microbatches(trained: TitanEngine, data: list[Segment]) -> list[Microbatch]:
-    return [trained.collate(run, data) for run in trained.microbatches([len(item.token_ids) for item in data])]
+    lengths = np.array([len(item.token_ids) for item in data])
+    return [trained.collate(run, data) for run in trained.microbatches(lengths, np.zeros_like(lengths))]
 
 
 def weights(trained: TitanEngine) -> dict[str, torch.Tensor]:
@@ -150,12 +151,14 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
 @pytest.mark.parametrize("count", [1, 2, 11])
 def test_packed_rows_give_the_logprobs_and_gradients_of_single_ones(folder: Path, count: int) -> None:
     padded, packed, data = engine(folder), engine(folder, packed=True), sequences(count, seed=5)
-    lengths = [len(item.token_ids) for item in data]
     together = microbatches(packed, data)
-    assert count == 1 or any(isinstance(batch.layout, PackedLayout) and batch.layout.rows > 1 for batch in together)
+    assert count == 1 or any(
+        isinstance(batch.layout, PackedLayout) and sum(grid.rows for grid in batch.layout.grids) > 1
+        for batch in together
+    )
     with torch.no_grad():
         logprobs = torch.cat([packed.forward(batch)[0] for batch in together])
-    alone = [value for number in longest_first(range(count), lengths) for value in padded.logprobs([data[number]])[0]]
+    alone = [value for item in data for value in padded.logprobs([item])[0]]
     assert logprobs.tolist() == pytest.approx(alone, abs=2e-6)
     assert largest_difference(gradients(padded, data), gradients(packed, data)) < 1e-6
 
@@ -463,7 +466,8 @@ def test_throughput_counts_the_work_of_parameters_and_attention(folder: Path) ->
     attention = 2 * 2 * 32  # layers * heads * head size
     sequence = Segment(np.arange(10), np.arange(10) >= 6)
     work = 6 * ((everything - head) * 10 + head * 4 + attention * 100)
-    assert trained.throughput.flops(BatchSizes.of([sequence])) == pytest.approx(work)
+    assert trained.throughput.flops(Work(10, 4, 10, 100)) == pytest.approx(work)
+    assert trained.share(BatchSizes.of([sequence])).work == Work(10, 4, 10, 100)
     metrics = trained.train(sequences(4), SFTLoss())
     assert metrics["tokens"] == sum(len(item.token_ids) for item in sequences(4))
     assert metrics["tokens_per_s"] == pytest.approx(metrics["tokens"] / metrics["train_s"])

@@ -1,0 +1,201 @@
+"""Prefixes that sequences of a microbatch share are computed once, and every result is that of separate sequences."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from forge_env.config.recipe import LoRASection, ModelSection, OptimizerSection, TinyModel  # noqa: E402
+from forge_env.trajectory import Segment  # noqa: E402
+from trainers.buffer.sequences import LEAST_SHARED, BatchSizes, in_order, shared_with_previous  # noqa: E402
+from trainers.losses.grpo import GRPOLoss, GSPOLoss  # noqa: E402
+from trainers.losses.types import Loss  # noqa: E402
+from trainers.model.tiny import hf_config  # noqa: E402
+from trainers.titan.batch import collate  # noqa: E402
+from trainers.titan.device import use_device  # noqa: E402
+from trainers.titan.engine import TitanEngine  # noqa: E402
+from trainers.titan.layout import Row  # noqa: E402
+from trainers.titan.model import TitanModel  # noqa: E402
+from trainers.titan.packing import Budget, Sizes, plan  # noqa: E402
+from trainers.titan.parallel import Sharding  # noqa: E402
+
+pytestmark = pytest.mark.stack
+VOCABULARY = 320
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    shape = TinyModel(layers=2, dim=64, heads=2, kv_heads=1, hidden_dim=96, vocab_size=VOCABULARY)
+    (path / "config.json").write_text(json.dumps(hf_config(ModelSection(tiny=shape), VOCABULARY, 2)))
+    return path
+
+
+def engine(
+    folder: Path, *, share: bool = True, packed: bool = True, recompute: str = "none", lora: LoRASection | None = None
+) -> TitanEngine:
+    device = replace(use_device(with_gpus=False), packed=packed)
+    sharding = Sharding(activation_checkpoint=recompute)
+    model = TitanModel(folder, max_length=256, device=CPU, sharding=sharding, lora=lora)
+    section = OptimizerSection(lr=1e-3, warmup_steps=0)
+    return TitanEngine(model, section, device=device, steps=9, microbatch_tokens=300, share_prefixes=share)
+
+
+def tree(seed: int, count: int) -> list[Segment]:
+    """Sequences that continue, cut short, repeat or leave others at random positions, in random order.
+
+    Any token but the first may be learned, those that are shared included, with other values in every sequence.
+    """
+    rng = np.random.default_rng(seed)
+    result: list[Segment] = []
+    for number in range(count):
+        before = result[rng.integers(number)].token_ids if number else np.zeros(0, np.int32)
+        kept = before[: rng.choice([0, len(before), rng.integers(len(before) + 1)])]
+        ids = np.concatenate([kept, rng.integers(0, VOCABULARY, rng.integers(0 if len(kept) > 1 else 2, 40))])
+        ids = ids[:200]
+        mask = rng.random(len(ids)) < 0.6
+        logprobs, advantages = (mask * rng.normal(size=len(ids)).astype(np.float32) for _ in range(2))
+        result.append(Segment(ids, mask, logprobs - 5.8 * mask, advantages=advantages, episode=number // 2))
+    rng.shuffle(result)  # type: ignore[arg-type]
+    return result
+
+
+def gradients(trained: TitanEngine, data: list[Segment], loss: Loss) -> dict[str, torch.Tensor]:
+    trained.forward_backward(data, loss)
+    named = {
+        name.replace("_checkpoint_wrapped_module.", ""): parameter.grad.clone()
+        for name, parameter in trained.model.module.named_parameters()
+        if parameter.requires_grad
+    }
+    trained.clear_gradients()
+    return named
+
+
+def check_gradients(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-6
+
+
+@pytest.fixture(scope="module")
+def engines(folder: Path) -> tuple[TitanEngine, TitanEngine]:
+    """One that computes every sequence in a padded row of its own, and one that shares prefixes."""
+    return engine(folder, packed=False), engine(folder)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 12))
+def test_a_tree_gives_the_logprobs_and_gradients_of_separate_rows(
+    engines: tuple[TitanEngine, TitanEngine], seed: int, count: int
+) -> None:
+    separate, shared = engines
+    data = tree(seed, count)
+    for one, other in zip(separate.logprobs(data), shared.logprobs(data), strict=True):
+        assert one.tolist() == pytest.approx(other.tolist(), abs=2e-6)
+    check_gradients(gradients(separate, data, GRPOLoss()), gradients(shared, data, GRPOLoss()))
+
+
+@pytest.mark.parametrize(
+    ("recompute", "lora", "loss"),
+    [("full", None, GRPOLoss()), ("selective", None, GSPOLoss()), ("none", LoRASection(rank=4), GRPOLoss())],
+    ids=["full recomputation", "selective, whole sequences", "lora"],
+)
+def test_recomputation_adapters_and_losses_of_whole_sequences_see_no_difference(
+    folder: Path, recompute: str, lora: LoRASection | None, loss: Loss
+) -> None:
+    data = tree(7, 12)
+    separate, shared = (engine(folder, packed=packed, recompute=recompute, lora=lora) for packed in (False, True))
+    check_gradients(gradients(separate, data, loss), gradients(shared, data, loss))
+    for _ in range(2):
+        metrics = [each.train(data, loss, minibatches=2) for each in (separate, shared)]
+        for name in ("loss", "entropy", "grad_norm"):
+            assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-4, abs=1e-6)
+
+
+def group(prompt: int, replies: list[int], seed: int = 0) -> list[Segment]:
+    rng = np.random.default_rng(seed)
+    first = rng.integers(0, VOCABULARY, prompt)
+    rows = [np.concatenate([first, rng.integers(0, VOCABULARY, reply)]) for reply in replies]
+    advantages = [np.full(len(ids), number - 0.5, np.float32) for number, ids in enumerate(rows)]
+    return [Segment(ids, np.arange(len(ids)) >= prompt, advantages=a) for ids, a in zip(rows, advantages, strict=True)]
+
+
+def test_a_prompt_is_computed_once(folder: Path) -> None:
+    data = group(60, [20] * 8)
+    metrics = {share: engine(folder, share=share).train(data, GRPOLoss()) for share in (False, True)}
+    assert metrics[False]["tokens"] == metrics[True]["tokens"] == 640
+    assert (metrics[False]["tokens_shared"], metrics[True]["tokens_shared"]) == (0, 1 - 220 / 640)
+    batch = collate(data, CPU, packed=True, share_prefixes=True)
+    assert batch.tokens.shape == (1, 220)
+    assert (batch.predictors == 59).sum() == 8, "all first tokens of replies are predicted at the prompt's end"
+    assert batch.padding == 0
+
+
+def test_short_beginnings_are_not_shared() -> None:
+    lengths = [
+        collate(group(prompt, [5, 5]), CPU, packed=True, share_prefixes=True).tokens.shape[1]
+        for prompt in (LEAST_SHARED - 1, LEAST_SHARED)
+    ]
+    assert lengths == [2 * (LEAST_SHARED + 4), LEAST_SHARED + 10]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 20), ranks=st.integers(1, 4), threads=st.integers(1, 3))
+def test_a_plan_knows_the_size_of_every_row(seed: int, count: int, ranks: int, threads: int) -> None:
+    data = tree(seed, count)
+    sizes = BatchSizes.of(data)
+    ordered = sizes.pick(data)
+    planning = Sizes(sizes.lengths.tolist(), sizes.shared.tolist())
+    planned = plan(planning, Budget(300, packed=True), ranks=ranks, at_least=threads if ranks == 1 else 1)
+    assert len({len(runs) for runs in planned}) == 1
+    runs = [run for runs in planned for run in runs if run]
+    assert sorted(number for run in runs for number in run) == list(range(count))
+    tokens = 0
+    for run in runs:
+        batch = collate([ordered[number] for number in run], CPU, packed=True, share_prefixes=True)
+        assert planning.work([run])[0] == batch.tokens.numel()
+        assert batch.tokens.numel() <= 300 or len(run) == 1
+        tokens += batch.tokens.numel()
+    assert planning.work(runs)[0] == tokens
+    if ranks == 1 and len(runs) > 1:
+        assert len(runs) % threads == 0 or len(runs) < -(-len(runs) // threads) * threads
+
+
+def test_what_part_of_a_batch_shares_is_known_from_the_whole() -> None:
+    data = tree(3, 14)
+    sizes = BatchSizes.of(data)
+    ordered = sizes.pick(data)
+    assert in_order(ordered) == list(range(len(ordered)))
+    for seed in range(20):
+        places = np.array(sorted(random.Random(seed).sample(range(14), seed % 14)), np.int64)
+        expected = shared_with_previous([ordered[place] for place in places])
+        assert sizes.shared_among(places).tolist() == expected.tolist()
+
+
+def test_the_tokens_of_a_tree_see_their_path_and_no_more() -> None:
+    row = Row.of([4, 3, 5, 2, 5], [0, 2, 2, 0, 1])
+    sees = np.zeros((len(row), len(row)), np.bool_)
+    for path in row.paths:
+        for place, token in enumerate(path):
+            sees[token, path[: place + 1]] = True
+    keys = np.arange(len(row))
+    visible = (keys <= keys[:, None]) & (keys[:, None] <= row.last_viewers)
+    assert (visible == sees).all()
+
+
+def test_a_family_stays_on_one_rank() -> None:
+    data = [segment for seed in range(8) for segment in group(40, [10] * 8, seed)]
+    sizes = BatchSizes.of(data)
+    planned = plan(Sizes(sizes.lengths.tolist(), sizes.shared.tolist()), Budget(4096, packed=True), ranks=2)
+    assert [len(runs) for runs in planned] == [1, 1]
+    assert [len({number // 8 for number in run}) for (run,) in planned] == [4, 4]
