@@ -133,14 +133,15 @@ class Forecast:
         config, work = self.config, self.work
         trainer, generator = config.trainer, config.generator
         room = (self.cluster.gpu.memory_gib - RESERVED_GIB) * GIB
-        tokens = min(trainer.microbatch_tokens, max(work.tokens // self.layout.data, work.prompt + work.reply))
-        share = work.reply / (work.prompt + work.reply)
+        tokens = min(trainer.microbatch_tokens, max(int(work.computed / self.layout.data), work.prompt + work.reply))
+        each = work.computed / work.episodes
         memory = trainer_memory(
             self.shape,
             self.layout,
             trainer.optimizer,
             tokens=tokens,
-            targets=int(tokens * share),
+            targets=int(tokens * work.reply / each),
+            copies=(work.prompt + work.reply) / each,
             trained=self.trained_parameters,
         )
         yield Holder("trainer", trainer.procs, memory, room if trainer.with_gpus else None)

@@ -26,7 +26,7 @@ ENGINE_TOKENS = 8192
 GRID = 1.5
 """Padded tokens in attention for each token of a packed row; assumed, for unknown lengths.
 
-Attention gives each sequence its row, padded to the longest: at most twice the tokens (`trainers.titan.packing`).
+Attention gives each sequence a row, padded to the longest of its grid: at most this (`trainers.titan.layout.GRID`).
 """
 
 
@@ -125,7 +125,7 @@ def optimizer_bytes(shape: Shape, section: OptimizerSection) -> float:
     return moments
 
 
-def saved_bytes(shape: Shape, layout: Layout, tokens: int, grid: float, *, mixture: bool) -> float:
+def saved_bytes(shape: Shape, layout: Layout, tokens: int, grid: float, *, mixture: bool, copies: float = 1.0) -> float:
     """Bytes per token that the forward pass of one block keeps for its backward pass, without recomputation.
 
     Args:
@@ -134,6 +134,7 @@ def saved_bytes(shape: Shape, layout: Layout, tokens: int, grid: float, *, mixtu
         tokens: tokens of a row, over all processes that share it.
         grid: padded tokens in attention for each token (see `GRID`).
         mixture: whether the block has experts.
+        copies: copies of a token's keys and values: the sequences that share a prefix have one each.
     """
     itemsize, tensor = layout.precision, layout.tensor
     q, k = shape.queries / tensor, shape.keys / tensor
@@ -141,7 +142,7 @@ def saved_bytes(shape: Shape, layout: Layout, tokens: int, grid: float, *, mixtu
     residual = 2 * shape.dim * layout.normed(layout.residual) / tensor
     inputs = shape.dim * itemsize * (5 if layout.alone else 2)  # a cast for each matrix, or their common inputs
     heads = (q + k) * layout.normed(itemsize, mixed=layout.alone) * shape.qk_norm
-    attention = grid * (2 * (q + k) * itemsize + shape.heads / tensor * FLOAT32) + q * itemsize
+    attention = grid * (2 * (q + copies * k) * itemsize + shape.heads / tensor * FLOAT32) + q * itemsize
     if layout.context > 1:  # keys and values of the whole row, and a mask of the tokens that each token attends to
         attention = 3 * q * itemsize + (2 * k * layout.context + tokens) * itemsize + shape.heads / tensor * FLOAT32
     rotary = 2 * shape.head_dim * FLOAT32 if shape.qk_norm else shape.head_dim * FLOAT32
@@ -159,9 +160,11 @@ def _feed_forward_bytes(shape: Shape, layout: Layout, *, mixture: bool) -> float
     return router + shape.active * (rows * itemsize + 24)
 
 
-def _between(shape: Shape, layout: Layout, tokens: int, grid: float, *, mixture: bool) -> tuple[float, float]:
+def _between(
+    shape: Shape, layout: Layout, tokens: int, grid: float, *, mixture: bool, copies: float
+) -> tuple[float, float]:
     """Bytes per token of a block: kept from forward to backward pass, and added in the latter by recomputation."""
-    everything = saved_bytes(shape, layout, tokens, grid, mixture=mixture)
+    everything = saved_bytes(shape, layout, tokens, grid, mixture=mixture, copies=copies)
     if layout.recompute == "none":
         return everything, 0.0
     itemsize, tensor = layout.precision, layout.tensor
@@ -195,7 +198,7 @@ class Pass:
         return self.activations + max(self.head, self.block)
 
 
-def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float) -> Pass:
+def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float, copies: float = 1.0) -> Pass:
     """Bytes of one microbatch's pass in one process.
 
     Args:
@@ -204,6 +207,7 @@ def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float)
         tokens: tokens of a row, before context parallelism splits it.
         targets: tokens of the row that contribute to the loss.
         grid: padded tokens in attention for each token (see `GRID`).
+        copies: copies of a token's keys and values (see `saved_bytes`).
     """
     itemsize, tensor = layout.precision, layout.tensor
     rows, learned = ceil(tokens / layout.context), ceil(targets / layout.context)
@@ -211,7 +215,7 @@ def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float)
     saved = recomputed = 0.0
     for count, experts in ((dense, False), (mixture, True)):
         if count:
-            each, more = _between(shape, layout, tokens, grid, mixture=experts)
+            each, more = _between(shape, layout, tokens, grid, mixture=experts, copies=copies)
             saved, recomputed = saved + count * each * rows, max(recomputed, more * rows)
     hidden = shape.expert_hidden * shape.active if mixture else shape.hidden / tensor
     working = rows * (2 * hidden * itemsize + 2 * shape.dim * layout.residual / tensor)
@@ -248,6 +252,7 @@ def trainer_memory(
     tokens: int,
     targets: int,
     grid: float = GRID,
+    copies: float = 1.0,
     trained: int | None = None,
 ) -> Memory:
     """Peak bytes of one trainer process from its second step on, when gradients and optimizer state exist.
@@ -259,6 +264,7 @@ def trainer_memory(
         tokens: tokens of a microbatch.
         targets: tokens of it that contribute to the loss.
         grid: padded tokens in attention for each token (see `GRID`).
+        copies: copies of a token's keys and values (see `saved_bytes`).
         trained: number of parameters of the adapters; None: all weights are trained.
     """
     weights = FLOAT32 * shape.parameters / layout.ranks
@@ -267,7 +273,7 @@ def trainer_memory(
     if trained is not None and trained < shape.parameters:
         learned = FLOAT32 * trained / layout.ranks
         moments = 2 * learned
-    work = passes(shape, layout, tokens, targets, grid)
+    work = passes(shape, layout, tokens, targets, grid, copies)
     side_by_side = layout.threads if layout.ranks == 1 and layout.device == "cpu" else 1
     gradients = learned * (1 + (side_by_side if side_by_side > 1 else 0))
     update = learned if layout.device == "cpu" else 0.0  # AdamW over lists of tensors makes one more copy

@@ -24,6 +24,7 @@ class Workload:
     Attributes:
         episodes: number of episodes in a step.
         group: number of episodes that begin with the same prompt.
+        shared: number of episodes whose prompt the trainer computes once.
         prompt: tokens of an episode that are not sampled.
         reply: tokens of an episode that are sampled and contribute to the loss.
         longest: maximum number of tokens sampled in a turn.
@@ -33,6 +34,7 @@ class Workload:
 
     episodes: int
     group: int
+    shared: float
     prompt: int
     reply: int
     longest: int
@@ -64,10 +66,15 @@ class Workload:
                 fix="lower --prompt or --reply",
             )
         if not sampled:
-            return cls(config.sft.batch_size, 1, prompt, reply, reply, 0, sampled=False)
+            return cls(config.sft.batch_size, 1, 1, prompt, reply, reply, 0, sampled=False)
+        shared = 1.0
+        if config.trainer.share_prefixes:  # as many of a group as are in one update, and fit into one pass
+            fit = (config.trainer.microbatch_tokens - prompt) / reply
+            shared = max(1.0, min(grpo.group_size / config.trainer.minibatches, fit))
         return cls(
             grpo.groups_per_step * grpo.group_size,
             grpo.group_size,
+            shared,
             prompt,
             reply,
             min(grpo.max_tokens_per_turn, longest - prompt),
@@ -81,6 +88,16 @@ class Workload:
         return self.episodes * (self.prompt + self.reply)
 
     @property
+    def computed_prompt(self) -> float:
+        """Tokens of an episode's prompt that the trainer computes, on average."""
+        return self.prompt / self.shared
+
+    @property
+    def computed(self) -> float:
+        """Tokens that the trainer computes in a step."""
+        return self.episodes * (self.computed_prompt + self.reply)
+
+    @property
     def in_flight(self) -> int:
         """Number of episodes that are sampled at the same time."""
         return self.episodes * (self.steps_apart + 1)
@@ -91,11 +108,15 @@ def training_flops(shape: Shape, work: Workload, recompute: str = "none") -> flo
 
     The head's scores are computed twice (`trainers.titan.head`).
     """
-    length = work.prompt + work.reply
-    context = shape.context_flops(length / 2)
-    blocks = 6.0 * shape.computed + 3 * context
-    blocks += {"none": 0.0, "selective": shape.computed, "full": 2.0 * shape.computed + context}[recompute]
-    return work.episodes * (length * blocks + work.reply * 8.0 * shape.embedding)
+    again = {"none": 0.0, "selective": 1.0, "full": 2.0}[recompute]
+    blocks = (6.0 + again) * shape.computed * work.computed + (4 if recompute == "full" else 3) * _context(shape, work)
+    return blocks + work.episodes * work.reply * 8.0 * shape.embedding
+
+
+def _context(shape: Shape, work: Workload) -> float:
+    """Attention operations of a forward pass over a step's tokens."""
+    prompt = work.computed_prompt * shape.context_flops(work.prompt / 2)
+    return work.episodes * (prompt + work.reply * shape.context_flops(work.prompt + work.reply / 2))
 
 
 def training_parts(
@@ -107,7 +128,7 @@ def training_parts(
         return {"compute": flops / (float(hardware.CPU_FLOPS) * (layout.threads if layout.ranks == 1 else 1))}
     compute = flops / (gpu.flops * float(hardware.TRAINING_SHARE))
     compute /= float(hardware.COMPILED) if compiled else 1.0
-    tokens = work.tokens / layout.data
+    tokens = work.computed / layout.data
     passes = ceil(tokens / microbatch_tokens)
     weights = 0.0
     if layout.shards > 1:
@@ -130,9 +151,8 @@ def link(gpu: Gpu, ranks: int) -> float:
 
 def reference_s(shape: Shape, work: Workload, gpu: Gpu | None, procs: int, threads: int) -> float:
     """Seconds of the reference model in a step: one forward pass, over `procs` processes."""
-    length = work.prompt + work.reply
-    context = shape.context_flops(length / 2)
-    flops = work.episodes * (length * (2.0 * shape.computed + context) + work.reply * 2.0 * shape.embedding)
+    flops = 2.0 * shape.computed * work.computed + _context(shape, work)
+    flops += work.episodes * work.reply * 2.0 * shape.embedding
     rate = float(hardware.CPU_FLOPS) * threads if gpu is None else gpu.flops * float(hardware.TRAINING_SHARE)
     return flops / (rate * procs)
 

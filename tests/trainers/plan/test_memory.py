@@ -111,3 +111,28 @@ def test_real_passes_take_what_was_computed_beforehand(
     weights = {id(parameter): parameter.numel() for parameter in model.module.parameters()}
     assert expected.parts["weights"] == 4 * (sum(weights.values()) - model.adapter_parameters)
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_copies_of_a_shared_prompt_are_counted(recompute: str, tmp_path: Path) -> None:
+    hf = check_hf_config(SMALL, "a model")
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    prompt, reply, count = 256, 128, 8
+    optimizer, device = OptimizerSection(), use_device(with_gpus=False)
+    sharding = Sharding(activation_checkpoint=recompute)
+    model = TitanModel(tmp_path, max_length=512, device=device.torch, sharding=sharding)
+    engine = TitanEngine(model, optimizer, device=device, steps=10, microbatch_tokens=4096)
+    rng = np.random.default_rng(0)
+    first, learned = rng.integers(0, 1000, prompt), np.arange(prompt + reply) >= prompt
+    data = [Segment(np.concatenate([first, rng.integers(0, 1000, reply)]), learned) for _ in range(count)]
+    tokens = prompt + count * reply
+    expected = trainer_memory(
+        Shape.of(hf, ""),
+        Layout(recompute=recompute, device="cpu"),
+        optimizer,
+        tokens=tokens,
+        targets=count * reply,
+        grid=1.0,
+        copies=count * (prompt + reply) / tokens,
+    )
+    assert expected.peak == pytest.approx(peak_bytes(engine, data, nullcontext()), rel=WITHIN), dict(expected.parts)

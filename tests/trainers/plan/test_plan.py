@@ -95,7 +95,7 @@ def test_every_bundled_recipe_has_a_plan(recipe: str, plan: Plan) -> None:
 def test_the_published_rate_comes_out() -> None:
     """TorchTitan's: 5,762 tokens/s and GPU with FSDP and selective checkpoints, 6,667 with compilation."""
     shape = Shape.of(named_config("meta-llama/Llama-3.1-8B"), "")
-    work = Workload(16, 1, 1, 8191, 8191, 0, sampled=False)
+    work = Workload(16, 1, 1, 1, 8191, 8191, 0, sampled=False)
     layout = Layout(data=8, recompute="selective", dtype="bfloat16")
     for compiled, published_rate in ((False, 5762), (True, 6667)):
         parts = training_parts(shape, work, layout, 16384, GPUS["H100"], compiled=compiled)
@@ -104,11 +104,29 @@ def test_the_published_rate_comes_out() -> None:
 
 def test_the_measured_rates_of_the_cpu_come_out() -> None:
     """Of docs/benchmarks.md: 14.6 k tokens/s trained on two threads, 6.9 k sampled at batches of 128."""
-    small = forecast("coding_rlvr", "model.path=tiny", "trainer.minibatches=1", prompt=60, reply=100)
+    changes = "model.path=tiny", "trainer.minibatches=1", "trainer.share_prefixes=false"  # there, no prompt is shared
+    small = forecast("coding_rlvr", *changes, prompt=60, reply=100)
     learning = small.step.learning["compute"]
     assert small.work.tokens / learning == pytest.approx(14_600, rel=0.15)
     decoding = small.decoding
     assert decoding.batch / decoding.seconds == pytest.approx(6_910, rel=0.15)
+
+
+def test_a_prompt_is_computed_once_for_the_episodes_of_a_pass() -> None:
+    def tokens(*changes: str) -> float:
+        changes = "trainer.minibatches=1", "trainer.microbatch_tokens=4096", *changes
+        return forecast("coding_rlvr", *changes, prompt=300, reply=100).work.computed / 192
+
+    assert tokens("trainer.share_prefixes=false") == 400
+    assert tokens() == 100 + 300 / 8
+    assert tokens("trainer.minibatches=2") == 100 + 300 / 4
+    assert tokens("trainer.microbatch_tokens=500") == 100 + 300 / 2
+    assert tokens("trainer.microbatch_tokens=100") == 400
+    together, apart = (
+        forecast("coding_rlvr", f"trainer.share_prefixes={share}", prompt=300, reply=100).step.learning["compute"]
+        for share in ("true", "false")
+    )
+    assert together < apart / 2
 
 
 def test_more_of_what_is_waited_for_makes_a_step_shorter() -> None:

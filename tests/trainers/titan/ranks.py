@@ -22,7 +22,7 @@ from forge_env.config.recipe import LoRASection, OptimizerSection, ParallelismSe
 from forge_env.trajectory import Segment
 from trainers.actors.processes import ADDRESS
 from trainers.actors.ranks import join, leave
-from trainers.losses.grpo import GSPOLoss
+from trainers.losses.grpo import GRPOLoss, GSPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.losses.types import Loss, LossOutput, TokenBatch
 from trainers.model.export import read_weights
@@ -66,6 +66,23 @@ def forked() -> list[Segment]:
     for number, segment in enumerate(found):
         segment.episode = number - 4 if number % 2 and number >= 4 else number
     return found
+
+
+def tree(count: int = 14, seed: int = 0) -> list[Segment]:
+    """Sequences that continue, cut short, repeat or leave others at random positions, in random order.
+
+    Any token but the first may be learned, those that are shared included, with other values in every sequence.
+    """
+    rng = np.random.default_rng(seed)
+    result: list[Segment] = []
+    for number in range(count):
+        before = result[rng.integers(number)].token_ids if number else np.zeros(0, np.int32)
+        kept = before[: (0, len(before), rng.integers(len(before) + 1))[rng.integers(3)]]
+        ids = np.concatenate([kept, rng.integers(0, VOCABULARY, rng.integers(0 if len(kept) > 1 else 2, 40))])[:110]
+        mask = rng.random(len(ids)) < 0.6
+        sampled = [np.where(mask, rng.normal(mean, 1, len(ids)), 0).astype(np.float32) for mean in (-5.8, 0)]
+        result.append(Segment(ids, mask, sampled[0], advantages=sampled[1], episode=number // 2))
+    return [result[place] for place in rng.permutation(count)]
 
 
 def engine(
@@ -157,6 +174,8 @@ def two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
     seen["by sequence"] = observe(engine(tied, CONTEXT), loss=GSPOLoss())
     seen["forked fsdp"] = observe(engine(tied), data=forked(), loss=GSPOLoss())
     seen["forked context"] = observe(engine(tied, CONTEXT), data=forked(), loss=GSPOLoss())
+    for name, dims in {"fsdp": FSDP, "tensor": TENSOR, "context": CONTEXT}.items():
+        seen[f"tree {name}"] = observe(engine(tied, dims), data=tree(), loss=GRPOLoss())
     seen["fewer sequences than ranks"] = observe(engine(tied), data=sequences(1))
     seen["recomputed"] = observe(engine(tied, activation_checkpoint="full"))
     seen["skipped"] = _skip(tied)
@@ -173,6 +192,7 @@ def four(folders: dict[str, Path], out: Path) -> dict[str, Any]:
         "fsdp and tensor": observe(engine(folder, TENSOR)),
         "fsdp and context": observe(engine(folder, CONTEXT)),
         "tensor and context": observe(engine(folder, TENSOR | CONTEXT)),
+        "tree": observe(engine(folder, TENSOR | CONTEXT), data=tree(), loss=GRPOLoss()),
     }
 
 

@@ -10,27 +10,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from forge_env.config.recipe import LoRASection, ModelSection, OptimizerSection, TinyModel  # noqa: E402
-from forge_env.trajectory import Segment  # noqa: E402
-from trainers.buffer.sequences import LEAST_SHARED, BatchSizes, in_order, shared_with_previous  # noqa: E402
-from trainers.losses.grpo import GRPOLoss, GSPOLoss  # noqa: E402
-from trainers.losses.types import Loss  # noqa: E402
-from trainers.model.tiny import hf_config  # noqa: E402
-from trainers.titan.batch import collate  # noqa: E402
-from trainers.titan.device import use_device  # noqa: E402
-from trainers.titan.engine import TitanEngine  # noqa: E402
-from trainers.titan.layout import Row  # noqa: E402
-from trainers.titan.model import TitanModel  # noqa: E402
-from trainers.titan.packing import Budget, Sizes, plan  # noqa: E402
-from trainers.titan.parallel import Sharding  # noqa: E402
+from forge_env.config.recipe import LoRASection, ModelSection, OptimizerSection, TinyModel
+from forge_env.trajectory import Segment
+from tests.trainers.titan.ranks import VOCABULARY, tree
+from trainers.buffer.sequences import LEAST_SHARED, BatchSizes, in_order, shared_with_previous
+from trainers.losses.grpo import GRPOLoss, GSPOLoss
+from trainers.losses.types import Loss
+from trainers.model.tiny import hf_config
+from trainers.titan.batch import collate
+from trainers.titan.device import use_device
+from trainers.titan.engine import TitanEngine
+from trainers.titan.layout import Row
+from trainers.titan.model import TitanModel
+from trainers.titan.packing import Budget, Sizes, plan
+from trainers.titan.parallel import Sharding
 
 pytestmark = pytest.mark.stack
-VOCABULARY = 320
 CPU = torch.device("cpu")
 
 
@@ -50,25 +51,6 @@ def engine(
     model = TitanModel(folder, max_length=256, device=CPU, sharding=sharding, lora=lora)
     section = OptimizerSection(lr=1e-3, warmup_steps=0)
     return TitanEngine(model, section, device=device, steps=9, microbatch_tokens=300, share_prefixes=share)
-
-
-def tree(seed: int, count: int) -> list[Segment]:
-    """Sequences that continue, cut short, repeat or leave others at random positions, in random order.
-
-    Any token but the first may be learned, those that are shared included, with other values in every sequence.
-    """
-    rng = np.random.default_rng(seed)
-    result: list[Segment] = []
-    for number in range(count):
-        before = result[rng.integers(number)].token_ids if number else np.zeros(0, np.int32)
-        kept = before[: rng.choice([0, len(before), rng.integers(len(before) + 1)])]
-        ids = np.concatenate([kept, rng.integers(0, VOCABULARY, rng.integers(0 if len(kept) > 1 else 2, 40))])
-        ids = ids[:200]
-        mask = rng.random(len(ids)) < 0.6
-        logprobs, advantages = (mask * rng.normal(size=len(ids)).astype(np.float32) for _ in range(2))
-        result.append(Segment(ids, mask, logprobs - 5.8 * mask, advantages=advantages, episode=number // 2))
-    rng.shuffle(result)  # type: ignore[arg-type]
-    return result
 
 
 def gradients(trained: TitanEngine, data: list[Segment], loss: Loss) -> dict[str, torch.Tensor]:
@@ -99,7 +81,7 @@ def test_a_tree_gives_the_logprobs_and_gradients_of_separate_rows(
     engines: tuple[TitanEngine, TitanEngine], seed: int, count: int
 ) -> None:
     separate, shared = engines
-    data = tree(seed, count)
+    data = tree(count, seed)
     for one, other in zip(separate.logprobs(data), shared.logprobs(data), strict=True):
         assert one.tolist() == pytest.approx(other.tolist(), abs=2e-6)
     check_gradients(gradients(separate, data, GRPOLoss()), gradients(shared, data, GRPOLoss()))
@@ -113,7 +95,7 @@ def test_a_tree_gives_the_logprobs_and_gradients_of_separate_rows(
 def test_recomputation_adapters_and_losses_of_whole_sequences_see_no_difference(
     folder: Path, recompute: str, lora: LoRASection | None, loss: Loss
 ) -> None:
-    data = tree(7, 12)
+    data = tree(12, 7)
     separate, shared = (engine(folder, packed=packed, recompute=recompute, lora=lora) for packed in (False, True))
     check_gradients(gradients(separate, data, loss), gradients(shared, data, loss))
     for _ in range(2):
@@ -152,7 +134,7 @@ def test_short_beginnings_are_not_shared() -> None:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 20), ranks=st.integers(1, 4), threads=st.integers(1, 3))
 def test_a_plan_knows_the_size_of_every_row(seed: int, count: int, ranks: int, threads: int) -> None:
-    data = tree(seed, count)
+    data = tree(count, seed)
     sizes = BatchSizes.of(data)
     ordered = sizes.pick(data)
     planning = Sizes(sizes.lengths.tolist(), sizes.shared.tolist())
@@ -172,7 +154,7 @@ def test_a_plan_knows_the_size_of_every_row(seed: int, count: int, ranks: int, t
 
 
 def test_what_part_of_a_batch_shares_is_known_from_the_whole() -> None:
-    data = tree(3, 14)
+    data = tree(14, 3)
     sizes = BatchSizes.of(data)
     ordered = sizes.pick(data)
     assert in_order(ordered) == list(range(len(ordered)))

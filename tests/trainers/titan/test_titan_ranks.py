@@ -25,10 +25,11 @@ from tests.trainers.titan.ranks import (
     observe,
     run_ranks,
     sequences,
+    tree,
     two,
     weights,
 )
-from trainers.losses.grpo import GSPOLoss
+from trainers.losses.grpo import GRPOLoss, GSPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.model.export import read_weights
 from trainers.model.tiny import hf_config
@@ -101,6 +102,15 @@ def test_two_ranks_give_the_gradients_and_weights_of_one(
     check_alike(observe(engine(folders[kind])), seen[f"{parallelism} {kind}"])
 
 
+@pytest.mark.parametrize("parallelism", ["fsdp", "tensor", "context"])
+def test_two_ranks_compute_a_tree_as_one_computes_separate_sequences(
+    folders: dict[str, Path], seen: dict[str, Any], parallelism: str
+) -> None:
+    separate = engine(folders["tied"])
+    separate.share_prefixes = False
+    check_alike(observe(separate, data=tree(), loss=GRPOLoss()), seen[f"tree {parallelism}"])
+
+
 def test_a_vocabulary_in_unequal_parts_gives_what_it_gives_whole(seen: dict[str, Any]) -> None:
     expected = head_outputs(*head_inputs())
     for found in seen["vocabulary"]:
@@ -139,7 +149,11 @@ def test_a_loss_of_whole_sequences_has_them_whole_where_ranks_split_them(
 
 def test_four_ranks_combine_parallelisms(folders: dict[str, Path], tmp_path: Path) -> None:
     expected = observe(engine(folders["tied"]))
-    for name, observed in run_ranks(4, folders, tmp_path, four).items():
+    seen = run_ranks(4, folders, tmp_path, four)
+    separate = engine(folders["tied"])
+    separate.share_prefixes = False
+    check_alike(observe(separate, data=tree(), loss=GRPOLoss()), seen.pop("tree"))
+    for name, observed in seen.items():
         assert largest_difference(expected["gradients"], observed["gradients"]) < GRADIENT_ERROR, name
         check_alike(expected, observed)
 
