@@ -130,8 +130,8 @@ GROUPS: dict[str, tuple[ModelSection, dict[str, Any], int, int, int, int, int]] 
     "the default recipe's model": (ModelSection(), {"vocab_size": VOCABULARY}, 65, 0, 65, 24, MICROBATCH_TOKENS),
     "a Llama of 135M parameters": (ModelSection(), LLAMA_135M, 75, 24, 44, 4, 512),
 }
-"""Model, changes of its config, tokens of a prompt, common first tokens of all prompts, mean tokens of a reply, number of
-groups, and tokens of a microbatch."""
+"""Model, changes of its config, tokens of a prompt, those common to all prompts, mean tokens of a reply, groups, and
+tokens of a microbatch."""
 
 
 def groups(count: int, prompt: int, common: int, reply: int, vocabulary: int) -> list[Segment]:
