@@ -207,7 +207,7 @@ KNOBS: dict[str, Change] = {
             "with_gpus": Change(True),
             "threads": Change(2, where=("run", "weights")),
             "microbatch_tokens": Change(64, where=("run", "weights")),
-            "share_prefixes": Change(False, where=("run", "weights")),
+            "share_prefixes": Change(False),
             "minibatches": Change(2, where=("run", "weights")),
         },
     ),
