@@ -28,6 +28,9 @@ def at_targets(segment: Segment, values: NDArray[np.float32]) -> NDArray[np.floa
 
 LEAST_SHARED = 16
 """Shorter common beginnings of two sequences, such as the first tokens of a chat format, are not worth sharing."""
+MOST_COPIES = 8
+"""Maximum tokens of the sequences of a pass relative to its token limit: attention copies keys and values of shared
+tokens for each sequence, which takes memory."""
 
 
 def in_order(segments: Sequence[Segment]) -> list[int]:

@@ -8,6 +8,7 @@ from math import ceil
 
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
+from trainers.buffer.sequences import MOST_COPIES
 from trainers.plan import hardware
 from trainers.plan.hardware import PER_HOST, Gpu
 from trainers.plan.memory import BYTES, FLOAT32, Layout
@@ -69,7 +70,8 @@ class Workload:
             return cls(config.sft.batch_size, 1, 1, prompt, reply, reply, 0, sampled=False)
         shared = 1.0
         if config.trainer.share_prefixes:  # as many of a group as are in one update, and fit into one pass
-            fit = (config.trainer.microbatch_tokens - prompt) / reply
+            room = config.trainer.microbatch_tokens
+            fit = min((room - prompt) / reply, MOST_COPIES * room / (prompt + reply))
             shared = max(1.0, min(grpo.group_size / config.trainer.minibatches, fit))
         return cls(
             grpo.groups_per_step * grpo.group_size,

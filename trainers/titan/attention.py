@@ -23,7 +23,7 @@ HALF = torch.bfloat16, torch.float16
 
 
 class _Spread(torch.autograd.Function):
-    """Copy tokens of a row to the slots of a grid, [T, F] -> [slots, F]; a token may have several slots, or none."""
+    """Copy tokens of a row to slots, [T, F] -> [slots, F]."""
 
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, take: torch.Tensor) -> torch.Tensor:
@@ -38,8 +38,11 @@ class _Spread(torch.autograd.Function):
         return wide.new_zeros(ctx.size, *wide.shape[1:]).index_add_(0, take, wide).to(grads[0].dtype), None
 
 
-def _spread(packed: torch.Tensor, take: torch.Tensor) -> torch.Tensor:
-    """Copy tokens to slots, [T, heads, head dim] -> [slots, heads, head dim]."""
+def spread(packed: torch.Tensor, take: torch.Tensor) -> torch.Tensor:
+    """Copy tokens of a row to slots, [T, ...] -> [slots, ...]; a token may have several slots, or none.
+
+    The gradients of a token's slots are added in float32.
+    """
     slots: torch.Tensor = _Spread.apply(packed.flatten(1), take)  # type: ignore[no-untyped-call]
     return slots.view(-1, *packed.shape[1:])
 
@@ -115,7 +118,7 @@ def _attend_in_grids(
 
     def attended(grid: Grid) -> torch.Tensor:
         def rows(packed: torch.Tensor, take: torch.Tensor) -> torch.Tensor:
-            return _spread(packed, take).view(grid.rows, -1, *packed.shape[1:]).transpose(1, 2)
+            return spread(packed, take).view(grid.rows, -1, *packed.shape[1:]).transpose(1, 2)
 
         out = torch.nn.functional.scaled_dot_product_attention(
             rows(q, grid.queries),
@@ -145,7 +148,7 @@ def attend_varlen(
     if torch.is_autocast_enabled(q.device.type):  # as `scaled_dot_product_attention` does
         q, k, v = (each.to(torch.get_autocast_dtype(q.device.type)) for each in (q, k, v))
     if layout.keys is not None:
-        k, v = _spread(k, layout.keys), _spread(v, layout.keys)
+        k, v = spread(k, layout.keys), spread(v, layout.keys)
     group = q.shape[1] // k.shape[1]
     if q.dtype not in HALF:
         if group > 1:

@@ -35,7 +35,7 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from trainers.model.folder import is_mixture, rope_parameters
-from trainers.titan.attention import PackedAttention
+from trainers.titan.attention import PackedAttention, spread
 from trainers.titan.head import Head
 from trainers.titan.layout import ContextLayout, RowLayout
 
@@ -69,7 +69,7 @@ class _Scoring:
         hidden = self.norm(hidden)
         if isinstance(hidden, DTensor):  # tensor parallel: replicated on all its ranks
             hidden = hidden.to_local()
-        chosen = hidden.flatten(0, 1).index_select(0, predictors)
+        chosen = spread(hidden.flatten(0, 1), predictors)  # one token may predict the first of many replies
         scored: tuple[torch.Tensor, torch.Tensor] = self.lm_head(chosen, targets, temperature)
         return scored
 

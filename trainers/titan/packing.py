@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from trainers.buffer.sequences import MOST_COPIES
+
 Run = list[int]
 """Indices of a microbatch's sequences among those that are planned."""
 
@@ -60,7 +62,8 @@ class Budget:
     """Size limit of one forward-backward pass.
 
     Attributes:
-        max_tokens: maximum tokens in a microbatch, padding included; a longer sequence gets a microbatch of its own.
+        max_tokens: maximum tokens in a microbatch, padding included; a longer sequence gets a microbatch of its own. If
+            tokens are shared, all sequences together have at most `MOST_COPIES` times as many.
         packed: whether sequences share a row, and what they begin with; otherwise each has a row, padded to the
             longest.
     """
@@ -76,7 +79,7 @@ class Budget:
         """Split `ordered` into consecutive runs that fit the budget."""
         result: list[Run] = []
         joins = sizes.joins(ordered) if self.packed else [0] * len(ordered)
-        width = tokens = 0
+        width = tokens = keys = 0
         for number, joined in zip(ordered, joins, strict=True):
             length = sizes.lengths[number]
             if self.packed:
@@ -84,12 +87,12 @@ class Budget:
             else:
                 width = max(width, length)
                 size = (len(result[-1]) + 1) * width if result else length
-            if result and size <= self.max_tokens:
+            if result and size <= self.max_tokens and keys + length <= MOST_COPIES * self.max_tokens:
                 result[-1].append(number)
-                tokens = size
+                tokens, keys = size, keys + length
             else:
                 result.append([number])
-                width = tokens = length
+                width = tokens = keys = length
         return result
 
     def even_chunks(self, ordered: Sequence[int], sizes: Sizes, count: int) -> list[Run]:

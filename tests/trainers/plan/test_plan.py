@@ -113,9 +113,10 @@ def test_the_measured_rates_of_the_cpu_come_out() -> None:
 
 
 def test_a_prompt_is_computed_once_for_the_episodes_of_a_pass() -> None:
-    def tokens(*changes: str) -> float:
+    def tokens(*changes: str, reply: int = 100) -> float:
         changes = "trainer.minibatches=1", "trainer.microbatch_tokens=4096", *changes
-        return forecast("coding_rlvr", *changes, prompt=300, reply=100).work.computed / 192
+        work = forecast("coding_rlvr", *changes, prompt=300, reply=reply).work
+        return work.computed / work.episodes
 
     assert tokens("trainer.share_prefixes=false") == 400
     assert tokens() == 100 + 300 / 8

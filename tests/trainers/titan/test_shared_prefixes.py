@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from hypothesis import strategies as st
 from forge_env.config.recipe import LoRASection, ModelSection, OptimizerSection, TinyModel
 from forge_env.trajectory import Segment
 from tests.trainers.titan.ranks import VOCABULARY, tree
-from trainers.buffer.sequences import LEAST_SHARED, BatchSizes, in_order, shared_with_previous
+from trainers.buffer.sequences import LEAST_SHARED, BatchSizes, in_order, shared_with_previous, targets
+from trainers.losses.corrections import TIS
 from trainers.losses.grpo import GRPOLoss, GSPOLoss
+from trainers.losses.sft import SFTLoss
 from trainers.losses.types import Loss
 from trainers.model.tiny import hf_config
 from trainers.titan.batch import collate
@@ -37,9 +40,12 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+def model_folder(path: Path, **changes: Any) -> Path:
     shape = TinyModel(layers=2, dim=64, heads=2, kv_heads=1, hidden_dim=96, vocab_size=VOCABULARY)
-    (path / "config.json").write_text(json.dumps(hf_config(ModelSection(tiny=shape), VOCABULARY, 2)))
+    (path / "config.json").write_text(json.dumps(hf_config(ModelSection(tiny=shape), VOCABULARY, 2) | changes))
     return path
 
 
@@ -104,6 +110,21 @@ def test_recomputation_adapters_and_losses_of_whole_sequences_see_no_difference(
             assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-4, abs=1e-6)
 
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+PENALTIES = GRPOLoss(beta=0.1, entropy_coef=0.05, correction=TIS(level="sequence"))
+
+
+@pytest.mark.parametrize("loss", [SFTLoss(), PENALTIES, GSPOLoss(aggregation="fixed_horizon", horizon=50)])
+def test_experts_and_terms_of_losses_see_no_difference(tmp_path: Path, loss: Loss) -> None:
+    folder = model_folder(tmp_path, model_type="qwen3_moe", tie_word_embeddings=False, **EXPERTS)
+    separate, shared, reference = engine(folder, packed=False), engine(folder), engine(folder)
+    data = tree(12, 7)
+    for segment, logprobs in zip(data, reference.logprobs(data), strict=True):
+        segment.ref_logprobs = np.zeros(len(segment.token_ids), np.float32)
+        segment.ref_logprobs[targets(segment)] = logprobs + np.float32(0.3)
+    check_gradients(gradients(separate, data, loss), gradients(shared, data, loss))
+
+
 def group(prompt: int, replies: list[int], seed: int = 0) -> list[Segment]:
     rng = np.random.default_rng(seed)
     first = rng.integers(0, VOCABULARY, prompt)
@@ -151,6 +172,13 @@ def test_a_plan_knows_the_size_of_every_row(seed: int, count: int, ranks: int, t
     assert planning.work(runs)[0] == tokens
     if ranks == 1 and len(runs) > 1:
         assert len(runs) % threads == 0 or len(runs) < -(-len(runs) // threads) * threads
+
+
+def test_a_microbatch_has_few_copies_of_shared_keys() -> None:
+    data = group(90, [2] * 40)
+    sizes = BatchSizes.of(data)
+    planned = plan(Sizes(sizes.lengths.tolist(), sizes.shared.tolist()), Budget(200, packed=True))[0]
+    assert [len(run) for run in planned] == [17, 17, 6], "92 tokens each; 8 * 200 fit"
 
 
 def test_what_part_of_a_batch_shares_is_known_from_the_whole() -> None:
