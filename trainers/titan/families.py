@@ -69,6 +69,7 @@ class _Scoring:
         hidden = self.norm(hidden)
         if isinstance(hidden, DTensor):  # tensor parallel: replicated on all its ranks
             hidden = hidden.to_local()
+        assert predictors is not None, "every batch has them"
         chosen = spread(hidden.flatten(0, 1), predictors)  # one token may predict the first of many replies
         scored: tuple[torch.Tensor, torch.Tensor] = self.lm_head(chosen, targets, temperature)
         return scored

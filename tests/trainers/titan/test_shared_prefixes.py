@@ -111,7 +111,7 @@ def test_recomputation_adapters_and_losses_of_whole_sequences_see_no_difference(
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-PENALTIES = GRPOLoss(beta=0.1, entropy_coef=0.05, correction=TIS(level="sequence"))
+PENALTIES = GRPOLoss(beta=0.1, entropy_coef=0.05, correction=TIS(level="sequence", name="tis"))
 
 
 @pytest.mark.parametrize("loss", [SFTLoss(), PENALTIES, GSPOLoss(aggregation="fixed_horizon", horizon=50)])
