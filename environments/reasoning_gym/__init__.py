@@ -70,7 +70,12 @@ class ReasoningGym(fe.SingleTurnEnvironment):
         if given is None:
             return 0.0
         problems = self._problems(task.split)
-        return float(problems.score_answer(given.strip("\n"), entry=problems[task.data["index"]]))
+        entry = problems[task.data["index"]]
+        try:
+            return float(problems.score_answer(given.strip("\n"), entry=entry))
+        except Exception as error:  # noqa: BLE001 - several scorers raise on an answer that they can't parse
+            fe.rewards.explain("unreadable answer", [f"{type(error).__name__}: {error}"])
+            return 0.0
 
     def _problems(self, split: str) -> Any:
         block = 2 * self.config.seed + self.splits.index(split)  # problem i of seed s is problem 0 of seed s + i

@@ -330,7 +330,7 @@ def as_array(text: str, space: gymnasium.Space[Any]) -> Any:
         values = np.array([float(word) for word in words])
     except ValueError:
         return None
-    if len(values) != math.prod(space.shape or ()):
+    if len(values) != math.prod(space.shape or ()) or not np.isfinite(values).all():
         return None
     given = values.reshape(space.shape)
     action = given.astype(space.dtype)

@@ -218,7 +218,7 @@ def observation_reply(
         text="\n\n".join(message.content for message in messages),
         terminated=terminated,
         truncated=truncated,
-        info=json.loads(json.dumps(dict(info or {}), default=str)),
+        info=json.loads(json.dumps(dict(info or {}), default=str), parse_constant=str),  # NaN isn't JSON
         metadata=dict(metadata),
     )
     data = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -20,16 +21,23 @@ class BadJSONError(ValueError):
     """The text is not readable JSON; the message names the mistake and its position."""
 
 
-def read_json(text: str) -> Any:
+def read_json(text: str, *, finite: bool = True) -> Any:
     """Parse JSON, replacing unpaired surrogates, which can't be encoded, with U+FFFD.
+
+    Args:
+        text: the JSON.
+        finite: reject `NaN` and infinite numbers, which Python's parser accepts although they aren't JSON.
 
     Raises:
         BadJSONError: it is not JSON, is nested more than `MAX_DEPTH` levels deep, or has a number that is too long.
     """
+    numbers: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite} if finite else {}
     try:
-        value = json.loads(text)
+        value = json.loads(text, **numbers)
     except json.JSONDecodeError as error:
         raise BadJSONError(_explained(text, error)) from error
+    except BadJSONError:
+        raise
     except ValueError as error:  # Python's limit on the digits of an integer
         raise BadJSONError("a number in it has more than 4,300 digits") from error
     except RecursionError:
@@ -40,6 +48,17 @@ def read_json(text: str) -> Any:
     if deep:
         raise BadJSONError(f"it is nested more than {MAX_DEPTH} levels deep")
     return without_halves(value) if HALF.search(text) else value
+
+
+def _refuse(constant: str) -> Any:
+    raise BadJSONError(f"{constant} is not a JSON value")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise BadJSONError(f"the number {number[:_SHOWN]} is too large")
+    return value
 
 
 def _explained(text: str, error: json.JSONDecodeError) -> str:

@@ -60,6 +60,7 @@ from forge_env.visible import shown
 log = logging.getLogger(__name__)
 LONGEST_NAME = 64
 """Maximum length of tool names accepted by endpoints."""
+_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)  # "NaN" is not a number, and passes any `if amount > limit`
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 """Characters that endpoints don't accept in tool names."""
 
@@ -324,7 +325,7 @@ def _arguments_model(
         fields[f"field_{position}"] = (hints[parameter.name], field)
         names[f"field_{position}"] = parameter.name
     try:
-        model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+        model = create_model(f"{name}_arguments", __config__=_CONFIG, **fields)
     except PydanticUserError as error:
         text = error.message.partition(". ")[0].splitlines()[0]
         raise UsageError(f"tool {name!r}: {text}", fix="use JSON types or pydantic models") from error

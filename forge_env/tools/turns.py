@@ -154,7 +154,7 @@ def call_of(name: Any, arguments: Any, call_id: str, raw: str | None = None) -> 
 def read_call(block: str, call_id: str) -> ToolCall:
     """Parse a call, `{"name": ..., "arguments": {...}}`; the call is malformed if `block` isn't such an object."""
     try:
-        data = read_json(block)
+        data = read_json(block, finite=False)  # as vLLM's parsers: the tool rejects the arguments
     except BadJSONError:
         data = None
     if not isinstance(data, dict):

@@ -32,3 +32,11 @@ async def test_its_own_answers_score_full_marks(name: str) -> None:
         await env.reset(options={"task": task})
         rewards.append((await env.step(task.gold or "no answer"))[1])
     assert rewards == [1.0] * TASKS
+
+
+@pytest.mark.parametrize("answer", ["", "nan", "1e999", "None", "[[1]]", '{"a": 1}', "[" * 3000])
+@pytest.mark.parametrize("name", ["boxnet", "coin_flip", "game_of_life", "prime_factorization"])
+async def test_an_answer_that_its_scorer_cannot_read_scores_nothing(name: str, answer: str) -> None:
+    env = fe.make("reasoning_gym", dataset=name)
+    await env.reset(options={"task": env.task("train", 0)})
+    assert (await env.step(f"<answer>{answer}</answer>"))[1] < 1

@@ -742,23 +742,37 @@ async def test_a_mistake_in_a_list_names_its_item(gateway: Gateway) -> None:
     )
 
 
+@pytest.mark.parametrize("number", ["NaN", "1e999"])
+async def test_a_call_with_a_number_that_json_lacks(gateway: Gateway, number: str) -> None:
+    """The program gets the arguments as text."""
+    from forge_env.tools.turns import call_of
+
+    arguments = f'{{"n": {number}}}'
+    model = Model(Message(role="assistant", tool_calls=[call_of("weather", arguments, "call_0")]))
+    with gateway.open(model) as access:
+        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
+            body = {"model": "m", "max_tokens": 9, "messages": USER}
+            answer = await client.post(f"{access.url}/v1/messages", json=body)
+    assert answer.json()["content"][0]["input"] == {"arguments": arguments}
+
+
 async def test_a_malformed_call_is_one_conversation(gateway: Gateway) -> None:
     """A program that repeats it as it got it goes on with the same conversation, over both ways to send arguments."""
     from forge_env.gateway.conversations import Conversations
     from forge_env.gateway.request import arguments_object
     from forge_env.tools.json_text import arguments_text
-    from forge_env.tools.turns import call_of, malformed
+    from forge_env.tools.turns import call_of
 
-    for raw in ('{"name": "f",}', '"{}"', "null", "[1]"):
+    for name, raw in (("", '{"name": "f",}'), ("", '"{}"'), ("", "null"), ("", "[1]"), ("f", '{"n": NaN}')):
+        call = call_of(name, raw, "call_0", raw)
         for arguments in (raw, arguments_object(raw)):
             conversations = Conversations()
             question = Message(role="user", content="?")
             conversation, _, _ = conversations.place([question], [])
-            shown = conversations.answered(conversation, Message(role="assistant", tool_calls=[malformed(raw)]))
-            [call] = shown.tool_calls
-            repeated = call_of("", arguments_text(arguments), call.id)
-            said = Message(role="assistant", tool_calls=[repeated])
-            answer = Message(role="tool", tool_call_id=call.id, content="no")
+            shown = conversations.answered(conversation, Message(role="assistant", tool_calls=[call]))
+            call_id = shown.tool_calls[0].id
+            said = Message(role="assistant", tool_calls=[call_of(name, arguments_text(arguments), call_id)])
+            answer = Message(role="tool", tool_call_id=call_id, content="no")
             assert conversations.place([question, said, answer], [])[0] is conversation
 
 

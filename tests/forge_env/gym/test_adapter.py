@@ -211,6 +211,12 @@ def test_a_drawn_action_is_read_as_itself(space: spaces.Space[Any]) -> None:
     assert as_answer(1, spaces.Discrete(2), ["left", "right"]) == "right"
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
+def test_a_number_of_an_action_is_finite(number: str) -> None:
+    _, problem = read_action(f"<action>{number}</action>", spaces.Box(-np.inf, np.inf, (1,)), [])
+    assert problem
+
+
 async def test_a_game_that_no_valid_move_was_made_in_is_not_called_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> fe.Environment:
         return fe.make("gymnasium", env_id=NAME, max_turns=5)

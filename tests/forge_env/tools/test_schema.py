@@ -132,3 +132,15 @@ def test_a_boolean_is_not_a_number(arguments: str, path: str | None) -> None:
     else:
         with pytest.raises(fe.ToolError, match=f"wrong arguments: {path}: should be a number, not true or false"):
             tool.parse(arguments)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", '"NaN"', '"-inf"', "1" + "0" * 400])
+@pytest.mark.parametrize("argument", ["amount", "amounts"])
+def test_a_number_is_finite(argument: str, number: str) -> None:
+    def pay(amount: float = 1, amounts: list[float] | None = None) -> str:
+        return f"{amount} {amounts}"
+
+    tool = Tool(pay)
+    assert tool.parse('{"amount": 1e5}')["amount"] == 1e5
+    with pytest.raises(fe.ToolError):
+        tool.parse(f'{{"{argument}": {f"[{number}]" if argument == "amounts" else number}}}')

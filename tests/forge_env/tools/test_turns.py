@@ -130,6 +130,16 @@ def test_as_deep_as_is_allowed_is_read_whatever_the_stack() -> None:
         read_json(f"[{deep}]")
 
 
+@pytest.mark.parametrize(
+    ("text", "mistake"), [('{"n": NaN}', "NaN is not"), ("[-Infinity]", "-Inf"), ("1e999", "large")]
+)
+def test_numbers_of_json_are_finite(text: str, mistake: str) -> None:
+    with pytest.raises(BadJSONError, match=mistake):
+        read_json(text)
+    [call] = read_turn(f'<tool_call>{{"name": "f", "arguments": {text}}}</tool_call>', tools=True).tool_calls
+    assert call.function.name == "f"  # as vLLM's parser; the tool says what is wrong
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=3), inside, max_size=3),
