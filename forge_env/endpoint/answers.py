@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,12 +69,18 @@ def fill_in(reply: Reply, body: dict[str, Any]) -> None:
 FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 """Finish reasons of replies that failed at the endpoint."""
 CUT = (
-    *("length", "max_length", "model_length", "token_limit", "model_context_window_exceeded"),
+    *("length", "max_length", "model_length", "token_limit", "incomplete"),
+    *("model_context_window_exceeded", "context_length_exceeded"),
     *("max_tokens", "max_new_tokens", "max_output_tokens", "max_completion_tokens"),
 )
 """Finish reasons of truncated replies, as used by OpenAI, Mistral, Anthropic, Google, Cohere and TGI."""
 FILTERED = ("content_filter", "content_filtered", "safety", "recitation", "prohibited_content", "blocklist", "refusal")
 """Finish reasons of replies that a filter stopped."""
+
+
+def _words(finish: str) -> str:
+    """A finish reason in lower case with underscores, as "max_tokens" for "MaxTokens" and "max-tokens"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\s-]+", "_", finish).lower()
 
 
 def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
@@ -92,7 +99,7 @@ def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
         raise MalformedAnswerError(f"the answer has no choices: {beginning(data, 200)}")
     choice = _mapping(choices[0], "choice 0")
     finish = choice.get("finish_reason")
-    word = finish.lower() if isinstance(finish, str) else None
+    word = _words(finish) if isinstance(finish, str) else None
     if choice.get("error") or word in FAILED:
         raise EndpointFailureError(f"the endpoint reports: {beginning(choice.get('error') or finish, 500)}")
     raw = _mapping(choice.get("message"), "the message")

@@ -591,7 +591,8 @@ async def test_a_malformed_call_is_answered_with_what_is_wrong_with_it() -> None
     ("word", "reason"),
     [
         *((word, "length") for word in ("length", "model_length", "max_tokens", "MAX_TOKENS", "max_output_tokens")),
-        *((word, "content_filter") for word in ("content_filter", "SAFETY", "refusal")),
+        *((word, "length") for word in ("MaxTokens", "max-tokens", "incomplete", "context_length_exceeded")),
+        *((word, "content_filter") for word in ("content_filter", "ContentFilter", "SAFETY", "refusal")),
         *((word, "stop") for word in ("stop", "eos", "end_turn", "tool_calls", "STOP")),
     ],
 )
