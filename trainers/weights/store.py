@@ -1,15 +1,15 @@
 """Weights in TorchStore, for `weights.transport: torchstore`.
 
-Every rank of the trainer has one storage volume in its own process. It puts whole flat buffers, one per data type,
-because TorchStore's cost is per call rather than per byte. If several ranks have parts of a data type, their buffers
-are the shards of one DTensor, padded to one length. Readers get every rank's shard, from all volumes at the same time.
+Every rank of the trainer has one storage volume in its own process. It puts flat buffers, one per data type, in pieces:
+every call has a cost, and large messages block both processes. If several ranks have parts of a data type, their pieces
+are the shards of DTensors, padded to one length. Readers get every rank's shards, from all volumes at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,9 @@ from trainers.model.parts import Part
 from trainers.weights import shared
 from trainers.weights.flat import Buffers, Layout
 from trainers.weights.transport import Handles, Offer, Published, Sender, unpack
+
+PIECE = 16 << 20
+"""Most bytes of a message. While a process unpacks one it can't answer Monarch, which takes it for dead after 10 s."""
 
 
 class VolumePerRank(torchstore.TorchStoreStrategy):  # type: ignore[misc]
@@ -64,6 +67,13 @@ def _shards(layouts: Sequence[Layout]) -> dict[torch.dtype, tuple[list[int], int
     }
 
 
+def _pieces(key: str, dtype: torch.dtype, length: int) -> Iterator[tuple[str, slice]]:
+    """Key and range of each piece of a buffer of this length."""
+    step = PIECE // dtype.itemsize
+    for start in range(0, length, step):
+        yield f"{key}/{dtype}/{start}", slice(start, min(start + step, length))
+
+
 class StoreSender(Sender):
     """One trainer process's side of a transfer through TorchStore.
 
@@ -79,6 +89,8 @@ class StoreSender(Sender):
         self._buffers: dict[torch.dtype, torch.Tensor] = {}
         """This process's buffers, padded."""
         self._published: Published | None = None
+        self._shards: dict[torch.dtype, tuple[list[int], int]] = {}
+        """See `_shards`."""
         self._meshes: dict[torch.dtype, DeviceMesh | None] = {}
         """Mesh of the ranks that have parts of a data type; None for a single rank."""
         self._uploaded: set[str] = set()
@@ -108,7 +120,8 @@ class StoreSender(Sender):
 
     def _join(self, layouts: Sequence[Layout]) -> None:
         """Pad this process's buffers to the length of the others', and form the meshes."""
-        for dtype, (numbers, length) in _shards(layouts).items():
+        self._shards = _shards(layouts)
+        for dtype, (numbers, length) in self._shards.items():
             self._meshes[dtype] = DeviceMesh("cpu", numbers) if len(numbers) > 1 else None
             if self._number in numbers and len(buffer := self._buffers[dtype]) < length:
                 self._buffers[dtype] = torch.nn.functional.pad(buffer, (0, length - len(buffer)))
@@ -120,14 +133,16 @@ class StoreSender(Sender):
             ActorDiedError: another process of the trainer died.
         """
         assert self._published is not None
-        key = self._published.key
-        for dtype, buffer in self._buffers.items():
-            if len(buffer):
-                mesh = self._meshes[dtype]
-                await result(torchstore.put(f"{key}/{dtype}", buffer if mesh is None else _dtensor(buffer, mesh)))
+        uploaded = {_by_number(version)}
+        for dtype, (numbers, length) in self._shards.items():
+            mesh = self._meshes[dtype]
+            for name, piece in _pieces(str(self._published.key), dtype, length):
+                uploaded.add(name)
+                if self._number in numbers:
+                    values = self._buffers[dtype][piece].clone()  # a view is sent with all that it is a view of
+                    await result(torchstore.put(name, values if mesh is None else _dtensor(values, mesh)))
         if self._number == 0:
             await result(torchstore.put(_by_number(version), self._published))
-            uploaded = {_by_number(version), *(f"{key}/{dtype}" for dtype in self._meshes)}
             for other in self._uploaded - uploaded:
                 await result(torchstore.delete(other))
             self._uploaded = uploaded
@@ -171,25 +186,30 @@ def receive(
             size = layouts[number].sizes[dtype]
             if (number, dtype) not in landing:
                 landing[number, dtype] = shared.empty(size, dtype)
-            box = TensorSlice((index * length,), (), (length * len(numbers),), (size,), (len(numbers),))
-            transfers[number, dtype] = _get(
-                f"{published.key}/{dtype}",
-                landing[number, dtype],
-                box if len(numbers) > 1 else None,
-                published.processes[number],
-            )
+            getting = _get(str(published.key), landing[number, dtype], length, index, len(numbers))
+            transfers[number, dtype] = _while_alive(published.processes[number], getting)
     return transfers
 
 
-async def _get(key: str, into: torch.Tensor, box: TensorSlice | None, process: shared.Process) -> torch.Tensor:
-    """Get a buffer, or a shard of a DTensor, from a process into a tensor of its size; errors as in `Reader.take`."""
-    getting = asyncio.ensure_future(result(torchstore.get(key, into, box)))
+async def _get(key: str, into: torch.Tensor, length: int, index: int, count: int) -> torch.Tensor:
+    """Get the buffer of one of `count` processes into a tensor of its size, which was padded to `length`."""
+    for name, piece in _pieces(key, into.dtype, length):
+        if len(part := into[piece]):
+            size = piece.stop - piece.start
+            box = TensorSlice((index * size,), (), (count * size,), (len(part),), (count,))
+            await result(torchstore.get(name, part, box if count > 1 else None))
+    return into
+
+
+async def _while_alive(process: shared.Process, transfer: Coroutine[Any, Any, torch.Tensor]) -> torch.Tensor:
+    """Run a transfer from a process; errors as in `Reader.take`."""
+    getting = asyncio.ensure_future(transfer)
     ending = asyncio.ensure_future(process.end())  # Monarch takes two minutes to report a death here
     try:
         await asyncio.wait([getting, ending], return_when=asyncio.FIRST_COMPLETED)
         if not getting.done():
             raise ConnectionError("a process of the trainer has ended")
-        await getting
+        return await getting
     except KeyError as error:
         raise FileNotFoundError(shared.DROPPED) from error
     except ActorDiedError as error:
@@ -198,4 +218,3 @@ async def _get(key: str, into: torch.Tensor, box: TensorSlice | None, process: s
         getting.cancel()
         ending.cancel()
         await asyncio.gather(ending, return_exceptions=True)
-    return into

@@ -33,6 +33,8 @@ from trainers.weights.transport import Published, Sender  # noqa: E402
 
 UPDATES = 24
 ROWS = 30_000
+PIECE = 100_000
+"""Bytes of a piece in TorchStore, so that the matrix has several."""
 
 
 class Trainer(RankedActor):
@@ -47,9 +49,10 @@ class Trainer(RankedActor):
     async def use(self, transport: str) -> None:
         """Publish through this transport."""
         if transport == "torchstore":
-            from trainers.weights.store import StoreSender
+            from trainers.weights import store
 
-            self._sender: Sender = StoreSender(torch.bfloat16)
+            store.PIECE = PIECE
+            self._sender: Sender = store.StoreSender(torch.bfloat16)
         else:
             self._sender = Sender(torch.bfloat16)
 
@@ -86,6 +89,9 @@ class Generator(RankedActor):
     @endpoint
     async def setup(self) -> None:
         """Start without weights."""
+        from trainers.weights import store
+
+        store.PIECE = PIECE
         self._reader, self._weights = Reader(), {}
 
     @endpoint
