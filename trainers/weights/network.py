@@ -19,7 +19,7 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 from forge_env.job.addresses import Address
@@ -50,7 +50,7 @@ class Source:
     """
 
     address: Address
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 class Server(socketserver.ThreadingTCPServer):

@@ -69,7 +69,7 @@ class Reader:
 
         Raises:
             FileNotFoundError: TorchStore has no such version.
-            OSError: TorchStore can't be reached.
+            OSError: a process of the trainer has ended, or TorchStore can't be reached.
         """
         from trainers.weights.store import find
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torchstore.transport import TensorSlice
 
-from trainers.actors.actor import own_rank
 from trainers.actors.remote import ActorDiedError, result
 from trainers.compat import torchstore as compat  # patches torchstore before its first use
 from trainers.model.parts import Part
@@ -28,6 +27,7 @@ from trainers.weights import shared
 from trainers.weights.flat import Buffers, Layout
 from trainers.weights.transport import Handles, Offer, Published, Sender, unpack
 
+T = TypeVar("T")
 PIECE = 16 << 20
 """Most bytes of a message. While a process unpacks one it can't answer Monarch, which takes it for dead after 10 s."""
 
@@ -36,14 +36,14 @@ class VolumePerRank(torchstore.TorchStoreStrategy):  # type: ignore[misc]
     """TorchStore strategy with a volume in each process of the trainer. Each process puts into its own volume."""
 
     @classmethod
-    def get_volume_id(cls) -> str:
-        """Rank of the process that the volume is in."""
-        return str(own_rank())
+    def get_volume_id(cls) -> shared.Process:
+        """Process that the volume is in, for readers to watch."""
+        return shared.this_process()
 
     @classmethod
-    def get_client_id(cls) -> str:
-        """Rank of this process among the trainer's."""
-        return str(dist.get_rank() if dist.is_initialized() else 0)
+    def get_client_id(cls) -> shared.Process:
+        """This process."""
+        return shared.this_process()
 
 
 async def open_store(processes: Any, count: int) -> None:
@@ -162,11 +162,10 @@ async def find(version: int) -> Published:
     """Look up a version by its number; see `Reader.find`."""
     torchstore.reset_client()  # the store may be another one by now
     try:
-        published: Published = await result(torchstore.get(_by_number(version)))
-    except (KeyError, AssertionError) as error:
+        client = await result(torchstore.client())
+        published: Published = await _while_alive(client.strategy.volume_id_to_coord, client.get(_by_number(version)))
+    except (FileNotFoundError, AssertionError) as error:
         raise FileNotFoundError(f"TorchStore has no version {version} of the weights") from error
-    except ActorDiedError as error:
-        raise ConnectionError(str(error)) from error
     return published
 
 
@@ -187,7 +186,7 @@ def receive(
             if (number, dtype) not in landing:
                 landing[number, dtype] = shared.empty(size, dtype)
             getting = _get(str(published.key), landing[number, dtype], length, index, len(numbers))
-            transfers[number, dtype] = _while_alive(published.processes[number], getting)
+            transfers[number, dtype] = _while_alive([published.processes[number]], getting)
     return transfers
 
 
@@ -197,24 +196,26 @@ async def _get(key: str, into: torch.Tensor, length: int, index: int, count: int
         if len(part := into[piece]):
             size = piece.stop - piece.start
             box = TensorSlice((index * size,), (), (count * size,), (len(part),), (count,))
-            await result(torchstore.get(name, part, box if count > 1 else None))
+            await torchstore.get(name, part, box if count > 1 else None)
     return into
 
 
-async def _while_alive(process: shared.Process, transfer: Coroutine[Any, Any, torch.Tensor]) -> torch.Tensor:
-    """Run a transfer from a process; errors as in `Reader.take`."""
-    getting = asyncio.ensure_future(transfer)
-    ending = asyncio.ensure_future(process.end())  # Monarch takes two minutes to report a death here
+async def _while_alive(processes: Iterable[shared.Process], transfer: Awaitable[T]) -> T:
+    """Run a transfer that needs all of these processes; errors as in `Reader.take`."""
+    getting: asyncio.Future[Any] = asyncio.ensure_future(result(transfer))
+    # Monarch takes two minutes to report a death.
+    ending: list[asyncio.Future[Any]] = [asyncio.ensure_future(each.end()) for each in processes]
     try:
-        await asyncio.wait([getting, ending], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([getting, *ending], return_when=asyncio.FIRST_COMPLETED)
         if not getting.done():
             raise ConnectionError("a process of the trainer has ended")
-        return await getting
+        value: T = getting.result()
     except KeyError as error:
         raise FileNotFoundError(shared.DROPPED) from error
     except ActorDiedError as error:
         raise ConnectionError(str(error)) from error
     finally:
-        getting.cancel()
-        ending.cancel()
-        await asyncio.gather(ending, return_exceptions=True)
+        for task in (getting, *ending):
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+    return value

@@ -178,6 +178,11 @@ async def exchange(transport: str, trainer_ground: Any, reader_ground: Any) -> N
         assert issubclass(await refused(dying), ConnectionError | FileNotFoundError)
     for reader in (slow, fast):
         assert issubclass(await refused(reader.take.call_one(newest)), ConnectionError | FileNotFoundError)
+    if transport == "torchstore":
+        with suppress(ActorDiedError):
+            await result(first_rank.kill.call_one(newest.processes[0].pid))
+        async with asyncio.timeout(60):  # Monarch takes two minutes
+            assert issubclass(await refused(slow.find.call_one(UPDATES)), ConnectionError)
 
     # Readers use the weights of the next trainer, under numbers that were used before.
     await Trainer.shutdown(trainer, dead=True)
