@@ -159,7 +159,8 @@ def main() -> None:
         *table(["hosts", "size", "way", "push ms", "pull ms", "together ms", "times one copy"], rows),
         "",
         "One copy is `memcpy` on one host, and a TCP connection between two. Aims for `shared` and large weights: at "
-        "most 4 on one host, at most 3 between two. For small ones the two calls take longer than the bytes.",
+        "most 4 on one host, at most 3 between two. For small ones the two calls take longer than the bytes. "
+        f"Load of the machine at the end {' '.join(f'{value:.1f}' for value in os.getloadavg())}.",
     ]
     print("\n".join(lines))
     if args.record:
