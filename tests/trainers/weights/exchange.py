@@ -29,7 +29,6 @@ from trainers.actors.ranks import RankedActor  # noqa: E402
 from trainers.actors.remote import ActorDiedError, agreed, result  # noqa: E402
 from trainers.model.parts import Part  # noqa: E402
 from trainers.weights.reader import Reader  # noqa: E402
-from trainers.weights.shared import Process  # noqa: E402
 from trainers.weights.transport import Published, Sender  # noqa: E402
 
 UPDATES = 24
@@ -126,14 +125,6 @@ class Generator(RankedActor):
         """Look a version up by its number."""
         return await self._reader.find(version)
 
-    @endpoint
-    async def find_as_a_rank_dies(self, version: int, process: Process, second: Any) -> None:
-        """Look a version up, during which the trainer's second rank kills the first, which has it."""
-        finding = asyncio.ensure_future(self._reader.find(version))
-        with suppress(ActorDiedError):  # Monarch may end the second rank too
-            await result(second.kill.call_one(process.pid))
-        await finding
-
 
 async def start_trainer(transport: str, ground: Any) -> Any:
     """Start the trainer, and with TorchStore the store in its processes."""
@@ -194,22 +185,12 @@ async def exchange(transport: str, trainer_ground: Any, reader_ground: Any) -> N
     again = await agreed(trainer.push.call(UPDATES))
     for reader in (slow, fast):
         assert await result(reader.take.call_one(again)) == UPDATES
-    if transport == "torchstore":
-        await find_as_a_rank_dies(trainer, slow, again.processes[0])
     for actor in (slow, fast, trainer):
-        await Trainer.shutdown(actor, dead=actor is trainer)
+        await Trainer.shutdown(actor)
     if transport == "torchstore":
         from trainers.weights.store import close_store
 
         await close_store()
-
-
-async def find_as_a_rank_dies(trainer: Any, reader: Any, process: Process) -> None:
-    """A reader that looks up a version is told at once that its trainer has died; Monarch takes two minutes."""
-    second_rank = trainer.slice(procs=1)
-    await result(second_rank.suspend.call_one(process.pid))
-    async with asyncio.timeout(60):
-        assert await refused(reader.find_as_a_rank_dies.call_one(UPDATES, process, second_rank)) is ConnectionError
 
 
 async def main() -> None:

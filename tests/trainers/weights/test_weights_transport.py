@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
 pytest.importorskip("torchstore")
 
+import torchstore
+
 from tests.trainers.actors.workers import workers
+from trainers.weights import shared, store
+from trainers.weights.reader import Reader
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -41,6 +47,30 @@ def test_weights_arrive_whole_on_another_host(transport: str, tmp_path: Path) ->
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(RECIPE.format(folder=tmp_path, workers=", ".join(host.address for host in hosts)))
         exchange(transport, [str(recipe)])
+
+
+async def test_a_lookup_ends_with_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Monarch takes two minutes to report a death; the client here never does."""
+    asked = asyncio.Event()
+
+    class Client:
+        def __init__(self, pid: int) -> None:
+            self.strategy = store.VolumePerRank()
+            self.strategy.volume_id_to_coord = {shared.Process(shared.host(), pid, None): {}}
+
+        async def get(self, *_: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+    trainer = await asyncio.create_subprocess_exec("sleep", "1000")
+    for module in (torchstore, torchstore.api):
+        monkeypatch.setattr(module, "client", AsyncMock(return_value=Client(trainer.pid)))
+    looking = asyncio.ensure_future(Reader().find(1))
+    await asked.wait()
+    trainer.kill()
+    with pytest.raises(ConnectionError, match="process of the trainer has ended"):
+        await asyncio.wait_for(looking, 60)
+    await trainer.wait()
 
 
 def test_shared_memory_needs_no_torchstore() -> None:
