@@ -25,7 +25,7 @@ from forge_env.cli.main import main as forge_env
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = ROOT / "docs" / "site"
-PAGES = ("*.md", "docs/**/*.md", "apps/**/README.md", "environments/**/README.md")
+PAGES = ("*.md", "docs/**/*.md", "apps/**/README.md", "environments/**/README.md", "skills/**/*.md")
 PICTURES = ("docs/**/*.png", "docs/**/*.svg")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash"}
 
