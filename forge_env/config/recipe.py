@@ -94,7 +94,7 @@ class LoRASection(Section):
     """An adapter's output is scaled by `alpha` / `rank`."""
     targets: list[str] = Field(default_factory=list)
     """Layers that get an adapter: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; empty: all of these. \
-In a mixture-of-experts model, only the first four are supported."""
+In a mixture-of-experts model, only the first four are supported; Phi has qkv_proj, o_proj, gate_up_proj, down_proj."""
 
 
 class OptimizerSection(Section):

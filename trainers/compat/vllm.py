@@ -24,16 +24,18 @@ so sampled tokens would otherwise depend on the number of other requests in flig
 
 
 def padded_gemm(layer: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    """vLLM's linear layer on a CPU, padded to at least `ROWS` rows for each thread: x [rows, in] -> [rows, out].
+    """vLLM's linear layer on a CPU, padded to at least `ROWS` rows for each thread.
 
-    This makes each row's result independent of the other rows, to the last bit.
+    This makes each row's result independent of the other rows, to the last bit. `x` is [rows, in], or [1, rows, in] in
+    models that vLLM takes from transformers.
     """
     import torch
 
-    missing = ROWS * torch.get_num_threads() - x.shape[0]
+    rows = x.shape[-2]
+    missing = ROWS * torch.get_num_threads() - rows
     if missing <= 0:
         return layer.cpu_linear(x, weight, bias)
-    return layer.cpu_linear(torch.nn.functional.pad(x, (0, 0, 0, missing)), weight, bias)[: x.shape[0]]
+    return layer.cpu_linear(torch.nn.functional.pad(x, (0, 0, 0, missing)), weight, bias)[..., :rows, :]
 
 
 def packed_experts(

@@ -113,7 +113,8 @@ def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> No
         if not isinstance(method, AdapterMethod):
             continue
         parent, _, last = name.rpartition(".")
-        for number, part in enumerate(joined.get(last, [last])):
+        parts = joined.get(last, [last])
+        for number, part in enumerate(parts):
             key = f"{PREFIX}{parent}.{part}"
             if key + UP not in published:  # not in `lora.targets`
                 continue
@@ -122,10 +123,11 @@ def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> No
             if isinstance(layer, RowParallelLinear):
                 down = down[:, layer.tp_rank * columns : (layer.tp_rank + 1) * columns]
                 layer.lora_b.data.copy_(up)
+            elif len(parts) < 2:  # also of fused layers whose weight is one in the model's files too
+                layer.weight_loader(layer.lora_b, up)
+                down = down.repeat(len(method.parts), 1)
             elif isinstance(layer, QKVParallelLinear):
                 layer.weight_loader(layer.lora_b, up, part[0])
-            elif len(method.parts) > 1:
-                layer.weight_loader(layer.lora_b, up, number)
             else:
-                layer.weight_loader(layer.lora_b, up)
-            layer.lora_a.data[number * method.rank : (number + 1) * method.rank].copy_(down)
+                layer.weight_loader(layer.lora_b, up, number)
+            layer.lora_a.data[number * method.rank : number * method.rank + len(down)].copy_(down)

@@ -40,6 +40,10 @@ def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """
     dim, head = hf["hidden_size"], hf["head_dim"]
     queries, keys = hf["num_attention_heads"] * head, hf["num_key_value_heads"] * head
+    if hf["model_type"] == "phi3":
+        inner = hf["intermediate_size"]
+        attention = {"qkv_proj": (queries + 2 * keys, dim), "o_proj": (dim, queries)}
+        return attention | {"gate_up_proj": (2 * inner, dim), "down_proj": (dim, inner)}
     shapes = {"q_proj": (queries, dim), "k_proj": (keys, dim), "v_proj": (keys, dim), "o_proj": (dim, queries)}
     if not hf.get("num_experts"):  # PEFT applies these names to the layers of experts
         inner = hf["intermediate_size"]

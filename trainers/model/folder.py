@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "qwen2": _SHAPE,
     "qwen3": (*_SHAPE, "head_dim"),
     "qwen3_moe": (*_SHAPE, "head_dim", "moe_intermediate_size", "num_experts", "num_experts_per_tok"),
+    "smollm3": _SHAPE,
+    "phi3": _SHAPE,
+    "gemma3_text": (*_SHAPE, "head_dim", "query_pre_attn_scalar", "sliding_window"),
 }
 """Keys that `config.json` must have, by the `model_type` of each supported model family."""
 _ROPE = {
@@ -41,8 +44,15 @@ _ROPE = {
     "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"},
 }
 """Parameters of each supported scaling of rotary positions."""
-_ROPE_OF = {"llama": {"default", "llama3"}, "mistral": {"default"}}
+_ROPE_OF = {
+    "llama": {"default", "llama3"},
+    "mistral": {"default"},
+    "phi3": {"default"},
+    "gemma3_text": {"default"},
+}
 """Supported scalings of some families; all others support every scaling but Llama's."""
+_ACTIVATION = {"gemma3_text": ("hidden_activation", "gelu_pytorch_tanh")}
+"""Key and value of the activation in families that have another than `hidden_act: silu`."""
 
 
 def local_folder(path: str) -> Path | None:
@@ -123,15 +133,25 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
             f"config.json of {name} has {feature}, which the trainer does not support",
             fix="use a checkpoint without it",
         )
+    config.setdefault("tie_word_embeddings", family in ("smollm3", "gemma3_text"))  # as transformers does
     if config.get("head_dim") is None:
         config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     checked: dict[str, Any] = config
     return checked
 
 
-def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary positions: `rope_theta`, `rope_type` (`default`, `llama3`, `yarn`) and the parameters of that type."""
+def rope_parameters(config: Mapping[str, Any], layer: int | None = None) -> dict[str, Any]:
+    """Rotary positions: `rope_theta`, `rope_type` (`default`, `llama3`, `yarn`) and the parameters of that type.
+
+    Args:
+        layer: a layer, since those with a sliding window may have others; None: those of layers without one.
+    """
     parameters = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    sliding = layer is not None and window(config, layer) is not None
+    if "full_attention" in parameters:
+        parameters = {**parameters["sliding_attention" if sliding else "full_attention"]}
+    elif sliding and "rope_local_base_freq" in config:
+        parameters = {"rope_theta": config["rope_local_base_freq"]}
     parameters.setdefault("rope_type", parameters.pop("type", "default"))
     parameters.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
     if parameters["rope_type"] == "yarn":
@@ -149,26 +169,55 @@ def is_mixture(config: Mapping[str, Any], layer: int) -> bool:
     )
 
 
+def window(config: Mapping[str, Any], layer: int) -> int | None:
+    """Number of tokens that a token attends to in a layer, itself included; None: all before it."""
+    if config.get("model_type") != "gemma3_text":
+        return None
+    kinds: Sequence[str] | None = config.get("layer_types")
+    every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    sliding = kinds[layer] == "sliding_attention" if kinds else (layer + 1) % every != 0
+    return int(config["sliding_window"]) if sliding else None
+
+
+def rotates(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has rotary positions: in SmolLM3, all but every fourth."""
+    if config["model_type"] != "smollm3":
+        return True
+    rotated: Sequence[int] | None = config.get("no_rope_layers")  # 1 where there are rotary positions
+    return bool(rotated[layer]) if rotated else (layer + 1) % config.get("no_rope_layer_interval", 4) != 0
+
+
 def _unsupported(config: Mapping[str, Any]) -> str | None:
     """Name a feature that the generator would compute and the trainer wouldn't; None if there is none.
 
     Log-probabilities of generator and trainer would differ without an error.
     """
-    family, rope = config["model_type"], rope_parameters(config)
-    kind, given = rope["rope_type"], set(rope) - {"rope_type", "type", "rope_theta"}
+    family = config["model_type"]
+    for layer in (None, 0):
+        if feature := _unsupported_rope(family, rope_parameters(config, layer)):
+            return feature
+    if (config.get("partial_rotary_factor") or 1.0) != 1.0:
+        return "rotary positions in a part of each head"
+    if (config.get("attention_bias") and family != "qwen2") or config.get("mlp_bias"):
+        return "biases in its attention or feed-forward layers"
+    if config.get("use_sliding_window") or (family in ("mistral", "phi3") and config.get("sliding_window")):
+        return "sliding-window attention"
+    name, computed = _ACTIVATION.get(family, ("hidden_act", "silu"))
+    if (activation := config.get(name, computed)) != computed:
+        return f"the activation {activation!r}"
+    for feature in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
+        if config.get(feature):
+            return feature
+    return "quantized weights" if config.get("quantization_config") else None
+
+
+def _unsupported_rope(family: str, rope: Mapping[str, Any]) -> str | None:
+    kind, given = rope["rope_type"], set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
     if kind not in _ROPE_OF.get(family, {"default", "yarn"}):
         return f"rotary positions scaled by {kind!r}"
     if kind != "default" and given != _ROPE[kind]:
         return f"rotary positions scaled by {kind!r} with {', '.join(sorted(given ^ _ROPE[kind]))}"
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return "rotary positions in a part of each head"
-    if (config.get("attention_bias") and family != "qwen2") or config.get("mlp_bias"):
-        return "biases in its attention or feed-forward layers"
-    if config.get("use_sliding_window") or (family == "mistral" and config.get("sliding_window")):
-        return "sliding-window attention"
-    if (activation := config.get("hidden_act", "silu")) != "silu":
-        return f"the activation {activation!r}"
-    return "quantized weights" if config.get("quantization_config") else None
+    return "rotary positions in a part of each head" if rope.get("partial_rotary_factor", 1.0) != 1.0 else None
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -139,7 +139,7 @@ def saved_bytes(shape: Shape, layout: Layout, tokens: int, grid: float, *, mixtu
     itemsize, tensor = layout.precision, layout.tensor
     q, k = shape.queries / tensor, shape.keys / tensor
     # Between blocks, tensor parallelism splits the row itself; the inputs of linear layers are whole rows.
-    residual = 2 * shape.dim * layout.normed(layout.residual) / tensor
+    residual = 2 * shape.dim * layout.normed(layout.residual) / tensor * (1 + shape.out_norms)
     inputs = shape.dim * itemsize * (5 if layout.alone else 2)  # a cast for each matrix, or their common inputs
     heads = (q + k) * layout.normed(itemsize, mixed=layout.alone) * shape.qk_norm
     attention = grid * (2 * (q + copies * k) * itemsize + shape.heads / tensor * FLOAT32) + q * itemsize

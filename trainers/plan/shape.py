@@ -15,7 +15,7 @@ from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import ModelSection
 from forge_env.errors import UsageError
 from forge_env.models import MODELS
-from trainers.model.folder import check_hf_config, is_mixture, local_folder, read_hf_config
+from trainers.model.folder import check_hf_config, is_mixture, local_folder, read_hf_config, window
 from trainers.model.tiny import hf_config
 
 
@@ -34,6 +34,9 @@ class Shape:
         vocabulary: number of tokens in the vocabulary.
         tied: whether embedding and head are one matrix.
         qk_norm: whether queries and keys have norms.
+        out_norms: whether the outputs of attention and of feed-forward layers have norms too.
+        windowed: number of blocks in which a token attends to the last `window` tokens only.
+        window: size of that window.
         qkv_bias: whether the projections of queries, keys and values have biases.
         mixtures: number of blocks with experts.
         experts: number of experts in each of those blocks.
@@ -52,6 +55,9 @@ class Shape:
     tied: bool
     qk_norm: bool = False
     qkv_bias: bool = False
+    out_norms: bool = False
+    windowed: int = 0
+    window: int = 0
     mixtures: int = 0
     experts: int = 0
     active: int = 0
@@ -60,7 +66,9 @@ class Shape:
     @classmethod
     def of(cls, hf: Mapping[str, Any], name: str) -> Shape:
         """Create a shape from a Hugging Face config."""
-        mixtures = sum(is_mixture(hf, layer) for layer in range(hf["num_hidden_layers"]))
+        layers = range(hf["num_hidden_layers"])
+        mixtures = sum(is_mixture(hf, layer) for layer in layers)
+        windows = [size for layer in layers if (size := window(hf, layer)) is not None]
         return cls(
             name=name,
             layers=hf["num_hidden_layers"],
@@ -71,8 +79,11 @@ class Shape:
             hidden=hf["intermediate_size"],
             vocabulary=hf["vocab_size"],
             tied=bool(hf.get("tie_word_embeddings", False)),
-            qk_norm=hf["model_type"].startswith("qwen3"),
+            qk_norm=hf["model_type"].startswith(("qwen3", "gemma3")),
             qkv_bias=hf["model_type"] == "qwen2",
+            out_norms=hf["model_type"] == "gemma3_text",
+            windowed=len(windows),
+            window=max(windows, default=0),
             mixtures=mixtures,
             experts=hf["num_experts"] if mixtures else 0,
             active=hf["num_experts_per_tok"] if mixtures else 0,
@@ -99,7 +110,8 @@ class Shape:
         """Parameters of a block except its feed-forward layers."""
         matrices = 2 * self.dim * (self.queries + self.keys)
         biases = (self.queries + 2 * self.keys) * self.qkv_bias
-        return matrices + biases + 2 * self.dim + 2 * self.head_dim * self.qk_norm
+        norms = 2 * self.dim * (1 + self.out_norms) + 2 * self.head_dim * self.qk_norm
+        return matrices + biases + norms
 
     @property
     def dense_block(self) -> int:
@@ -138,7 +150,8 @@ class Shape:
 
     def context_flops(self, length: float) -> float:
         """Attention operations of a token after `length` tokens: a multiply-add each for scores and weighted sum."""
-        return 4.0 * self.layers * self.queries * length
+        seen = (self.layers - self.windowed) * length + self.windowed * min(length, self.window)
+        return 4.0 * self.queries * seen
 
     def kv_bytes(self, bytes_each: int) -> int:
         """Bytes of one token's keys and values in all layers."""

@@ -79,13 +79,15 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         Attributes:
             scale: factor of the attention scores, which replaces the one passed by the enclosing layer; None: keep that
                 one.
+            window: number of tokens that a token attends to, itself included; None: all before it.
         """
 
         scale: float | None = None
+        window: int | None = None
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.scale = config.scale
+        self.scale, self.window = config.scale, config.window
 
     def forward(
         self,
@@ -101,18 +103,26 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         if self.scale is not None:
             options["scale"] = self.scale
         if layout is None:
-            plain: torch.Tensor = super().forward(q_BLNH, k_BLNH, v_BLNH, **options)
-            return plain
+            return self._attend(q_BLNH, k_BLNH, v_BLNH, options)
         if isinstance(layout, ContextLayout):
-            return _attend_over_ranks(q_BLNH, k_BLNH, v_BLNH, layout, options)
+            return _attend_over_ranks(q_BLNH, k_BLNH, v_BLNH, layout, self.window, options)
         if isinstance(layout, VarlenLayout):
-            return attend_varlen(q_BLNH[0], k_BLNH[0], v_BLNH[0], layout, options.get("scale"))[None]
+            return attend_varlen(q_BLNH[0], k_BLNH[0], v_BLNH[0], layout, options.get("scale"), self.window)[None]
 
-        return _attend_in_grids(q_BLNH[0], k_BLNH[0], v_BLNH[0], layout, options)[None]
+        return _attend_in_grids(q_BLNH[0], k_BLNH[0], v_BLNH[0], layout, self.window, options)[None]
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+        """Compute causal attention within each row of a grid, [S, L, heads, head dim]."""
+        length = q.shape[1]
+        if self.window is None or self.window >= length:
+            out: torch.Tensor = super().forward(q, k, v, **options)
+            return out
+        visible = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - self.window)
+        return _attend_masked(q, k, v, visible, options)
 
 
 def _attend_in_grids(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, options: dict[str, Any]
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, window: int | None, options: dict[str, Any]
 ) -> torch.Tensor:
     """Compute attention of a packed row, [T, heads, head dim] each, in padded grids."""
 
@@ -120,12 +130,13 @@ def _attend_in_grids(
         def rows(packed: torch.Tensor, take: torch.Tensor) -> torch.Tensor:
             return spread(packed, take).view(grid.rows, -1, *packed.shape[1:]).transpose(1, 2)
 
+        mask = _visible(grid, window, q.device)
         out = torch.nn.functional.scaled_dot_product_attention(
             rows(q, grid.queries),
             rows(k, grid.keys),
             rows(v, grid.keys),
-            attn_mask=grid.mask,
-            is_causal=grid.mask is None,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=options.get("scale"),
             enable_gqa=options.get("enable_gqa", False),
         )
@@ -136,14 +147,29 @@ def _attend_in_grids(
     return collected.view(q.shape)
 
 
+def _visible(grid: Grid, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """Keys that each query of a grid attends to, [R or 1, 1, Lq, Lk]; None: causal attention."""
+    if window is None or window >= grid.key_width:
+        return grid.mask
+    keys = torch.arange(grid.key_width, device=device)
+    queries = keys[:, None] if grid.mask is None else grid.mask.sum(-1, keepdim=True) - 1  # positions on the path
+    visible = (keys <= queries) & (queries - keys < window)
+    return visible[None, None] if grid.mask is None else visible
+
+
 def attend_varlen(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: VarlenLayout, scale: float | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: VarlenLayout,
+    scale: float | None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Compute attention of each branch of a packed row over its path, on a GPU.
 
     Inputs and output are [T, heads, head dim]. 16-bit types use FlashAttention-2 (Dao 2023, arXiv 2307.08691). Others
     use memory-efficient attention (Rabe and Staats 2021, arXiv 2112.05682), since FlashAttention-2 doesn't support
-    them.
+    them; `TitanModel` rejects `window` for these.
     """
     if torch.is_autocast_enabled(q.device.type):  # as `scaled_dot_product_attention` does
         q, k, v = (each.to(torch.get_autocast_dtype(q.device.type)) for each in (q, k, v))
@@ -159,27 +185,40 @@ def attend_varlen(
     return varlen_attn(  # type: ignore[return-value]
         *(q, k, v, layout.bounds, layout.key_bounds, layout.width, layout.key_width),
         scale=scale,
-        window_size=(-1, 0),  # causal; the last query of a branch is at the last key of its path
+        # tokens before and after; the last query of a branch is at the last key of its path
+        window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=group > 1,
     )
 
 
 def _attend_over_ranks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: ContextLayout, options: dict[str, Any]
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: ContextLayout,
+    window: int | None,
+    options: dict[str, Any],
 ) -> torch.Tensor:
     """Compute attention of this rank's tokens, [1, t, heads, head dim] each.
 
     Keys and values of the other ranks are gathered.
     """
 
-    def gather(own: torch.Tensor) -> torch.Tensor:
-        return gather_tokens(own[0], layout)[None].transpose(1, 2)
+    visible = layout.visible
+    if window is not None:
+        visible = visible & (layout.queries[:, None] - layout.keys < window)
+    return _attend_masked(q, gather_tokens(k[0], layout)[None], gather_tokens(v[0], layout)[None], visible, options)
 
+
+def _attend_masked(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    """Compute attention of tokens to those that are `visible`, [queries, keys]."""
     out = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(1, 2),
-        gather(k),
-        gather(v),
-        attn_mask=layout.visible,
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=visible,
         scale=options.get("scale"),
         enable_gqa=options.get("enable_gqa", False),
     )

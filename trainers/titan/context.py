@@ -40,13 +40,14 @@ class Context:
         local_index = torch.full((length,), -1, device=device)
         local_index[mine] = torch.arange(len(mine), device=device)
         predicted = self.own(batch)
+        positions = batch.positions[0]
         assert batch.last_viewers is not None, "the batch is packed"
         visible = (keys <= mine[:, None]) & (mine[:, None] <= batch.last_viewers[keys])
         return replace(
             batch,
             tokens=batch.tokens[:, mine],
             positions=batch.positions[:, mine],
-            layout=ContextLayout(visible, self.group, self.degree),
+            layout=ContextLayout(visible, positions[mine], positions[keys], self.group, self.degree),
             predictors=local_index[batch.predictors[predicted]],
             target_ids=batch.target_ids[predicted],
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torchtitan.models import llama3, qwen3
-from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, RoPE, TransformerBlock
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RoPE, TransformerBlock
 from torchtitan.models.common.config_utils import (
     make_ffn_config,
     make_gqa_config,
@@ -24,6 +24,7 @@ from torchtitan.models.common.config_utils import (
     make_router_config,
     make_token_dispatcher_config,
 )
+from torchtitan.models.common.feed_forward import FeedForward
 from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.param_init import skip_param_init
@@ -34,8 +35,17 @@ from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
-from trainers.model.folder import is_mixture, rope_parameters
+from trainers.model.folder import is_mixture, rope_parameters, rotates, window
 from trainers.titan.attention import PackedAttention, spread
+from trainers.titan.fused import FusedFeedForward, FusedQKV, FusedStateDictAdapter, shard_fused
+from trainers.titan.gemma import (
+    GemmaBlock,
+    GemmaFeedForward,
+    GemmaNorm,
+    GemmaStateDictAdapter,
+    ScaledEmbedding,
+    shard_gemma,
+)
 from trainers.titan.head import Head
 from trainers.titan.layout import ContextLayout, RowLayout
 
@@ -84,7 +94,7 @@ class ScoringLlama(_Scoring, Llama3Model):  # type: ignore[misc]
 
 
 class ScoringQwen(_Scoring, Qwen3Model):  # type: ignore[misc]
-    """TorchTitan's Qwen 3 with `_Scoring`; without query and key norms and with biases it is Qwen 2."""
+    """TorchTitan's Qwen 3 with `_Scoring`; without query and key norms it is SmolLM 3, with biases too Qwen 2."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):  # type: ignore[misc]
@@ -99,6 +109,23 @@ class QwenStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
         for name in "qkv":
             theirs = f"model.layers.{{}}.self_attn.{name}_proj.bias"
             self.from_hf_map[theirs] = f"layers.{{}}.attention.qkv_linear.w{name}.bias"
+
+
+class Unrotated(CosSinRoPE):  # type: ignore[misc]
+    """No rotary positions, in layers of models that have them in others."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CosSinRoPE.Config):  # type: ignore[misc]
+        """Same fields as those of the rotated layers."""
+
+    def _precompute_cache(self) -> torch.Tensor:
+        return torch.zeros(1)
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries and keys unchanged."""
+        return query, key
 
 
 class Experts(GroupedExperts):  # type: ignore[misc]
@@ -140,6 +167,9 @@ class Family:
         shard: sets in a config how tensor parallelism splits the model.
         qk_norm: whether queries and keys have norms.
         qkv_bias: whether the projections of queries, keys and values have biases.
+        norm: class of its norms.
+        embedding: class of its embedding.
+        feed_forward: class of its feed-forward layers without experts.
     """
 
     model: type[ScoringLlama | ScoringQwen]
@@ -150,6 +180,14 @@ class Family:
     shard: Callable[[Any], None]
     qk_norm: bool = False
     qkv_bias: bool = False
+    norm: type[RMSNorm] = RMSNorm
+    embedding: type[Embedding] = Embedding
+    feed_forward: type[FeedForward | FusedFeedForward] = FeedForward
+
+    @property
+    def fused(self) -> bool:
+        """Whether queries, keys and values are one matrix, and gate and up another."""
+        return self.feed_forward is FusedFeedForward
 
 
 def _llama() -> Family:
@@ -166,12 +204,29 @@ def _qwen(*, qk_norm: bool = True, qkv_bias: bool = False) -> Family:
     return Family(ScoringQwen, block, CosSinRoPE, adapter, spec.parallelize_fn, shard, qk_norm, qkv_bias)
 
 
+def _phi() -> Family:
+    spec = llama3.model_registry("debugmodel")
+    parts = CosSinRoPE, FusedStateDictAdapter, spec.parallelize_fn, shard_fused
+    return Family(ScoringLlama, Llama3TransformerBlock, *parts, feed_forward=FusedFeedForward)
+
+
+def _gemma() -> Family:
+    parallelize = qwen3.model_registry("debugmodel").parallelize_fn
+    own: dict[str, Any] = {"norm": GemmaNorm, "embedding": ScaledEmbedding, "feed_forward": GemmaFeedForward}
+    return Family(
+        ScoringQwen, GemmaBlock, CosSinRoPE, GemmaStateDictAdapter, parallelize, shard_gemma, qk_norm=True, **own
+    )
+
+
 FAMILIES: Mapping[str, Family] = {
     "llama": _llama(),
     "mistral": _llama(),
     "qwen2": _qwen(qk_norm=False, qkv_bias=True),
     "qwen3": _qwen(),
     "qwen3_moe": _qwen(),
+    "smollm3": _qwen(qk_norm=False),
+    "phi3": _phi(),
+    "gemma3_text": _gemma(),
 }
 """Families by the `model_type` in `config.json`."""
 
@@ -183,27 +238,23 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
     normal: Init = {"weight": partial(nn.init.normal_, std=hf.get("initializer_range", 0.02)), "bias": nn.init.zeros_}
     residual: Init = {**normal, "weight": partial(nn.init.normal_, std=0.02 / (2 * layers) ** 0.5)}
     tied = bool(hf.get("tie_word_embeddings", False))
+    norms = [field.name for field in fields(family.block.Config) if field.name.endswith("_norm")]
 
     def block(layer: int) -> TransformerBlock.Config:
         mixture = is_mixture(hf, layer)
         return family.block.Config(
-            attention_norm=_norm(dim, hf),
-            ffn_norm=_norm(dim, hf),
-            attention=_attention(family, hf, max_length, normal, residual),
+            **{name: _norm(family, dim, hf) for name in norms},
+            attention=_attention(family, hf, layer, max_length, normal, residual),
             moe=_mixture(hf, normal, residual) if mixture else None,
-            feed_forward=None
-            if mixture
-            else make_ffn_config(
-                dim=dim, hidden_dim=hf["intermediate_size"], w1_param_init=normal, w2w3_param_init=residual
-            ),
+            feed_forward=None if mixture else _feed_forward(family, hf, normal, residual),
         )
 
     return family.model.Config(
         vocab_size=hf["vocab_size"],
         dim=dim,
-        norm=_norm(dim, hf),
+        norm=_norm(family, dim, hf),
         enable_weight_tying=tied,
-        tok_embeddings=Embedding.Config(
+        tok_embeddings=family.embedding.Config(
             num_embeddings=hf["vocab_size"],
             embedding_dim=dim,
             param_init={"weight": skip_param_init} if tied else normal,
@@ -222,14 +273,28 @@ def tensor_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _norm(size: int, hf: Mapping[str, Any]) -> RMSNorm.Config:
-    return RMSNorm.Config(normalized_shape=size, eps=hf["rms_norm_eps"], param_init={"weight": nn.init.ones_})
+def _norm(family: Family, size: int, hf: Mapping[str, Any]) -> RMSNorm.Config:
+    neutral = nn.init.zeros_ if family.norm is GemmaNorm else nn.init.ones_
+    return family.norm.Config(normalized_shape=size, eps=hf["rms_norm_eps"], param_init={"weight": neutral})
 
 
-def _attention(family: Family, hf: Mapping[str, Any], max_length: int, normal: Init, residual: Init) -> Any:
-    head_dim, rope = hf["head_dim"], rope_parameters(hf)
+def _feed_forward(family: Family, hf: Mapping[str, Any], normal: Init, residual: Init) -> Any:
+    dim, hidden = hf["hidden_size"], hf["intermediate_size"]
+    if family.fused:
+        return FusedFeedForward.Config(
+            w13=Linear.Config(in_features=dim, out_features=2 * hidden, param_init=normal),
+            w2=Linear.Config(in_features=hidden, out_features=dim, param_init=residual),
+        )
+    plain = make_ffn_config(dim=dim, hidden_dim=hidden, w1_param_init=normal, w2w3_param_init=residual)
+    kind: Any = family.feed_forward
+    return kind.Config(w1=plain.w1, w2=plain.w2, w3=plain.w3)
+
+
+def _attention(family: Family, hf: Mapping[str, Any], layer: int, max_length: int, normal: Init, residual: Init) -> Any:
+    head_dim, rope = hf["head_dim"], rope_parameters(hf, layer)
+    kind = family.rope if rotates(hf, layer) else Unrotated
     scaling: dict[str, Any] = {}
-    scale = None
+    scale = hf["query_pre_attn_scalar"] ** -0.5 if "query_pre_attn_scalar" in hf else None
     if rope["rope_type"] == "llama3":
         names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         scaling = {"scaling": "llama", "scaling_factor": rope["factor"], **{name: rope[name] for name in names}}
@@ -251,12 +316,22 @@ def _attention(family: Family, hf: Mapping[str, Any], max_length: int, normal: I
         head_dim=head_dim,
         wqkv_param_init=normal,
         wo_param_init=residual,
-        inner_attention=PackedAttention.Config(scale=scale),
-        rope=family.rope.Config(dim=head_dim, max_seq_len=max_length, theta=rope["rope_theta"], **scaling),
-        qk_norm=_norm(head_dim, hf) if family.qk_norm else None,
+        inner_attention=PackedAttention.Config(scale=scale, window=window(hf, layer)),
+        rope=kind.Config(dim=head_dim, max_seq_len=max_length, theta=rope["rope_theta"], **scaling),
+        qk_norm=_norm(family, head_dim, hf) if family.qk_norm else None,
     )
-    attention.qkv_linear.wq.bias = attention.qkv_linear.wkv.bias = family.qkv_bias
+    if family.fused:
+        attention.qkv_linear = _fused_qkv(hf, normal)
+    else:
+        attention.qkv_linear.wq.bias = attention.qkv_linear.wkv.bias = family.qkv_bias
     return attention
+
+
+def _fused_qkv(hf: Mapping[str, Any], normal: Init) -> FusedQKV.Config:
+    heads, kv_heads, head_dim = hf["num_attention_heads"], hf["num_key_value_heads"], hf["head_dim"]
+    rows = (heads + 2 * kv_heads) * head_dim
+    matrix = Linear.Config(in_features=hf["hidden_size"], out_features=rows, param_init=normal)
+    return FusedQKV.Config(head_dim=head_dim, n_heads=heads, n_kv_heads=kv_heads, wqkv=matrix)
 
 
 def _mixture(hf: Mapping[str, Any], normal: Init, residual: Init) -> MoE.Config:

@@ -29,9 +29,10 @@ class Throughput:
     """Counts the floating-point operations of a batch.
 
     A token costs 6 operations per parameter of the layers (2 forward, 4 backward; Kaplan et al. 2020). Attention adds
-    6 * layers * heads * head_dim for each token of its sequence. A target token adds 6 per parameter of the head. If
-    adapters are trained, the frozen weights have no gradients and cost 4 instead of 6; adapters cost 6. Recomputed
-    activations and padding don't count: this is model FLOPs utilisation (MFU, Chowdhery et al. 2022).
+    6 * layers * heads * head_dim for each token of its sequence; layers with a sliding window are left out. A target
+    token adds 6 per parameter of the head. If adapters are trained, the frozen weights have no gradients and cost 4
+    instead of 6; adapters cost 6. Recomputed activations and padding don't count: this is model FLOPs utilisation (MFU,
+    Chowdhery et al. 2022).
     """
 
     def __init__(self, model: TitanModel, device: Device) -> None:

@@ -214,10 +214,14 @@ class ContextLayout:
 
     Attributes:
         visible: attention mask, [t, T] bool, with keys in rank order.
+        queries: position in its sequence of each of this rank's tokens, [t] int64.
+        keys: position in its sequence of each token in rank order, [T] int64.
         group: process group of those ranks (`torch.distributed`).
         degree: number of those ranks.
     """
 
     visible: torch.Tensor
+    queries: torch.Tensor
+    keys: torch.Tensor
     group: Any
     degree: int

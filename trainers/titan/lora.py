@@ -85,7 +85,8 @@ class Adapters:
         self.scaling = section.alpha / section.rank
         chosen = set(targets(section, hf))
         for block in config.layers:
-            block.attention.qkv_linear = _separate(block.attention.qkv_linear)
+            if isinstance(block.attention.qkv_linear, QKVLinear.Config):
+                block.attention.qkv_linear = _separate(block.attention.qkv_linear)
         theirs = {ours: theirs for theirs, ours in names.from_hf_map.items() if ours is not None}
         order: dict[str, torch.Tensor | None] = {}
         self.layers: list[Layer] = []

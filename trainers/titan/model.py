@@ -18,7 +18,7 @@ from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from trainers.model import adapter
-from trainers.model.folder import check_heads, read_hf_config, weight_files
+from trainers.model.folder import check_heads, read_hf_config, weight_files, window
 from trainers.model.merging import scaled
 from trainers.model.parts import Part
 from trainers.model.writer import read_companions, write_model
@@ -113,6 +113,12 @@ class TitanModel:
         self._device = device
         self.dtype = getattr(torch, dtype)
         self._hf = hf = read_hf_config(folder)
+        windows = [window(hf, layer) or max_length for layer in range(hf["num_hidden_layers"])]
+        if min(windows) < max_length and device.type == "cuda" and self.dtype == torch.float32:
+            raise UsageError(
+                f"{folder} has sliding-window attention, which is not supported in float32 on a GPU",
+                fix="use model.dtype=bfloat16",
+            )
         self.config = titan_config(hf, max_length)
         self._family = FAMILIES[hf["model_type"]]
         self._adapter = self._family.adapter(self.config, None)
@@ -131,9 +137,10 @@ class TitanModel:
         elif not self.ranks.alone:
             self.load_hf(self._random_weights())
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
-        # Multiply-adds of attention per squared token, halved because it is causal; then the same relative to the
-        # multiply-adds of linear layers per token.
-        self.attention_cost: int = hf["num_hidden_layers"] * hf["num_attention_heads"] * hf["head_dim"]
+        # Multiply-adds of attention per squared token, halved because it is causal, without layers whose window is
+        # bounded; then the same relative to the multiply-adds of linear layers per token.
+        unbounded = sum(size >= max_length for size in windows)
+        self.attention_cost: int = unbounded * hf["num_attention_heads"] * hf["head_dim"]
         self.quadratic_cost = self.attention_cost / parameters
         self.head_parameters: int = hf["vocab_size"] * hf["hidden_size"]
         embeddings = self.head_parameters * (1 if self.config.enable_weight_tying else 2)

@@ -17,7 +17,7 @@ from forge_env.config.recipe import OptimizerSection
 from trainers.compat.torchtitan import optimizers_with
 from trainers.titan.device import Device
 
-HIDDEN_MATRICES = r"\..*\.(wq|wk|wv|wo|w1|w2|w3)\.weight$"
+HIDDEN_MATRICES = r"\..*\.(wq|wk|wv|wqkv|wo|w1|w2|w3|w13)\.weight$"
 LAYERS = (r"layers\.\d*[02468]", r"layers\.\d*[13579]")
 """Patterns of even and odd layers."""
 WITHOUT_DECAY = r"(norm|embeddings)\.weight$|\.bias$"

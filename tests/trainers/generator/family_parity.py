@@ -18,6 +18,8 @@ from forge_env.trajectory import Segment
 from trainers.generator.arguments import ADAPTERS, engine_arguments, show_model
 from trainers.generator.generator import import_engine
 from trainers.generator.types import Completion, SamplingOptions
+from trainers.model.adapter import layer_shapes
+from trainers.model.folder import read_hf_config
 
 UPDATES = 5
 """The second load of weights is the first that can be wrong in its own way."""
@@ -116,6 +118,7 @@ async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str,
 
     model = TitanModel(folder, max_length=256, device=device.torch)
     await engine.load_weights(lambda: list(model.state_dict_hf().items()), UPDATES + 1)  # the base model's again
-    found["adapted"] = await adapted(LoRASection(targets=["q_proj", "o_proj"]), UPDATES + 2)
+    first_layer = next(iter(layer_shapes(read_hf_config(folder))))
+    found["adapted"] = await adapted(LoRASection(targets=[first_layer, "o_proj"]), UPDATES + 2)
     await engine.close()
     return found

@@ -36,6 +36,7 @@ def test_a_row_of_a_product_is_the_same_beside_any_others(shape: tuple[int, int]
         layer, whole = Layer(), padded_gemm(Layer(), x, weight)
         for rows in (*range(1, 70), 127, 255):
             assert torch.equal(padded_gemm(layer, x[:rows], weight), whole[:rows]), rows
+            assert torch.equal(padded_gemm(Layer(), x[None, :rows], weight)[0], whole[:rows]), rows
         assert min(layer.rows) == ROWS * threads
     finally:
         torch.set_num_threads(before)

@@ -267,6 +267,9 @@ def sound(whole: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
+GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "query_pre_attn_scalar": 32, "sliding_window": 64}
+
+
 @pytest.mark.stack
 @pytest.mark.parametrize(
     ("changes", "feature"),
@@ -276,6 +279,13 @@ def sound(whole: Path, folder: Path, **changes: Any) -> Path:
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
         ({"attention_bias": True}, "biases"),
         ({"use_sliding_window": True, "sliding_window": 64}, "sliding-window"),
+        ({"model_type": "phi3", "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "'longrope'"),
+        ({"model_type": "phi3", "sliding_window": 64}, "sliding-window"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.75}, "a part of each head"),
+        (GEMMA | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "'linear'"),
+        (GEMMA | {"hidden_activation": "gelu"}, "the activation 'gelu'"),
+        (GEMMA | {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        (GEMMA | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
 def test_a_checkpoint_that_the_trainer_would_compute_otherwise_is_refused(

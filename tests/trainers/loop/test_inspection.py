@@ -36,11 +36,22 @@ def test_a_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["model", "inspect", str(folder)]) in (1, 2)
 
 
-def test_a_name_on_the_hub_is_described_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["model", "inspect", "Qwen/Qwen2.5-7B-Instruct"]) == 0
+@pytest.mark.parametrize(
+    ("name", "family", "head"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2", "apart from the head"),
+        ("HuggingFaceTB/SmolLM3-3B", "smollm3", "tied to the head"),
+        ("microsoft/phi-4", "phi3", "apart from the head"),
+        ("google/gemma-3-270m-it", "gemma3_text", "tied to the head"),
+    ],
+)
+def test_a_name_on_the_hub_is_described_without_a_network(
+    name: str, family: str, head: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["model", "inspect", name]) == 0
     found = described(capsys)
-    assert found["family"].startswith("qwen2: ")
-    assert "apart from the head" in found["parameters"]
+    assert found["family"].startswith(f"{family}: ")
+    assert head in found["parameters"]
 
 
 def test_a_gguf_file_is_converted_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

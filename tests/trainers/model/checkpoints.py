@@ -40,6 +40,16 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     "Qwen 3": {"model_type": "qwen3", "tie_word_embeddings": True},
     "Qwen 3, YaRN": {"model_type": "qwen3", "rope_scaling": _YARN},
     "Qwen 3 MoE": {"model_type": "qwen3_moe", **_EXPERTS, "mlp_only_layers": [0], "num_hidden_layers": 3},
+    "SmolLM 3": {"model_type": "smollm3", "tie_word_embeddings": True, "no_rope_layer_interval": 2, "pad_token_id": 0},
+    "Gemma 3": {
+        "model_type": "gemma3_text",
+        "tie_word_embeddings": True,
+        "num_hidden_layers": 3,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 24,
+    },
+    "Phi 4": {"model_type": "phi3", "pad_token_id": 0, "eos_token_id": 1},
 }
 """What each has of its own, by its name."""
 

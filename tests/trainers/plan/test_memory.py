@@ -43,6 +43,7 @@ SMALL: dict[str, Any] = {
 }
 NARROW = {"hidden_size": 128, "intermediate_size": 512}
 """Fewer operations for as large a share of activations."""
+GEMMA = {"model_type": "gemma3_text", "query_pre_attn_scalar": 32, "sliding_window": 128}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 
 
@@ -70,6 +71,9 @@ def test_operations_of_gpus_are_those_that_torchtitan_knows(gpu: Gpu, monkeypatc
         ({"model_type": "llama", "tie_word_embeddings": False}, "none", "float32", 0),
         ({"model_type": "qwen3_moe", "tie_word_embeddings": False, **EXPERTS}, "none", "float32", 0),
         ({"model_type": "qwen3_moe", "tie_word_embeddings": False, **EXPERTS}, "full", "float32", 0),
+        ({"model_type": "phi3", "tie_word_embeddings": False}, "none", "float32", 0),
+        (GEMMA, "none", "float32", 0),
+        (GEMMA, "full", "float32", 0),
         ({}, "none", "float32", 8),
         ({"vocab_size": 40_000}, "full", "float32", 8),
         ({"num_hidden_layers": 8, "hidden_size": 128, "tie_word_embeddings": False}, "none", "float32", 32),

@@ -45,6 +45,10 @@ PARAMETERS = {
     "HuggingFaceTB/SmolLM2-360M-Instruct": 0.3618,
     "HuggingFaceTB/SmolLM2-1.7B-Instruct": 1.711,
     "mistralai/Mistral-7B-Instruct-v0.3": 7.248,
+    "HuggingFaceTB/SmolLM3-3B": 3.075,
+    "microsoft/phi-4": 14.66,
+    "google/gemma-3-270m-it": 0.268,
+    "google/gemma-3-1b-it": 1.0,
 }
 """Billions, as their model cards have them."""
 Plan = Callable[..., str]

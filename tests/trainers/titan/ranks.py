@@ -170,7 +170,7 @@ def two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
             seen[f"tensor {kind}"] = observe(engine(folder, TENSOR))
         seen[f"context {kind}"] = observe(engine(folder, CONTEXT))
     seen["vocabulary"] = _score_a_part()
-    for kind in ("tied", "llama"):
+    for kind in ("tied", "llama", "fused"):
         for name, dims in {"fsdp": FSDP, "tensor": TENSOR, "context": CONTEXT}.items():
             seen[f"adapters {name} {kind}"] = observe(engine(out / kind, dims, lora=LoRASection()))
     seen["adapters saved"] = _save_adapters(out / "llama", out)

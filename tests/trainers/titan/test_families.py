@@ -19,6 +19,7 @@ from forge_env.config.recipe import OptimizerSection
 from forge_env.trajectory import Segment
 from tests.trainers.model.checkpoints import CHECKPOINTS, VOCABULARY, their_logprobs, write_checkpoint
 from trainers.losses.sft import SFTLoss
+from trainers.model.export import read_weights
 from trainers.model.folder import INDEX
 from trainers.plan.shape import hub_config, published
 from trainers.titan.device import use_device
@@ -48,6 +49,10 @@ def test_scores_are_those_of_transformers_as_loaded_and_as_saved_after_training(
     trained = engine(folder)
     before = np.stack(trained.logprobs(SEQUENCES))
     assert abs(before - their_logprobs(folder, TOKENS).numpy()).max() <= MISMATCH
+    trained.model.save_hf(tmp_path / "again")
+    theirs, again = read_weights(folder), read_weights(tmp_path / "again")
+    assert theirs.keys() == again.keys()
+    assert all(torch.equal(theirs[key], again[key]) for key in theirs)
     trained.train(SEQUENCES, SFTLoss())
     after = np.stack(trained.logprobs(SEQUENCES))
     assert abs(after - before).max() > 0.1

@@ -180,6 +180,7 @@ def test_layers_are_those_of_the_model_that_is_built(name: str, tmp_path: Path) 
             sorted(
                 layer_shapes(
                     {
+                        "model_type": "llama",
                         "hidden_size": 64,
                         "head_dim": 32,
                         "num_attention_heads": 4,

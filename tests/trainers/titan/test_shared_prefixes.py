@@ -125,6 +125,17 @@ def test_experts_and_terms_of_losses_see_no_difference(tmp_path: Path, loss: Los
     check_gradients(gradients(separate, data, loss), gradients(shared, data, loss))
 
 
+def test_sliding_windows_see_no_difference(tmp_path: Path) -> None:
+    windows = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+    changes = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 24}
+    folder = model_folder(tmp_path, **changes, **windows)
+    separate, shared = engine(folder, packed=False), engine(folder)
+    data = tree(12, 7)
+    for one, other in zip(separate.logprobs(data), shared.logprobs(data), strict=True):
+        assert one.tolist() == pytest.approx(other.tolist(), abs=2e-6)
+    check_gradients(gradients(separate, data, GRPOLoss()), gradients(shared, data, GRPOLoss()))
+
+
 def group(prompt: int, replies: list[int], seed: int = 0) -> list[Segment]:
     rng = np.random.default_rng(seed)
     first = rng.integers(0, VOCABULARY, prompt)

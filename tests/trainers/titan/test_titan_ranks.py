@@ -47,6 +47,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "tied": {},
         "llama": {"model_type": "llama", "tie_word_embeddings": False},
         "mixture": {"model_type": "qwen3_moe", "tie_word_embeddings": False, **experts},
+        "fused": {"model_type": "phi3", "tie_word_embeddings": False},
+        "windowed": {
+            "model_type": "gemma3_text",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 8,
+        },
     }
     for name, changes in kinds.items():
         result[name] = tmp_path_factory.mktemp(name)
@@ -62,7 +70,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> 
     alone = engine(folders["tied"])
     alone.train(sequences(), SFTLoss(), minibatches=2)
     alone.save(path / "by-one")
-    for kind in ("tied", "llama"):  # adapters need a base with weights
+    for kind in ("tied", "llama", "fused"):  # adapters need a base with weights
         engine(folders[kind]).model.save_hf(path / kind)
     return path
 
@@ -91,7 +99,11 @@ def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("parallelism", "kind"),
     [
-        *((parallelism, kind) for parallelism in ("fsdp", "tensor", "context") for kind in ("tied", "llama")),
+        *(
+            (parallelism, kind)
+            for parallelism in ("fsdp", "tensor", "context")
+            for kind in ("tied", "llama", "fused", "windowed")
+        ),
         ("fsdp", "mixture"),
         ("context", "mixture"),
     ],
@@ -119,7 +131,7 @@ def test_a_vocabulary_in_unequal_parts_gives_what_it_gives_whole(seen: dict[str,
 
 
 @pytest.mark.parametrize("parallelism", ["fsdp", "tensor", "context"])
-@pytest.mark.parametrize("kind", ["tied", "llama"])
+@pytest.mark.parametrize("kind", ["tied", "llama", "fused"])
 def test_two_ranks_train_the_adapters_of_one(work: Path, seen: dict[str, Any], kind: str, parallelism: str) -> None:
     expected, observed = observe(engine(work / kind, lora=LoRASection())), seen[f"adapters {parallelism} {kind}"]
     assert any(".lora_b." in name for name in expected["gradients"])

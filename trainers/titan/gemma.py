@@ -1,0 +1,99 @@
+"""Parts of Gemma 3 that other families lack: norms after each layer as before it, scaled embeddings, GELU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torchtitan.models.common import Embedding, TransformerBlock
+from torchtitan.models.common.decoder_sharding import norm_config
+from torchtitan.models.common.feed_forward import FeedForward
+from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+
+
+class GemmaNorm(RMSNorm):  # type: ignore[misc]
+    """Norm in float32 that multiplies by 1 + weight."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(RMSNorm.Config):  # type: ignore[misc]
+        """Same fields as TorchTitan's norm."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Apply the norm to the last dimension."""
+        weight = 1.0 + self.weight.float()
+        return nn.functional.rms_norm(input.float(), self.normalized_shape, weight, self.eps).type_as(input)
+
+
+class ScaledEmbedding(Embedding):  # type: ignore[misc]
+    """Embedding multiplied by the square root of its width, rounded to the precision of the arithmetic."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Embedding.Config):  # type: ignore[misc]
+        """Same fields as TorchTitan's embedding."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Embeddings of tokens, [B, T] -> [B, T, D]."""
+        out: torch.Tensor = super().forward(input)
+        kind = out.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else out.dtype
+        return out * torch.tensor(math.sqrt(self.embedding_dim), dtype=dtype).item()
+
+
+class GemmaFeedForward(FeedForward):  # type: ignore[misc]
+    """TorchTitan's feed-forward layer with the tanh approximation of GELU in place of SiLU."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FeedForward.Config):  # type: ignore[misc]
+        """Same fields as TorchTitan's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer, [B, T, D] -> [B, T, D]."""
+        out: torch.Tensor = self.w2(nn.functional.gelu(self.w1(x), approximate="tanh") * self.w3(x))
+        return out
+
+
+class GemmaBlock(TransformerBlock):  # type: ignore[misc]
+    """Transformer block with norms before and after attention, and before and after the feed-forward layer."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(TransformerBlock.Config):  # type: ignore[misc]
+        """TorchTitan's fields and the norms that follow each layer."""
+
+        attention_out_norm: RMSNorm.Config
+        ffn_out_norm: RMSNorm.Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = config.attention.build(), config.feed_forward.build()
+        self.attention_norm, self.attention_out_norm = config.attention_norm.build(), config.attention_out_norm.build()
+        self.ffn_norm, self.ffn_out_norm = config.ffn_norm.build(), config.ffn_out_norm.build()
+
+    def forward(self, x: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Apply the block, [B, T, D] -> [B, T, D]."""
+        x = x + self.attention_out_norm(self.attention(self.attention_norm(x), attention_masks, positions))
+        out: torch.Tensor = x + self.ffn_out_norm(self.feed_forward(self.ffn_norm(x)))
+        return out
+
+
+class GemmaStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
+    """TorchTitan's adapter for Qwen 3 with Gemma's names of the norms."""
+
+    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        self.from_hf_map |= {
+            "model.layers.{}.post_attention_layernorm.weight": "layers.{}.attention_out_norm.weight",
+            "model.layers.{}.pre_feedforward_layernorm.weight": "layers.{}.ffn_norm.weight",
+            "model.layers.{}.post_feedforward_layernorm.weight": "layers.{}.ffn_out_norm.weight",
+        }
+
+
+def shard_gemma(config: Any) -> None:
+    """Set in a model's config how tensor parallelism splits it, like `set_qwen3_sharding_config`."""
+    set_qwen3_sharding_config(config, enable_sp=True, enable_ep=False)
+    for layer in config.layers:
+        layer.attention_out_norm.sharding_config = layer.ffn_out_norm.sharding_config = norm_config(enable_sp=True)
