@@ -47,7 +47,7 @@ class Cards(fe.SingleTurnEnvironment):
         name, another = rng.sample(NAMES[part], 2)
         card = {
             "name": name,
-            "age": rng.randint(18, 79),
+            "age": rng.randint(20, 79),
             "city": rng.choice(CITIES[part]),
             "job": rng.choice(JOBS[part]),
         }

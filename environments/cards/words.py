@@ -9,23 +9,34 @@ def _words(text: str) -> list[str]:
 
 NAMES = {
     "train": _words(
-        "Aaron Agnes Alan Alma Bruno Carla Cecil Diana Edgar Elsa Fiona Gavin Greta Harold Ingrid Ivan Jonas "
-        "Judith Kevin Laura Leo Marta Monica Nina Olga Peter Quentin Rosa Simon Tessa Ulrich Viola Walter "
-        "Yvonne"
+        "Aaron Agnes Alan Alice Alma Anna Arthur Barbara Boris Bruno Carla Carol Cecil Clara Daniel Diana Edgar Elena "
+        "Elsa Emma Felix Fiona Frank Gavin George Greta Harold Henry Hugo Ida Ingrid Irene Ivan Jacob Jonas Judith "
+        "Karl Kevin Laura Leo Linda Lucas Maria Marta Max Monica Nina Oliver Olga Oscar Paula Peter Quentin Ralph "
+        "Rita Robert Rosa Ruth Sara Simon Stella Tessa Thomas Ulrich Vera Victor Viola Walter Yvonne Zoe"
     ),
     "eval": _words("Albert Bianca Conrad Doris Eric Flora Gustav Helen Igor Julia Kurt Lydia Martin Norma"),
 }
 CITIES = {
     "train": _words(
-        "Amsterdam Ankara Berlin Boston Brussels Cairo Chicago Delhi Dublin Glasgow Hamburg Kyoto London "
-        "Madrid Moscow Naples Oslo Paris Prague Rome Seattle Sydney Vienna Warsaw"
+        "Aberdeen Adelaide Amsterdam Ankara Antwerp Atlanta Auckland Baghdad Baltimore Bangkok Barcelona Basel Beirut "
+        "Belfast Belgrade Berlin Birmingham Bologna Bombay Boston Bristol Brussels Budapest Cairo Calgary Cardiff "
+        "Chicago Cologne Copenhagen Dallas Damascus Delhi Detroit Dresden Dublin Edinburgh Florence Frankfurt Genoa "
+        "Ghent Glasgow Hamburg Hanover Havana Helsinki Istanbul Jakarta Kyoto Leeds Leipzig Lima Liverpool London "
+        "Lyon Madrid Manchester Manila Marseille Melbourne Memphis Mexico Miami Montreal Moscow Munich Nairobi "
+        "Naples Osaka Oslo Ottawa Palermo Paris Perth Phoenix Porto Prague Quebec Rome Rotterdam Salzburg Santiago "
+        "Seattle Seoul Seville Shanghai Sofia Stockholm Stuttgart Sydney Tampa Tokyo Utrecht Valencia Vancouver "
+        "Venice Verona Vienna Warsaw Zagreb"
     ),
     "eval": _words("Athens Bergen Denver Geneva Houston Lisbon Milan Toronto Turin Zurich"),
 }
 JOBS = {
     "train": _words(
-        "baker banker builder chemist clerk dentist farmer lawyer mechanic nurse painter pilot plumber singer "
-        "teacher waiter writer"
+        "baker banker barber biologist bookseller brewer builder butcher captain cashier chef "
+        "chemist clerk coach composer dancer dentist designer detective diver "
+        "farmer firefighter fisherman florist geologist hunter jeweller journalist lawyer librarian locksmith manager "
+        "mechanic merchant miller miner musician novelist nurse painter pharmacist photographer physicist "
+        "pianist pilot plumber porter potter printer programmer roofer sculptor secretary shepherd singer soldier "
+        "student surgeon surveyor teacher translator trumpeter waiter weaver welder writer zoologist"
     ),
     "eval": _words("carpenter doctor driver gardener judge poet sailor tailor"),
 }
