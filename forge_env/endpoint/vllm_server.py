@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
+from forge_env.config.finding import checkpoint_folder
 from forge_env.endpoint import vllm_warden
 from forge_env.endpoint.chat_format import ChatFormat
 from forge_env.endpoint.errors import EndpointError
@@ -22,6 +23,7 @@ from forge_env.endpoint.http import Connections
 from forge_env.errors import GeneratorError, UsageError
 from forge_env.files import parent_of_sockets
 from forge_env.machine import free_memory_gb, training_extra, user_path
+from forge_env.models import MODELS
 
 ERROR = re.compile(r"(?:^|\s)((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)\b: .*)")
 """A line of a traceback that names an exception, whatever process and logger it is from."""
@@ -190,6 +192,9 @@ def fast_in_bfloat16() -> bool:
 def check_checkpoint(model: str) -> str:
     """Return the model that vLLM should load: a folder, or a name on the hub, which only vLLM can look up.
 
+    Args:
+        model: as `model.path` of a recipe: a folder, a bundled or fetched model, or a name on the hub.
+
     Raises:
         UsageError: vLLM is not installed, or there is no such checkpoint folder.
     """
@@ -197,13 +202,14 @@ def check_checkpoint(model: str) -> str:
         raise UsageError("vLLM is not installed", fix="install the training packages: make setup (docs/install.md)")
     if not model:
         raise UsageError("--model vllm: does not name a checkpoint", fix="write --model vllm:PATH")
-    folder = user_path(model)
+    folder = checkpoint_folder(model) or user_path(model)
     if folder.exists() and not (folder / "config.json").is_file():
         inside = newest_model(folder)
         fix = f"use vllm:{inside}" if inside else "give a Hugging Face checkpoint folder; `forge-env export` makes one"
         raise UsageError(f"{model} is not a model folder: there is no config.json in it", fix=fix)
     if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
-        raise UsageError(f"there is no checkpoint folder {model}", fix="check the path, or give a name at the hub")
+        fetch = f"run `forge-env model get {model}`" if model in MODELS else "check the path, or give a name on the hub"
+        raise UsageError(f"there is no checkpoint folder {model}", fix=fetch)
     return str(folder) if folder.exists() else model
 
 

@@ -202,3 +202,20 @@ def test_a_folder_above_models_suggests_the_newest(depth: int, tmp_path: Path, m
         vllm_server.check_checkpoint(str(tmp_path))
     deep = "give a Hugging Face checkpoint folder; `forge-env export` makes one"
     assert refused.value.fix == (deep if depth == 4 else f"use vllm:{tmp_path / below / 'a'}")
+
+
+def test_models_are_named_as_in_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forge_env.endpoint import vllm_server
+    from forge_env.errors import UsageError
+
+    monkeypatch.setattr(vllm_server, "find_spec", lambda name: object())
+    monkeypatch.setenv("FORGE_ENV_CACHE", str(tmp_path))
+    assert vllm_server.check_checkpoint("coding_rlvr_base").endswith("apps/coding_rlvr/coding_rlvr_base")
+    assert vllm_server.check_checkpoint("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    with pytest.raises(UsageError) as refused:
+        vllm_server.check_checkpoint("smollm2")
+    assert "forge-env model get smollm2" in (refused.value.fix or "")
+    fetched = tmp_path / "models" / "smollm2"
+    fetched.mkdir(parents=True)
+    (fetched / "config.json").write_text("{}")
+    assert vllm_server.check_checkpoint("smollm2") == str(fetched)
