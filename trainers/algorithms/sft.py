@@ -76,7 +76,7 @@ class Batch:
 
 
 class Conversations:
-    """Demonstrations of a split as token sequences by position. Each position always has the same sequence.
+    """Demonstrations of a split as token sequences by position. Each position always has the same sequences.
 
     Args:
         environment: environment with the demonstrations.
@@ -97,12 +97,18 @@ class Conversations:
         self._max_length = max_length
         self._seed = seed
 
-    def __getitem__(self, position: int) -> Segment | None:
-        """The conversation at a position; None if it is too long or has no token to learn."""
+    def __getitem__(self, position: int) -> list[Segment]:
+        """Sequences of the conversation at a position, without those that are too long or have no token to learn."""
+        return [
+            Segment(np.array(ids), np.array(mask))
+            for ids, mask in self._sequences(position)
+            if len(ids) <= self._max_length and any(mask[1:])
+        ]
+
+    def _sequences(self, position: int) -> list[tuple[list[int], list[bool]]]:
         task = resolve_task(self._environment, None, {"split": self._split, "index": self.order[position]})
         messages = demonstration(self._environment, task, random.Random(f"{self._seed}/{self._split}/{position}"))
-        ids, mask = self._chat.render_training(messages, self._environment.tools)
-        return Segment(np.array(ids), np.array(mask)) if len(ids) <= self._max_length and any(mask[1:]) else None
+        return self._chat.render_training(messages, self._environment.tools)
 
     def batch(self, position: int, count: int) -> Batch:
         """Read the next `count` conversations from a position on.
@@ -111,19 +117,24 @@ class Conversations:
             UsageError: too many conversations in a row are left out (`MOST_LEFT_OUT`).
         """
         segments: list[Segment] = []
-        start, last = position, position
-        while len(segments) < count:
-            if (segment := self[position]) is not None:
-                segments.append(segment)
-                last = position
+        start, last, conversations = position, position, 0
+        while conversations < count:
+            if sequences := self[position]:
+                segments += sequences
+                last, conversations = position, conversations + 1
             position += 1
             if position - last > MOST_LEFT_OUT:
-                raise UsageError(
-                    f"{MOST_LEFT_OUT} conversations in a row are longer than model.max_length={self._max_length} "
-                    "tokens, or have no tokens to train on",
-                    fix="raise model.max_length",
-                )
+                raise self._nothing_to_learn(position - 1)
         return Batch(segments, position, position - start - count)
+
+    def _nothing_to_learn(self, position: int) -> UsageError:
+        """The error for many conversations in a row without a sequence, of which `position` is the last."""
+        if any(len(ids) > self._max_length for ids, _ in self._sequences(position)):
+            text, fix = f"are longer than model.max_length={self._max_length} tokens", "raise model.max_length"
+        else:
+            text = "have no turn of the assistant to train on"
+            fix = "check the conversations, or choose another chat format with model.renderer"
+        return UsageError(f"{MOST_LEFT_OUT} conversations in a row {text}", fix=fix)
 
 
 class SFT(Trainer):
@@ -401,7 +412,7 @@ class Session:
             max_length=config.model.max_length,
             seed=config.seed,
         )
-        segments = [segment for position in positions if (segment := conversations[position]) is not None]
+        segments = [segment for position in positions for segment in conversations[position]]
         if positions.start == 0:
             self._held_out[split] = segments
         return segments

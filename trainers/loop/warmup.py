@@ -86,21 +86,21 @@ class Demonstrations:
     def batch(self) -> list[Segment]:
         """Return the next `batch_size` demonstrations, of similar length to reduce padding."""
         if not self._batches:
-            window = [self._one() for _ in range(SORT_WINDOW * self._batch_size)]
+            window = [segment for _ in range(SORT_WINDOW * self._batch_size) for segment in self._one()]
             window.sort(key=lambda sequence: len(sequence.token_ids))
             size = self._batch_size
             self._batches = [window[start : start + size] for start in range(0, len(window), size)]
             self._rng.shuffle(self._batches)
         return self._batches.pop()
 
-    def _one(self) -> Segment:
+    def _one(self) -> list[Segment]:
         for _ in range(1000):
             task = training_task(self._environment, self._next)
             self._next += 1
             messages = demonstration(self._environment, task, self._rng)
-            ids, mask = self._chat.render_training(messages, self._environment.tools)
-            if len(ids) <= self._max_length:
-                return Segment(np.array(ids), np.array(mask))
+            sequences = self._chat.render_training(messages, self._environment.tools)
+            if all(len(ids) <= self._max_length for ids, _ in sequences):
+                return [Segment(np.array(ids), np.array(mask)) for ids, mask in sequences]
         raise UsageError(
             f"no demonstration fits into model.max_length = {self._max_length} tokens", fix="raise model.max_length"
         )

@@ -290,10 +290,11 @@ class Chat:
         except ERRORS:
             return None
 
-    def render_training(self, messages: list[Message], tools: list[ToolSpec]) -> tuple[list[int], list[bool]]:
-        """Token ids of a demonstration, [T], and a mask of those that the assistant is to produce, [T].
+    def render_training(self, messages: list[Message], tools: list[ToolSpec]) -> list[tuple[list[int], list[bool]]]:
+        """Sequences of a demonstration: token ids, [T], and a mask of those that the assistant is to produce, [T].
 
-        Tokens of the generation prompt (the role, an empty thinking block) are not to be produced.
+        There is one, unless a template rewrites former turns; then each turn is in the mask of one sequence. Tokens of
+        the generation prompt (the role, an empty thinking block) are not to be produced.
 
         Raises:
             ChatFormatError: the format can't represent the conversation.
@@ -308,7 +309,7 @@ class Chat:
         for start in range(len(ids) - len(opening) + 1):
             if ids[start] == opening[0] and ids[start : start + len(opening)] == opening:
                 mask[start : start + len(opening)] = [False] * len(opening)
-        return ids, mask
+        return [(ids, mask)]
 
     def extend(
         self,

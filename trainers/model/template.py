@@ -65,28 +65,32 @@ class TemplateFormat:
         """Token ids of a conversation, as `transformers` writes it."""
         return self.tokenizer.encode(self._text(messages, tools, generation=generation))
 
-    def render_training(self, messages: Sequence[dict[str, Any]], tools: Any) -> tuple[list[int], list[bool]]:
-        """Token ids of a demonstration, [T], and a mask of those that the assistant is to produce, [T].
+    def render_training(self, messages: Sequence[dict[str, Any]], tools: Any) -> list[tuple[list[int], list[bool]]]:
+        """Sequences of a demonstration: token ids, [T], and a mask of those that the assistant is to produce, [T].
 
         A turn is to be produced from the end of the prompt before it to its stop token. A turn that the template writes
-        differently once others follow it can't be produced so, and is left out of the mask.
+        differently once others follow it is in a sequence that ends with it (a fork), as it is in rollouts.
         """
-        text = self._text(messages, tools)
-        spans = []
-        for index, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            start = self._text(messages[:index], tools, generation=True) if index else ""
-            if not index or not text.startswith(start):
-                self._say(
-                    f"{self.template.source} rewrites former turns: they are not trained on in demonstrations "
-                    "that continue after them"
-                )
-                continue
-            spans.append((len(start), self._end_of(text, len(start), messages[: index + 1], tools)))
-        ids, offsets = self.tokenizer.encode_with_offsets(text)
-        mask = [any(start <= first and last <= end for start, end in spans) for first, last in offsets]
-        return ids, mask
+        turns = [index for index, message in enumerate(messages) if message["role"] == "assistant" and index]
+        starts = {index: self._text(messages[:index], tools, generation=True) for index in turns}
+        sequences = []
+        count = len(messages)
+        while True:
+            text = self._text(messages[:count], tools)
+            written = [index for index in turns if index < count and text.startswith(starts[index])]
+            spans = [
+                (len(starts[index]), self._end_of(text, len(starts[index]), messages[: index + 1], tools))
+                for index in written
+            ]
+            ids, offsets = self.tokenizer.encode_with_offsets(text)
+            sequences.append(
+                (ids, [any(start <= first and last <= end for start, end in spans) for first, last in offsets])
+            )
+            rest = [index for index in turns if index not in written and index < count - 1]
+            if not rest:
+                return sequences
+            self._say(f"{self.template.source} rewrites former turns: a demonstration is several sequences (forks)")
+            turns, count = [index for index in turns if index not in written], rest[-1] + 1
 
     def extend(
         self,

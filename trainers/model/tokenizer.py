@@ -56,7 +56,7 @@ class CharacterTokenizer:
 def render_text(messages: list[Message], tools: list[ToolSpec], renderer: str) -> str:
     """Text of a conversation in the chat format."""
     characters = CharacterTokenizer()
-    return characters.decode(Chat(characters, renderer).render_training(messages, tools)[0])
+    return characters.decode(Chat(characters, renderer).render_training(messages, tools)[0][0])
 
 
 def fixed_phrases(demonstrations: list[list[Message]], tools: list[ToolSpec], renderer: str) -> list[str]:

@@ -11,15 +11,17 @@ import pytest
 
 pytest.importorskip("torch")
 
+import forge_env as fe
 from forge_env.config import RunConfig, load_config
 from forge_env.errors import UsageError, root_cause
 from forge_env.job.needs import needed_memory
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import open_loggers, read_metrics
+from forge_env.tasks.order import TaskOrder
 from tests.trainers.buffer import virtual_time
 from tests.trainers.loop.dry_run import stand_ins
 from tests.trainers.loop.stand_ins import STAND_INS, TitanTrainer, Trace
-from trainers.algorithms.sft import play, train
+from trainers.algorithms.sft import Conversations, play, train
 
 pytestmark = pytest.mark.stack
 ROWS = 11
@@ -162,3 +164,40 @@ def test_nothing_fits(recipe: Path) -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         learn(config_of(recipe, {"model.max_length": 12}), "short")
     assert "no conversation of split 'eval' fits into model.max_length=12" in str(root_cause(caught.value))
+
+
+class Written:
+    """A chat format that gives prepared sequences."""
+
+    def __init__(self, sequences: list[tuple[list[int], list[bool]]]) -> None:
+        self.sequences = sequences
+
+    def render_training(self, messages: Any, tools: Any) -> list[tuple[list[int], list[bool]]]:
+        return self.sequences
+
+
+def written(sequences: list[tuple[list[int], list[bool]]]) -> Conversations:
+    environment = fe.make("cards")
+    return Conversations(environment, Written(sequences), "train", TaskOrder(None), max_length=4, seed=0)  # type: ignore[arg-type]
+
+
+def test_a_batch_counts_conversations_of_which_a_template_makes_several_sequences() -> None:
+    short, other, long = ([1, 2], [False, True]), ([1, 2, 3], [False, True, False]), ([1] * 5, [True] * 5)
+    batch = written([short, other, long]).batch(0, 3)
+    assert [segment.token_ids.tolist() for segment in batch.segments] == [[1, 2], [1, 2, 3]] * 3
+    assert (batch.end, batch.left_out) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "text", "fix"),
+    [
+        (([1] * 5, [True] * 5), "longer than model.max_length=4", "raise model.max_length"),
+        (([1, 2], [False, False]), "no turn of the assistant", "model.renderer"),
+    ],
+)
+def test_why_no_conversation_can_be_learned_is_named(
+    sequence: tuple[list[int], list[bool]], text: str, fix: str
+) -> None:
+    with pytest.raises(UsageError, match=text) as refused:
+        written([sequence]).batch(0, 1)
+    assert fix in (refused.value.fix or "")

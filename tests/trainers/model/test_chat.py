@@ -57,7 +57,7 @@ def demonstrations(environment: Environment, count: int) -> list[list[Message]]:
 
 def test_a_demonstration_is_the_prompt_then_what_the_model_would_sample(chat: Chat, environment: Environment) -> None:
     for messages in demonstrations(environment, 20):
-        ids, mask = chat.render_training(messages, environment.tools)
+        [(ids, mask)] = chat.render_training(messages, environment.tools)
         first = next(index for index, message in enumerate(messages) if message.role == "assistant")
         prompt = chat.render(messages[:first], environment.tools)
         assert ids[: len(prompt)] == prompt
@@ -87,7 +87,7 @@ def test_what_the_format_can_not_write_is_told_and_a_mistake_of_ours_is_none_of_
 def test_turns_extend_the_tokens_before_them(chat: Chat, environment: Environment) -> None:
     """Played back turn by turn, a demonstration gives the same tokens as rendered at once: no drift, no fork."""
     for messages in demonstrations(environment, 20):
-        ids, mask = chat.render_training(messages, environment.tools)
+        [(ids, mask)] = chat.render_training(messages, environment.tools)
         prompt = chat.render(messages[:2], environment.tools)
         for index in range(2, len(messages), 2):
             end = next(position for position in range(len(prompt), len(ids)) if not mask[position])

@@ -180,7 +180,7 @@ def test_masks_are_those_of_a_template_with_generation_tags(tmp_path: Path, name
     def check(messages: list[Message]) -> None:
         tools = TOOLS if name != "llama3" else []
         expected = other.rendered(messages, tools, return_assistant_tokens_mask=True, enable_thinking=True)
-        ids, mask = chat.render_training(messages, tools)
+        ids, mask = chat.render_training(messages, tools)[0]
         assert ids == expected["input_ids"]
         assert spans(chat, ids, mask) == spans(chat, ids, expected["assistant_masks"])
 
@@ -193,7 +193,7 @@ def spans(chat: Chat, ids: list[int], mask: list[bool] | list[int]) -> list[str]
     return [chat.tokenizer.decode([token for token, _ in pairs]).strip("\n") for theirs, pairs in groups if theirs]
 
 
-def test_a_turn_that_the_template_rewrites_is_not_trained_on(
+def test_a_turn_that_the_template_rewrites_is_in_a_sequence_of_its_own(
     folders: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     chat = template_chat(folders("qwen3"))
@@ -204,8 +204,12 @@ def test_a_turn_that_the_template_rewrites_is_not_trained_on(
         Message(role="assistant", content="d"),
     ]
     with caplog.at_level(logging.INFO):
-        ids, mask = chat.render_training(messages, [])
-    assert spans(chat, ids, mask) == ["d<|im_end|>"]
+        sequences = chat.render_training(messages, [])
+    assert [spans(chat, ids, mask) for ids, mask in sequences] == [["d<|im_end|>"], ["b<|im_end|>"]]
+    assert [ids[: mask.index(True)] for ids, mask in sequences] == [
+        chat.render(messages[:3], []),
+        chat.render(messages[:1], []),
+    ]
     assert "rewrites former turns" in caplog.text
 
 
