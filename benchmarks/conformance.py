@@ -1,10 +1,11 @@
 """Run third-party conformance suites; a kit is another project's package and the test files that run its checks.
 
-    python -m benchmarks conformance [KIT...] [--record] [--ci] [PYTEST_OPTIONS...]
+    python -m benchmarks conformance [KIT...] [--record] [--newest] [--ci] [PYTEST_OPTIONS...]
 
 Kits with compatible pins share a virtual environment, `.venv-NAME`, created on first use; kits without one belong to
 the test suite. A test is one check of the kit. A check that can't pass is marked `xfail(strict=True, reason=...)`: the
-table shows the reason, and the suite fails once the check passes.
+table shows the reason, and the suite fails once the check passes. `--newest` installs the newest releases in place of
+the pinned ones, in environments of their own (`.venv-NAME-newest`), and compares the results with those recorded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -70,6 +72,11 @@ VENVS = {
     "losses": Venv("verl==0.9.1 trl==1.16.0", beside=True),
     "schemas": Venv("-e . kubernetes-validate==1.37.0 skypilot==0.14.1", own_home=True),
 }
+
+
+def newest(venv: Venv) -> Venv:
+    """The environment with the newest releases of its packages; version bounds other than pins stay."""
+    return venv._replace(packages=re.sub(r"==\S+", "", venv.packages), npm=re.sub(r"(?<=\S)@[\d.]+", "", venv.npm))
 
 
 class Kit(NamedTuple):
@@ -212,6 +219,7 @@ KITS = [
 
 
 COLUMNS = ("kit", "version", "what of ours", "passed", "why not")
+COMPARED = ("kit", "pinned", "newest", "passed, pinned", "passed, newest", "why not, newest")
 
 
 class Check(NamedTuple):
@@ -230,7 +238,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run kits; return 1 if one failed or, with `CI=true`, if one could not be run."""
     parser = argparse.ArgumentParser(prog="conformance", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kit", nargs="*", help="parts of names of kits: " + ", ".join(kit.name for kit in KITS))
-    parser.add_argument("--record", action="store_true", help="write the rows to docs/conformance.md")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--record", action="store_true", help="write the rows to docs/conformance.md")
+    what.add_argument("--newest", action="store_true", help="compare the newest releases with the recorded results")
     parser.add_argument(
         "--ci", action="store_true", help="those that the test suite leaves out and that take no minutes"
     )
@@ -240,6 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no kit is called so; there are {', '.join(kit.name for kit in KITS)}")
     if options.ci:
         chosen = [kit for kit in chosen if kit.venv and kit.ci]
+    if options.newest:
+        chosen = [kit for kit in chosen if kit.venv]  # the others are at the versions of the test suite
     rows = recorded() if options.record else {}
     failed = 0
     for name in dict.fromkeys(kit.venv for kit in chosen):
@@ -248,14 +260,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows |= {kit.name: [kit.name, "", kit.ours, "", reason] for kit in kits}
             failed |= os.environ.get("CI") == "true"  # in CI a skipped kit would go unnoticed
             continue
-        status, checks, versions = run(name, kits, for_pytest)
+        status, checks, versions = run(name, kits, for_pytest, use_newest=options.newest)
         failed |= status
         rows |= {kit.name: [kit.name, versions[kit.package], kit.ours, *verdict(kit, checks)] for kit in kits}
-    lines = table(COLUMNS, [rows[kit.name] for kit in KITS if kit.name in rows])
+    done = [rows[kit.name] for kit in KITS if kit.name in rows]
+    lines = compared(done, recorded()) if options.newest else table(COLUMNS, done)
     print("\n".join(lines))
     if options.record:
         record("conformance", "Results", "make conformance", lines, document=DOCUMENT)
     return failed
+
+
+def compared(rows: Sequence[Sequence[object]], before: Mapping[str, Sequence[object]]) -> list[str]:
+    """A table of the rows of kits beside those that were recorded.
+
+    Args:
+        rows: as `COLUMNS`.
+        before: recorded rows by kit.
+    """
+    lines = []
+    for kit, version, _, passed, reasons in rows:
+        _, pinned, _, passed_before, _ = before.get(str(kit), ("",) * len(COLUMNS))
+        lines.append((kit, pinned, version, passed_before, passed, reasons))
+    return table(COMPARED, lines)
 
 
 def recorded() -> dict[str, Sequence[object]]:
@@ -265,8 +292,10 @@ def recorded() -> dict[str, Sequence[object]]:
     return {row[0]: row for row in rows}
 
 
-def run(name: str, kits: Sequence[Kit], for_pytest: Sequence[str]) -> tuple[int, list[Check], dict[str, str]]:
-    """Run the tests of kits that share a virtual environment.
+def run(
+    name: str, kits: Sequence[Kit], for_pytest: Sequence[str], *, use_newest: bool = False
+) -> tuple[int, list[Check], dict[str, str]]:
+    """Run the tests of kits that share a virtual environment, or one with the newest releases.
 
     Returns:
         whether something failed, every check, and the version of each package.
@@ -274,12 +303,14 @@ def run(name: str, kits: Sequence[Kit], for_pytest: Sequence[str]) -> tuple[int,
     environ = {**os.environ, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "FORGE_ENV_CONFORMANCE": "1"}
     uv = shutil.which("uv", path=f"{environ['PATH']}{os.pathsep}{ROOT / '.venv/bin'}") or "uv"
     environ["PATH"] += os.pathsep + str(Path(uv).parent)  # verifiers calls uv by name
-    venv = VENVS.get(name)
-    python = prepare(venv, ROOT / f".venv-{name}", uv) if venv else Path(sys.executable)
+    venv, folder_of_packages = VENVS.get(name), ROOT / f".venv-{name}"
+    if venv and use_newest:
+        venv, folder_of_packages = newest(venv), ROOT / f".venv-{name}-newest"
+    python = prepare(venv, folder_of_packages, uv, ["--upgrade"] * use_newest) if venv else Path(sys.executable)
     if venv and venv.npm:
-        environ["FORGE_ENV_NODE_MODULES"] = str(ROOT / f".venv-{name}" / "node_modules")
+        environ["FORGE_ENV_NODE_MODULES"] = str(folder_of_packages / "node_modules")
     if venv and venv.beside:
-        environ["PYTHONPATH"] = str(ROOT / f".venv-{name}")
+        environ["PYTHONPATH"] = str(folder_of_packages)
     versions = versions_of(python, [kit.package for kit in kits], environ)
     with TemporaryDirectory() as folder:
         if venv and venv.own_home:
@@ -328,10 +359,13 @@ def interpreter(venv: Venv) -> str | None:
     return candidate if works else None  # pyenv's shims for unselected versions fail
 
 
-def prepare(venv: Venv, place: Path, uv: str) -> Path:
-    """Create the environment if it is missing, install its pins, and return its interpreter."""
+def prepare(venv: Venv, place: Path, uv: str, upgrade: Sequence[str] = ()) -> Path:
+    """Create the environment if it is missing, install its packages, and return its interpreter.
+
+    `upgrade`: `["--upgrade"]` to replace installed packages by newer ones.
+    """
     if venv.beside:
-        packages = ["--no-deps", "--target", place, "--python", sys.executable, *venv.packages.split()]
+        packages = [*upgrade, "--no-deps", "--target", place, "--python", sys.executable, *venv.packages.split()]
         subprocess.run([uv, "pip", "install", "-q", *packages], cwd=ROOT, check=True)
         return Path(sys.executable)
     python = place / "bin/python"
@@ -340,7 +374,7 @@ def prepare(venv: Venv, place: Path, uv: str) -> Path:
     with TemporaryDirectory() as folder:
         overrides = Path(folder) / "overrides.txt"
         overrides.write_text(venv.override)
-        install = [uv, "pip", "install", "-q", "--python", python, "--override", overrides]
+        install = [uv, "pip", "install", "-q", *upgrade, "--python", python, "--override", overrides]
         subprocess.run([*install, *venv.packages.split(), *PYTEST], cwd=ROOT, check=True)
     if venv.npm and npm_versions(python, venv.npm.split()) != venv.npm.split():
         quiet = ["--silent", "--no-save", "--no-audit", "--no-fund", "--omit=optional"]

@@ -58,6 +58,33 @@ def test_a_kit_that_cannot_be_run_fails_in_continuous_integration(
     assert "not run: needs Python 3.99" in capsys.readouterr().out
 
 
+def test_the_newest_releases_have_no_pins() -> None:
+    venv = conformance.newest(Venv("-e .[a,b] one==0.2.1 two>=4", npm="@some/kit@0.1.16 plain@22.3", override="x>=1"))
+    assert (venv.packages, venv.npm, venv.override) == ("-e .[a,b] one two>=4", "@some/kit plain", "x>=1")
+
+
+def test_newest_results_stand_beside_those_recorded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = [
+        conformance.Check(
+            f"{conformance.PEERS.partition('::')[0]}", "test_trls_losses_are_the_same", "failed", "moved", ""
+        )
+    ]
+
+    def run(
+        name: str, kits: object, *_: object, use_newest: bool
+    ) -> tuple[int, list[conformance.Check], dict[str, str]]:
+        assert (name, use_newest) == ("losses", True)
+        return 1, checks, {"trl": "9.9"}
+
+    monkeypatch.setattr(conformance, "run", run)
+    assert conformance.main(["TRL", "--newest"]) == 1
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.startswith(f"| TRL | {recorded()['TRL'][1]} | 9.9 |")
+    assert "| 0 of 1 | FAILED moved |" in row
+
+
 def test_packages_beside_ours_are_run_by_our_interpreter() -> None:
     assert interpreter(Venv("", beside=True, python="3.99")) == sys.executable
     assert interpreter(Venv("", python="3.99")) is None
