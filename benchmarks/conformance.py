@@ -70,6 +70,7 @@ VENVS = {
     ),
     "harbor": Venv("-e . harbor==0.24.0", python="3.12", needs="docker-compose"),
     "losses": Venv("verl==0.9.1 trl==1.16.0", beside=True),
+    "trackers": Venv("-e . trackio==0.43.0 mlflow-skinny==3.17.2 wandb==0.31.0"),
     "schemas": Venv("-e . kubernetes-validate==1.37.0 skypilot==0.14.1", own_home=True),
 }
 
@@ -212,6 +213,13 @@ KITS = [
         "tests/environments/harbor/test_real_harbor.py",
         "harbor",
         ci=False,
+    ),
+    Kit(
+        "experiment trackers",
+        "metrics and traces of episodes in trackio, MLflow and W&B, continued by a resumed run",
+        "trackio",
+        "tests/forge_env/run/test_real_trackers.py",
+        "trackers",
     ),
     Kit("Kubernetes' schemas", "pods", "kubernetes-validate", "tests/sandboxes/test_pod_schema.py", "schemas"),
     Kit("SkyPilot", "job files", "skypilot", "tests/forge_env/job/test_files_schema.py", "schemas"),

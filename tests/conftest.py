@@ -58,6 +58,7 @@ PEERS = {
     "agents": "forge_env/gateway/test_real_programs.py",
     "atif": "forge_env/test_interchange.py",
     "harbor": "environments/harbor/test_real_harbor.py",
+    "trackio": "forge_env/run/test_real_trackers.py",
 }
 collect_ignore = [path for package, path in PEERS.items() if find_spec(package) is None]
 if not find_spec("verifiers") or int(version("verifiers").split(".")[1]) > 2:

@@ -1,17 +1,14 @@
 """Destinations of metrics: metrics.jsonl always, and TensorBoard, Weights & Biases and plug-ins as the recipe says.
 
 A plug-in of the group `forge_env.loggers` is called with the run's folder and recipe, `Logger(folder, config)`, and has
-the methods of `MetricsLogger`.
+the methods of `MetricsLogger`, or of `EpisodeLogger` to receive episodes too. `forge_env.run.trackers` has three.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import netrc
-import os
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,13 +18,15 @@ from forge_env.config.recipe import RunConfig
 from forge_env.errors import PluginError, UsageError
 from forge_env.files import LineWriter
 from forge_env.plugins import load_plugin
-from forge_env.reading import LARGEST_TABLE, LONGEST_ROW, is_bounded, open_file, read_text, whole_lines
-from forge_env.redaction import add, redact_settings
+from forge_env.reading import LARGEST_TABLE, LONGEST_ROW, is_bounded, open_file, whole_lines
 from forge_env.run.folder import RunFolder
+from forge_env.run.trackers import Tracker, WandbLogger
 from forge_env.schema import with_schema, without_schema
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    from forge_env.trajectory import Trajectory
 
 GROUP = "forge_env.loggers"
 REWARD = "reward/mean"
@@ -45,6 +44,14 @@ class MetricsLogger(Protocol):
 
     def close(self) -> None:
         """Flush and release resources."""
+
+
+@runtime_checkable
+class EpisodeLogger(MetricsLogger, Protocol):
+    """A logger that also receives some held-out episodes of every evaluation."""
+
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
+        """Record episodes of the evaluation of `split` after training step `step`."""
 
 
 class JSONLMetrics:
@@ -153,42 +160,6 @@ class TensorBoardMetrics:
             self._writer.close()
 
 
-class WandbMetrics:
-    """Weights & Biases; `WANDB_MODE=offline` and `disabled` are honoured, and a resumed run continues its W&B run."""
-
-    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
-        import wandb
-
-        identifier = folder.root / ".wandb_id"
-        if not identifier.exists():
-            identifier.write_text(secrets.token_hex(4))
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "forge-env"),
-            id=read_text(identifier),
-            resume="allow",
-            name=folder.name,
-            dir=str(folder.root),
-            config=redact_settings(config.model_dump(mode="json")),
-            settings=wandb.Settings(silent=True),
-        )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log one row; `step` is logged as a metric, so that a resumed run may log a step again."""
-        self._run.log({"step": step, **metrics})
-
-    def close(self) -> None:
-        """Finish the W&B run."""
-        self._run.finish()
-
-
-def _netrc_knows_wandb() -> bool:
-    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    with suppress(OSError, netrc.NetrcParseError):
-        for host, (_, _, password) in netrc.netrc(path).hosts.items():
-            add(password, f"netrc-{host}")
-    return path.is_file() and "wandb" in path.read_text(errors="replace")
-
-
 def check_loggers(config: RunConfig) -> None:
     """Refuse a recipe whose loggers can't work here.
 
@@ -197,22 +168,16 @@ def check_loggers(config: RunConfig) -> None:
         PluginError: a logger can't be imported, or is not a logger.
     """
     for name in config.logging.loggers:
-        _logger_class(name)
+        logger_class = _logger_class(name)
+        if isinstance(logger_class, type) and issubclass(logger_class, Tracker):
+            logger_class.check()
     if config.logging.tensorboard and find_spec("tensorboard") is None:
         raise UsageError(
             "logging.tensorboard is on, but tensorboard isn't installed",
             fix="pip install tensorboard, or add logging.tensorboard=false",
         )
-    if not config.logging.wandb:
-        return
-    if find_spec("wandb") is None:
-        raise UsageError("logging.wandb is on, but wandb isn't installed", fix="pip install 'forge-env[wandb]'")
-    logged_in = _netrc_knows_wandb()
-    if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or logged_in):
-        raise UsageError(
-            "logging.wandb is on, but there is no login for Weights & Biases",
-            fix="run `wandb login`, or set WANDB_MODE=offline",
-        )
+    if config.logging.wandb:
+        WandbLogger.check()
 
 
 def _logger_class(name: str) -> Callable[[RunFolder, RunConfig], MetricsLogger]:
@@ -235,6 +200,6 @@ def open_loggers(
     if config.logging.tensorboard:
         loggers.append(TensorBoardMetrics(folder.tensorboard))
     if config.logging.wandb:
-        loggers.append(WandbMetrics(folder, config))
+        loggers.append(WandbLogger(folder, config))
     loggers += [_logger_class(name)(folder, config) for name in config.logging.loggers]
     return loggers

@@ -19,8 +19,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from forge_env.config.reader import render
@@ -32,10 +32,11 @@ from forge_env.redaction import redact_json
 from forge_env.run.account import Account
 from forge_env.run.contract import Clause
 from forge_env.run.folder import RunFolder
-from forge_env.run.metrics import REWARD, JSONLMetrics, MetricsLogger, TensorBoardMetrics, read_metrics
+from forge_env.run.metrics import REWARD, EpisodeLogger, JSONLMetrics, MetricsLogger, TensorBoardMetrics, read_metrics
 from forge_env.run.state import HeldOutScore, RunState, Stage
 from forge_env.run.timeline import Timeline, keep_earlier
-from forge_env.run.trajectories import DISK_FULL, MOST_HELD, TrajectoryFiles, is_kept
+from forge_env.run.trackers import TrackerError
+from forge_env.run.trajectories import DISK_FULL, MOST_HELD, TrajectoryFiles, first_episodes, is_kept
 from forge_env.schema import with_schema
 from forge_env.trajectory import Trajectory
 
@@ -174,10 +175,8 @@ class Run:
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.check_folder()
         for sink in self.loggers:
-            try:
+            with self._forgiving():
                 sink.log(step, metrics)
-            except OSError as error:
-                self.forgive(error)
 
     def evaluation(
         self, step: int, split: str, score: float, n: int, stderr: float, versions: Mapping[int, int] = NO_VERSIONS
@@ -227,6 +226,32 @@ class Run:
         """
         self.state.status |= fields
         self.events.update()
+
+    async def log_episodes(self, step: int, split: str) -> None:
+        """Send the first recorded episodes of an evaluation to the loggers that take episodes.
+
+        Args:
+            step: number of training steps before the evaluation.
+            split: the evaluated tasks.
+        """
+        sinks = [sink for sink in self.loggers if isinstance(sink, EpisodeLogger)]
+        if not sinks:
+            return
+        await self._trajectories.written()
+        episodes = await asyncio.to_thread(first_episodes, self.folder.trajectories, f"{split}-{step:05d}")
+        for sink in sinks if episodes else ():
+            with self._forgiving():
+                await asyncio.to_thread(sink.log_episodes, step, split, episodes)
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        """Warn of failures in the block that end no run: a tracker's, and a full disk."""
+        try:
+            yield
+        except TrackerError as error:
+            self.warn(str(error))
+        except OSError as error:
+            self.forgive(error)
 
     def trajectory(self, trajectory: Trajectory, kind: str) -> None:
         """Append to `trajectories/KIND.jsonl` ("train", "eval", ...) if the recipe keeps that kind.
@@ -377,9 +402,8 @@ class Run:
 
     def _close(self, close: Callable[[], object]) -> None:
         try:
-            close()
-        except OSError as error:
-            self.forgive(error)
+            with self._forgiving():
+                close()
         except DiskFullError as error:
             self.warn(str(error))
 

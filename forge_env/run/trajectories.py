@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import glob
+import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from forge_env.concurrency import to_its_end
 from forge_env.files import NO_SPACE, DiskFullError
-from forge_env.trajectory import Trajectory, TrajectoryWriter
+from forge_env.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 from forge_env.trajectory_index import index_path, is_index
 
 MOST_HELD = 64 * 2**20
@@ -35,6 +36,12 @@ def recorded(folder: Path, kind: str) -> list[Path]:
     """List the files of a kind in a run's folder of trajectories: those of this host and of other hosts."""
     paths = [path for path in folder.glob(f"{glob.escape(kind)}*.jsonl") if not is_index(path)]
     return [path for path in paths if path.name == f"{kind}.jsonl" or path.name.startswith(f"{kind}-")]
+
+
+def first_episodes(folder: Path, kind: str, count: int = 8) -> list[Trajectory]:
+    """Read the first recorded episodes of a kind; damaged records are skipped."""
+    files = (read_trajectories(path, on_damage=lambda _: None, root=folder) for path in sorted(recorded(folder, kind)))
+    return list(itertools.islice(itertools.chain.from_iterable(files), count))
 
 
 def rename(folder: Path, kind: str, to: str) -> None:

@@ -76,7 +76,7 @@ class Evaluator:
         if not section.pinned:
             episodes = Episodes(section.metric)
             await self._rollouts.evaluate(split, count, f"{split}-{step:05d}", episodes.add)
-            return self._report(step, split, episodes)
+            return await self._report(step, split, episodes)
         for attempt in range(1, TRIES + 1):
             episodes = Episodes(section.metric)
             try:
@@ -87,11 +87,11 @@ class Evaluator:
                 if attempt < TRIES:
                     self._run.note(f"The evaluation on {split} restarts: {error}")
             else:
-                return self._report(weights.version, split, episodes)
+                return await self._report(weights.version, split, episodes)
         self._run.warn(f"the score on {split} is missing: generators died {TRIES} times during its evaluation")
         return None
 
-    def _report(self, step: int, split: str, episodes: Episodes) -> Estimate:
+    async def _report(self, step: int, split: str, episodes: Episodes) -> Estimate:
         metric = self._run.config.evaluation.metric
         result, valid, bugs = episodes.scores.estimate(), episodes.scores.samples, episodes.bugs
         if result is None:  # a score of 0 without episodes would be made up
@@ -108,6 +108,7 @@ class Evaluator:
                 f"counted; with a reward of 0, the score would be {with_zeros:.3f} instead of {result.value:.3f}"
             )
         self._run.evaluation(step, split, result.value, valid, result.stderr, episodes.versions)
+        await self._run.log_episodes(step, split)
         return result
 
     async def evaluate_all(self, step: int) -> None:

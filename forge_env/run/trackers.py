@@ -1,0 +1,268 @@
+"""Experiment trackers: Weights & Biases, trackio and MLflow.
+
+They receive the metrics of a run, its recipe without secrets, and some held-out episodes of every evaluation. A resumed
+run continues its run there.
+"""
+
+from __future__ import annotations
+
+import json
+import netrc
+import os
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from forge_env.config.recipe import RunConfig
+from forge_env.errors import UsageError
+from forge_env.reading import read_text
+from forge_env.redaction import add, redact_json, redact_settings
+from forge_env.run.folder import RunFolder
+from forge_env.tools.schema import shorten
+from forge_env.visible import one_line
+
+if TYPE_CHECKING:
+    from forge_env.trajectory import Trajectory
+
+PROJECT = "forge-env"
+"""Project, or experiment, of runs for which none is named."""
+LONGEST_MESSAGE = 20_000
+"""Maximum characters of a message that is sent to a tracker."""
+MOST_METRICS = 1_000
+"""Metrics that MLflow accepts in one request."""
+
+
+class TrackerError(Exception):
+    """A tracker's own failure, such as a server that can't be reached. It ends no run."""
+
+
+class Tracker(ABC):
+    """A tracker of runs in a package of its own. Its failures after the start are raised as `TrackerError`.
+
+    Args:
+        folder: the run's folder.
+        config: its recipe.
+    """
+
+    package: ClassVar[str]
+    """Module of the package."""
+    install: ClassVar[str]
+    """Command that installs it."""
+
+    @abstractmethod
+    def __init__(self, folder: RunFolder, config: RunConfig) -> None: ...
+
+    @classmethod
+    def check(cls) -> None:
+        """Raise `UsageError` if the tracker can't work here."""
+        if find_spec(cls.package) is None:
+            raise UsageError(f"{cls.package} is to log metrics, but isn't installed", fix=cls.install)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one row."""
+        with self._failures():
+            self._log(step, metrics)
+
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
+        """Record episodes of the evaluation of `split` after training step `step`."""
+        with self._failures():
+            self._log_episodes(step, split, episodes)
+
+    def close(self) -> None:
+        """Finish the run, and send what waits."""
+        with self._failures():
+            self._close()
+
+    @abstractmethod
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    @abstractmethod
+    def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None: ...
+
+    @abstractmethod
+    def _close(self) -> None: ...
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            text = f"{self.package} could not record something ({type(error).__name__}): {one_line(str(error))}"
+            raise TrackerError(text) from error
+
+
+def conversation(episode: Trajectory) -> list[dict[str, Any]]:
+    """The messages of an episode in OpenAI's format, with long texts shortened and secrets redacted."""
+    messages = [message.to_openai() for message in episode.messages]
+    for message in messages:
+        if isinstance(text := message.get("content"), str):
+            message["content"] = shorten(text, LONGEST_MESSAGE)
+    plain: list[dict[str, Any]] = json.loads(redact_json(json.dumps(messages).encode()))
+    return plain
+
+
+def facts(episode: Trajectory) -> dict[str, Any]:
+    """What an episode's trace says besides its messages."""
+    return {
+        "environment": episode.environment,
+        "task": episode.task_id,
+        "reward": episode.reward,
+        "truncated": episode.truncation or "",
+        "reason": episode.reason,
+        "duration_ms": round(1_000 * episode.wall_s),
+    }
+
+
+def _identifier(file: Path, new: str) -> str:
+    """The identifier of the tracker's run, written to the run's folder at the first start."""
+    if not file.exists():
+        file.write_text(new)
+    return read_text(file)
+
+
+class WandbLogger(Tracker):
+    """Weights & Biases, with a table of episodes. `WANDB_MODE=offline` and `disabled` are honoured."""
+
+    package = "wandb"
+    install = "pip install 'forge-env[wandb]'"
+
+    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=_identifier(folder.root / ".wandb_id", secrets.token_hex(4)),
+            resume="allow",
+            name=folder.name,
+            dir=str(folder.root),
+            config=redact_settings(config.model_dump(mode="json")),
+            settings=wandb.Settings(silent=True),
+        )
+
+    @classmethod
+    def check(cls) -> None:
+        """Raise `UsageError` if wandb isn't installed, or not logged in."""
+        if find_spec(cls.package) is None:
+            raise UsageError("logging.wandb is on, but wandb isn't installed", fix=cls.install)
+        logged_in = _netrc_knows_wandb()
+        if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or logged_in):
+            raise UsageError(
+                "logging.wandb is on, but there is no login for Weights & Biases",
+                fix="run `wandb login`, or set WANDB_MODE=offline",
+            )
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **metrics})  # as a metric: a resumed run may log a step again
+
+    def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
+        import wandb
+
+        rows = [[*facts(episode).values(), json.dumps(conversation(episode))] for episode in episodes]
+        columns = [*facts(episodes[0]), "messages"]
+        self._run.log({"step": step, f"episodes/{split}": wandb.Table(columns=columns, data=rows)})
+
+    def _close(self) -> None:
+        self._run.finish()
+
+
+def _netrc_knows_wandb() -> bool:
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    with suppress(OSError, netrc.NetrcParseError):
+        for host, (_, _, password) in netrc.netrc(path).hosts.items():
+            add(password, f"netrc-{host}")
+    return path.is_file() and "wandb" in path.read_text(errors="replace")
+
+
+class TrackioLogger(Tracker):
+    """trackio, with a trace for each episode. `TRACKIO_PROJECT` names the project; trackio reads its own variables."""
+
+    package = "trackio"
+    install = "pip install trackio"
+
+    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
+        import trackio
+
+        self._run = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+            name=folder.name,
+            resume="allow",
+            config=redact_settings(config.model_dump(mode="json")),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
+        import trackio
+
+        for episode in episodes:
+            self._run.log({f"episodes/{split}": trackio.Trace(conversation(episode), facts(episode))}, step=step)
+
+    def _close(self) -> None:
+        self._run.finish()
+
+
+class MLflowLogger(Tracker):
+    """MLflow, with a trace for each episode and a span for each turn. `MLFLOW_TRACKING_URI` is read by MLflow."""
+
+    package = "mlflow"
+    install = "pip install mlflow-skinny, or mlflow for files on this machine"
+
+    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
+        import mlflow
+
+        self._client = mlflow.MlflowClient()
+        self._experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)).experiment_id
+        file = folder.root / ".mlflow_id"
+        if not file.exists():
+            run = self._client.create_run(self._experiment, run_name=folder.name)
+            recipe = json.dumps(redact_settings(config.model_dump(mode="json")), indent=1)
+            self._client.log_text(run.info.run_id, recipe, "config.json")
+            file.write_text(run.info.run_id)
+        self._id = read_text(file)
+        self._client.update_run(self._id, status="RUNNING")
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1_000 * time.time())
+        values = [Metric(_mlflow_name(name), value, now, step) for name, value in metrics.items()]
+        for start in range(0, len(values), MOST_METRICS):
+            self._client.log_batch(self._id, metrics=values[start : start + MOST_METRICS])
+
+    def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
+        import mlflow
+
+        for episode in episodes:
+            messages = conversation(episode)
+            trace = mlflow.start_span_no_context(
+                f"episode of {split}",
+                inputs={"messages": messages[:1]},
+                attributes={**facts(episode), "step": step},
+                experiment_id=self._experiment,
+                metadata={"mlflow.sourceRun": self._id},
+            )
+            for number, message in enumerate(messages):
+                if message["role"] == "assistant":
+                    span = mlflow.start_span_no_context(
+                        "turn", parent_span=trace, inputs={"messages": messages[:number]}
+                    )
+                    span.end(outputs=message)
+            trace.end(outputs={"reward": episode.reward})
+        mlflow.flush_trace_async_logging()
+
+    def _close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+def _mlflow_name(name: str) -> str:
+    """A name that MLflow accepts: letters, digits and `_-. :/`."""
+    return "".join(letter if letter.isalnum() or letter in "_-. :/" else "_" for letter in name)
