@@ -167,6 +167,7 @@ TIME_OF_DAY = {
     "forge_env/run/clock.py": "by how much the wall clocks of two hosts differ, for the log",
     "forge_env/view/runs.py": "how long ago a run was written to, for people",
     "forge_env/run/metrics.py": "a TensorBoard event's time",
+    "forge_env/run/trackers.py": "when MLflow's metrics were logged",
     "sandboxes/box.py": "whether a sandbox has set its clock",
     "sandboxes/runner/supervisor.py": "the sandbox's own",
 }

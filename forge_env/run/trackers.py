@@ -182,7 +182,7 @@ class TrackioLogger(Tracker):
     """trackio, with a trace for each episode. `TRACKIO_PROJECT` names the project; trackio reads its own variables."""
 
     package = "trackio"
-    install = "pip install trackio"
+    install = "pip install 'forge-env[trackio]'"
 
     def __init__(self, folder: RunFolder, config: RunConfig) -> None:
         import trackio
@@ -214,7 +214,7 @@ class MLflowLogger(Tracker):
     """MLflow, with a trace for each episode and a span for each turn. `MLFLOW_TRACKING_URI` is read by MLflow."""
 
     package = "mlflow"
-    install = "pip install mlflow-skinny, or mlflow for files on this machine"
+    install = "pip install 'forge-env[mlflow]'"
 
     def __init__(self, folder: RunFolder, config: RunConfig) -> None:
         import mlflow

@@ -83,7 +83,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_the_start(
     monkeypatch.setattr("forge_env.run.trackers.find_spec", lambda package: None)
     with pytest.raises(UsageError, match=f"{name} is to log metrics, but isn't installed") as refused:
         check_loggers(load_config("coding_rlvr", [f"logging.loggers=[{name}]"]))
-    assert f"pip install {name}" in (refused.value.fix or "")
+    assert f"forge-env[{name}]" in (refused.value.fix or "")
     with pytest.raises(UsageError, match="wandb isn't installed"):
         WandbLogger.check()
 
