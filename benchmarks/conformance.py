@@ -77,7 +77,9 @@ VENVS = {
 
 def newest(venv: Venv) -> Venv:
     """The environment with the newest releases of its packages; version bounds other than pins stay."""
-    return venv._replace(packages=re.sub(r"==\S+", "", venv.packages), npm=re.sub(r"(?<=\S)@[\d.]+", "", venv.npm))
+    return venv._replace(
+        packages=re.sub(r"==[\w.*+!]+", "", venv.packages), npm=re.sub(r"(?<=\S)@[^\s/]+", "", venv.npm)
+    )
 
 
 class Kit(NamedTuple):
@@ -255,11 +257,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, for_pytest = parser.parse_known_args(arguments)
     chosen = [kit for kit in KITS if any(name.lower() in kit.name.lower() for name in options.kit or [""])]
     if not chosen:
-        parser.error(f"no kit is called so; there are {', '.join(kit.name for kit in KITS)}")
+        parser.error(f"no such kit; there are {', '.join(kit.name for kit in KITS)}")
     if options.ci:
         chosen = [kit for kit in chosen if kit.venv and kit.ci]
     if options.newest:
-        chosen = [kit for kit in chosen if kit.venv]  # the others are at the versions of the test suite
+        chosen = [kit for kit in chosen if kit.venv]
+        if not chosen:
+            parser.error("--newest: these kits are installed with the test suite, at its versions")
     rows = recorded() if options.record else {}
     failed = 0
     for name in dict.fromkeys(kit.venv for kit in chosen):

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from numbers import Number
 from typing import Any
 
 from forge_env.reading import is_bounded
+from forge_env.redaction import redact
 from forge_env.tools.schema import shorten
 from forge_env.types import clean_unicode
 from forge_env.visible import shown
@@ -48,23 +50,37 @@ class Score:
     """Parts of the score and other values by name, such as `{"style": 0.5}`. Values other than numbers are recorded as
     text."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.metadata, Mapping):
+            raise TypeError(f"metadata of a Score must be a mapping, not {type(self.metadata).__name__}")
+
     def __float__(self) -> float:
+        if isinstance(self.value, str | bytes):
+            raise TypeError("the value of a Score must be a number")
         return float(self.value)
 
     def bounded(self) -> dict[str, Any]:
         """The score for the record, JSON-ready: texts of at most 2,000 characters and 20 entries of metadata."""
         texts = {name: _text(getattr(self, name)) for name in ("answer", "explanation")}
         entries = [entry for entry, _ in zip(self.metadata.items(), range(MOST_METADATA), strict=False)]
-        metadata = {_text(name): value if _is_number(value) else _text(value) for name, value in entries}
+        metadata = {_text(name): _plain(value) for name, value in entries}
         return {name: value for name, value in {**texts, "metadata": metadata}.items() if value}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float) and is_bounded(value)
+def _plain(value: Any) -> Any:
+    """A number as Python has it, also numpy's; other values as text."""
+    if isinstance(value, bool) or not isinstance(value, Number):
+        return value if isinstance(value, bool) else _text(value)
+    try:
+        number = value if isinstance(value, int) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # complex numbers
+        return _text(value)
+    return number if is_bounded(number) else _text(value)
 
 
 def _text(value: Any) -> str:
-    return clean_unicode(shorten(value if isinstance(value, str) else shown(value, LONGEST_PART), LONGEST_PART))
+    text = "" if value is None else redact(value) if isinstance(value, str) else shown(value, LONGEST_PART)
+    return clean_unicode(shorten(text, LONGEST_PART))
 
 
 @dataclass(slots=True)
@@ -110,7 +126,7 @@ def explain(reason: str, failures: Iterable[str] = ()) -> None:
     if (current := _CURRENT.get()) is not None:
         current.reason = clean_unicode(" ".join(reason.split()))[:LONGEST_REASON]
         lines = [line for line, _ in zip(failures, range(MOST_FAILURES), strict=False)]
-        current.failures = [clean_unicode(shorten(line, LONGEST_FAILURE)) for line in lines]
+        current.failures = [clean_unicode(shorten(redact(line), LONGEST_FAILURE)) for line in lines]
 
 
 def keep_scores(scores: Mapping[str, dict[str, Any]]) -> None:
@@ -129,7 +145,8 @@ def score_lines(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, score in scores.items():
         answer, explanation = score.get("answer", ""), score.get("explanation", "")
         metadata = score.get("metadata")
-        entries = [f"{key} {value}" for key, value in metadata.items()] if isinstance(metadata, dict) else []
-        parts = [f"answer {shown(answer)}" if answer else "", str(explanation), ", ".join(entries)]
+        pairs = list(metadata.items())[:MOST_METADATA] if isinstance(metadata, dict) else []
+        entries = [f"{_text(key)} {_text(value)}" for key, value in pairs]
+        parts = [f"answer {shown(answer)}" if answer else "", _text(explanation), ", ".join(entries)]
         lines.append(f"{name}: " + "; ".join(part for part in parts if part))
     return lines

@@ -91,7 +91,8 @@ class _Scorer:
         with explanation() as why:
             value = await self.call(values, task_id)
         if isinstance(value, Score):
-            why.scores[self.name] = value.bounded()
+            with environment_code(f"reward function {self.name!r}", task_id):
+                why.scores[self.name] = value.bounded()
         return self._number(value, task_id), why
 
     async def call(self, values: Mapping[str, Any], task_id: str) -> Any:

@@ -1,7 +1,8 @@
 """Destinations of metrics: metrics.jsonl always, and TensorBoard, Weights & Biases and plug-ins as the recipe says.
 
 A plug-in of the group `forge_env.loggers` is called with the run's folder and recipe, `Logger(folder, config)`, and has
-the methods of `MetricsLogger`, or of `EpisodeLogger` to receive episodes too. `forge_env.run.trackers` has three.
+the methods of `MetricsLogger`, or of `EpisodeLogger` to receive episodes too. `forge_env.run.trackers` has three
+loggers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from forge_env.files import LineWriter
 from forge_env.plugins import load_plugin
 from forge_env.reading import LARGEST_TABLE, LONGEST_ROW, is_bounded, open_file, whole_lines
 from forge_env.run.folder import RunFolder
-from forge_env.run.trackers import Tracker, WandbLogger
+from forge_env.run.trackers import Tracker, WandbLogger, start_tracker
 from forge_env.schema import with_schema, without_schema
 
 if TYPE_CHECKING:
@@ -200,6 +201,9 @@ def open_loggers(
     if config.logging.tensorboard:
         loggers.append(TensorBoardMetrics(folder.tensorboard))
     if config.logging.wandb:
-        loggers.append(WandbLogger(folder, config))
-    loggers += [_logger_class(name)(folder, config) for name in config.logging.loggers]
+        loggers.append(start_tracker(WandbLogger, folder, config))
+    for name in config.logging.loggers:
+        logger_class = _logger_class(name)
+        is_tracker = isinstance(logger_class, type) and issubclass(logger_class, Tracker)
+        loggers.append(start_tracker(logger_class, folder, config) if is_tracker else logger_class(folder, config))
     return loggers

@@ -12,16 +12,16 @@ import os
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.reading import read_text
-from forge_env.redaction import add, redact_json, redact_settings
+from forge_env.redaction import add, redact_settings, redact_value
 from forge_env.run.folder import RunFolder
 from forge_env.tools.schema import shorten
 from forge_env.visible import one_line
@@ -29,10 +29,11 @@ from forge_env.visible import one_line
 if TYPE_CHECKING:
     from forge_env.trajectory import Trajectory
 
+T = TypeVar("T")
 PROJECT = "forge-env"
 """Project, or experiment, of runs for which none is named."""
 LONGEST_MESSAGE = 20_000
-"""Maximum characters of a message that is sent to a tracker."""
+"""Maximum characters of a text in a message that is sent to a tracker; longer ones are shortened."""
 MOST_METRICS = 1_000
 """Metrics that MLflow accepts in one request."""
 
@@ -61,21 +62,21 @@ class Tracker(ABC):
     def check(cls) -> None:
         """Raise `UsageError` if the tracker can't work here."""
         if find_spec(cls.package) is None:
-            raise UsageError(f"{cls.package} is to log metrics, but isn't installed", fix=cls.install)
+            raise UsageError(f"logging.loggers names {cls.package}, which isn't installed", fix=cls.install)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record one row."""
-        with self._failures():
+        with self._failures("metrics"):
             self._log(step, metrics)
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
         """Record episodes of the evaluation of `split` after training step `step`."""
-        with self._failures():
+        with self._failures("episodes"):
             self._log_episodes(step, split, episodes)
 
     def close(self) -> None:
-        """Finish the run, and send what waits."""
-        with self._failures():
+        """Send what is not sent yet, and finish the run."""
+        with self._failures("the end of the run"):
             self._close()
 
     @abstractmethod
@@ -88,26 +89,43 @@ class Tracker(ABC):
     def _close(self) -> None: ...
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
+    def _failures(self, what: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            text = f"{self.package} could not record something ({type(error).__name__}): {one_line(str(error))}"
+            text = f"{self.package} could not record {what} ({type(error).__name__}): {one_line(str(error))}"
             raise TrackerError(text) from error
+
+
+def start_tracker(tracker: Callable[[RunFolder, RunConfig], T], folder: RunFolder, config: RunConfig) -> T:
+    """Start or continue a tracker's run.
+
+    Raises:
+        UsageError: the tracker can't: its server doesn't answer, it isn't logged in, or its run was deleted.
+    """
+    try:
+        return tracker(folder, config)
+    except Exception as error:
+        name = getattr(tracker, "package", "the tracker")
+        text = f"{name} could not be started ({type(error).__name__}): {one_line(str(error))}"
+        raise UsageError(text, fix="correct its settings, or log without it: see `logging` in the recipe") from error
 
 
 def conversation(episode: Trajectory) -> list[dict[str, Any]]:
     """The messages of an episode in OpenAI's format, with long texts shortened and secrets redacted."""
-    messages = [message.to_openai() for message in episode.messages]
-    for message in messages:
-        if isinstance(text := message.get("content"), str):
-            message["content"] = shorten(text, LONGEST_MESSAGE)
-    plain: list[dict[str, Any]] = json.loads(redact_json(json.dumps(messages).encode()))
-    return plain
+    return [_shortened(redact_value(message.to_openai())) for message in episode.messages]
 
 
-def facts(episode: Trajectory) -> dict[str, Any]:
-    """What an episode's trace says besides its messages."""
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        return shorten(value, LONGEST_MESSAGE)
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    return [_shortened(item) for item in value] if isinstance(value, list) else value
+
+
+def summary_of(episode: Trajectory) -> dict[str, Any]:
+    """Facts of an episode besides its messages."""
     return {
         "environment": episode.environment,
         "task": episode.task_id,
@@ -162,8 +180,8 @@ class WandbLogger(Tracker):
     def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
         import wandb
 
-        rows = [[*facts(episode).values(), json.dumps(conversation(episode))] for episode in episodes]
-        columns = [*facts(episodes[0]), "messages"]
+        rows = [[*summary_of(episode).values(), json.dumps(conversation(episode))] for episode in episodes]
+        columns = [*summary_of(episodes[0]), "messages"]
         self._run.log({"step": step, f"episodes/{split}": wandb.Table(columns=columns, data=rows)})
 
     def _close(self) -> None:
@@ -189,7 +207,7 @@ class TrackioLogger(Tracker):
 
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=folder.name,
+            name=f"{folder.name}-{_identifier(folder.root / '.trackio_id', secrets.token_hex(4))}",
             resume="allow",
             config=redact_settings(config.model_dump(mode="json")),
             embed=False,
@@ -204,7 +222,7 @@ class TrackioLogger(Tracker):
         import trackio
 
         for episode in episodes:
-            self._run.log({f"episodes/{split}": trackio.Trace(conversation(episode), facts(episode))}, step=step)
+            self._run.log({f"episodes/{split}": trackio.Trace(conversation(episode), summary_of(episode))}, step=step)
 
     def _close(self) -> None:
         self._run.finish()
@@ -224,9 +242,9 @@ class MLflowLogger(Tracker):
         file = folder.root / ".mlflow_id"
         if not file.exists():
             run = self._client.create_run(self._experiment, run_name=folder.name)
+            file.write_text(run.info.run_id)
             recipe = json.dumps(redact_settings(config.model_dump(mode="json")), indent=1)
             self._client.log_text(run.info.run_id, recipe, "config.json")
-            file.write_text(run.info.run_id)
         self._id = read_text(file)
         self._client.update_run(self._id, status="RUNNING")
 
@@ -236,7 +254,7 @@ class MLflowLogger(Tracker):
         now = int(1_000 * time.time())
         values = [Metric(_mlflow_name(name), value, now, step) for name, value in metrics.items()]
         for start in range(0, len(values), MOST_METRICS):
-            self._client.log_batch(self._id, metrics=values[start : start + MOST_METRICS])
+            self._client.log_batch(self._id, metrics=values[start : start + MOST_METRICS], synchronous=False)
 
     def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
         import mlflow
@@ -246,23 +264,27 @@ class MLflowLogger(Tracker):
             trace = mlflow.start_span_no_context(
                 f"episode of {split}",
                 inputs={"messages": messages[:1]},
-                attributes={**facts(episode), "step": step},
+                attributes={**summary_of(episode), "step": step},
                 experiment_id=self._experiment,
                 metadata={"mlflow.sourceRun": self._id},
             )
+            shown = 0
             for number, message in enumerate(messages):
                 if message["role"] == "assistant":
-                    span = mlflow.start_span_no_context(
-                        "turn", parent_span=trace, inputs={"messages": messages[:number]}
-                    )
-                    span.end(outputs=message)
+                    observed = {"messages": messages[shown:number]}
+                    mlflow.start_span_no_context("turn", parent_span=trace, inputs=observed).end(outputs=message)
+                    shown = number + 1
             trace.end(outputs={"reward": episode.reward})
         mlflow.flush_trace_async_logging()
 
     def _close(self) -> None:
+        import mlflow
+
+        mlflow.flush_async_logging()
         self._client.set_terminated(self._id)
 
 
 def _mlflow_name(name: str) -> str:
-    """A name that MLflow accepts: letters, digits and `_-. :/`."""
-    return "".join(letter if letter.isalnum() or letter in "_-. :/" else "_" for letter in name)
+    """A name that MLflow accepts: letters, digits and `_-. :`, in parts between slashes, of 250 characters at most."""
+    plain = "".join(letter if letter.isalnum() or letter in "_-. :/" else "_" for letter in name)
+    return "/".join(part if part.strip(".") else "_" for part in plain.split("/"))[:250].rstrip("/")

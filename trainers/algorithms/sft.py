@@ -133,7 +133,7 @@ class Conversations:
             text, fix = f"are longer than model.max_length={self._max_length} tokens", "raise model.max_length"
         else:
             text = "have no turn of the assistant to train on"
-            fix = "check the conversations, or choose another chat format with model.renderer"
+            fix = "check the conversations and model.thinking, or choose another chat format with model.renderer"
         return UsageError(f"{MOST_LEFT_OUT} conversations in a row {text}", fix=fix)
 
 

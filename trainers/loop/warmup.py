@@ -99,8 +99,9 @@ class Demonstrations:
             self._next += 1
             messages = demonstration(self._environment, task, self._rng)
             sequences = self._chat.render_training(messages, self._environment.tools)
-            if all(len(ids) <= self._max_length for ids, _ in sequences):
-                return [Segment(np.array(ids), np.array(mask)) for ids, mask in sequences]
+            learned = [(ids, mask) for ids, mask in sequences if any(mask[1:])]
+            if learned and all(len(ids) <= self._max_length for ids, _ in learned):
+                return [Segment(np.array(ids), np.array(mask)) for ids, mask in learned]
         raise UsageError(
             f"no demonstration fits into model.max_length = {self._max_length} tokens", fix="raise model.max_length"
         )

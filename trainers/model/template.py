@@ -72,25 +72,34 @@ class TemplateFormat:
         differently once others follow it is in a sequence that ends with it (a fork), as it is in rollouts.
         """
         turns = [index for index, message in enumerate(messages) if message["role"] == "assistant" and index]
-        starts = {index: self._text(messages[:index], tools, generation=True) for index in turns}
         sequences = []
         count = len(messages)
         while True:
             text = self._text(messages[:count], tools)
-            written = [index for index in turns if index < count and text.startswith(starts[index])]
-            spans = [
-                (len(starts[index]), self._end_of(text, len(starts[index]), messages[: index + 1], tools))
-                for index in written
-            ]
+            written = {index: self._span(text, messages[: index + 1], tools) for index in turns if index < count}
+            spans = {index: span for index, span in written.items() if span is not None}
             ids, offsets = self.tokenizer.encode_with_offsets(text)
-            sequences.append(
-                (ids, [any(start <= first and last <= end for start, end in spans) for first, last in offsets])
-            )
-            rest = [index for index in turns if index not in written and index < count - 1]
-            if not rest:
+            mask = [any(start <= first and last <= end for start, end in spans.values()) for first, last in offsets]
+            sequences.append((ids, mask))
+            turns = [index for index in turns if index not in spans]
+            if count - 1 in turns:
+                self._say(
+                    f"{self.template.source} writes a turn of a demonstration otherwise than its prompt begins it, so "
+                    "the turn is not learned: see model.thinking"
+                )
+            count = max((index + 1 for index in turns if index < count - 1), default=0)
+            if not count:
                 return sequences
             self._say(f"{self.template.source} rewrites former turns: a demonstration is several sequences (forks)")
-            turns, count = [index for index in turns if index not in written], rest[-1] + 1
+
+    def _span(self, text: str, messages: Sequence[dict[str, Any]], tools: Any) -> tuple[int, int] | None:
+        """Start and end of the last of `messages` in a text that begins with them; None if it is written otherwise."""
+        prompt, alone = self._text(messages[:-1], tools, generation=True), self._text(messages, tools)
+        start = len(prompt)
+        if not (text.startswith(prompt) and alone.startswith(prompt)):
+            return None
+        end, alone_end = (self._end_of(whole, start, messages, tools) for whole in (text, alone))
+        return (start, end) if text[start:end] == alone[start:alone_end] else None
 
     def extend(
         self,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -13,11 +15,11 @@ from trainers.compat.torchtitan import import_uncompiled, use_cpu
 MALLOPT = {-3: 2**25, -1: 2**30, -2: 2**24}
 """glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD, set so that freed memory is reused. Memory returned to the
 kernel would come back page by page, each one cleared, which takes an eighth of a small model's step."""
-UNUSED = 2**30
+MOST_UNUSED = 3 * 2**30
 """Bytes of freed memory that a CPU's trainer keeps for reuse. Batches of other shapes leave gaps of other sizes: after
-ten steps, a model of 135M parameters held 7.5 GB, of which a step uses 4.7."""
-_FREE = 8
-"""Index of the unused bytes, `fordblks`, in glibc's `struct mallinfo2`."""
+two steps, a trainer of 135M parameters held 5.7 GB, of which 2.0 were in use."""
+_MAPPED, _USED = 4, 7
+"""Indices of `hblkhd` and `uordblks`, which are in use, in glibc's `struct mallinfo2`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ class Device:
             torch.cuda.empty_cache()
 
     def trim_memory(self) -> None:
-        """On a CPU, return the allocator's unused memory to the kernel if it is more than `UNUSED`."""
-        if self.type == "cpu" and unused_bytes() > UNUSED:
+        """On a CPU, return the allocator's unused memory to the kernel if it is more than `MOST_UNUSED`."""
+        if self.type == "cpu" and unused_bytes() > MOST_UNUSED:
             ctypes.CDLL(None).malloc_trim(0)
 
     @property
@@ -66,12 +68,22 @@ class _MallInfo(ctypes.Structure):
 
 
 def unused_bytes() -> int:
-    """Bytes that were freed and that glibc's allocator keeps; 0 with another C library."""
+    """Bytes of this process's main memory that glibc's allocator does not use; 0 with another C library.
+
+    The allocator's own count of free bytes includes those that it has returned to the kernel.
+    """
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:
         return 0
     mallinfo.restype = _MallInfo
-    return int(mallinfo().sizes[_FREE])
+    sizes = mallinfo().sizes
+    return max(0, _resident_bytes() - int(sizes[_MAPPED]) - int(sizes[_USED]))
+
+
+def _resident_bytes() -> int:
+    """Main memory of this process that is not shared and not of files."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * resource.getpagesize()
 
 
 CPU = Device("cpu", "foreach", side_by_side=True, packed=True)

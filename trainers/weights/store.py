@@ -164,6 +164,8 @@ async def find(version: int) -> Published:
     try:
         client = await result(torchstore.client())
         published: Published = await _while_alive(client.strategy.volume_id_to_coord, client.get(_by_number(version)))
+    except ActorDiedError as error:
+        raise ConnectionError(str(error)) from error
     except (FileNotFoundError, AssertionError) as error:
         raise FileNotFoundError(f"TorchStore has no version {version} of the weights") from error
     return published

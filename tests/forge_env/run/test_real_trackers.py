@@ -42,14 +42,15 @@ from pathlib import Path
 from tests.forge_env.run.test_real_trackers import write_twice
 asyncio.run(write_twice(Path({str(apart)!r}), "logging.loggers=[trackio]"))
 from trackio.sqlite_storage import SQLiteStorage
-print("runs", SQLiteStorage.get_runs("forge-env"))
-rows = SQLiteStorage.get_logs("forge-env", "tracked")
+[name] = SQLiteStorage.get_runs("forge-env")
+print("run", name)
+rows = SQLiteStorage.get_logs("forge-env", name)
 print("rewards", [row["reward/mean"] for row in rows if "reward/mean" in row])
-traces = SQLiteStorage.get_traces("forge-env", "tracked")
+traces = SQLiteStorage.get_traces("forge-env", name)
 print("traces", len(traces))
 """
     printed = run_apart(program)
-    assert "runs ['tracked']" in printed
+    assert "run tracked-" in printed
     assert "rewards [0.5, 1.0]" in printed
     assert "traces 2" in printed
 

@@ -15,15 +15,16 @@ from forge_env.errors import UsageError
 from forge_env.redaction import add
 from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.run import Run, RunFolder
-from forge_env.run.metrics import EpisodeLogger, check_loggers
+from forge_env.run.metrics import EpisodeLogger, check_loggers, open_loggers
 from forge_env.run.trackers import (
     LONGEST_MESSAGE,
     MLflowLogger,
     Tracker,
     TrackioLogger,
     WandbLogger,
+    _mlflow_name,
     conversation,
-    facts,
+    summary_of,
 )
 from forge_env.trajectory import Trajectory
 
@@ -81,11 +82,30 @@ def test_a_tracker_that_is_not_installed_is_named_before_the_start(
 ) -> None:
     assert issubclass(tracker, EpisodeLogger)
     monkeypatch.setattr("forge_env.run.trackers.find_spec", lambda package: None)
-    with pytest.raises(UsageError, match=f"{name} is to log metrics, but isn't installed") as refused:
+    with pytest.raises(UsageError, match=f"logging.loggers names {name}, which isn't installed") as refused:
         check_loggers(load_config("coding_rlvr", [f"logging.loggers=[{name}]"]))
     assert f"forge-env[{name}]" in (refused.value.fix or "")
     with pytest.raises(UsageError, match="wandb isn't installed"):
         WandbLogger.check()
+
+
+def test_a_tracker_that_can_not_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(Unreachable):
+        def __init__(self, *_: object) -> None:
+            raise ConnectionRefusedError("port 5000")
+
+    monkeypatch.setattr("forge_env.run.metrics.WandbLogger", Refusing)
+    config = load_config("coding_rlvr", ["logging.wandb=true", "logging.tensorboard=false"])
+    with pytest.raises(UsageError, match=r"no_such_tracker could not be started \(ConnectionRefusedError\): port 5000"):
+        open_loggers(config, RunFolder(tmp_path), lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("a,b", "a_b"), ("reward//x", "reward/_/x"), ("../b/", "_/b/_"), ("", "_"), ("x" * 300, "x" * 250)],
+)
+def test_metrics_have_names_that_mlflow_accepts(name: str, written: str) -> None:
+    assert _mlflow_name(name) == written
 
 
 async def test_episodes_are_sent_without_secrets_and_shortened() -> None:
@@ -95,5 +115,5 @@ async def test_episodes_are_sent_without_secrets_and_shortened() -> None:
     assert [message["role"] for message in messages] == ["user", "assistant"]
     assert "sk-planted" not in json.dumps(messages)
     assert len(messages[1]["content"]) < LONGEST_MESSAGE + 100
-    described: dict[str, Any] = facts(episode)
+    described: dict[str, Any] = summary_of(episode)
     assert (described["reward"], described["reason"]) == (0.0, "wrong answer")

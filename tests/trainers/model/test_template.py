@@ -213,6 +213,19 @@ def test_a_turn_that_the_template_rewrites_is_in_a_sequence_of_its_own(
     assert "rewrites former turns" in caplog.text
 
 
+def test_a_turn_whose_thoughts_the_template_drops_is_learned_with_them(folders: Callable[[str], Path]) -> None:
+    chat = template_chat(folders("qwen3"), thinking=True)
+    messages = [
+        Message(role="user", content="a"),
+        Message(role="assistant", content="b", reasoning_content="first"),
+        Message(role="user", content="c"),
+        Message(role="assistant", content="d", reasoning_content="second"),
+    ]
+    last, former = chat.render_training(messages, [])
+    assert ["second" in text and "first" not in text for text in spans(chat, *last)] == [True]
+    assert ["first" in text for text in spans(chat, *former)] == [True]
+
+
 # --- what is found out about a template
 
 

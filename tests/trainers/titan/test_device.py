@@ -27,14 +27,16 @@ def test_unused_memory_beyond_a_limit_is_returned(monkeypatch: pytest.MonkeyPatc
     held = blocks[::8]
     del blocks
     before = resident_mb()
-    assert device.unused_bytes() > 150 * 2**20
+    unused = device.unused_bytes()
+    assert unused > 150 * 2**20
     device.CPU.trim_memory()
     assert resident_mb() > before - 20  # below the limit nothing is returned
-    monkeypatch.setattr(device, "UNUSED", 100 * 2**20)
+    monkeypatch.setattr(device, "MOST_UNUSED", unused - 50 * 2**20)
     device.GPU.trim_memory()
     assert resident_mb() > before - 20
     device.CPU.trim_memory()
     assert resident_mb() < before - 120
+    assert device.unused_bytes() < unused - 120 * 2**20  # so the next step returns nothing
     assert all(float(block.sum()) == 2**14 for block in held)
 
 
