@@ -67,7 +67,7 @@ LISTENERS = (
         "a path in a folder that Monarch makes in the run's temporary folder",
         OWN_USER,
         PRIVATE,
-        FOLDER + r"\.tmp\w{6}/\w{11}",
+        FOLDER + r"\.tmp\w{6}/\w{1,11}",
     ),
     Listener(
         ("train",),

@@ -39,6 +39,8 @@ def test_doctor_prints_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     ("kind", "address", "known"),
     [
         ("unix", "/tmp/forge-env-run-ab12cd34/0123456789abcdefghijABCD", True),
+        ("unix", "/tmp/forge-env-run-ab12cd34/.tmpab12cD/gCakREAQRUx", True),
+        ("unix", "/tmp/forge-env-run-ab12cd34/.tmpab12cD/gCakREAQRU", True),
         ("unix", "@0123456789abcdefghijABCD", False),
         ("tcp", "127.0.0.1:4000", True),
         ("tcp", "0.0.0.0:4000", False),
