@@ -31,6 +31,7 @@ COMMANDS = {
     "config": "print a recipe with every key explained",
     "info": "list environments, or describe one: tasks, tools, options, an example episode",
     "validate": "test an environment without a model",
+    "grade": "measure how good an environment's tasks are: which wrong solutions its judge accepts",
     "play": "play an environment yourself",
     "serve": "serve an environment over OpenEnv and MCP",
     "new": "create an installable package with a new environment",

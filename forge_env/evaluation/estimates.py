@@ -208,6 +208,26 @@ def mean_of(totals: Totals, *, confidence: float = CONFIDENCE) -> Estimate | Non
     return Estimate(*clustered(totals), *bootstrap(totals, confidence=confidence))
 
 
+def share_of(totals: Totals, *, confidence: float = CONFIDENCE) -> Estimate | None:
+    """Share of successes over all samples, from the successes and samples of each task; None if there are none.
+
+    The interval is Wilson's (1927), which is not empty at 0 and 1, with as many samples as independent ones with the
+    same clustered error would be: n = p (1 - p) / stderr^2, at most all of them. At 0 and 1 the clustering is unknown,
+    and all samples count.
+    """
+    totals = [(successes, samples) for successes, samples in totals if samples]
+    if not totals:
+        return None
+    share, stderr = clustered(totals)
+    number = float(sum(samples for _, samples in totals))
+    if 0 < share < 1 and stderr:
+        number = min(number, share * (1 - share) / stderr**2)
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    middle = (share + z * z / (2 * number)) / (1 + z * z / number)
+    reach = z / (1 + z * z / number) * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number))
+    return Estimate(share, stderr, max(0.0, middle - reach), min(1.0, middle + reach))
+
+
 def bounds(scores: Sequence[float], unscored: int, *, highest: float | None = 1.0) -> tuple[float, float] | None:
     """Mean if every sample without a score had the lowest score, and if every one had the highest.
 

@@ -176,7 +176,7 @@ def submissions(env: Environment, task: Task) -> list[Submission] | None:
     code = {path: text for path, text in gold.items() if path.endswith(".py")}
     if not code:
         return None
-    stubs = {path: _stub(text) for path, text in code.items()}
+    stubs = {path: stub_of(text) for path, text in code.items()}
     others = {path: text for path, text in gold.items() if path not in code}
 
     def submitted(files: Mapping[str, str]) -> list[Action]:
@@ -184,7 +184,7 @@ def submissions(env: Environment, task: Task) -> list[Submission] | None:
 
     result = [(STUB, submitted(stubs))]
     for name, make in CODE.items():
-        result.append((name, submitted({path: make(stubs[path], _names(text)) for path, text in code.items()})))
+        result.append((name, submitted({path: make(stubs[path], defined_names(text)) for path, text in code.items()})))
     result += [(name, submitted({**stubs, **beside})) for name, beside in BESIDE.items()]
     seen = env.files(task) if isinstance(env, SandboxEnvironment) else {}
     if trivial := {path: TRIVIAL for path in seen if _is_test(path)}:
@@ -206,7 +206,7 @@ def _in_place(actions: Sequence[Action]) -> list[Submission] | None:
     for name, make in {STUB: _nothing_more, **CODE}.items():
 
         def put(code: str, make: Make = make) -> str:
-            return make(_stub(code), _names(code))
+            return make(stub_of(code), defined_names(code))
 
         result.append((name, [_with_code(message, put) for message in messages]))
     return result
@@ -222,7 +222,7 @@ def _with_code(message: Message, put: Callable[[str], str]) -> Message:
     def changed(text: str) -> str:
         block = last_fenced(text)
         code = text if block is None else block
-        return text.replace(code, put(code)) if _names(code) else text
+        return text.replace(code, put(code)) if defined_names(code) else text
 
     calls = []
     for call in message.tool_calls:
@@ -239,7 +239,7 @@ def _with_code(message: Message, put: Callable[[str], str]) -> Message:
     return message.model_copy(update={"content": changed(message.content), "tool_calls": calls})
 
 
-def _names(code: str) -> list[str]:
+def defined_names(code: str) -> list[str]:
     """Names of the functions and classes that a module defines; empty if it isn't valid Python."""
     try:
         tree = parse_python(code)
@@ -249,7 +249,7 @@ def _names(code: str) -> list[str]:
     return [node.name for node in tree.body if isinstance(node, kinds)]
 
 
-def _stub(code: str) -> str:
+def stub_of(code: str) -> str:
     """The module with empty function bodies; empty if it isn't valid Python."""
     try:
         tree = parse_python(code)

@@ -137,6 +137,10 @@ class Validator:
         self.num_searched = min(num_tasks, 3)
         self.env = make_env()
         self.step_times: array[float] = array("d")
+        self.tasks: Sequence[Task] = ()
+        """The tasks that are played; known after the checks of the splits."""
+        self.scores: dict[str, list[tuple[str, float]]] = {}
+        """Task and reward of every episode of the policies `gold`, `empty` and `random`."""
         self.highest: tuple[float, str] | None = None
         """Highest reward and the id of its task."""
         self._results: list[TestsResult] = []
@@ -175,6 +179,7 @@ class Validator:
         if not tasks:
             yield Check("failed", "tasks", "there are none")
             return
+        self.tasks = tasks
         for check_function in (self._determinism, self._gold, self._wrong):
             yield await check_function(tasks)
         for check in await self._random(tasks):
@@ -294,6 +299,9 @@ class Validator:
                 fix="end it: truncate at config.max_turns",
             )
 
+    def _score(self, policy: str, task: Task, played: Trajectory) -> None:
+        self.scores.setdefault(policy, []).append((task.id, _best(played)))
+
     async def _determinism(self, tasks: Sequence[Task]) -> Check:
         name, first_tasks = "same seed, same episode", tasks[:5]
         for policy in (ReplayPolicy(), RandomPolicy()):
@@ -318,6 +326,7 @@ class Validator:
         def look(place: int, task: Task, played: Trajectory) -> None:
             nonlocal number, best
             number, best = number + 1, max(best, _best(played))
+            self._score("gold", task, played)
             acting.update(turn.seat for turn in played.turns)
             failing.add(place, _failing_call(played))
             if full is not None and _best(played) < full - 1e-9:
@@ -351,6 +360,8 @@ class Validator:
             def look(
                 place: int, task: Task, played: Trajectory, answer: str = answer, paid: FirstProblem = paid
             ) -> None:
+                if not answer:
+                    self._score("empty", task, played)
                 is_right = task.gold is not None and task.gold.strip() == answer.strip()
                 if played.reward >= full - 1e-9 and not is_right:
                     paid.add(place, f"task {task.id!r} gives full marks for {answer!r}")
@@ -374,6 +385,8 @@ class Validator:
         def look(place: int, task: Task, played: Trajectory) -> None:
             nonlocal number, moves, invalid, counted
             number += 1
+            if number <= len(tasks):
+                self._score("random", task, played)
             shown.add(place, shown_hidden(played, task))
             if played.metrics.keys() >= _MOVES:
                 counted = True

@@ -21,6 +21,7 @@ from forge_env.evaluation.estimates import (
     pass_all,
     pass_at,
     passes,
+    share_of,
     sign_flip_test,
 )
 from forge_env.evaluation.plan import Planned, result_of
@@ -162,3 +163,17 @@ def test_random_flips_agree_with_all_of_them() -> None:
     values = rng.normal(0.3, 1.0, size=14).tolist()
     extra = [*values, 1e-6]  # one more than is tried exactly, which changes next to nothing
     assert sign_flip_test(extra) == pytest.approx(sign_flip_test(values), abs=0.02)
+
+
+def test_a_share_has_an_interval_at_its_ends_and_a_wider_one_if_samples_are_alike() -> None:
+    alike = share_of([(10, 10)] * 5 + [(0, 10)] * 5)
+    mixed = share_of([(5, 10)] * 10)
+    whole = share_of([(10, 10)] * 10)
+    assert alike is not None
+    assert mixed is not None
+    assert whole is not None
+    assert alike.high - alike.low > 2 * (mixed.high - mixed.low)
+    assert (round(mixed.low, 3), round(mixed.high, 3)) == (0.404, 0.596)  # Wilson's of 50 of 100
+    assert (whole.value, whole.high) == (1.0, 1.0)
+    assert round(whole.low, 3) == 0.963
+    assert share_of([(0, 0)]) is None

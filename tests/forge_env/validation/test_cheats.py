@@ -194,7 +194,7 @@ async def test_gold_files_without_hand_in_are_named() -> None:
 
 
 async def test_cheats_are_python_and_do_nothing() -> None:
-    stub = cheats._stub(
+    stub = cheats.stub_of(
         "from __future__ import annotations\nimport os\nclass A:\n    def f(self): return 1\ndef g(): return 2\n"
     )
     names: dict[str, object] = {}

@@ -1,0 +1,138 @@
+"""`forge-env grade`: how good an environment's tasks are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_env.cli.command import Parser, add_environment, environment_options
+from forge_env.errors import UsageError
+from forge_env.machine import user_path
+from forge_env.visible import one_line, visible
+
+if TYPE_CHECKING:
+    from forge_env.evaluation.estimates import Estimate
+    from forge_env.grading.grade import Grade, Tried
+
+SHOWN = 12
+"""Maximum accepted mutants listed; `grade.json` and the page have all."""
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's arguments."""
+    from forge_env.grading.grade import MUTANTS
+    from forge_env.validation.checks import NUM_TASKS
+
+    add_environment(parser)
+    parser.add_argument("-n", "--num-tasks", type=int, default=NUM_TASKS, metavar="N", help="tasks of each split")
+    parser.add_argument("--mutants", type=int, default=MUTANTS, metavar="N", help="wrong versions of each task")
+    parser.add_argument(
+        "--fail-under",
+        type=float,
+        metavar="PERCENT",
+        help="exit with 1 if the judge rejects a smaller share of the wrong versions, or a check fails",
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder of grade.json (default: runs/grade-NAME)")
+    parser.add_argument("--json", action="store_true", help="print grade.json instead of a summary")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a summary, write the card, and return 1 if the grade is too low."""
+    from forge_env.files import unused, write_whole
+    from forge_env.interrupts import run_until_interrupted
+
+    if args.fail_under is not None and not 0 <= args.fail_under <= 100:
+        raise UsageError(f"--fail-under {args.fail_under:g} is not a percentage", fix="use 0 to 100")
+    name, options = environment_options(args)
+    stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    out = unused(Path("runs") / f"grade-{stem}") if args.out is None else user_path(args.out)
+    grade = run_until_interrupted(_grade(name, options, args))
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(grade.as_json(), indent=1, ensure_ascii=False)
+    write_whole(out / "grade.json", f"{text}\n")
+    if args.json:
+        print(text)
+    else:
+        print("\n".join(lines(grade)))
+        print(f"{out / 'grade.json'}")
+    return 1 if too_low(grade, args.fail_under) else 0
+
+
+def too_low(grade: Grade, fail_under: float | None) -> str:
+    """Why a grade is too low for `--fail-under`, or ""."""
+    if fail_under is None:
+        return ""
+    if failed := [check.name for check in grade.checks if check.status == "failed"]:
+        return f"a check failed: {failed[0]}"
+    total = grade.rejected()
+    if total is None:
+        return "there are no wrong versions"
+    return f"{100 * total.value:.1f} % is under {fail_under:g} %" if 100 * total.value < fail_under else ""
+
+
+async def _grade(name: str, options: dict[str, Any], args: argparse.Namespace) -> Grade:
+    from forge_env.grading.grade import TaskGrade, grade_environment
+    from forge_env.interrupts import say
+    from forge_env.loop_guard import LoopGuard
+    from forge_env.registry import make
+    from forge_env.sandbox.engines import LazyEngine
+
+    def told(task: TaskGrade) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K   {one_line(task.id, 60)}", end="\r", file=sys.stderr, flush=True)
+
+    async with LazyEngine(args.sandbox, docker_host=args.docker_host) as engine:
+        with LoopGuard(20.0, 0.0, say, at_once=True):
+            return await grade_environment(
+                lambda: make(name, sandboxes=engine, **options),
+                name,
+                options,
+                num_tasks=args.num_tasks,
+                mutants=args.mutants,
+                on_note=lambda text: print(f"forge-env: {visible(text)}", file=sys.stderr, flush=True),
+                on_task=told,
+            )
+
+
+def lines(grade: Grade) -> Iterator[str]:
+    """Format a grade for the terminal."""
+    mutants = len(grade.tried)
+    yield f"{grade.environment}: {len(grade.tasks)} tasks, {mutants} wrong versions, {grade.seconds:.0f} s"
+    for check in grade.checks:
+        if check.status in ("failed", "open"):
+            yield f"{'!!' if check.status == 'failed' else '??'} {check.name}: {visible(check.detail)}"
+    for policy, estimate in grade.scores().items():
+        yield f"   {policy:<22} {_interval(estimate, 'mean reward')}"
+    yield f"   {'rejected':<22} {_interval(grade.rejected(), 'of the wrong versions')}"
+    for kind in grade.kinds:
+        yield f"     {kind:<20} {_interval(grade.rejected(kind), '')}"
+    if alike := grade.counted("equivalent"):
+        yield f"   {alike} left out: no difference from the gold solution was seen"
+    if lost := grade.counted("lost"):
+        yield f"   {lost} left out: they were lost by the infrastructure"
+    for text in grade.problems():
+        yield f"!! {visible(text)}"
+    for tried in grade.survivors[:SHOWN]:
+        yield from _survivor(tried)
+    if (more := len(grade.survivors) - SHOWN) > 0:
+        yield f"   {more} more are in grade.json"
+
+
+def _interval(estimate: Estimate | None, what: str) -> str:
+    if estimate is None:
+        return "-"
+    percents = [f"{100 * value:.1f}" for value in (estimate.value, estimate.low, estimate.high)]
+    return f"{percents[0]:>5} % [{percents[1]}, {percents[2]}] {what}".rstrip()
+
+
+def _survivor(tried: Tried) -> Iterator[str]:
+    verdict = "" if tried.verdict == "accepted" else f" ({tried.verdict}: {tried.note})"
+    yield f"!! {tried.task}: {tried.piece}, line {tried.line}: {visible(one_line(tried.change, 100))}{verdict}"
+    for line in tried.test.splitlines():
+        yield f"      {visible(line)}"
+    if tried.got:
+        yield f"      # the wrong version: {one_line(tried.got, 80)}"
