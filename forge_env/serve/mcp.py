@@ -1,10 +1,12 @@
 """The tools of a served environment at `/mcp`: over MCP, through the official SDK, and as OpenEnv's JSON-RPC.
 
-Clients that accept event streams are served over MCP, since the standard requires MCP clients to accept them. Each MCP
-session has a separate episode, which begins with the session's first request and ends with the session, or after the
-idle limit. The URL chooses the task (`/mcp?split=eval&index=3`, or `seed=`), and the prompt `task` describes it; there
-are no rewards. An episode needs a session, so protocol versions without sessions are refused, and clients fall back to
-a version with sessions (docs/decisions/mcp-endpoint.md).
+Clients that accept event streams are served over MCP, since the standard requires MCP clients to accept them. The URL
+chooses the task (`/mcp?split=eval&index=3`, or `seed=`), and the prompt `task` describes it; there are no rewards.
+
+Until MCP 2025-11-25, each session has a separate episode, which begins with the session's first request and ends with
+the session. Since MCP 2026-07-28 there are no sessions: the tool `begin_episode` returns an id that every other tool
+takes as the argument `episode_id`, and `end_episode` ends it. A call without the id gets a new episode, which ends with
+the call. Idle episodes end after the idle limit (docs/decisions/mcp-endpoint.md).
 
 OpenEnv's clients post single requests to the same URL, without MCP's handshake and with additional methods:
 
@@ -21,14 +23,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from mcp import MCPError, types
+from mcp.server.caching import CacheHint
+from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -41,6 +44,15 @@ from forge_env.serve.sessions import Session, Sessions, WireError, parse_json, t
 SERVER_ERROR = -32000
 MOST_REMEMBERED = 10_000
 """Maximum number of MCP sessions whose episodes are stored; the SDK keeps as many sessions."""
+LIST_TTL_MS = 300_000
+"""Milliseconds for which clients may keep the list of tools; without sessions, a list takes an episode."""
+BEGIN = "begin_episode"
+END = "end_episode"
+EPISODE_ID = "episode_id"
+EPISODE_ID_SCHEMA = {
+    "type": "string",
+    "description": f"the id that {BEGIN} returned; without it, a new episode begins and ends with this call",
+}
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _CODES = {
     "VALIDATION_ERROR": types.INVALID_PARAMS,
@@ -62,13 +74,8 @@ async def _call(session: Session, sessions: Sessions, name: str, arguments: Any)
 
 # --- MCP
 
-
-@dataclass(frozen=True, slots=True)
-class _Episode:
-    """The episode of an MCP session."""
-
-    session_id: str
-    prompt: types.GetPromptResult
+Context = ServerRequestContext[Any, Request]
+"""A request, in the SDK's terms."""
 
 
 class McpEndpoint:
@@ -79,6 +86,8 @@ class McpEndpoint:
         server: Server[Any] = Server(
             name,
             version=version,
+            cache_hints={"tools/list": CacheHint(LIST_TTL_MS)},
+            get_tool_input_schema=lambda tool: None,  # no argument is repeated in a header, so there is none to check
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
             on_list_prompts=self._list_prompts,
@@ -87,41 +96,65 @@ class McpEndpoint:
         idle_s = sessions.limits.idle_timeout
         self._manager = StreamableHTTPSessionManager(server, json_response=True, session_idle_timeout=idle_s)
         self.run = self._manager.run
-        self._episodes: dict[str, asyncio.Task[_Episode]] = {}
+        self._episodes: dict[str, asyncio.Task[Session]] = {}
+        """Episodes by MCP session."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one HTTP request."""
         request = Request(scope, receive)
-        version = request.headers.get("mcp-protocol-version", HANDSHAKE_PROTOCOL_VERSIONS[0])
         if request.method == "DELETE":
             await self._manager.handle_request(scope, receive, send)
             await self._end(request.headers.get("mcp-session-id", ""))
-        elif "text/event-stream" not in request.headers.get("accept", ""):
+        elif "text/event-stream" in request.headers.get("accept", "") or "mcp-protocol-version" in request.headers:
+            await self._manager.handle_request(scope, receive, send)
+        else:
             response = Response(status_code=405, headers={"Allow": "DELETE, POST"})
             if request.method == "POST":
                 body = await request.body()
                 response = JSONResponse(await answer_rpc(await off_loop(len(body), lambda: _json(body)), self.sessions))
             await response(scope, receive, send)
-        elif version not in HANDSHAKE_PROTOCOL_VERSIONS:
-            await (await _refuse(request, version))(scope, receive, send)
-        else:
-            await self._manager.handle_request(scope, receive, send)
 
-    async def _episode(self, context: Any) -> tuple[Session, _Episode]:
-        """Return the session and episode of a request's MCP session; the episode starts with the first request."""
-        request: Request = context.request
-        mcp_session = request.headers["mcp-session-id"]
+    @contextlib.asynccontextmanager
+    async def _episode(self, context: Context, episode_id: object = None) -> AsyncIterator[Session]:
+        """Find or begin the episode of a request.
+
+        Raises:
+            MCPError: there is no such episode, or none could begin.
+        """
+        try:
+            if not _stateless(context):
+                yield await self._episode_of_session(context)
+            elif episode_id is not None:
+                yield self._named(episode_id)
+            else:
+                session = await self._begin(context)
+                try:
+                    yield session
+                finally:
+                    await self.sessions.close(session)
+        except WireError as error:
+            raise _as_mcp(error) from error
+
+    async def _episode_of_session(self, context: Context) -> Session:
+        """Return the episode of an MCP session; it begins with the session's first request."""
+        mcp_session = _request(context).headers["mcp-session-id"]
         if (task := self._episodes.get(mcp_session)) is None:
-            task = self._episodes[mcp_session] = asyncio.create_task(self._begin(dict(request.query_params)))
+            task = self._episodes[mcp_session] = asyncio.create_task(self._begin(context))
             while len(self._episodes) > MOST_REMEMBERED:
                 del self._episodes[next(iter(self._episodes))]
         try:
-            episode = await asyncio.shield(task)
-            return self.sessions.find(episode.session_id), episode
-        except WireError as error:
+            return self.sessions.find((await asyncio.shield(task)).id)
+        except WireError:
             if task.exception() is not None:
                 self._episodes.pop(mcp_session, None)  # the next request may try again
-            raise _as_mcp(error) from error
+            raise
+
+    def _named(self, episode_id: object) -> Session:
+        try:
+            return self.sessions.find(str(episode_id))
+        except WireError:
+            message = f"there is no episode {str(episode_id)[:64]!r}, or it has ended: begin one with {BEGIN}"
+            raise MCPError(types.INVALID_PARAMS, message) from None
 
     async def _end(self, of: str) -> None:
         if (task := self._episodes.pop(of, None)) is None:
@@ -129,56 +162,101 @@ class McpEndpoint:
         task.cancel()  # `begin` closes its session when cancelled
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is None:
-            with contextlib.suppress(WireError):  # the session has already ended
-                await self.sessions.close(self.sessions.find(task.result().session_id))
+            await self.sessions.close(task.result())
 
-    async def _begin(self, query: dict[str, str]) -> _Episode:
+    async def _begin(self, context: Context) -> Session:
+        query = _request(context).query_params
         options = {key: int(text) if _INTEGER.fullmatch(text) else text for key, text in query.items()}
-        session, reply = await self.sessions.begin(options)
-        messages = [
-            types.PromptMessage(
-                role="assistant" if message["role"] == "assistant" else "user",
-                content=types.TextContent(type="text", text=message["content"]),
-            )
-            for message in reply["data"]["observation"]["messages"]
-        ]
-        return _Episode(session.id, types.GetPromptResult(messages=messages))
+        return (await self.sessions.begin(options))[0]
 
-    async def _list_tools(self, context: Any, params: Any) -> types.ListToolsResult:
-        session, _ = await self._episode(context)  # some environments know their tools only in an episode
-        tools = [
-            types.Tool(name=spec.name, description=spec.description, input_schema=spec.parameters)
-            for spec in session.env.tools
-        ]
-        return types.ListToolsResult(tools=tools)
+    async def _list_tools(self, context: Context, params: Any) -> types.ListToolsResult:
+        async with self._episode(context) as session:  # some environments know their tools only in an episode
+            tools = [
+                types.Tool(name=spec.name, description=spec.description, input_schema=spec.parameters)
+                for spec in session.env.tools
+            ]
+        return types.ListToolsResult(tools=_with_episode_id(tools) if _stateless(context) else tools)
 
-    async def _call_tool(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        session, _ = await self._episode(context)
+    async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        arguments = dict(params.arguments or {})
+        episode_id = None
+        if _stateless(context):
+            episode_id = arguments.pop(EPISODE_ID, None)
+            if params.name == BEGIN:
+                return await self._begin_episode(context)
+            if params.name == END:
+                await self.sessions.close(self._named(episode_id))
+                return _text("The episode has ended.")
+        async with self._episode(context, episode_id) as session:
+            return _text(await _call(session, self.sessions, params.name, arguments))
+
+    async def _begin_episode(self, context: Context) -> types.CallToolResult:
         try:
-            text = await _call(session, self.sessions, params.name, params.arguments or {})
+            session = await self._begin(context)
         except WireError as error:
             raise _as_mcp(error) from error
-        content = types.TextContent(type="text", text=text)
-        return types.CallToolResult(content=[content], is_error=text.startswith("Error: "))
+        prompt = [types.TextContent(type="text", text=message["content"]) for message in session.opening]
+        usage = types.TextContent(type="text", text=f"{EPISODE_ID}: {session.id}")
+        return types.CallToolResult(content=[usage, *prompt], structured_content={EPISODE_ID: session.id})
 
-    async def _list_prompts(self, context: Any, params: Any) -> types.ListPromptsResult:
-        return types.ListPromptsResult(prompts=[types.Prompt(name="task", description="the prompt of the task")])
+    async def _list_prompts(self, context: Context, params: Any) -> types.ListPromptsResult:
+        argument = types.PromptArgument(name=EPISODE_ID, description=EPISODE_ID_SCHEMA["description"])
+        arguments = [argument] if _stateless(context) else None
+        prompt = types.Prompt(name="task", description="the prompt of the task", arguments=arguments)
+        return types.ListPromptsResult(prompts=[prompt])
 
-    async def _get_prompt(self, context: Any, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+    async def _get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
         if params.name != "task":
             raise MCPError(types.INVALID_PARAMS, f"there is no prompt {params.name[:80]!r}")
-        return (await self._episode(context))[1].prompt
+        async with self._episode(context, (params.arguments or {}).get(EPISODE_ID)) as session:
+            messages = [
+                types.PromptMessage(
+                    role="assistant" if message["role"] == "assistant" else "user",
+                    content=types.TextContent(type="text", text=message["content"]),
+                )
+                for message in session.opening
+            ]
+        return types.GetPromptResult(messages=messages)
 
 
-async def _refuse(request: Request, version: str) -> Response:
-    """Refusal of a protocol version without sessions; it lists the supported versions."""
-    try:
-        request_id = (await request.json()).get("id")
-    except (ValueError, AttributeError):
-        request_id = None
-    data = {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version}
-    error = MCPError(types.UNSUPPORTED_PROTOCOL_VERSION, "Unsupported protocol version", data)
-    return JSONResponse(_failed(request_id, error), status_code=400)
+def _request(context: Context) -> Request:
+    assert context.request is not None  # only transports other than HTTP have none
+    return context.request
+
+
+def _stateless(context: Context) -> bool:
+    """Whether the protocol of a request has no sessions."""
+    return context.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS
+
+
+def _text(text: str) -> types.CallToolResult:
+    content = types.TextContent(type="text", text=text)
+    return types.CallToolResult(content=[content], is_error=text.startswith("Error: "))
+
+
+def _with_episode_id(tools: list[types.Tool]) -> list[types.Tool]:
+    """Add the argument `episode_id` to tools, and the tools that begin and end an episode.
+
+    Raises:
+        MCPError: the environment uses one of the names itself.
+    """
+    for tool in tools:
+        if tool.name in (BEGIN, END) or EPISODE_ID in tool.input_schema.get("properties", {}):
+            message = f"the tool {tool.name!r} has a name or argument that MCP {LATEST_MODERN_VERSION} needs: rename it"
+            raise MCPError(types.INTERNAL_ERROR, message)
+        properties = {**tool.input_schema.get("properties", {}), EPISODE_ID: EPISODE_ID_SCHEMA}
+        tool.input_schema = {**tool.input_schema, "properties": properties}
+    described = {
+        BEGIN: ("Begin an episode: returns its episode_id, and the task.", {"type": "object", "properties": {}}),
+        END: (
+            "End an episode.",
+            {"type": "object", "properties": {EPISODE_ID: EPISODE_ID_SCHEMA}, "required": [EPISODE_ID]},
+        ),
+    }
+    return [
+        *(types.Tool(name=name, description=text, input_schema=schema) for name, (text, schema) in described.items()),
+        *tools,
+    ]
 
 
 # --- OpenEnv's JSON-RPC

@@ -254,6 +254,8 @@ class Session:
         """Task that closes the session when its time limit has passed."""
         self.working: asyncio.Task[dict[str, Any]] | None = None
         """Task that computes the current answer."""
+        self.opening: list[dict[str, Any]] = []
+        """First messages of the episode, in OpenAI's format."""
         self._last: dict[str, Any] | None = None
         self._playing = False
 
@@ -310,6 +312,7 @@ class Session:
             episode_id=data.get("episode_id") or uuid.uuid4().hex, task_id=str(info.get("task_id", "")) or None
         )
         self._last = observation_reply(observation, self._metadata(), info=info)
+        self.opening = self._last["data"]["observation"]["messages"]
         return self._last
 
     async def step(self, data: Mapping[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:

@@ -8,10 +8,14 @@
         async def cleanup(self):
             await self.server.close()
 
-Every connection is a separate session, so a server behind a URL keeps episodes apart. A server that runs as a local
-program has one session, so every episode starts a new process, unless `connect(..., shared=True)` declares that the
-server keeps no state between calls. The process runs outside any sandbox: give agents only programs that you trust with
-the machine. Its standard error is logged.
+Every connection is a separate session, so a server behind a URL keeps episodes apart: it is asked for a protocol with
+sessions (MCP 2025-11-25) first, and for 2026-07-28 if it has none. A server that runs as a local program has one
+session, so every episode starts a new process, unless `connect(..., shared=True)` declares that the server keeps no
+state between calls. The process runs outside any sandbox: give agents only programs that you trust with the machine.
+Its standard error is logged.
+
+If the server's list of tools changes, the agent's tools change too, and the answer of its current call says so: the
+prompt, which models have read by then, stays as it is.
 
 Errors answered by the server go to the model; a lost server raises `InfrastructureError`.
 """
@@ -23,9 +27,10 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from forge_env import redaction
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 LONGEST_LINE = 10_000
 """Maximum bytes of a logged line; longer lines are split."""
+TOOLS_CHANGED = "notifications/tools/list_changed"
 CONNECTION_CLOSED = -32000
 """Error code of the SDK for a lost server; servers may use the same code for other errors."""
 
@@ -47,19 +53,34 @@ CONNECTION_CLOSED = -32000
 class McpServer:
     """An episode's connection to one MCP server, possibly shared with other episodes."""
 
-    def __init__(self, connection: Connection, holding: AsyncExitStack) -> None:
+    def __init__(self, connection: Connection, holding: AsyncExitStack, prefix: str = "") -> None:
         self._connection = connection
         self._holding = holding
-        self.tools = [McpTool(self, name, spec) for name, spec in connection.tools.items()]
+        self._prefix = prefix
+        self._names: dict[str, str] = {}
+        self._specs: dict[str, ToolSpec] = {}
+        self.tools: list[McpTool] = []
+        self._read()
+
+    def _read(self) -> None:
+        self._specs = self._connection.tools
+        self._names = safe_names(self._specs, self._prefix, self._names)
+        self.tools = [
+            McpTool(self, name, spec.model_copy(update={"name": self._names[name]}))
+            for name, spec in self._specs.items()
+        ]
 
     @classmethod
-    async def connect(cls, target: Any, *, shared: bool = False, timeout_s: float = 30.0) -> McpServer:
+    async def connect(
+        cls, target: Any, *, shared: bool = False, prefix: str = "", timeout_s: float = 30.0
+    ) -> McpServer:
         """Connect and list the tools.
 
         Args:
             target: URL of a streamable HTTP server, `mcp.StdioServerParameters`, or a server object in this process.
             shared: whether all episodes of the event loop share one connection and, for a local program, one process.
                 Only for servers that keep no state between calls: the episodes then share a session.
+            prefix: beginning of the names of its tools, to tell them from another server's.
             timeout_s: wall-clock limit for connecting in seconds.
 
         Raises:
@@ -68,19 +89,36 @@ class McpServer:
         redaction.learn(getattr(target, "env", None), "env")
         redaction.learn_arguments(getattr(target, "args", []))
         redaction.learn(target, "url")
-        key = _Target(repr(target), timeout_s, target)
+        key = _Target(repr(target), timeout_s, target, sessions=not shared)
         holding = AsyncExitStack()
         connection = await holding.enter_async_context(_SHARED.use(key) if shared else _connected(key))
         if connection.gone and shared:  # another episode lost the connection
             _SHARED.forget(key)
             await holding.aclose()
             connection = await holding.enter_async_context(_SHARED.use(key))
-        return cls(connection, holding)
+        return cls(connection, holding, prefix)
 
     def add_tools_to(self, env: ToolEnvironment) -> None:
         """Offer all tools of the server to the agent."""
         for tool in self.tools:
             env.add_tool(tool)
+
+    def update(self, env: ToolEnvironment) -> str:
+        """Give an environment the tools that the server has now; describe what changed, for the agent."""
+        if self._connection.tools is self._specs:
+            return ""
+        before = {tool.spec.name: tool.spec for tool in self.tools}
+        self._read()
+        after = {tool.spec.name: tool for tool in self.tools}
+        removed = [name for name in before if name not in after]
+        new = [tool for name, tool in after.items() if tool.spec != before.get(name)]
+        for name in [*removed, *(tool.spec.name for tool in new if tool.spec.name in before)]:
+            env.remove_tool(name)
+        for tool in new:
+            env.add_tool(tool)
+        lines = [f"No longer available: {', '.join(removed)}"] if removed else []
+        lines += [f"Available from now on: {tool.spec.model_dump_json()}" for tool in new]
+        return "\n\nThe tools have changed.\n" + "\n".join(lines) if lines else ""
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Call one tool. `ToolError`: the server refused the call, or the tool failed."""
@@ -98,18 +136,22 @@ class _Target:
     name: str
     timeout_s: float
     target: Any = field(compare=False)
+    sessions: bool
+    """Whether the server should keep a session, if it can."""
 
 
 class Connection:
     """A client of the SDK, held by a separate task, because the SDK ties a client to the task that opened it."""
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, *, sessions: bool) -> None:
         self._target = target
+        self._sessions = sessions
         self._client: Any = None
+        self._changed = False
         self._closing = asyncio.Event()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tools: dict[str, ToolSpec] = {}
-        """Tools by their name on the server."""
+        """Tools by their name on the server; a new object once they have changed."""
         self.gone = False
         self.stderr = StderrLog(_name_of(target))
         self.keeper = asyncio.create_task(self._keep())
@@ -126,6 +168,7 @@ class Connection:
             if not calling.done():
                 raise self._lost()
             result = calling.result()
+            await self._refresh()
         except MCPError as error:
             if error.code == CONNECTION_CLOSED and not await self._answers():
                 raise self._lost() from error
@@ -138,6 +181,13 @@ class Connection:
         if result.is_error:
             raise ToolError(text or f"{name} failed")
         return text
+
+    async def _refresh(self) -> None:
+        """List the tools again if the server has announced a change."""
+        if self._changed:
+            self._changed = False
+            if (tools := await _list_tools(self._client)) != self.tools:
+                self.tools = tools
 
     def _lost(self) -> InfrastructureError:
         self.gone = True
@@ -159,7 +209,7 @@ class Connection:
 
     async def _keep(self) -> None:
         try:
-            from mcp import Client, StdioServerParameters
+            from mcp import StdioServerParameters
             from mcp.client.stdio import stdio_client
         except ImportError:
             self.ready.set_exception(UsageError("MCP tools need the `mcp` package", fix="pip install mcp"))
@@ -169,9 +219,9 @@ class Connection:
                 target = self._target
                 if isinstance(target, StdioServerParameters):
                     target = stdio_client(target, errlog=await stack.enter_async_context(self.stderr.open()))
-                client = await stack.enter_async_context(Client(target))
-                self._client = client
-                self.tools = await _list_tools(client)
+                self._client = await self._open(target, stack)
+                await self._listen(stack)
+                self.tools = await _list_tools(self._client)
                 self.ready.set_result(None)
                 await self._closing.wait()
         except Exception as error:  # task boundary: raised to the caller of `connect`, later errors are logged
@@ -183,10 +233,47 @@ class Connection:
             lost.__cause__ = error
             self.ready.set_exception(lost)
 
+    async def _open(self, target: Any, stack: AsyncExitStack) -> Any:
+        """Connect with the newest protocol, or the newest with sessions if those are needed and the server has them."""
+        from mcp import Client, MCPError
+
+        async def heard(message: Any) -> None:
+            self._changed |= getattr(message, "method", "") == TOOLS_CHANGED
+
+        if self._sessions and isinstance(target, str):
+            try:
+                client = Client(target, mode="legacy", message_handler=heard, cache=None)
+                return await stack.enter_async_context(client)
+            except (MCPError, ExceptionGroup) as error:
+                if not isinstance(root_cause(error), MCPError):
+                    raise
+        return await stack.enter_async_context(Client(target, message_handler=heard, cache=None))
+
+    async def _listen(self, stack: AsyncExitStack) -> None:
+        """Watch for changes of the list of tools until the stack is closed; older protocols announce them unasked."""
+        from mcp import MCPError
+        from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+
+        offers = self._client.server_capabilities.tools
+        if offers is None or not offers.list_changed:
+            return
+        try:
+            events = await stack.enter_async_context(self._client.listen(tools_list_changed=True))
+        except (ListenNotSupportedError, MCPError, SubscriptionLost):
+            return
+
+        async def watch() -> None:
+            with suppress(SubscriptionLost):
+                async for _ in events:
+                    self._changed = True
+
+        watching = asyncio.create_task(watch())
+        stack.callback(watching.cancel)
+
 
 @asynccontextmanager
 async def _connected(to: _Target) -> AsyncIterator[Connection]:
-    connection = Connection(to.target)
+    connection = Connection(to.target, sessions=to.sessions)
     try:
         async with asyncio.timeout(to.timeout_s):
             await asyncio.shield(connection.ready)
@@ -261,13 +348,26 @@ def _name_of(target: Any) -> str:
 
 
 def shown(result: Any) -> str:
-    """A tool's result (`mcp.types.CallToolResult`) as text for the model; other content is replaced by its type."""
+    """A tool's result (`mcp.types.CallToolResult`) as text for the model; other content is replaced by its type.
+
+    Structured content follows unless the text already holds its values.
+    """
     blocks = [_block(block) for block in result.content]
-    if result.structured_content is not None and not any(block.type == "text" for block in result.content):
-        blocks.append(
-            json.dumps(result.structured_content, ensure_ascii=False)
-        )  # if there is text, it already holds this
+    text = "\n".join(blocks)
+    if (structured := result.structured_content) is not None and not all(
+        value in text or json.dumps(value)[1:-1] in text for value in _values(structured)
+    ):
+        blocks.append(json.dumps(structured, ensure_ascii=False))
     return "\n".join(blocks)
+
+
+def _values(data: Any) -> Iterator[str]:
+    """Numbers and texts in JSON data, as they are written in JSON."""
+    if isinstance(data, Mapping | list):
+        for each in data.values() if isinstance(data, Mapping) else data:
+            yield from _values(each)
+    elif data is not None:
+        yield data if isinstance(data, str) else json.dumps(data)
 
 
 def _block(block: Any) -> str:
@@ -283,12 +383,23 @@ def _block(block: Any) -> str:
     return f"[{block.type}: {getattr(block, 'mime_type', None) or 'not text'}]"
 
 
-def safe_names(names: Iterable[str]) -> dict[str, str]:
-    """Map a server's tool names to unique names that endpoints accept: up to 64 letters, digits, `_` and `-`."""
-    safe: dict[str, str] = {}
-    taken: set[str] = set()
-    for name in sorted(names, key=lambda name: UNSAFE.search(name) is not None or len(name) > LONGEST_NAME):
-        start = UNSAFE.sub("_", name)[:LONGEST_NAME] or "tool"
+def safe_names(
+    names: Iterable[str], prefix: str = "", before: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Map a server's tool names to unique names that endpoints accept: up to 64 letters, digits, `_` and `-`.
+
+    Args:
+        names: any texts.
+        prefix: beginning of every name.
+        before: an earlier result: its names keep their meaning.
+    """
+    safe = dict(before)
+    taken = set(safe.values())
+    new = [name for name in names if name not in safe]
+    for name in sorted(new, key=lambda name: UNSAFE.search(name) is not None or len(prefix + name) > LONGEST_NAME):
+        start = UNSAFE.sub("_", prefix + name)[:LONGEST_NAME] or "tool"
+        if start[0] in "-0123456789":  # some endpoints demand a letter or _
+            start = f"_{start}"[:LONGEST_NAME]
         numbers = (f"{start[: LONGEST_NAME - len(str(number)) - 1]}_{number}" for number in itertools.count(2))
         safe[name] = next(each for each in itertools.chain([start], numbers) if each not in taken)
         taken.add(safe[name])
@@ -305,8 +416,7 @@ async def _list_tools(client: Any) -> dict[str, ToolSpec]:
             specs[tool.name] = ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters)
         cursor = page.next_cursor
         if cursor is None:
-            safe = safe_names(specs)
-            return {name: spec.model_copy(update={"name": safe[name]}) for name, spec in specs.items()}
+            return specs
 
 
 class McpTool(Tool):
@@ -328,5 +438,9 @@ class McpTool(Tool):
         return data
 
     async def invoke(self, owner: Any, arguments: dict[str, Any]) -> str:
-        """Call the tool on the server."""
-        return await self._server.call(self._name, arguments)
+        """Call the tool on the server; if that changed the tools, the answer says so."""
+        try:
+            text = await self._server.call(self._name, arguments)
+        except ToolError as error:
+            raise ToolError(f"{error}{self._server.update(owner)}") from error
+        return text + self._server.update(owner)

@@ -15,7 +15,8 @@ from tests.forge_env.serve.serving import Adder, run_printed, serving, until
 @pytest.fixture(scope="module", autouse=True)
 def _sdk() -> None:
     """Half a second of imports, which a process that only collects the tests does without."""
-    pytest.importorskip("mcp", reason='NOT RUN: pip install "forge-env[openenv]"')
+    global MCPError
+    MCPError = pytest.importorskip("mcp", reason='NOT RUN: pip install "forge-env[openenv]"').MCPError
     pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"')
 
 
@@ -37,7 +38,10 @@ async def test_a_session_is_an_episode() -> None:
     from mcp import Client
 
     async with serving(Counter) as (url, sessions):
-        async with Client(f"{url}/mcp?split=eval&index=4") as one, Client(f"{url}/mcp") as two:
+        async with (
+            Client(f"{url}/mcp?split=eval&index=4", mode="legacy") as one,
+            Client(f"{url}/mcp", mode="legacy") as two,
+        ):
             tools = (await one.list_tools()).tools
             assert [tool.name for tool in tools] == ["add", "wait", "lose", "crash", "up"]
             assert tools[0].input_schema["properties"]["a"] == {"type": "integer", "description": "first number."}
@@ -50,6 +54,52 @@ async def test_a_session_is_an_episode() -> None:
             assert [message.content.text for message in prompt.messages] == ["4 + 1 = ?"]  # type: ignore[union-attr]
             assert len(sessions) == Counter.opened == 2
         await until(lambda: len(sessions) == Counter.opened == 0)  # they end with their clients
+
+
+async def test_without_sessions_an_episode_is_an_argument() -> None:
+    from mcp import Client
+
+    async with serving(Counter) as (url, sessions), Client(f"{url}/mcp?split=eval&index=4") as client:
+        assert client.protocol_version == "2026-07-28"
+        begin, end, add, *_ = (await client.list_tools()).tools
+        assert (begin.name, end.name, add.name) == ("begin_episode", "end_episode", "add")
+        assert list(add.input_schema["properties"]) == ["a", "b", "episode_id"]
+        assert add.input_schema["required"] == ["a"]
+        assert len(sessions) == Counter.opened == 0
+
+        begun = [await client.call_tool("begin_episode", {}) for _ in range(2)]
+        one, two = (result.structured_content for result in begun)
+        assert [block.text for block in begun[0].content] == [f"episode_id: {one['episode_id']}", "4 + 1 = ?"]  # type: ignore[union-attr]
+        for who, number in ((one, "1"), (one, "2"), (two, "1"), ({}, "1"), ({}, "1")):
+            assert (await client.call_tool("up", {**who})).content[0].text == number  # type: ignore[union-attr]
+        assert len(sessions) == Counter.opened == 2
+        for arguments in (one, None):
+            prompt = await client.get_prompt("task", arguments)
+            assert [message.content.text for message in prompt.messages] == ["4 + 1 = ?"]  # type: ignore[union-attr]
+        ended = await client.call_tool("end_episode", one)
+        assert (ended.content[0].text, ended.is_error) == ("The episode has ended.", False)  # type: ignore[union-attr]
+        for name, arguments in ("up", one), ("end_episode", one), ("end_episode", {}), ("up", {"episode_id": 4}):
+            with pytest.raises(MCPError, match="there is no episode"):
+                await client.call_tool(name, arguments)
+        await client.call_tool("end_episode", two)
+        assert len(sessions) == Counter.opened == 0
+
+
+async def test_names_that_a_protocol_without_sessions_needs() -> None:
+    from mcp import Client
+
+    class Taken(Adder):
+        @fe.tool
+        async def watch(self, episode_id: str) -> str:
+            """Watch an episode."""
+            return episode_id
+
+    async with serving(Taken) as (url, _):
+        async with Client(f"{url}/mcp") as client:
+            with pytest.raises(MCPError, match="'watch' has a name or argument that MCP 2026-07-28 needs"):
+                await client.list_tools()
+        async with Client(f"{url}/mcp", mode="legacy") as client:
+            assert (await client.call_tool("watch", {"episode_id": "4"})).content[0].text == "4"  # type: ignore[union-attr]
 
 
 async def test_the_pages_program_calls_a_tool(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,25 +128,25 @@ async def test_our_own_client_offers_them_to_an_agent() -> None:
 
 
 async def test_what_is_wrong_is_said() -> None:
-    from mcp import Client, MCPError
+    from mcp import Client
 
     async with serving(Counter, max_sessions=1) as (url, sessions):
-        async with Client(f"{url}/mcp?sed=4") as client:
+        async with Client(f"{url}/mcp?sed=4", mode="legacy") as client:
             with pytest.raises(MCPError, match="reset has no key 'sed'"):
                 await client.list_tools()
             with pytest.raises(MCPError, match="no prompt 'tusk'"):
                 await client.get_prompt("tusk")
         assert len(sessions) == 0
-        async with Client(f"{url}/mcp") as first, Client(f"{url}/mcp") as second:
+        async with Client(f"{url}/mcp", mode="legacy") as first, Client(f"{url}/mcp", mode="legacy") as second:
             await first.list_tools()
             with pytest.raises(MCPError, match="all 1 sessions are in use"):
                 await second.list_tools()
 
 
 async def test_a_silent_session_ends() -> None:
-    from mcp import Client, MCPError
+    from mcp import Client
 
-    async with serving(Counter, idle_timeout=0.2) as (url, sessions), Client(f"{url}/mcp") as client:
+    async with serving(Counter, idle_timeout=0.2) as (url, sessions), Client(f"{url}/mcp", mode="legacy") as client:
         await client.list_tools()
         await until(lambda: len(sessions) == Counter.opened == 0)
         with pytest.raises(MCPError):
@@ -115,7 +165,10 @@ async def test_a_slow_start_holds_up_nobody_else() -> None:
                 await gate.wait()
 
     async with serving(Slow) as (url, sessions):
-        async with Client(f"{url}/mcp?index=7") as slow, Client(f"{url}/mcp?index=1") as quick:
+        async with (
+            Client(f"{url}/mcp?index=7", mode="legacy") as slow,
+            Client(f"{url}/mcp?index=1", mode="legacy") as quick,
+        ):
             waiting = [asyncio.create_task(slow.call_tool("up", {})) for _ in range(2)]
             await until(lambda: Slow.opened == 1)
             assert (await quick.call_tool("up", {})).content[0].text == "1"  # type: ignore[union-attr]
@@ -131,10 +184,16 @@ async def test_the_protocol_over_plain_http() -> None:
 
     async with serving(Counter) as (url, _), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
         headers = {"Accept": "application/json, text/event-stream"}
-        discover = {"jsonrpc": "2.0", "id": 7, "method": "server/discover", "params": {}}
-        answer = await client.post("/mcp", json=discover, headers={**headers, "MCP-Protocol-Version": "2026-07-28"})
-        assert (answer.status_code, answer.json()["id"], answer.json()["error"]["code"]) == (400, 7, -32022)
-        assert "2025-11-25" in answer.json()["error"]["data"]["supported"]
+        version = "io.modelcontextprotocol/protocolVersion"
+        client_of = "io.modelcontextprotocol/clientCapabilities"
+        discover = {"jsonrpc": "2.0", "id": 7, "method": "server/discover"}
+        for number, status in ("2026-07-28", 200), ("2031-01-01", 400):
+            message = {**discover, "params": {"_meta": {version: number, client_of: {}}}}
+            chosen = {"MCP-Protocol-Version": number, "Mcp-Method": "server/discover", "Accept": "application/json"}
+            answer = await client.post("/mcp", json=message, headers=chosen)
+            assert (answer.status_code, answer.json()["id"]) == (status, 7)
+            assert "2026-07-28" in answer.text
+        assert answer.json()["error"]["code"] == -32022
         assert (await client.get("/mcp")).status_code == 405
         hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
         first = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}

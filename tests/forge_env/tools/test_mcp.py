@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import forge_env as fe
 from forge_env.errors import InfrastructureError
-from forge_env.tools.mcp import McpServer, safe_names, shown
+from forge_env.tools.mcp import _SHARED, McpServer, _Target, safe_names, shown
 from tests.forge_env.environment.test_tool_environment import call, calls
+from tests.forge_env.serve.serving import until
 
 SERVER = """
 from mcp.server.mcpserver import MCPServer
@@ -150,7 +157,9 @@ async def test_what_fails_beside_the_calls_is_told_whole(
     """A mistake of ours or of the SDK's can be found: it is the cause of what is raised, or in the log."""
 
     class Client:
-        def __init__(self, target: Any) -> None:
+        server_capabilities = SimpleNamespace(tools=None)
+
+        def __init__(self, target: Any, **_: object) -> None:
             self.tools = target
 
         async def __aenter__(self) -> Client:
@@ -193,6 +202,8 @@ def test_names_that_endpoints_do_not_accept_are_changed() -> None:
     assert list(map(safe.get, names[:4])) == ["calendar_read", "calendar_read_2", "calendar_read_3", "gr__e"]
     assert len(set(safe.values())) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in safe.values())
+    assert safe_names(["2fa", "-x"]) == {"2fa": "_2fa", "-x": "_-x"}
+    assert safe_names(["a.b", "a_b"], "git_", {"a.b": "git_a_b"}) == {"a.b": "git_a_b", "a_b": "git_a_b_2"}
 
 
 def test_every_kind_of_result_is_shown() -> None:
@@ -214,3 +225,132 @@ def test_every_kind_of_result_is_shown() -> None:
     ]
     assert shown(types.CallToolResult(content=[], structuredContent={"é": [1]})) == '{"é": [1]}'
     assert shown(types.CallToolResult(content=[])) == ""
+    data = {"city": "Köln", "celsius": 21.5, "rain": None, "hours": ["6\n7"]}
+    short, whole = (types.TextContent(type="text", text=text) for text in ("It is 21.5", json.dumps(data)))
+    assert shown(types.CallToolResult(content=[whole], structuredContent=data)) == whole.text
+    assert shown(types.CallToolResult(content=[short], structuredContent=data)).startswith(
+        'It is 21.5\n{"city": "Köln"'
+    )
+
+
+DOORS = """
+from mcp.server.mcpserver import Context, MCPServer
+
+server = MCPServer("doors")
+
+
+@server.tool(name="door.open")
+async def open_door(ctx: Context) -> str:
+    "Open the door."
+    def look() -> str:
+        "Look around."
+        return "a vault"
+    server.add_tool(look, name="door open")
+    server.remove_tool("knock")
+    await ctx.notify_tools_changed()
+    await ctx.session.send_tool_list_changed()
+    return "open"
+
+
+@server.tool()
+def knock() -> str:
+    "Knock."
+    return "knock knock"
+
+
+if __name__ == "__main__":
+    server.run()
+"""
+
+
+async def test_tools_change_with_the_servers_list() -> None:
+    namespace: dict[str, Any] = {"__name__": "server"}
+    exec(DOORS, namespace)
+    env = WithServer()
+    env.target = namespace["server"]
+    await env.reset(seed=0)
+    assert [tool.name for tool in env.tools] == ["door_open", "knock"]
+    (answer,), *_ = await env.step(fe.call_tool("door_open"))
+    first, _, change, gone, new = answer.content.splitlines()
+    assert (first, change, gone) == ("open", "The tools have changed.", "No longer available: knock")
+    assert '"name":"door_open_2","description":"Look around."' in new
+    (answer,), *_ = await env.step(fe.call_tool("door_open_2"))
+    assert answer.content == "a vault"
+    (answer,), *_ = await env.step(fe.call_tool("knock"))
+    assert answer.content == "Error: there is no tool 'knock'; available tools: door_open, door_open_2"
+    await env.close()
+    assert env.tools == []
+
+
+async def test_two_servers_with_the_same_tools() -> None:
+    class Two(WithServer):
+        async def setup(self, task: fe.Task) -> None:
+            self.servers = [await McpServer.connect(in_process(), prefix=prefix) for prefix in ("a.", "b.")]
+            for server in self.servers:
+                server.add_tools_to(self)
+
+        async def cleanup(self) -> None:
+            for server in self.servers:
+                await server.close()
+
+    env = Two()
+    await env.reset(seed=0)
+    observation, *_ = await env.step(calls(call("a_double", {"number": 4}), call("b_double", {"number": 5})))
+    assert [message.content for message in observation] == ["8", "10"]
+    await env.close()
+
+
+@asynccontextmanager
+async def served(wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> AsyncIterator[str]:
+    """The address of a server of doors over HTTP."""
+    from forge_env.http.server import serve
+
+    namespace: dict[str, Any] = {"__name__": "server"}
+    exec(DOORS, namespace)
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    app = wrap(namespace["server"].streamable_http_app())
+    running = asyncio.create_task(serve(app, "127.0.0.1", 0, ready=ready.set_result))
+    try:
+        yield f"http://127.0.0.1:{await ready}/mcp"
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+def newest_only(app: ASGIApp) -> ASGIApp:
+    """A server that refuses protocols with sessions."""
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and b"2026-07-28" not in dict(scope["headers"]).get(b"mcp-protocol-version", b""):
+            data = {"supported": ["2026-07-28"], "requested": "2025-11-25"}
+            error = {"code": -32022, "message": "Unsupported protocol version", "data": data}
+            await JSONResponse({"jsonrpc": "2.0", "id": 1, "error": error}, 400)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_server_of_both_protocols_keeps_a_session_unless_it_is_shared(shared: bool) -> None:
+    async with served() as url:
+        server = await McpServer.connect(url, shared=shared)
+        assert server._connection._client.protocol_version == ("2026-07-28" if shared else "2025-11-25")
+        assert await server.call("knock", {}) == "knock knock"
+        await server.call("door.open", {})
+        connection = server._connection  # the announcement may come after the answer, in the session's own stream
+        await until(lambda: connection._changed or "door open" in connection.tools)
+        assert await server.call("door open", {}) == "a vault"
+        env = WithServer()
+        assert "No longer available: knock" in server.update(env)
+        await server.close()
+        if shared:
+            _SHARED.forget(_Target(repr(url), 30.0, url, sessions=False))
+
+
+async def test_a_server_of_the_newest_protocol_only() -> None:
+    async with served(newest_only) as url:
+        server = await McpServer.connect(url)
+        assert server._connection._client.protocol_version == "2026-07-28"
+        assert await server.call("knock", {}) == "knock knock"
+        await server.close()
