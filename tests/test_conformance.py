@@ -60,9 +60,10 @@ def test_a_kit_that_cannot_be_run_fails_in_continuous_integration(
 
 def test_the_newest_releases_have_no_pins() -> None:
     venv = conformance.newest(
-        Venv("-e .[a,b] one==0.2.1 two>=4", npm="@some/kit@0.1.16 plain@22.3-beta.4", override="x>=1")
+        Venv("-e .[a,b] one==0.2.1 two>=4", npm="@some/kit@0.1.16 plain@22.3 early@0.2.0-beta.4", override="x>=1")
     )
-    assert (venv.packages, venv.npm, venv.override) == ("-e .[a,b] one two>=4", "@some/kit plain", "x>=1")
+    assert (venv.packages, venv.override) == ("-e .[a,b] one two>=4", "x>=1")
+    assert venv.npm == "@some/kit plain early@0.2.0-beta.4"  # npm's newest release may be older than a pre-release
 
 
 def test_newest_results_stand_beside_those_recorded(
