@@ -114,8 +114,8 @@ def lines(grade: Grade) -> Iterator[str]:
         yield f"   {alike} left out: no difference from the gold solution was seen"
     if lost := grade.counted("lost"):
         yield f"   {lost} left out: they were lost by the infrastructure"
-    for text in grade.problems():
-        yield f"!! {visible(text)}"
+    yield from (f"-- {visible(text)}" for text in grade.notes())
+    yield from (f"!! {visible(text)}" for text in grade.problems())
     for tried in grade.survivors[:SHOWN]:
         yield from _survivor(tried)
     if (more := len(grade.survivors) - SHOWN) > 0:

@@ -22,7 +22,8 @@ from forge_env.grading.answers import mutants_of
 from forge_env.grading.mutants import Mutant, evenly
 from forge_env.grading.pieces import Piece, pieces
 from forge_env.grading.probes import ENOUGH, Prober, Program, probes, raised_in
-from forge_env.policy import Policy
+from forge_env.grading.states import state_after
+from forge_env.policy import Policy, estimated_tokens, words_of
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox import SandboxEngine
@@ -72,14 +73,16 @@ class TaskGrade:
     gold: list[float] = field(default_factory=list)
     """Rewards of the gold solution, every time the same unless the judge is flaky."""
     problem: str = ""
-    """Why there are no mutants of it."""
+    """What is wrong with it, so that no mutants of it are judged."""
+    note: str = ""
+    """Why mutants of it can't be made or judged."""
     unjudged: list[str] = field(default_factory=list)
     """Pieces of the gold solution that the judge doesn't look at: without them the reward is full."""
     counts: dict[Verdict, int] = field(default_factory=dict)
     judging_s: float = 0.0
     """Seconds of an episode with the gold solution, median."""
-    characters: int = 0
-    """Length of that episode's messages."""
+    tokens: int = 0
+    """Estimated length of that episode's messages."""
 
 
 @dataclass(slots=True)
@@ -120,15 +123,15 @@ class Grade:
 
     def problems(self) -> list[str]:
         """What is wrong with tasks, apart from mutants: each problem with the number of tasks and the first."""
-        by_problem: dict[str, list[str]] = {}
-        for task in self.tasks:
-            if task.problem:
-                by_problem.setdefault(task.problem, []).append(task.id)
-        texts = [f"{len(ids)} of {len(self.tasks)} tasks: {problem}: {ids[0]}" for problem, ids in by_problem.items()]
+        texts = _grouped((task.problem, task.id) for task in self.tasks)
         if self.duplicates:
             one, two = self.duplicates[0]
             texts.append(f"{len(self.duplicates)} tasks are the same as another one: {two} as {one}")
         return texts
+
+    def notes(self) -> list[str]:
+        """Why tasks have no mutants: each reason with the number of tasks and the first."""
+        return _grouped((task.note, task.id) for task in self.tasks)
 
     def counted(self, verdict: Verdict) -> int:
         """Number of mutants with a verdict."""
@@ -204,7 +207,7 @@ async def grade_environment(
         grade.checks.append(check)
         if validator.tasks and not noted:
             noted = True
-            for text in notes(validator.env, validator.tasks):
+            for text in doubts(validator.env, validator.tasks):
                 on_note(text)
             grade.duplicates = list(duplicates(validator.tasks))
     grade.tasks, grade.tried = await grader.run(validator.tasks)
@@ -212,7 +215,7 @@ async def grade_environment(
     return grade
 
 
-def notes(env: Environment, tasks: Iterable[Task]) -> list[str]:
+def doubts(env: Environment, tasks: Iterable[Task]) -> list[str]:
     """What can't be graded of an environment, or only with doubts."""
     texts = []
     if all(gold_actions(env, task) is None for task in tasks):
@@ -233,6 +236,15 @@ def duplicates(tasks: Iterable[Task]) -> Iterator[tuple[str, str]]:
         key = " ".join(task.prompt.lower().split()), task.gold, data
         if (other := first.setdefault(key, task.id)) != task.id:
             yield other, task.id
+
+
+def _grouped(texts: Iterable[tuple[str, str]]) -> list[str]:
+    """Each text with the number of its tasks and the first."""
+    tasks: dict[str, list[str]] = {}
+    for text, task in texts:
+        if text:
+            tasks.setdefault(text, []).append(task)
+    return [f"{text}: {ids[0]}" + (f" and {len(ids) - 1} more" if ids[1:] else "") for text, ids in tasks.items()]
 
 
 class Grader:
@@ -282,15 +294,17 @@ class Grader:
         with environment_code(f"{type(self._env).__name__}.gold_actions", task.id):
             known = gold_actions(self._env, task) is not None
         if not known:
-            graded.problem = "it has no gold solution"
+            graded.note = "there is no gold solution"
             return []
         played = [await self._play(GoldPolicy(), task) for _ in range(REPEATS)]
         if lost := next((one for one in played if not one.valid), None):
             raise ForgeError(f"task {task.id!r} could not be played: {lost.error}")
         graded.gold = [one.reward for one in played]
         graded.judging_s = median(one.wall_s for one in played)
-        graded.characters = sum(
-            len(message.content) for turn in played[0].turns for message in (*turn.observation, turn.message)
+        graded.tokens = sum(
+            estimated_tokens(words_of(message))
+            for turn in played[0].turns
+            for message in (*turn.observation, turn.message)
         )
         full = self._env.max_reward
         if len(set(graded.gold)) > 1:
@@ -298,8 +312,8 @@ class Grader:
         elif full is not None and graded.gold[0] < full - EPSILON:
             graded.problem = f"its gold solution scores {graded.gold[0]:g} of {full:g}"
         elif isinstance(self._env, HasRandomActions) or seats_of(self._env):
-            graded.problem = "other moves than those of the gold solution may win"
-        return [] if graded.problem else await self._mutate(task, graded)
+            graded.note = "other moves than those of the gold solution may win"
+        return [] if graded.problem or graded.note else await self._mutate(task, graded)
 
     async def _play(self, policy: Policy, task: Task) -> Trajectory:
         return await run_episode(self._make_env, policy, task=task, seed=0, limits=LIMITS)
@@ -318,8 +332,8 @@ class Grader:
             judged += [piece] if looked_at else []
             graded.unjudged += [] if looked_at else [piece.name]
         if not judged:
-            none = "its gold solution has no piece that can be made wrong"
-            graded.problem = "an emptied solution has the full reward" if found else none
+            graded.problem = "an emptied solution has the full reward" if found else ""
+            graded.note = "" if found else "no part of the gold solution can be made wrong"
             return []
         drawn = [
             _Drawn(piece, mutant)
@@ -327,7 +341,7 @@ class Grader:
             for mutant in await asyncio.to_thread(mutants_of, piece, most=self._mutants, seed=f"{task.id}/{piece.name}")
         ]
         if not drawn:
-            graded.problem = "no wrong version of its gold solution can be made"
+            graded.note = "no wrong version of the gold solution can be made"
         probers: dict[str, Prober] = {}
         return [await self._try(task, full, one, probers) for one in evenly(drawn, task.id)[: self._mutants]]
 
@@ -345,7 +359,7 @@ class Grader:
     async def _decide(self, task: Task, piece: Piece, mutant: Mutant, tried: Tried, probers: dict[str, Prober]) -> None:
         """Look for an input on which an accepted mutant differs from the gold solution."""
         if piece.kind == "shell":
-            tried.verdict, tried.note = "undecided", "another command may do the same"
+            await self._compare_states(task, piece, mutant, tried)
         if piece.kind != "python" or self._env.sandboxes is None:
             return
         if piece.name not in probers:
@@ -358,6 +372,16 @@ class Grader:
             tried.verdict, tried.note = "equivalent", f"no difference on {prober.number} inputs"
         else:
             tried.verdict, tried.note = "undecided", f"only {prober.number} inputs could be tried"
+
+    async def _compare_states(self, task: Task, piece: Piece, mutant: Mutant, tried: Tried) -> None:
+        """Decide whether two commands do the same, by the files that they leave."""
+        gold, other = [
+            await state_after(self._make_env, task, piece.submit(text)) for text in (piece.text, mutant.text)
+        ]
+        if gold is None:
+            tried.verdict, tried.note = "undecided", "another command may do the same"
+        elif gold == other:
+            tried.verdict, tried.note = "equivalent", "it leaves the same files"
 
     def _prober(self, engine: SandboxEngine, task: Task, piece: Piece) -> Prober:
         names = defined_names(piece.text)
