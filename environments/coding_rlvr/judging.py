@@ -13,15 +13,22 @@ from random import Random
 from typing import Any
 
 from environments.coding_rlvr.checks import Check, same
-from environments.coding_rlvr.operations import sample_arguments
+from environments.coding_rlvr.operations import pointed_arguments, sample_arguments
 from environments.coding_rlvr.programs import Program
 from forge_env.sandbox import CallOutcome
 
 PUBLIC = 2
 HIDDEN = 6
 CANDIDATES = 24
+POINTED = 100
+"""Inputs at and next to the program's parameters that are tried against programs that pass the hidden tests."""
 LONGEST = 44
 """Maximum characters of a test's call and value together, to keep tests easy to read."""
+_SHIFTED = (
+    *(("range(1,", "range(0,"), ("range(1,", "range(2,"), ("n + 1)", "n)"), ("n + 1)", "n + 2)")),
+    *(("t = 0", "t = 1"), ("i + 1,", "i,"), ("i + 1,", "i + 2,")),
+)
+"""Parts of loops, and what they may be mistaken for."""
 Case = tuple[tuple[Any, ...], Any]
 """Arguments and the value that the program returns for them."""
 
@@ -80,10 +87,47 @@ def wrong_codes(program: Program) -> list[str]:
     ]
 
 
+def _near_codes(program: Program) -> list[str]:
+    """Code of programs that are wrong on few inputs; without loops of which the end is unknown."""
+    if program.kind == "while":
+        return wrong_codes(program)
+    right = [step.expression for step in program.steps]
+    near = [
+        program.code([*right[:slot], wrong, *right[slot + 1 :]])
+        for slot, step in enumerate(program.steps)
+        for wrong in step.near_misses()
+    ]
+    code = program.code()
+    near += [code.replace(*shifted) for shifted in _SHIFTED]
+    return [wrong for wrong in dict.fromkeys([*wrong_codes(program), *near]) if wrong != code]
+
+
+def _telling(program: Program, public: Sequence[Case], hidden: Sequence[Case]) -> list[Case]:
+    """Further cases, each of which tells the program from a near miss that passes all earlier ones.
+
+    They come from a generator of their own, so that a task's prompt and public tests don't depend on them.
+    """
+    right, rng, cases = trusted_function(program.code()), Random(program.identity), list[Case]()
+    passing = [function for code in _near_codes(program) if not _fails(function := trusted_function(code), hidden)]
+    shown = [arguments for arguments, _ in public]
+    params = [value for step in program.steps for value in step.params.values()]
+    for _ in range(POINTED if passing else 0):
+        arguments = pointed_arguments(program.takes, params, rng)
+        outcome = trusted_call(right, arguments)
+        case = (arguments, outcome.value)
+        if arguments in shown or outcome.error is not None:
+            continue
+        if (left := [one for one in passing if not _fails(one, [case])]) != passing:
+            cases.append(case)
+            passing = left
+    return cases
+
+
 def make_tests(program: Program, rng: Random) -> tuple[list[Check], list[Check]] | None:
     """Generate public and hidden tests; None if too few inputs give short or different values.
 
-    The hidden tests distinguish the program from every program with one slip, if any of the candidate inputs does.
+    The hidden tests distinguish the program from every program with one slip and from near misses, if any of the
+    candidate inputs does.
     """
     candidates = _candidates(program, trusted_function(program.code()), rng)
     if len(candidates) < PUBLIC + HIDDEN + 2 or len({repr(value) for _, value in candidates}) < 4:
@@ -98,4 +142,5 @@ def make_tests(program: Program, rng: Random) -> tuple[list[Check], list[Check]]
             telling = next((test for test in spare if _fails(function, [test])), None)
             if telling is not None:
                 hidden.append(telling)
+    hidden += _telling(program, public, hidden)
     return [_as_test(*test) for test in public], [_as_test(*test) for test in hidden]

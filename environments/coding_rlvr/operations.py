@@ -100,6 +100,30 @@ def sample_arguments(kind: str, rng: Random) -> tuple[Any, ...]:
     return (x, x if rng.random() < 0.2 else rng.randint(0, 12))
 
 
+def pointed_arguments(kind: str, params: Sequence[Any], rng: Random) -> tuple[Any, ...]:
+    """As `sample_arguments`, but often with values at or next to a program's parameters, and of other lengths."""
+    near = [value + step for value in params if isinstance(value, int) for step in (-1, 0, 1)]
+    letters = [value for value in params if isinstance(value, str)]
+    size = rng.choice([0, 1, 2, 3, 4, 5, 6, *(value for value in near if 0 <= value <= 8)])
+
+    def number() -> int:
+        return rng.choice(near) if near and rng.random() < 0.5 else rng.randint(0, 12)
+
+    def letter() -> str:
+        return rng.choice(letters) if letters and rng.random() < 0.4 else rng.choice(LETTERS + LETTERS[:3].upper())
+
+    if kind == "numbers":
+        return ([number() for _ in range(size)],)
+    if kind == "text":
+        return ("".join(letter() for _ in range(size)),)
+    if kind == "dictionary":
+        return ({letter().lower(): number() for _ in range(min(size, 4))},)
+    if kind == "number":
+        return (rng.choice([number(), rng.randint(0, 40)]),)
+    x = number()
+    return (x, x if rng.random() < 0.2 else number())
+
+
 Row = tuple[str, str, str, str] | tuple[str, str, str, str, Sequence[int]]
 
 

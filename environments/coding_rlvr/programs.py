@@ -6,6 +6,7 @@ held-out program is held out in every wording.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -18,6 +19,11 @@ _WORDS = {
     "while": "{} until {} and return the number of steps",
     "pairs": "count the pairs i < j of numbers from 1 to n where {}",
 }
+_SHIFTED = (
+    *((" > ", " >= "), (" >= ", " > "), (" < ", " <= "), (" <= ", " < "), ("sorted(", "list("), ("[::-1]", "")),
+    *(("max(", "min("), ("min(", "max("), ("sum(", "len("), ("upper", "title"), ("lower", "title")),
+)
+"""Parts of expressions, and what they may be mistaken for."""
 _CODE = {
     "branch": """\
     if {}:
@@ -77,6 +83,23 @@ class Step:
                 near = [other for other in (value - 1, value + 1) if other in self.operation.params[name]]
                 wrong += [self.operation.expression.format(**{**self.params, name: other}) for other in near]
         return wrong
+
+    def near_misses(self) -> list[str]:
+        """Wrong expressions that differ on few inputs: other parameters, shifted boundaries, a missing step.
+
+        They are for finding hidden tests; some may be equivalent to the right expression.
+        """
+        right = self.expression
+        wrong = [right.replace(one, other) for one, other in _SHIFTED if one in right]
+        for name, value in self.params.items():
+            others = (value - 1, value + 1) if isinstance(value, int) else ("", f"{value}x")
+            wrong += [self.operation.expression.format(**{**self.params, name: other}) for other in others]
+        wrong.append(re.sub(r" if [^]}]+", "", right))
+        if self.operation.gives == "truth":
+            wrong += ["True", "False"]
+        if self.operation.gives == self.operation.takes in VARIABLES:
+            wrong.append(VARIABLES[self.operation.takes])
+        return [expression for expression in wrong if expression != right]
 
 
 @dataclass(frozen=True)

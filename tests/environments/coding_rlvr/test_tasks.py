@@ -89,6 +89,17 @@ def test_a_wrong_program_fails_the_hidden_tests() -> None:
     assert caught / total > 0.9  # the rest compute the same, such as sorting before a sum
 
 
+@pytest.mark.parametrize(
+    ("index", "right", "wrong"),
+    [(38, "x > 6", "x > 7"), (31, "'c'", "'b'"), (10, "sorted(", "list("), (63, "> 3", ">= 3"), (80, "n + 1", "n")],
+)
+def test_hidden_tests_are_at_the_boundaries_too(index: int, right: str, wrong: str) -> None:
+    task = make_task(0, "train", index, [1, 2], [])
+    code = gold_code(task)
+    assert right in code
+    assert not passes(code.replace(right, wrong), task.data["hidden"])
+
+
 def test_a_constant_answer_never_passes() -> None:
     for task in tasks("train", 300):
         tests = [*task.data["public"], *task.data["hidden"]]
