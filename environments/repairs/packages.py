@@ -72,6 +72,10 @@ def days(year, month):
         ("next_year", "self.assertEqual(add_months(2024, 12, 1), (2025, 1))"),
         ("earlier", "self.assertEqual(add_months(2024, 1, -13), (2022, 12))"),
         ("centuries", "self.assertEqual([days(y, 2) for y in (1900, 2000, 2100, 2023)], [28, 29, 28, 28])"),
+        (
+            "each_month",
+            "self.assertEqual([days(2023, m) for m in range(1, 13)], [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])",
+        ),
         ("all_days", "self.assertEqual(sum(days(2024, month) for month in range(1, 13)), 366)"),
     ),
     (
@@ -179,6 +183,7 @@ def center(line, width):
         ("long", "self.assertEqual(wrap('a elephantine b', 4), ['a', 'elephantine', 'b'])"),
         ("empty", "self.assertEqual(wrap('  ', 4), [])"),
         ("odd", "self.assertEqual(center('ab', 5), ' ab  ')"),
+        ("wide", "self.assertEqual(center('abc', 9), '   abc   ')"),
         ("narrow", "self.assertEqual(center('abc', 2), 'abc')"),
     ),
     (
@@ -248,6 +253,7 @@ class Cache:
             "c = Cache(1); c.put('a', None); c.get('a'); c.get('b'); self.assertEqual((c.hits, c.misses), (1, 1))",
         ),
         ("default", "self.assertEqual(Cache(1).get('x', 7), 7)"),
+        ("size", "self.assertRaises(ValueError, Cache, 0)"),
     ),
     (
         Bug(
@@ -338,6 +344,33 @@ class Ledger:
             "l = Ledger(); l.open('a', 9); l.open('b'); l.open('c'); l.split('a', ['b', 'c'], 6); "
             "self.assertEqual(l.balances, {'a': 3, 'b': 3, 'c': 3})",
         ),
+        (
+            "whole",
+            "l = Ledger(); l.open('a', 5); l.open('b'); l.split('a', ['b'], 5); "
+            "self.assertEqual(l.balances, {'a': 0, 'b': 5})",
+        ),
+        (
+            "cent",
+            "l = Ledger(); l.open('a', 5); l.open('b'); l.transfer('a', 'b', 1); "
+            "self.assertEqual(l.balances, {'a': 4, 'b': 1})",
+        ),
+        ("same_name", "l = Ledger(); l.open('a', 5); self.assertRaises(ValueError, l.open, 'a')"),
+        (
+            "nothing",
+            "l = Ledger(); l.open('a', 5); l.open('b'); self.assertRaises(ValueError, l.transfer, 'a', 'b', 0)",
+        ),
+        (
+            "too_much",
+            "l = Ledger(); l.open('a', 5); l.open('b'); self.assertRaises(ValueError, l.transfer, 'a', 'b', 6)",
+        ),
+        ("no_target", "l = Ledger(); l.open('a', 5); self.assertRaises(KeyError, l.transfer, 'a', 'b', 9)"),
+        ("no_source", "l = Ledger(); l.open('a', 5); self.assertRaises(KeyError, l.transfer, 'b', 'a', 9)"),
+        (
+            "nothing_is_split",
+            "l = Ledger(); l.open('a', 4); l.open('b'); l.open('c'); "
+            "self.assertRaises(ValueError, l.split, 'a', ['b', 'c'], 6); "
+            "self.assertEqual(l.balances, {'a': 4, 'b': 0, 'c': 0})",
+        ),
     ),
     (
         Bug(
@@ -396,6 +429,10 @@ class Spans:
         "from spans import Spans",
         ("overlap", "s = Spans(); s.add(1, 4); s.add(3, 6); self.assertEqual(s.spans, [(1, 6)])"),
         ("touch", "s = Spans(); s.add(1, 2); s.add(3, 4); self.assertEqual(s.spans, [(1, 4)])"),
+        ("touch_before", "s = Spans(); s.add(3, 4); s.add(1, 2); self.assertEqual(s.spans, [(1, 4)])"),
+        ("near", "s = Spans(); s.add(1, 2); s.add(4, 5); self.assertEqual(s.spans, [(1, 2), (4, 5)])"),
+        ("near_before", "s = Spans(); s.add(4, 5); s.add(1, 2); self.assertEqual(s.spans, [(1, 2), (4, 5)])"),
+        ("to_the_end", "s = Spans(); s.add(1, 9); s.remove(4, 9); self.assertEqual(s.spans, [(1, 3)])"),
         ("bridge", "s = Spans(); s.add(1, 2); s.add(6, 7); s.add(2, 6); self.assertEqual(s.spans, [(1, 7)])"),
         ("inside", "s = Spans(); s.add(1, 9); s.remove(4, 5); self.assertEqual(s.spans, [(1, 3), (6, 9)])"),
         ("edge", "s = Spans(); s.add(1, 9); s.remove(1, 3); s.remove(9, 12); self.assertEqual(s.spans, [(4, 8)])"),
@@ -469,6 +506,7 @@ def receipt(text):
         ("nine", "self.assertEqual(receipt('9 apple'), ['apple 2.70', 'total 2.70'])"),
         ("eleven", "self.assertEqual(receipt('11 apple'), ['apple 2.97', 'total 2.97'])"),
         ("nothing", "self.assertEqual(receipt(''), ['total 0.00'])"),
+        ("cheese", "self.assertEqual(receipt('1 cheese'), ['cheese 7.00', 'total 7.00'])"),
     ),
     (
         Bug(
@@ -558,6 +596,7 @@ def value(tree):
         ("digits", "self.assertEqual([evaluate(t) for t in ('12 + 30', '100')], [42, 100])"),
         ("minus", "self.assertEqual([evaluate(t) for t in ('-3 + 5', '2 * -4', '-(2 + 3)')], [2, -8, -5])"),
         ("nested", "self.assertEqual(evaluate('2 * (3 + (4 - 1) * 2)'), 18)"),
+        ("unknown", "self.assertRaises(ValueError, evaluate, '1 ? 2')"),
     ),
     (
         Bug(

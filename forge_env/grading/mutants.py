@@ -234,6 +234,8 @@ def _expression(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
             if CALLED[name] not in ("list", "len") or (len(args) == 1 and not keywords):
                 yield "call", ast.Call(ast.Name(CALLED[name], ast.Load()), args, keywords)
         case ast.Call(ast.Attribute(value, name), args, keywords) if name in CALLED:
+            if name in ("split", "rsplit") and len(args) + len(keywords) < 2:
+                return  # without a limit they do the same
             yield "call", ast.Call(ast.Attribute(value, CALLED[name], ast.Load()), args, keywords)
         case ast.ListComp(_, generators) | ast.SetComp(_, generators) | ast.GeneratorExp(_, generators):
             yield from _filters(node, generators)

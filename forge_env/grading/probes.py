@@ -42,6 +42,8 @@ def _forge_canon(value, depth=0):
         return f"dict[{', '.join(_forge_canon(item, depth + 1) for item in value.items())}]"
     if hasattr(value, "__next__"):
         return f"iterator{_forge_canon([item for _, item in zip(range(1000), value)], depth + 1)}"
+    if isinstance(value, type) or callable(value):
+        return type(value).__name__
     if type(value).__repr__ is object.__repr__:
         return f"{type(value).__name__}{_forge_canon(vars(value) if hasattr(value, '__dict__') else {}, depth + 1)}"
     return repr(value)
@@ -218,8 +220,9 @@ def _asserted(body: Sequence[ast.stmt], prelude: str) -> Iterator[Probe]:
         setup = "\n".join(before)
         match line:
             case ast.Expr(ast.Call(ast.Attribute(ast.Name("self"), name), args)) if name.startswith("assert"):
-                yield from (Probe(setup, ast.unparse(value)) for value in args[:2] if not _is_literal(value))
-                if name == "assertRaises" and len(args) > 1:
+                if not name.startswith("assertRaises"):
+                    yield from (Probe(setup, ast.unparse(value)) for value in args[:2] if not _is_literal(value))
+                elif len(args) > 1:
                     yield Probe(setup, ast.unparse(ast.Call(args[1], args[2:], [])), raises=True)
             case ast.Assert(ast.Compare(left, _, rights)):
                 yield from (Probe(setup, ast.unparse(value)) for value in (left, *rights) if not _is_literal(value))
@@ -377,7 +380,8 @@ class Prober:
             if got is None:
                 return Difference(_test(probe, wanted), "does not end")
             if (got.error, _text(got)) != (wanted.error, _text(wanted)):
-                return Difference(_test(probe, wanted), got.error or _shown(got))
+                failed = "the lines before it fail" if got.error == "_ForgeSetup" else got.error
+                return Difference(_test(probe, wanted), failed or _shown(got))
         return None
 
     async def _run(self, program: Program, chosen: Sequence[Probe]) -> CallsResult:
