@@ -127,7 +127,7 @@ def _recorded(run: Run, outcome: RunOutcome, earlier_s: float) -> RunOutcome:
     """Close the files and write summary and report; a run whose end can't be recorded has failed."""
     run.end_stage()
     wall_s = earlier_s + run.state.elapsed
-    outcome = _unless_refused(run, outcome, run.close)
+    outcome = _unless_refused(run, outcome, partial(run.close, outcome.exit))
     outcome = _unless_refused(run, outcome, partial(write_summary, run, outcome.exit, outcome.message, wall_s))
     run.state.exit = outcome.exit
     outcome = replace(outcome, ending=describe_end(run, outcome))

@@ -21,6 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from forge_env.config.reader import render
@@ -35,7 +36,7 @@ from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import REWARD, EpisodeLogger, JSONLMetrics, MetricsLogger, TensorBoardMetrics, read_metrics
 from forge_env.run.state import HeldOutScore, RunState, Stage
 from forge_env.run.timeline import Timeline, keep_earlier
-from forge_env.run.trackers import TrackerError
+from forge_env.run.trackers import Tracker, TrackerError
 from forge_env.run.trajectories import DISK_FULL, MOST_HELD, TrajectoryFiles, first_episodes, is_kept
 from forge_env.schema import with_schema
 from forge_env.trajectory import Trajectory
@@ -386,8 +387,11 @@ class Run:
         self.state.stopping = True
         self.stop.set()
 
-    def close(self) -> None:
+    def close(self, exit: str = "success") -> None:
         """Close every file. Called by the creator of the run.
+
+        Args:
+            exit: how the run ended, as in summary.json.
 
         Raises:
             OSError: something could not be written, for a reason other than disk space.
@@ -396,8 +400,10 @@ class Run:
         with ExitStack() as stack:
             if self._timeline is not None:
                 stack.callback(self._timeline.close)
-            for close in (*(sink.close for sink in self.loggers), self._close_trained, self._trajectories.close):
-                stack.callback(self._close, close)
+            for sink in self.loggers:
+                stack.callback(self._close, partial(sink.close, exit) if isinstance(sink, Tracker) else sink.close)
+            stack.callback(self._close, self._close_trained)
+            stack.callback(self._close, self._trajectories.close)
             self.loggers.clear()
 
     def _close(self, close: Callable[[], object]) -> None:

@@ -74,10 +74,10 @@ class Tracker(ABC):
         with self._failures("episodes"):
             self._log_episodes(step, split, episodes)
 
-    def close(self) -> None:
-        """Send what is not sent yet, and finish the run."""
+    def close(self, exit: str = "success") -> None:
+        """Send what is not sent yet, and finish the run with its `exit` as in summary.json."""
         with self._failures("the end of the run"):
-            self._close()
+            self._close(exit)
 
     @abstractmethod
     def _log(self, step: int, metrics: Mapping[str, float]) -> None: ...
@@ -86,7 +86,7 @@ class Tracker(ABC):
     def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None: ...
 
     @abstractmethod
-    def _close(self) -> None: ...
+    def _close(self, exit: str) -> None: ...
 
     @contextmanager
     def _failures(self, what: str) -> Iterator[None]:
@@ -184,8 +184,8 @@ class WandbLogger(Tracker):
         columns = [*summary_of(episodes[0]), "messages"]
         self._run.log({"step": step, f"episodes/{split}": wandb.Table(columns=columns, data=rows)})
 
-    def _close(self) -> None:
-        self._run.finish()
+    def _close(self, exit: str) -> None:
+        self._run.finish(exit_code=int(exit != "success"))
 
 
 def _netrc_knows_wandb() -> bool:
@@ -224,7 +224,7 @@ class TrackioLogger(Tracker):
         for episode in episodes:
             self._run.log({f"episodes/{split}": trackio.Trace(conversation(episode), summary_of(episode))}, step=step)
 
-    def _close(self) -> None:
+    def _close(self, exit: str) -> None:
         self._run.finish()
 
 
@@ -277,11 +277,12 @@ class MLflowLogger(Tracker):
             trace.end(outputs={"reward": episode.reward})
         mlflow.flush_trace_async_logging()
 
-    def _close(self) -> None:
+    def _close(self, exit: str) -> None:
         import mlflow
 
         mlflow.flush_async_logging()
-        self._client.set_terminated(self._id)
+        status = {"success": "FINISHED", "interrupted": "KILLED"}.get(exit, "FAILED")
+        self._client.set_terminated(self._id, status)
 
 
 def _mlflow_name(name: str) -> str:

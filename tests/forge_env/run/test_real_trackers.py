@@ -11,19 +11,21 @@ pytest.importorskip("trackio")
 from forge_env.config import load_config
 from forge_env.run import RunFolder
 from forge_env.run.metrics import open_loggers
+from forge_env.run.trackers import Tracker
 from tests.forge_env.run.test_trackers import played
 
 
-async def write_twice(root: Path, override: str) -> RunFolder:
-    """Log two rows and an episode, as a run and as its continuation."""
+async def write_twice(root: Path, override: str, exit: str = "success") -> RunFolder:
+    """Log two rows and an episode, as a run that failed and as its continuation."""
     config = load_config("coding_rlvr", [override, "logging.tensorboard=false"])
     folder = RunFolder(root / "runs" / "tracked")
     folder.create()
     for step in (1, 2):
         for logger in open_loggers(config, folder, lambda: 0.0)[1:]:
+            assert isinstance(logger, Tracker)
             logger.log(step, {"reward/mean": step / 2, "odd,name": 1.0, "missing": float("nan")})
-            logger.log_episodes(step, "eval", await played())  # type: ignore[attr-defined]
-            logger.close()
+            logger.log_episodes(step, "eval", await played())
+            logger.close("failed" if step == 1 else exit)
     folder.release()
     return folder
 
@@ -55,13 +57,14 @@ print("traces", len(traces))
     assert "traces 2" in printed
 
 
-async def test_mlflow_has_both_rows_and_traces_in_one_run(apart: Path) -> None:
+@pytest.mark.parametrize(("exit", "status"), [("success", "FINISHED"), ("failed", "FAILED")])
+async def test_mlflow_has_both_rows_and_traces_in_one_run(apart: Path, exit: str, status: str) -> None:
     program = f"""
 import asyncio, os
 os.environ |= {{"MLFLOW_TRACKING_URI": {(apart / "mlflow").as_uri()!r}, "MLFLOW_ALLOW_FILE_STORE": "true"}}
 from pathlib import Path
 from tests.forge_env.run.test_real_trackers import write_twice
-asyncio.run(write_twice(Path({str(apart)!r}), "logging.loggers=[mlflow]"))
+asyncio.run(write_twice(Path({str(apart)!r}), "logging.loggers=[mlflow]", {exit!r}))
 import mlflow
 client = mlflow.MlflowClient()
 experiment = client.get_experiment_by_name("forge-env").experiment_id
@@ -72,7 +75,7 @@ traces = mlflow.search_traces(locations=[experiment], return_type="list")
 print("spans", sorted(len(trace.data.spans) for trace in traces))
 """
     printed = run_apart(program)
-    assert "run tracked FINISHED" in printed
+    assert f"run tracked {status}" in printed
     assert "rewards [0.5, 1.0]" in printed
     assert "spans [2, 2]" in printed
 

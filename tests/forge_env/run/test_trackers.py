@@ -44,7 +44,7 @@ class Unreachable(Tracker):
         self.received.append((step, split, [episode.task_id for episode in episodes]))
         raise ConnectionRefusedError("no")
 
-    def _close(self) -> None:
+    def _close(self, exit: str) -> None:
         raise TimeoutError
 
 
