@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -177,13 +177,15 @@ def mounted(folder: Path, *how: object) -> Iterator[None]:
 
 
 def fill(file: Path) -> None:
-    """Fill the disk that contains `file` by growing the file."""
-    disk = os.statvfs(file.parent)
-    with file.open("ab", buffering=0) as output, suppress(OSError):
-        if free := disk.f_bavail * disk.f_frsize:
-            os.posix_fallocate(output.fileno(), output.tell(), free)
-        while output.write(bytes(1)):
-            pass
+    """Fill the disk that contains `file` by growing the file, also while others write to that disk."""
+    with file.open("ab") as output:
+        size, piece = output.tell(), 1 << 20
+        while piece:
+            try:
+                os.posix_fallocate(output.fileno(), size, piece)
+                size += piece
+            except OSError:
+                piece //= 2
 
 
 # --- ends

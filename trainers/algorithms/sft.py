@@ -303,6 +303,7 @@ class Session:
         with self._account.during("save"):
             await self._checkpoints.settled()
             await self._checkpoints.save(self._trainer, self._state())
+        save_progress(self.run)
         if self.step >= config.sft.steps:
             await self._evaluate(evaluated(config))
 

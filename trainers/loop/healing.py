@@ -133,8 +133,7 @@ class Healing:
             return
         with self._system.account.during("save"):
             await self.checkpoints.begin(self._system.trainer, self.at_rest or await self.collect())
-        self._system.record.summarise(self._system.step)
-        save_progress(self._run)
+        self._save_counts()
 
     async def save(self, *, patient: bool = True) -> None:
         """Save a checkpoint of the current step and wait for it.
@@ -147,6 +146,12 @@ class Healing:
             await self.checkpoints.settled()
             at_rest = self.at_rest if self.at_rest is not None and self.at_rest.step == system.step else None
             await self.checkpoints.save(system.trainer, at_rest or await self.collect(), patient=patient)
+        self._save_counts()
+
+    def _save_counts(self) -> None:
+        """Write the run's counts, for a process that continues this one or finds it complete."""
+        self._system.record.summarise(self._system.step)
+        save_progress(self._run)
 
     async def collect(self) -> Saved:
         """Collect a checkpoint's state besides the trainer's: the buffer's first, then the rest, consistent with it."""

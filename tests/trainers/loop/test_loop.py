@@ -22,13 +22,14 @@ import forge_env as fe
 from forge_env.config import RunConfig, load_config
 from forge_env.errors import ForgeError
 from forge_env.run import Run, RunFolder
+from forge_env.run.outcome import read_summary
 from forge_env.tasks.curriculum import Curriculum
 from forge_env.trajectory import Trajectory
 from tests.trainers.loop.stand_ins import add_weights
 from trainers.algorithms.grpo import train
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings
-from trainers.loop.checkpoints import MANIFEST, Checkpoints
+from trainers.loop.checkpoints import MANIFEST, Checkpoints, Saved
 from trainers.loop.evaluation import Evaluator
 from trainers.loop.healing import Healing
 from trainers.loop.prepare import _cached, resumed_model
@@ -192,6 +193,24 @@ async def test_a_finished_run_is_not_started_again(config: RunConfig, tmp_path: 
     run = Run(config, folder, resume=True)
     await train(run)
     assert [stage.name for stage in run.state.stages] == []
+
+
+async def test_a_run_killed_after_its_last_checkpoint_keeps_the_counts_of_all_episodes(run: Run) -> None:
+    async def saved(*_: object, **__: object) -> None:
+        pass
+
+    run.folder.create()
+    system = System.__new__(System)
+    rollouts = SimpleNamespace(totals=Totals(episodes=54))
+    system.run, system.step, system.account = run, 6, run.account("trainer", "start")
+    system.trainer = None  # type: ignore[assignment]
+    system.record = Record(run, None, rollouts, [])  # type: ignore[arg-type]
+    healing = Healing(system, None)  # type: ignore[arg-type]
+    healing.at_rest = Saved(6, {}, {})
+    healing.checkpoints = SimpleNamespace(settled=saved, save=saved)  # type: ignore[assignment]
+    await healing.save()
+    assert read_summary(run.folder.summary)["episodes"] == 54
+    run.folder.release()
 
 
 async def test_a_prompt_that_fills_the_model_is_refused_before_anything_starts(tiny: Path) -> None:
