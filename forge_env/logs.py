@@ -58,7 +58,8 @@ def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Ite
     finally:
         for handler in handlers:
             root.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # full disk: buffered text is lost
+                handler.close()
         for name, previous in levels.items():
             logging.getLogger(name).setLevel(previous)
 

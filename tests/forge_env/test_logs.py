@@ -36,3 +36,10 @@ def test_printing_where_nothing_can_be_written_ends_nothing(capfd: pytest.Captur
             print("x" * 10_000)
         terminal.write("shown\n")
     assert capfd.readouterr().out == "shown\n"
+
+
+def test_a_log_on_a_full_disk_ends_nothing() -> None:
+    level = logging.getLogger("forge_env").level
+    with log_to(Path("/dev/full")):
+        logging.getLogger("forge_env.run").warning("the disk is full")
+    assert logging.getLogger("forge_env").level == level
