@@ -5,8 +5,10 @@ Each test's start and end are reported under the name that pytest gives it (`tes
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import inspect
 import io
 import os
 import sys
@@ -119,6 +121,9 @@ class _CaseResult(unittest.TestResult):
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
+        method = getattr(test, test._testMethodName)
+        if not inspect.iscoroutinefunction(method):
+            setattr(test, test._testMethodName, _uninterrupted(method))
         self._running = f"{self._path}::{type(test).__qualname__}::{test._testMethodName}"
         self._outcome = ("passed", "")
         self._recorder.start(self._running)
@@ -151,11 +156,23 @@ class _CaseResult(unittest.TestResult):
             self._recorder.finish(f"{self._path}::{test}", "failed", message)
 
 
+def _uninterrupted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a KeyboardInterrupt from a test fail that test, instead of ending all tests."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("the test raised KeyboardInterrupt") from error
+
+    return call
+
+
 # --- with pytest
 
 _WITHOUT = (
-    "cacheprovider", "doctest", "faulthandler", "junitxml", "pastebin", "setuponly", "setupplan", "stepwise",
-    "tracemalloc",
+    "cacheprovider", "faulthandler", "pastebin", "setuponly", "setupplan", "stepwise", "tracemalloc",
     "unraisableexception",  # it collects garbage five times at the end
 )  # fmt: skip
 
@@ -208,6 +225,12 @@ class _PytestPlugin:
         # Formatting a traceback takes a millisecond, and only the message is used.
         if type(item).__module__ == "_pytest.python":
             item.repr_failure = _described
+
+    def pytest_pyfunc_call(self, pyfuncitem: Any) -> None:
+        if not inspect.iscoroutinefunction(pyfuncitem.obj):
+            pyfuncitem.obj = _uninterrupted(pyfuncitem.obj)
+
+    pytest_pyfunc_call.pytest_impl = {"tryfirst": True}  # type: ignore[attr-defined]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._outcomes[nodeid] = ("passed", "")

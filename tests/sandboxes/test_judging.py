@@ -481,6 +481,33 @@ async def test_tests_that_have_no_expected_value_are_counted(sandbox: Sandbox) -
     assert result.doubts[1].startswith("1 of 2 tests have no twin with another constant")
 
 
+INTERRUPTS = {
+    "unittest": (
+        "import unittest\nfrom mod import stop\nclass StopTest(unittest.TestCase):\n    def test_stop(self):\n"
+        "        for kind in (KeyboardInterrupt, ValueError):\n            with self.assertRaises(kind): stop(kind)\n"
+        "    def test_value(self): self.assertEqual(stop(None), 4)\n"
+    ),
+    "pytest": (
+        "import pytest\nfrom mod import stop\n@pytest.fixture(autouse=True)\ndef names(doctest_namespace): pass\n"
+        "def test_stop():\n    for kind in (KeyboardInterrupt, ValueError):\n"
+        "        with pytest.raises(kind): stop(kind)\n"
+        "def test_value(record_property): assert stop(None) == 4\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("framework", INTERRUPTS)
+async def test_an_interrupt_in_a_test_ends_no_other_test(sandbox: Sandbox, framework: str) -> None:
+    async def failures(stop: str) -> list[str]:
+        files, tests = {"mod.py": stop}, {"test_it.py": INTERRUPTS[framework]}
+        return (await sandbox.run_tests(files=files, tests=tests, how="counted", limits=LIMITS)).failures
+
+    right = "def stop(kind):\n    if kind is None: return 4\n    raise kind\n"
+    assert await failures(right) == []
+    [failure] = await failures(right.replace("raise kind", "raise KeyboardInterrupt"))
+    assert "test_stop" in failure
+
+
 async def test_skips_that_the_tests_ask_for(sandbox: Sandbox) -> None:
     text = (
         "import unittest\nimport bank\nclass T(unittest.TestCase):\n"
