@@ -94,7 +94,7 @@ class Step:
         for name, value in self.params.items():
             others = (value - 1, value + 1) if isinstance(value, int) else ("", f"{value}x")
             wrong += [self.operation.expression.format(**{**self.params, name: other}) for other in others]
-        wrong.append(re.sub(r" if [^]}]+", "", right))
+        wrong += [re.sub(r" if [^]}]+", "", right), re.sub(r"\w+ [-+*] (?=\d)", "", right)]
         if self.operation.gives == "truth":
             wrong += ["True", "False"]
         if self.operation.gives == self.operation.takes in VARIABLES:

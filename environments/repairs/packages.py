@@ -181,6 +181,7 @@ def center(line, width):
         ("wrap", "self.assertEqual(wrap('one two three', 8), ['one two', 'three'])"),
         ("exact", "self.assertEqual(wrap('one two three', 7), ['one two', 'three'])"),
         ("long", "self.assertEqual(wrap('a elephantine b', 4), ['a', 'elephantine', 'b'])"),
+        ("long_first", "self.assertEqual(wrap('elephantine a', 4), ['elephantine', 'a'])"),
         ("empty", "self.assertEqual(wrap('  ', 4), [])"),
         ("odd", "self.assertEqual(center('ab', 5), ' ab  ')"),
         ("wide", "self.assertEqual(center('abc', 9), '   abc   ')"),

@@ -33,7 +33,7 @@ from forge_env.types import Action, Task
 from forge_env.validation.cheats import defined_names
 from forge_env.validation.checks import CONCURRENCY, LIMITS, NUM_TASKS, Check, Validator
 
-MUTANTS = 20
+MUTANTS = 30
 """Default number of mutants of each task."""
 REPEATS = 3
 """Number of times that each gold solution is judged."""

@@ -19,12 +19,13 @@ from typing import TypeVar
 from forge_env.concurrency import parse_python
 
 T = TypeVar("T")
-BOUNDARY: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+BOUNDARY: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE,), ast.LtE: (ast.Lt,), ast.Gt: (ast.GtE,), ast.GtE: (ast.Gt,),
 }  # fmt: skip
-COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.GtE, ast.Gt), ast.LtE: (ast.Gt, ast.GtE), ast.Gt: (ast.LtE, ast.Lt), ast.GtE: (ast.Lt, ast.LtE),
+    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
+    ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
 }  # fmt: skip
 COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -132,7 +133,7 @@ def _replaced(source: str, tree: ast.Module, site: _Site) -> str | None:
     end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
     data = source.encode()
     wanted = ast.dump(_Swap(site).visit(copy.deepcopy(tree)))
-    made = ast.unparse(site.made)
+    made = ast.unparse(site.made).replace("\n", f"\n{' ' * node.col_offset}")
     for text in (made, f"({made})"):
         changed = (data[:start] + text.encode() + data[end:]).decode()
         try:
@@ -202,6 +203,8 @@ def _is_main(node: object) -> bool:
 def _statement(node: ast.stmt) -> Iterator[_Site]:
     if isinstance(node, ast.If | ast.While) and not isinstance(node.test, ast.Compare):
         yield _Site("branch", node.test, ast.UnaryOp(ast.Not(), node.test))
+    if isinstance(node, ast.While) and not node.orelse and not _leaves(node):
+        yield _Site("branch", node, ast.If(node.test, node.body, []))
     if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
         yield _Site("wrong result", node.value, ast.Constant(None))
     stored = isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Name | ast.Tuple)
@@ -209,6 +212,11 @@ def _statement(node: ast.stmt) -> Iterator[_Site]:
     guard = isinstance(node, ast.If) and not node.orelse
     if stored or called or guard or isinstance(node, ast.AugAssign | ast.Raise | ast.Delete):
         yield _Site("dropped line", node, ast.Pass())
+
+
+def _leaves(node: ast.While) -> bool:
+    """Whether a loop contains `break` or `continue`, which no other statement may."""
+    return any(isinstance(part, ast.Break | ast.Continue) for part in ast.walk(node))
 
 
 def _is_none(node: ast.expr) -> bool:
@@ -220,12 +228,18 @@ def _expression(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         case ast.Compare(left, ops, comparators):
             for place, op in enumerate(ops):
                 for kind, table in (("boundary", BOUNDARY), ("operator", COMPARED)):
-                    if (other := table.get(type(op))) is not None:
+                    for other in table.get(type(op), ()):
                         yield kind, ast.Compare(left, [*ops[:place], other(), *ops[place + 1 :]], comparators)
-        case ast.BinOp(left, op, right) if type(op) in COMPUTED and not _is_pattern(left):
-            yield "operator", ast.BinOp(left, COMPUTED[type(op)](), right)
+        case ast.BinOp(left, op, right) if not _is_pattern(left):
+            if type(op) in COMPUTED:
+                yield "operator", ast.BinOp(left, COMPUTED[type(op)](), right)
+            if not isinstance(op, ast.Add | ast.Mult | ast.BitAnd | ast.BitOr | ast.BitXor):
+                yield "swapped operands", ast.BinOp(right, op, left)
+            yield from (("dropped operand", other) for other in (left, right))
         case ast.BoolOp(op, values):
             yield "operator", ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values)
+            rests = [[*values[:place], *values[place + 1 :]] for place in range(len(values))]
+            yield from (("dropped operand", ast.BoolOp(op, rest) if rest[1:] else rest[0]) for rest in rests)
         case ast.UnaryOp(op, operand) if isinstance(op, ast.Not | ast.USub):
             yield "operator", operand
         case ast.IfExp(test, body, orelse) if not isinstance(test, ast.Compare):
