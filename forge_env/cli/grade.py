@@ -17,6 +17,7 @@ from forge_env.visible import one_line, visible
 if TYPE_CHECKING:
     from forge_env.evaluation.estimates import Estimate
     from forge_env.grading.grade import Grade, Tried
+    from forge_env.grading.recorded import Recorded
 
 SHOWN = 12
 """Maximum accepted mutants listed; `grade.json` and the page have all."""
@@ -36,30 +37,48 @@ def add_arguments(parser: Parser) -> None:
         metavar="PERCENT",
         help="exit with 1 if the judge rejects a smaller share of the wrong versions, or a check fails",
     )
-    parser.add_argument("--out", metavar="DIR", help="folder of grade.json (default: runs/grade-NAME)")
+    parser.add_argument(
+        "--run", metavar="RUN", help="recorded run or evaluation: difficulty, signal, rewards not earned"
+    )
+    parser.add_argument(
+        "--judge", metavar="MODULE:FUNCTION", help="second judge of its episodes, as of forge-env hacks"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder of grade.json and grade.html (default: runs/grade-NAME)")
     parser.add_argument("--json", action="store_true", help="print grade.json instead of a summary")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a summary, write the card, and return 1 if the grade is too low."""
+    from forge_env.cli.hacks import load_judge, recorded_folder
     from forge_env.files import unused, write_whole
+    from forge_env.grading.recorded import recorded
     from forge_env.interrupts import run_until_interrupted
+    from forge_env.view.card import card
 
     if args.fail_under is not None and not 0 <= args.fail_under <= 100:
         raise UsageError(f"--fail-under {args.fail_under:g} is not a percentage", fix="use 0 to 100")
+    if args.judge is not None and args.run is None:
+        raise UsageError("--judge needs recorded episodes", fix="add --run RUN")
     name, options = environment_options(args)
+    folder = None if args.run is None else recorded_folder(args.run)
+    judge = None if args.judge is None else load_judge(args.judge)
     stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
     out = unused(Path("runs") / f"grade-{stem}") if args.out is None else user_path(args.out)
     grade = run_until_interrupted(_grade(name, options, args))
+    if folder is not None:
+        grade.recorded = recorded(folder, grade.max_reward or 1.0, judge=judge)
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(grade.as_json(), indent=1, ensure_ascii=False)
     write_whole(out / "grade.json", f"{text}\n")
+    write_whole(out / "grade.html", card(grade))
     if args.json:
         print(text)
     else:
         print("\n".join(lines(grade)))
-        print(f"{out / 'grade.json'}")
-    return 1 if too_low(grade, args.fail_under) else 0
+        print(f"{out / 'grade.html'}")
+    if why := too_low(grade, args.fail_under):
+        print(f"forge-env: the grade is too low: {why}", file=sys.stderr)
+    return 1 if why else 0
 
 
 def too_low(grade: Grade, fail_under: float | None) -> str:
@@ -114,12 +133,22 @@ def lines(grade: Grade) -> Iterator[str]:
         yield f"   {alike} left out: no difference from the gold solution was seen"
     if lost := grade.counted("lost"):
         yield f"   {lost} left out: they were lost by the infrastructure"
+    if grade.recorded is not None:
+        yield from _recorded(grade.recorded)
     yield from (f"-- {visible(text)}" for text in grade.notes())
     yield from (f"!! {visible(text)}" for text in grade.problems())
     for tried in grade.survivors[:SHOWN]:
         yield from _survivor(tried)
     if (more := len(grade.survivors) - SHOWN) > 0:
         yield f"   {more} more are in grade.json"
+
+
+def _recorded(run: Recorded) -> Iterator[str]:
+    yield f"   {one_line(run.folder, 60)}: {run.episodes:,} episodes of {run.tasks:,} tasks"
+    for k, estimate in run.pass_at.items():
+        yield f"     {f'pass@{k}':<20} {_interval(estimate, '')}"
+    yield f"     {'groups with signal':<20} {_interval(run.signal, '')}"
+    yield f"     {visible(run.findings.words)}"
 
 
 def _interval(estimate: Estimate | None, what: str) -> str:

@@ -60,8 +60,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.sample < 1:
         raise UsageError(f"--sample {args.sample} is not a number of episodes", fix="use 1 or more")
-    judge = None if args.judge is None else _judge(args.judge)
-    findings = find(_root(args.folder), visible=args.visible, hidden=args.hidden, judge=judge, sample=args.sample)
+    judge = None if args.judge is None else load_judge(args.judge)
+    findings = find(
+        recorded_folder(args.folder), visible=args.visible, hidden=args.hidden, judge=judge, sample=args.sample
+    )
     if args.json:
         json.dump(findings.as_json(), sys.stdout, indent=2, default=str)
         print()
@@ -71,14 +73,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _root(text: str) -> Path:
+def recorded_folder(text: str) -> Path:
+    """The folder that a command line names, in `runs/` if it isn't in the current folder."""
     for path in (user_path(text), Path("runs") / text):
         if path.exists():
             return path.absolute()
     raise UsageError(f"{one_line(text)} does not exist", fix="give a run, an evaluation, or a folder of transcripts")
 
 
-def _judge(name: str) -> Judge:
+def load_judge(name: str) -> Judge:
+    """The function that `--judge` names."""
     from forge_env.plugins import load_plugin
 
     judge = load_plugin("forge_env.judges", name)

@@ -22,6 +22,7 @@ from forge_env.grading.answers import mutants_of
 from forge_env.grading.mutants import Mutant, evenly
 from forge_env.grading.pieces import Piece, pieces
 from forge_env.grading.probes import ENOUGH, Prober, Program, probes, raised_in
+from forge_env.grading.recorded import Recorded
 from forge_env.grading.states import state_after
 from forge_env.policy import Policy, estimated_tokens, words_of
 from forge_env.rollout.episode import run_episode
@@ -101,6 +102,8 @@ class Grade:
     tasks: list[TaskGrade] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
     seconds: float = 0.0
+    recorded: Recorded | None = None
+    """What a recorded run says of the tasks."""
 
     def rejected(self, kind: str | None = None) -> Estimate | None:
         """Share of mutants that the judge rejects, without equivalent ones; None if there are no mutants."""
@@ -170,6 +173,7 @@ class Grade:
                 "tasks": [asdict(task) for task in self.tasks],
                 "survivors": [asdict(tried) for tried in self.survivors],
                 "equivalent": [asdict(tried) for tried in self.tried if tried.verdict == "equivalent"],
+                "recorded": None if self.recorded is None else self.recorded.as_json(),
                 "seconds": round(self.seconds, 3),
             }
         )

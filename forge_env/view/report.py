@@ -85,21 +85,35 @@ def write_report(root: Path, out: Path | None = None) -> Path:
 
 
 def html(found: Digest) -> str:
-    """Render the page."""
+    """Render the page of a run or an evaluation."""
+    subtitle = " · ".join([found.headline, *_when(found.summary)])
+    return page(found.name, found.state, subtitle, _body(found))
+
+
+def page(name: str, state: str, subtitle: str, body: Iterable[str]) -> str:
+    """Render a self-contained page.
+
+    Args:
+        name: heading, and title of the page.
+        state: word beside it, which is also its class: "complete", "failed", ...
+        subtitle: line below it.
+        body: HTML of the sections.
+    """
     text = files("forge_env.view").joinpath("templates", "report.html").read_text(encoding="utf-8")
     script = re.search(r"<script>(.*)</script>", text, re.DOTALL)
     assert script is not None
     return Template(text).substitute(
         script_hash=b64encode(sha256(script[1].encode()).digest()).decode(),
-        title=_shown(f"{found.name} · forge-env"),
-        name=_shown(found.name),
-        exit=_shown(found.state),
-        subtitle=_shown(" · ".join([found.headline, *_when(found.summary)])),
-        body="\n".join(_body(found)),
+        title=escaped(f"{name} · forge-env"),
+        name=escaped(name),
+        exit=escaped(state),
+        subtitle=escaped(subtitle),
+        body="\n".join(body),
     )
 
 
-def _shown(text: object) -> str:
+def escaped(text: object) -> str:
+    """Escape a text for a page."""
     return escape(visible(str(text)))
 
 
@@ -109,24 +123,24 @@ def _when(summary: Row) -> list[str]:
 
 def _body(found: Digest) -> Iterator[str]:
     if error := found.summary.get("error"):
-        yield f'<section class="failed"><h2>Error</h2><pre>{_shown(error)}</pre></section>'
+        yield f'<section class="failed"><h2>Error</h2><pre>{escaped(error)}</pre></section>'
     yield f'<div class="four">{"".join(_cards(found))}</div>'
     if curves := _thin(reward_curves(found.rows, found.scored_by)):
         title = "<h2>Reward <small>by training step; bars: one standard error</small></h2>"
         yield f"<section>{title}{_headline(curves)}"
-        yield from (f"<p class='soft'>{_shown(text)}</p>" for text in mixed_scores(found.rows))
+        yield from (f"<p class='soft'>{escaped(text)}</p>" for text in mixed_scores(found.rows))
         yield "</section>"
     if panels := [text for panel in PANELS if (text := _panel(panel, found.rows))]:
         yield f'<div class="grid">{"".join(panels)}</div>'
     if account := time_account(found.rows):
         title = "<h2>Where the time went <small>share of each actor's time; hatched: waiting</small></h2>"
-        advice = "".join(f"<p><code>{_shown(key)}</code>: {_shown(text)}</p>" for key, text in found.limit.advice)
+        advice = "".join(f"<p><code>{escaped(key)}</code>: {escaped(text)}</p>" for key, text in found.limit.advice)
         yield f"<section>{title}{share_bars(account)}{advice}</section>"
     yield from _read(found)
     yield from _tables(found)
     config = found.root / "config.yaml"
     if config.exists():
-        recipe = _shown(read_text(config, largest=LARGEST_RECIPE))
+        recipe = escaped(read_text(config, largest=LARGEST_RECIPE))
         yield (f'<section><details class="config"><summary>Recipe</summary><pre>{recipe}</pre></details></section>')
 
 
@@ -161,8 +175,8 @@ def _cards(found: Digest) -> Iterator[str]:
     for index, (question, sentences) in enumerate(answers(found)):
         kind = f' class="{found.learned.verdict}"' if index == 0 and not found.is_evaluation else ""
         texts = [glued(text) for text in sentences if text]
-        paragraphs = "".join(f"<p{kind if at == 0 else ''}>{_shown(text)}</p>" for at, text in enumerate(texts))
-        yield f"<section><h2>{_shown(question)}</h2>{paragraphs}</section>"
+        paragraphs = "".join(f"<p{kind if at == 0 else ''}>{escaped(text)}</p>" for at, text in enumerate(texts))
+        yield f"<section><h2>{escaped(question)}</h2>{paragraphs}</section>"
 
 
 def mixed_scores(rows: Sequence[Row]) -> Iterator[str]:
@@ -216,7 +230,7 @@ def _read(found: Digest) -> Iterator[str]:
     if found.failures:
         most = max(failure.count for failure in found.failures)
         rows = "".join(
-            f'<tr><td>{_shown(failure.name)}{_eg(failure.example)}</td><td class="n whole">{failure.count:,}</td>'
+            f'<tr><td>{escaped(failure.name)}{_eg(failure.example)}</td><td class="n whole">{failure.count:,}</td>'
             f'<td class="n whole">{failure.share:.1%}</td>'
             f'<td><span class="bar" style="width:{100 * failure.count / most:.0f}px"></span></td></tr>'
             for failure in found.failures[:12]
@@ -231,13 +245,13 @@ def _read(found: Digest) -> Iterator[str]:
 
 
 def _eg(example: str) -> str:
-    return f"<br><small>e.g. {_shown(example)}</small>" if example else ""
+    return f"<br><small>e.g. {escaped(example)}</small>" if example else ""
 
 
 def _summary(example: Example) -> str:
     episode = example.episode
     task = one_line(episode.task_id, 60)
-    return _shown(f"{one_line(example.why, 60)}: {one_line(episode.id, 60)}, task {task}, reward {episode.reward:g}")
+    return escaped(f"{one_line(example.why, 60)}: {one_line(episode.id, 60)}, task {task}, reward {episode.reward:g}")
 
 
 def _episode(example: Example) -> str:
@@ -248,14 +262,14 @@ def _episode(example: Example) -> str:
     if left > 0:
         parts.insert(MOST_MESSAGES // 2, f'<p class="soft">{left} messages omitted</p>')
     where = f"trajectories/{example.kind}.jsonl"
-    return "".join(parts) + f'<p class="soft">{_shown(where)}</p>'
+    return "".join(parts) + f'<p class="soft">{escaped(where)}</p>'
 
 
 def _message(message: Message) -> str:
     texts = [f"~ {message.reasoning_content}"] if message.reasoning_content else []
     texts += [message.content] if message.content else []
     texts += [f"→ {call.function.name}({_arguments(call.function.arguments)})" for call in message.tool_calls]
-    shown = "".join(f"<pre dir='auto'>{_shown(_cut(text))}</pre>" for text in texts)
+    shown = "".join(f"<pre dir='auto'>{escaped(_cut(text))}</pre>" for text in texts)
     return f'<div class="message {escape(message.role)}"><b>{escape(message.role)}</b>{shown}</div>'
 
 
@@ -279,10 +293,10 @@ def _tables(found: Digest) -> Iterator[str]:
     summary = found.summary
     if found.contract:
         cells = [(CLAUSES[clause.clause], f"{clause.verdict}: {clause.text}") for clause in found.contract]
-        yield _table("Self-checks", cells)
+        yield section("Self-checks", cells)
     if found.hacks is not None:
-        yield _table("Reward hacking", [*earned(found.hacks)])
-    yield _table("Run and machine", [*facts(found.summary)])
+        yield section("Reward hacking", [*earned(found.hacks)])
+    yield section("Run and machine", [*facts(found.summary)])
     if isinstance(scores := summary.get("heldout"), dict) and scores:
         cells = [
             (split, f"{item['start']:.3f} → {item['end']:.3f} ± {item['stderr']:.3f} (standard error, n={item['n']})")
@@ -290,18 +304,18 @@ def _tables(found: Digest) -> Iterator[str]:
             if isinstance(item, dict)
             and all(isinstance(item.get(name), int | float) for name in ("start", "end", "stderr", "n"))
         ]
-        yield _table("Held-out scores", cells)
+        yield section("Held-out scores", cells)
     if isinstance(warnings := summary.get("warnings"), dict) and warnings:
-        yield _table("Warnings", [(text, f"{count} x") for text, count in warnings.items()])
+        yield section("Warnings", [(text, f"{count} x") for text, count in warnings.items()])
     if isinstance(stages := summary.get("stages"), dict) and stages:
-        yield _table(
+        yield section(
             "Stages", [(name, duration(spent)) for name, spent in stages.items() if isinstance(spent, int | float)]
         )
     last: dict[str, float] = {}
     for row in found.rows:
         last |= {key: value for key, value in row.items() if key not in ("step", "time") and value is not None}
     if last:
-        yield _table("Last value of every metric", [(key, f"{last[key]:.6g}") for key in sorted(last)], folded=True)
+        yield section("Last value of every metric", [(key, f"{last[key]:.6g}") for key in sorted(last)], folded=True)
 
 
 def earned(hacks: Findings) -> Iterator[tuple[str, str]]:
@@ -340,8 +354,9 @@ def facts(summary: Row) -> Iterator[tuple[str, str]]:
         )
 
 
-def _table(title: str, cells: Sequence[tuple[str, str]], *, folded: bool = False) -> str:
-    body = "".join(f'<tr><td>{_shown(name)}</td><td class="n">{_shown(value)}</td></tr>' for name, value in cells)
+def section(title: str, cells: Sequence[tuple[str, str]], *, folded: bool = False) -> str:
+    """A section with a table of names and values; `folded` shows only the title until it is opened."""
+    body = "".join(f'<tr><td>{escaped(name)}</td><td class="n">{escaped(value)}</td></tr>' for name, value in cells)
     if folded:
         return f"<section><details><summary>{escape(title)}</summary><table>{body}</table></details></section>"
     return f"<section><h2>{escape(title)}</h2><table>{body}</table></section>"
