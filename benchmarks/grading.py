@@ -2,9 +2,9 @@
 
     python -m benchmarks.grading [--weakened | --bundled] [--record]
 
-A weakened task of `coding_rlvr` lacks all hidden checks that reject one known mistake: a slip of its own generator, such
-as `x % 2 == 1` for even numbers; one of `repairs` is judged by its visible tests, which pass with the bug. Neither is
-made of the mutants that `grade` draws.
+A weakened task of `coding_rlvr` lacks all hidden checks that reject one known mistake, a slip of its generator such as
+`x % 2 == 1` for even numbers. One of `repairs` is judged by its visible tests, which pass with the bug. Neither is made
+of the mutants that `grade` draws.
 """
 
 from __future__ import annotations
@@ -148,11 +148,11 @@ async def measure(args: argparse.Namespace) -> list[str]:
             lines += [f"Not found: {', '.join(missed)}.", ""] if missed else []
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     lines.append(
-        f"The first 20 tasks of each split with up to {MUTANTS} wrong versions each; games have none, since other moves "
-        "may win. A share counts undecided versions as accepted, and leaves out those without a visible difference. "
-        "Weakened: 16 bugs of `repairs` judged by their visible tests, and 34 tasks of `coding_rlvr` without the "
-        f"hidden checks that reject one slip of their generator. Aim of all environments: {AIMS['seconds']} seconds. "
-        f"Load of the machine at the end {load}."
+        f"The first 20 tasks of each split with up to {MUTANTS} wrong versions each. Games have none, since other "
+        "moves may win. A share counts undecided versions as accepted, and leaves out those without a visible "
+        "difference. Weakened: 16 bugs of `repairs` judged by their visible tests, and 34 tasks of `coding_rlvr` "
+        "without the hidden checks that reject one slip of their generator. "
+        f"Aim of all environments: {AIMS['seconds']} seconds. Load of the machine at the end {load}."
     )
     return lines
 

@@ -38,11 +38,9 @@ def add_arguments(parser: Parser) -> None:
         help="exit with 1 if the judge rejects a smaller share of the wrong versions, or a check fails",
     )
     parser.add_argument(
-        "--run", metavar="RUN", help="recorded run or evaluation: difficulty, signal, rewards not earned"
+        "--run", dest="recorded", metavar="RUN", help="recorded run or evaluation: difficulty, signal, unearned rewards"
     )
-    parser.add_argument(
-        "--judge", metavar="MODULE:FUNCTION", help="second judge of its episodes, as of forge-env hacks"
-    )
+    parser.add_argument("--judge", metavar="MODULE:FUNCTION", help="second judge of its episodes, as in hacks")
     parser.add_argument("--out", metavar="DIR", help="folder of grade.json and grade.html (default: runs/grade-NAME)")
     parser.add_argument("--json", action="store_true", help="print grade.json instead of a summary")
 
@@ -57,10 +55,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.fail_under is not None and not 0 <= args.fail_under <= 100:
         raise UsageError(f"--fail-under {args.fail_under:g} is not a percentage", fix="use 0 to 100")
-    if args.judge is not None and args.run is None:
+    if args.judge is not None and args.recorded is None:
         raise UsageError("--judge needs recorded episodes", fix="add --run RUN")
     name, options = environment_options(args)
-    folder = None if args.run is None else recorded_folder(args.run)
+    folder = None if args.recorded is None else recorded_folder(args.recorded)
     judge = None if args.judge is None else load_judge(args.judge)
     stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
     out = unused(Path("runs") / f"grade-{stem}") if args.out is None else user_path(args.out)

@@ -61,9 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if args.sample < 1:
         raise UsageError(f"--sample {args.sample} is not a number of episodes", fix="use 1 or more")
     judge = None if args.judge is None else load_judge(args.judge)
-    findings = find(
-        recorded_folder(args.folder), visible=args.visible, hidden=args.hidden, judge=judge, sample=args.sample
-    )
+    root = recorded_folder(args.folder)
+    findings = find(root, visible=args.visible, hidden=args.hidden, judge=judge, sample=args.sample)
     if args.json:
         json.dump(findings.as_json(), sys.stdout, indent=2, default=str)
         print()
