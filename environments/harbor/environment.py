@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 import forge_env as fe
-from environments.harbor.tasks import HOME, LOGS, SOLUTION, TESTS, HarborTask, read_folder
+from environments.harbor.artifacts import only
+from environments.harbor.tasks import HOME, LOGS, PUBLISHED, SOLUTION, TESTS, HarborTask, Separate, read_folder
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.sandbox_environment import as_text
 from forge_env.errors import ImageError, InfrastructureError, SandboxFileError, UsageError
@@ -128,6 +129,7 @@ class Harbor(fe.SandboxEnvironment):
         for task in tasks:
             try:
                 await Images.of(engine).build(self.spec_of(task))
+                await Images.of(engine).build(self.tests_spec_of(task))
             except (ImageError, UsageError) as error:
                 missing[task.id] = str(error)
         return missing
@@ -174,19 +176,26 @@ class Harbor(fe.SandboxEnvironment):
     def spec_of(self, task: Task) -> SandboxSpec:
         """Sandbox specification with the task's image, folders, network access and memory."""
         source = self._tasks[task.data["index"]]
-        wanted = {source.workdir, TESTS, SOLUTION, LOGS, HOME, *self.config.writable} - {"/"}
-        folders = tuple(
-            sorted(path for path in wanted if not any(path != other and is_below(path, other) for other in wanted))
-        )
-        hosts = source.hosts if self.config.network else ()
+        return self._spec_in(source, source, {SOLUTION})
+
+    def tests_spec_of(self, task: Task) -> SandboxSpec:
+        """Sandbox specification of the tests: the agent's, unless they have an environment of their own."""
+        source = self._tasks[task.data["index"]]
+        return self.spec_of(task) if source.separate is None else self._spec_in(source, source.separate, set())
+
+    def _spec_in(self, source: HarborTask, place: HarborTask | Separate, folders: set[str]) -> SandboxSpec:
+        shared = source.separate.folders if source.separate else set()
+        wanted = {place.workdir, TESTS, LOGS, HOME, *folders, *shared, *self.config.writable} - {"/"}
+        outermost = {path for path in wanted if not any(path != other and is_below(path, other) for other in wanted)}
+        hosts = place.hosts if self.config.network else ()
         return SandboxSpec(
-            source.image,
-            base=self.config.base_image if source.image.startswith("/") else "",
-            writable=folders,
+            place.image,
+            base=self.config.base_image if place.image.startswith("/") else "",
+            writable=tuple(sorted(outermost)),
             network=hosts is None,
             allow=hosts or (),
             disk_mb=self.config.disk_mb,
-            memory_mb=min(self.config.memory_mb, source.memory_mb or self.config.memory_mb),
+            memory_mb=min(self.config.memory_mb, place.memory_mb or self.config.memory_mb),
         )
 
     async def _begin(self, task: Task) -> None:
@@ -194,11 +203,16 @@ class Harbor(fe.SandboxEnvironment):
         self._until = math.inf
         try:
             self.spec_of(task)
+            self.tests_spec_of(task)
         except UsageError as error:  # such as a folder that is never writable
             raise InfrastructureError(f"task {task.id!r} can't be played here: {error.message}") from error
         try:
             with limited_elsewhere():  # an image may have to be built
                 await super()._begin(task)
+                if self.playing.separate is not None:
+                    assert self.sandboxes is not None
+                    await Images.of(self.sandboxes).build(self.tests_spec_of(task))
+                    await self.sandbox.exec(["mkdir", "-p", PUBLISHED])
         except ImageError as error:  # affects this task alone; others can still run
             raise InfrastructureError(f"task {task.id!r} can't be played here: {error.message}") from error
         self._until = time.monotonic() + min(self.playing.agent_s, self.config.max_agent_s or math.inf)
@@ -213,16 +227,19 @@ class Harbor(fe.SandboxEnvironment):
 
     async def verify(self) -> float:
         """Run the tests on a copy of the agent's files in a fresh sandbox and return their reward."""
-        task = self.playing
+        task, separate = self.playing, self.playing.separate
         folders = [folder for folder in self._spec.writable if folder not in (TESTS, SOLUTION)]
+        await self._collect(separate)
         try:
             left = await Archives.of(self.sandbox).pack(folders, leave_out=[VERDICT])
         except SandboxFileError:  # too much to copy
             self.left_unmoved = True
             explain("left too many files to copy to the tests")
             return 0.0
+        if separate is not None:
+            left, folders = await asyncio.to_thread(only, left, separate.artifacts), []
         with limited_elsewhere():
-            async with self.fresh_sandbox() as fresh:
+            async with self.fresh_sandbox(self.tests_spec_of(self.current_task)) as fresh:
                 await Archives.of(fresh).unpack(left, instead_of=folders)
                 ended = await self._run_tests(fresh, task)
                 self.verdict = await _verdict(fresh, ended, task)
@@ -232,6 +249,13 @@ class Harbor(fe.SandboxEnvironment):
             explain(self._why_failed(ended), [as_text(ended)[-LONGEST_FAILURE:], *scores])
         return reward
 
+    async def _collect(self, separate: Separate | None) -> None:
+        """Run the task's commands that write files for the tests; as in Harbor, they may fail."""
+        for command, seconds in () if separate is None else separate.collect:
+            folder, variables = self._shell_start()
+            limits = replace(self._limits, wall_s=seconds)
+            await self.sandbox.exec(["bash", "-c", command], env=variables, cwd=folder, limits=limits)
+
     def _why_failed(self, ended: ExecResult) -> str:
         script = self.playing.script.name
         if ended.timed_out:
@@ -239,13 +263,15 @@ class Harbor(fe.SandboxEnvironment):
         return f"failed {script}" if self.verdict is not None else f"{script} wrote no reward"
 
     async def _run_tests(self, fresh: Sandbox, task: HarborTask) -> ExecResult:
-        if task.tests.is_dir():
-            await fresh.copy_in(task.tests, TESTS)
-        script = f"{TESTS}/{task.script.name}"
-        await fresh.write_file(script, await asyncio.to_thread(task.script.read_bytes))
+        script, place = f"{TESTS}/{task.script.name}", task.separate or task
+        if not (task.separate and task.separate.has_tests):
+            if task.tests.is_dir():
+                await fresh.copy_in(task.tests, TESTS)
+            await fresh.write_file(script, await asyncio.to_thread(task.script.read_bytes))
         command = f"mkdir -p {VERDICT} {LOGS}/agent; chmod +x {script}; exec {script}"
-        given = {"HOME": HOME, **task.variables, **task.test_variables}
-        return await fresh.exec(["bash", "-c", command], env=given, cwd=task.workdir, limits=self._limits)
+        given = {"HOME": HOME, **place.variables, **task.test_variables}
+        limits = replace(self._limits, memory_mb=self.tests_spec_of(self.current_task).memory_mb - SCRATCH_MB)
+        return await fresh.exec(["bash", "-c", command], env=given, cwd=place.workdir, limits=limits)
 
 
 async def _verdict(fresh: Sandbox, ended: ExecResult, task: HarborTask) -> dict[str, float] | None:

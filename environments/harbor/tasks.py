@@ -1,6 +1,7 @@
 """Reader of task folders in Harbor's format (schema 1.4) and Terminal-Bench's older format.
 
-Harbor: `task.toml`, `instruction.md`, `environment/Dockerfile`, `tests/test.sh`, `solution/solve.sh`.
+Harbor: `task.toml`, `instruction.md`, `environment/Dockerfile`, `tests/test.sh`, `solution/solve.sh`, and
+`tests/Dockerfile` if the tests have an environment of their own.
 Terminal-Bench: `task.yaml`, `Dockerfile` or `docker-compose.yaml`, `run-tests.sh`, `tests/`, `solution.sh`.
 """
 
@@ -19,19 +20,47 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from environments.harbor.artifacts import Artifact
 from forge_env.config.reader import read_yaml
 from forge_env.errors import UsageError, mistakes
 from forge_env.sandbox.dockerfile import last_workdir
+from forge_env.sandbox.spec import is_below
 from forge_env.types import Text
 
 TESTS, SOLUTION, LOGS, HOME = "/tests", "/solution", "/logs", "/root"
+PUBLISHED = f"{LOGS}/artifacts"
+"""Folder in which agents leave files for tests in an environment of their own."""
 _HARBOR, _TERMINAL_BENCH = "task.toml", "task.yaml"
 _COMPOSE = "docker-compose.yaml"
 _AGENT_S, _TESTS_S = 600.0, 600.0
 _BENCH_AGENT_S, _BENCH_TESTS_S = 360.0, 60.0
-_SIZE = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT])?i?B?", re.IGNORECASE)
-_MEBIBYTES = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20, "": 2**-20}
+_SIZE = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT])i?B?", re.IGNORECASE)
+_MEBIBYTES = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
+_WITH_DEFAULT = re.compile(r"\$\{\w+:-([^{}]*)\}")
 _PLAIN_SERVICE = {"build", "command", "container_name", "environment", "image", "volumes", "working_dir"}
+
+
+@dataclass(frozen=True, slots=True)
+class Separate:
+    """The tests' own environment: a fresh one, with the artifacts of the agent's."""
+
+    image: str
+    """Folder with a Dockerfile, or an image reference."""
+    has_tests: bool
+    """Whether the image has the tests, in /tests."""
+    workdir: str
+    artifacts: tuple[Artifact, ...]
+    collect: tuple[tuple[str, float], ...] = ()
+    """Commands that run in the agent's environment before its artifacts are read, and their limits in seconds."""
+    memory_mb: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    hosts: tuple[str, ...] | None = ()
+
+    @property
+    def folders(self) -> set[str]:
+        """Folders that hold the artifacts."""
+        parents = {artifact.path: posixpath.dirname(artifact.path) for artifact in self.artifacts}
+        return {path if parent == "/" else parent for path, parent in parents.items() if not is_below(path, LOGS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +89,8 @@ class HarborTask:
     hosts: tuple[str, ...] | None = ()
     """Hosts that the task needs to reach; None: unrestricted network access."""
     tags: tuple[str, ...] = ()
+    separate: Separate | None = None
+    """The tests' environment; None: a copy of the agent's, with all its files."""
 
 
 class NotPlayableError(Exception):
@@ -67,9 +98,9 @@ class NotPlayableError(Exception):
 
 
 def _mebibytes(size: Any) -> Any:
-    """Convert a size of schema 1.0, such as `8G`, to MiB."""
+    """Convert a size of schema 1.0, such as `8G`, to MiB; numbers alone are MiB."""
     match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
-    return float(match[1]) * _MEBIBYTES[(match[2] or "").upper()] if match else size
+    return float(match[1]) * _MEBIBYTES[match[2].upper()] if match else size
 
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -101,9 +132,22 @@ class _Agent(BaseModel):
     timeout_sec: Seconds | None = None
 
 
+class _Collected(BaseModel):
+    source: str
+    exclude: list[str] = []
+    service: str | None = None
+
+
+class _Collect(BaseModel):
+    command: str
+    service: str = "main"
+    timeout_sec: Seconds = 60.0
+
+
 class _Verifier(_Agent, _Settings):
-    environment: Any = None
-    environment_mode: str = "shared"
+    environment: _Place | None = None
+    environment_mode: str | None = None
+    collect: list[_Collect] = []
 
 
 class _About(BaseModel):
@@ -114,6 +158,7 @@ class _Harbor(BaseModel):
     """Content of `task.toml`."""
 
     steps: Any = None
+    artifacts: list[str | _Collected] = []
     environment: _Place = _Place()
     agent: _Agent = _Agent()
     verifier: _Verifier = _Verifier()
@@ -165,17 +210,7 @@ def _is_task(path: Path) -> bool:
 def _harbor(path: Path) -> HarborTask:
     settings = _Harbor.model_validate(tomllib.loads(_text(path / _HARBOR)))
     environment, verifier = settings.environment, settings.verifier
-    wanted = {
-        "steps": settings.steps,
-        "another operating system": environment.os.lower() != "linux",
-        "GPUs": environment.gpus,
-        "TPUs": environment.tpu,
-        "MCP servers": environment.mcp_servers,
-        "a health check": environment.healthcheck,
-        "a separate environment for the tests": verifier.environment or verifier.environment_mode != "shared",
-        "additional services": (path / "environment" / _COMPOSE).is_file(),
-    }
-    _refuse(wanted)
+    _refuse_features(path, settings)
     image, workdir = _image(path / "environment", environment.docker_image)
     test, solution = path / "tests" / "test.sh", path / "solution" / "solve.sh"
     _require(test)
@@ -198,6 +233,59 @@ def _harbor(path: Path) -> HarborTask:
         solution_variables=_variables(settings.solution.env),
         hosts=_hosts(environment),
         tags=tuple(settings.task.keywords),
+        separate=_separate(path, settings, image, _workdir(environment.workdir or workdir)),
+    )
+
+
+def _refuse_features(path: Path, settings: _Harbor) -> None:
+    places = [settings.environment, *filter(None, [settings.verifier.environment])]
+    services = {
+        entry.service or "main"
+        for entry in [*settings.artifacts, *settings.verifier.collect]
+        if not isinstance(entry, str)
+    }
+    composed = [path / folder / _COMPOSE for folder in ("environment", "tests")]
+    wanted = {
+        "steps": settings.steps,
+        "another operating system": any(place.os.lower() != "linux" for place in places),
+        "GPUs": any(place.gpus for place in places),
+        "TPUs": any(place.tpu for place in places),
+        "MCP servers": settings.environment.mcp_servers,
+        "a health check": any(place.healthcheck for place in places),
+        "additional services": services - {"main"} or any(file.is_file() for file in composed),
+    }
+    _refuse(wanted)
+
+
+def _separate(path: Path, settings: _Harbor, image: str, workdir: str) -> Separate | None:
+    """Read the tests' own environment; see `resolve_verifier_environment_definition` in Harbor."""
+    verifier = settings.verifier
+    if (verifier.environment_mode or ("separate" if verifier.environment else "shared")) != "separate":
+        return None
+    place, tests = verifier.environment or settings.environment, path / "tests"
+    has_tests = True
+    if verifier.environment is not None and verifier.environment.docker_image:
+        image, of_image = verifier.environment.docker_image, None
+    elif (tests / "Dockerfile").is_file():
+        image, of_image = _image(tests, None)
+    else:
+        has_tests, of_image = False, workdir
+    entries = [_Collected(source=entry) if isinstance(entry, str) else entry for entry in settings.artifacts]
+    artifacts = [
+        Artifact(posixpath.normpath(posixpath.join(workdir, entry.source)), tuple(entry.exclude)) for entry in entries
+    ]
+    if all(artifact.path != PUBLISHED for artifact in artifacts):
+        artifacts.insert(0, Artifact(PUBLISHED))
+    memory_mb = place.memory_mb or place.memory
+    return Separate(
+        image=image,
+        has_tests=has_tests,
+        workdir=_workdir(place.workdir or of_image or "/"),
+        artifacts=tuple(artifacts),
+        collect=tuple((entry.command, entry.timeout_sec) for entry in verifier.collect),
+        memory_mb=None if memory_mb is None else max(1, round(memory_mb)),
+        variables=_variables(place.env),
+        hosts=_hosts(place),
     )
 
 
@@ -283,6 +371,7 @@ def _workdir(path: str | None) -> str:
 
 
 def _variables(given: Mapping[str, str]) -> Mapping[str, str]:
+    given = {name: _WITH_DEFAULT.sub(r"\1", value) for name, value in given.items()}
     if asked := [value for value in given.values() if "${" in value]:
         raise NotPlayableError(f"it needs variables of this machine: {', '.join(asked)}")
     return given

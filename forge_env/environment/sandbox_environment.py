@@ -253,16 +253,19 @@ class SandboxEnvironment(ToolEnvironment):
         return replace(result, passed=False, failed=result.total, failures=result.doubts)
 
     @asynccontextmanager
-    async def fresh_sandbox(self) -> AsyncIterator[Sandbox]:
+    async def fresh_sandbox(self, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
         """Lease a fresh sandbox, in which no program of the agent has run, for reward functions.
 
         The agent's sandbox is returned first, so that episodes that are being scored never wait for each other's
         sandboxes; `sandbox` then raises. `read_text` and `run_hidden_tests` still use its files. If these are too large
         to be moved (128 MiB), they are all discarded, and the metric `not_moved` is 1.
+
+        Args:
+            spec: the kind of sandbox; None: the agent's.
         """
         await self._give_back()
         assert self.sandboxes is not None
-        async with self.sandboxes.session(self._spec) as fresh:
+        async with self.sandboxes.session(spec or self._spec) as fresh:
             yield fresh
 
     def _counted(self) -> dict[str, float]:

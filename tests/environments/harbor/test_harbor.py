@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import shutil
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import pytest
 
 import forge_env as fe
 from environments.harbor import Harbor, HarborConfig
+from environments.harbor.artifacts import Artifact, only
 from environments.harbor.environment import _reward, _verdict, no_verdict, not_moved
-from environments.harbor.tasks import read_folder
+from environments.harbor.tasks import Separate, read_folder
 from forge_env.cli.main import main
 from forge_env.environment.optional import unplayable
 from forge_env.errors import SandboxFileError, UsageError
@@ -27,7 +30,7 @@ from forge_env.types import Action
 from tests.sandboxes.conftest import engine_fixture
 
 TASKS = Path(__file__).parent / "tasks"
-NAMES = ["greeting", "needs_packages", "old_sum", "repair", "tool_at_home"]
+NAMES = ["apart", "greeting", "needs_packages", "old_sum", "repair", "tool_at_home"]
 
 
 engine = engine_fixture("docker", warm=0)
@@ -92,6 +95,24 @@ async def test_only_files_reach_the_tests(engine: SandboxEngine) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="module")
+async def test_artifacts_reach_tests_in_an_image_of_their_own(engine: SandboxEngine) -> None:
+    draft = "mkdir -p /data/drafts; touch /data/drafts/draft.txt; "
+    right = await play(engine, "apart", run(f"{draft}printf '%s\\n' 1 16 9 4 > squares.txt"), "Done.")
+    assert right.reward == 1.0, right.failures
+    link = run(
+        f"{draft}ln -s /grading/expected.txt squares.txt; ln -s /grading/expected.txt /logs/artifacts/sorted.txt"
+    )
+    assert (await play(engine, "apart", link, "Done.")).reward == 0.0
+    wrong = await play(engine, "apart", run(f"{draft}echo 7 > squares.txt"), "Done.")
+    assert wrong.reason == "failed test.sh"
+    assert "sorted.txt" in "".join(wrong.failures), "what test.sh prints is in the record"
+    assert "draft.tmp" not in "".join(wrong.failures)
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio(loop_scope="module")
 async def test_the_agents_time_is_the_tasks(engine: SandboxEngine, tmp_path: Path) -> None:
     shutil.copytree(TASKS / "greeting", tmp_path / "greeting")
     options = {"base_image": "python", "sandboxes": engine, "max_agent_s": 0.001}
@@ -111,7 +132,7 @@ async def test_the_agents_time_is_the_tasks(engine: SandboxEngine, tmp_path: Pat
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_cant_be_built_is_told_with_its_line(engine: SandboxEngine) -> None:
     env = Harbor(HarborConfig(folder=str(TASKS), base_image="python"), sandboxes=engine)
-    tasks = [env.task("train", index) for index in range(2)]
+    tasks = [env.task("train", NAMES.index(name)) for name in ("greeting", "needs_packages")]
     missing = await unplayable(env, tasks)
     assert missing.keys() == {"two_services", "needs_packages"}
     assert missing["two_services"] == "it needs additional services"
@@ -165,7 +186,9 @@ def test_both_formats_are_read() -> None:
         ("[environment]\ngpus = 1", "it needs GPUs"),
         ("[environment]\nos = 'windows'", "it needs another operating system"),
         ("[[steps]]\nname = 'one'", "it needs steps"),
-        ("[verifier]\nenvironment_mode = 'separate'", "it needs a separate environment for the tests"),
+        ("[[verifier.collect]]\ncommand = 'x'\nservice = 'db'", "it needs additional services"),
+        ("artifacts = [{source = '/x', service = 'db'}]", "it needs additional services"),
+        ("[verifier]\nenvironment = {gpus = 1}", "it needs GPUs"),
         ("[environment.env]\nKEY = '${KEY}'", "it needs variables of this machine: ${KEY}"),
         ("[environment]\nworkdir = '/x/$Y'", "its folder /x/$Y depends on variables"),
         ("no toml", "it can't be read: TOMLDecodeError"),
@@ -187,7 +210,7 @@ def test_folders_without_tasks(tmp_path: Path) -> None:
 def test_some_tasks_alone() -> None:
     env = fe.make(f"harbor:{TASKS}", tasks=["repair", "greeting"])
     assert [env.task("train", index).id for index in range(env.num_tasks("train") or 0)] == ["greeting", "repair"]
-    with pytest.raises(UsageError, match=r"no task 'other' in .*available: greeting, needs_packages, old_sum"):
+    with pytest.raises(UsageError, match=r"no task 'other' in .*available: apart, greeting, needs_packages, old_sum"):
         fe.make(f"harbor:{TASKS}", tasks=["other"])
 
 
@@ -321,6 +344,8 @@ def folder_of(tmp_path: Path, settings: str = "", script: bytes = b"#!/bin/sh\ne
         ('[environment]\nmemory = "1.5 GiB"', {"memory_mb": 1536}),
         ('[environment]\nmemory_mb = "1024"\nmemory = "8G"', {"memory_mb": 1024}),
         ("[environment]\nmemory_mb = 1024.0", {"memory_mb": 1024}),
+        ('[environment]\nmemory = "2048"', {"memory_mb": 2048}),
+        ("[environment.env]\nA = '${A:-x}/${B:-}y'", {"variables": {"A": "x/y"}}),
         ("[environment]\ngpus = 0.0", {"memory_mb": None}),
         ('[environment]\nallow_internet = "false"', {"hosts": ()}),
         ('[agent]\ntimeout_sec = "90"\n[verifier]\ntimeout_sec = 1e2', {"agent_s": 90.0, "tests_s": 100.0}),
@@ -353,6 +378,98 @@ def test_settings_that_cant_be_played(tmp_path: Path, settings: str, script: byt
     assert refused["one"].startswith(why)
     with pytest.raises(UsageError, match="one can't be played"):
         Harbor(HarborConfig(folder=str(tmp_path))).task("train", 0)
+
+
+SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
+
+
+def separate(tmp_path: Path, settings: str) -> Separate:
+    [task], refused = read_folder(str(folder_of(tmp_path, settings)))
+    assert not refused
+    assert task.separate is not None
+    return task.separate
+
+
+def test_tests_in_an_image_of_their_own() -> None:
+    [task], _ = read_folder(str(TASKS / "apart"))
+    assert task.separate == Separate(
+        image=str(TASKS / "apart/tests"),
+        has_tests=True,
+        workdir="/grading",
+        artifacts=(Artifact("/logs/artifacts"), Artifact("/app/squares.txt"), Artifact("/data/drafts", ("*.tmp",))),
+        collect=(("sort -n squares.txt > /logs/artifacts/sorted.txt", 60.0),),
+        variables={"LAST": "4"},
+        hosts=None,
+    )
+    env = Harbor(HarborConfig(folder=str(TASKS / "apart"), base_image="python"))
+    spec, of_tests = env.spec_of(env.task("train", 0)), env.tests_spec_of(env.task("train", 0))
+    assert spec.writable == ("/app", "/data", "/logs", "/root", "/solution", "/tests")
+    assert of_tests.writable == ("/app", "/data", "/grading", "/logs", "/root", "/tests")
+    assert (of_tests.image, of_tests.base) == (str(TASKS / "apart/tests"), "python")
+
+
+def test_where_tests_in_an_environment_of_their_own_run(tmp_path: Path) -> None:
+    same = separate(tmp_path, SEPARATE)
+    agents = str(tmp_path / "one/environment")
+    assert (same.image, same.has_tests, same.workdir) == (agents, False, "/app")
+    (tmp_path / "one/tests/Dockerfile").write_bytes(b"\xef\xbb\xbfFROM x\r\nWORKDIR /grade\r\n")
+    read_folder.cache_clear()
+    [task], _ = read_folder(str(tmp_path))
+    assert task.separate is not None
+    assert (task.separate.image, task.separate.workdir) == (str(tmp_path / "one/tests"), "/grade")
+
+
+@pytest.mark.parametrize(
+    ("settings", "image", "workdir"),
+    [
+        ("[verifier.environment]\ndocker_image = 'judge'\n", "judge", "/"),
+        ("[verifier.environment]\ndocker_image = 'judge'\nworkdir = '/w'\n", "judge", "/w"),
+        ("[verifier.environment]\nmemory = '1G'\n", None, "/app"),
+    ],
+)
+def test_an_environment_of_the_tests_in_the_settings(
+    tmp_path: Path, settings: str, image: str | None, workdir: str
+) -> None:
+    place = separate(tmp_path, settings)
+    assert (place.image, place.workdir) == (image or str(tmp_path / "one/environment"), workdir)
+    assert place.has_tests == (image is not None)
+    assert place.artifacts == (Artifact("/logs/artifacts"),)
+
+
+def test_what_an_archive_keeps_of_artifacts() -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name in (
+            "app/a.txt",
+            "app/b.txt",
+            "data/x/1.py",
+            "data/x/__pycache__/1.pyc",
+            "data/xy",
+            "data/x/deep/2.py",
+        ):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+        for name, target, kind in (
+            ("data/x/inside", "deep/2.py", tarfile.SYMTYPE),
+            ("data/x/outside", "../../tests/expected", tarfile.SYMTYPE),
+            ("data/x/absolute", "/tests/expected", tarfile.SYMTYPE),
+            ("data/x/hard", "data/x/1.py", tarfile.LNKTYPE),
+            ("data/x/hard_outside", "app/b.txt", tarfile.LNKTYPE),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, target
+            archive.addfile(entry)
+
+    def names(*artifacts: Artifact) -> list[str]:
+        with tarfile.open(fileobj=io.BytesIO(only(out.getvalue(), artifacts))) as archive:
+            return archive.getnames()
+
+    assert names(Artifact("/app/a.txt"), Artifact("/data/x", ("*.pyc", "deep"))) == [
+        "app/a.txt",
+        "data/x/1.py",
+        "data/x/hard",
+    ]
+    assert names(Artifact("/data/x", ("__pycache__", "deep/2*"))) == ["data/x/1.py", "data/x/hard"]
+    assert "data/x/inside" in names(Artifact("/data/x"))
 
 
 def test_variables_of_a_compose_file_are_what_stands_there(tmp_path: Path) -> None:
