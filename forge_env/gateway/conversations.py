@@ -227,8 +227,10 @@ def _rewrites(ours: Message, theirs: Message) -> Iterator[str]:
     """Name the differences between a message and its repetition, whose words are the same."""
     if ours.content != theirs.content:
         yield "white_space"
-    if ours.reasoning_content and not theirs.reasoning_content:
+    if ours.reasoning_content and not (theirs.reasoning_content or "").strip():
         yield "thoughts_left_out"
+    elif (ours.reasoning_content or "") != (theirs.reasoning_content or ""):
+        yield "thoughts_changed"
     calls = zip(ours.tool_calls, theirs.tool_calls, strict=True)
     if any(one.function.arguments != other.function.arguments for one, other in calls):
         yield "arguments"

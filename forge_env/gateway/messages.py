@@ -54,7 +54,7 @@ class _Message(Wire):
         calls = [block for block in blocks if block.type == "tool_use"]
         thoughts = "".join(block.thinking for block in blocks if block.type == "thinking")
         rest = [block for block in blocks if block.type not in ("tool_result", "tool_use", "thinking")]
-        if rest or calls or len(blocks) == 0:
+        if not blocks or any(block.type != "tool_result" for block in blocks):  # a turn may have thoughts alone
             yield said(
                 self.role,
                 rest,

@@ -81,6 +81,7 @@ REWRITES: dict[str, Callable[[Message], Message]] = {
     "drop blank parts": lambda message: replace(message, content=re.sub(r"\n\s*\n", "\n", message.content)),
     "add a part": lambda message: replace(message, content=message.content + "\n \n"),
     "leave out thoughts": lambda message: replace(message, reasoning_content=None),
+    "blank thoughts": lambda message: replace(message, reasoning_content=" "),
     "write arguments anew": respelled,
 }
 """What programs do to the messages that they send again, without changing a word."""
@@ -94,6 +95,7 @@ REWRITES: dict[str, Callable[[Message], Message]] = {
         ("drop blank parts", {"rewritten/white_space": 3}),
         ("add a part", {"rewritten/white_space": 5}),
         ("leave out thoughts", {"rewritten/thoughts_left_out": 2}),
+        ("blank thoughts", {"rewritten/thoughts_left_out": 2, "rewritten/thoughts_changed": 3}),
         ("write arguments anew", {"rewritten/arguments": 1}),
     ],
 )
