@@ -33,10 +33,11 @@ class Check(TypedDict):
     call: str
     """The call, as Python source that may be shown to the agent; statements if `compare` is "asserts"."""
     expected: str
-    """The expected value as a Python literal; JSON if `compare` is "json"; the output if it is "output"."""
-    compare: NotRequired[Literal["same", "equal", "truth", "json", "output", "asserts"]]
-    """`same` (the default) distinguishes 1, 1.0 and True, `equal` is Python's `==`, `truth` its `bool`; `json` takes \
-tuples for lists and real numbers within `TOLERANCE`; `output` compares lines; `asserts` runs `test`."""
+    """The expected value as a Python literal; JSON if `compare` is "json" or "wrapped", output if it is "output"."""
+    compare: NotRequired[Literal["same", "equal", "close", "truth", "json", "wrapped", "output", "asserts"]]
+    """`same` (the default) distinguishes 1, 1.0 and True, `equal` is Python's `==`, `close` also takes real numbers
+    within `TOLERANCE`, `truth` is Python's `bool`; `json` takes tuples for lists and real numbers within `TOLERANCE`,
+    `wrapped` also the only item of an expected list; `output` compares lines; `asserts` runs `test`."""
     run: NotRequired[str]
     """The expression to evaluate, if it isn't `call`."""
     stdin: NotRequired[str]
@@ -144,9 +145,13 @@ def passes(check: Check, outcome: CallOutcome | None) -> bool:
         return value is True
     if compare == "output":
         return isinstance(value, str) and same_output(check["expected"], value)
-    if compare == "json":
-        return same_json(json.loads(check["expected"]), value)
+    if compare in ("json", "wrapped"):
+        wanted = json.loads(check["expected"])
+        only = wanted[0] if compare == "wrapped" and isinstance(wanted, list) and len(wanted) == 1 else wanted
+        return same_json(wanted, value) or same_json(only, value)
     expected = literal_eval(check["expected"])
+    if compare == "close":
+        return bool(expected == value) or _close(expected, value)
     return bool(expected == value) if compare == "equal" else same(expected, value)
 
 
@@ -159,6 +164,14 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
     return bool(left == right)
+
+
+def _close(expected: Any, value: Any) -> bool:
+    """Whether two real numbers, or lists or tuples of them, differ by `TOLERANCE` at most."""
+    if isinstance(expected, list | tuple):
+        return type(expected) is type(value) and len(expected) == len(value) and all(map(_close, expected, value))
+    numbers = isinstance(expected, float) and isinstance(value, float)
+    return numbers and math.isclose(expected, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
 def same_json(expected: Any, value: Any) -> bool:

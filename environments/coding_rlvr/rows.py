@@ -1,4 +1,4 @@
-"""Tasks from rows in the style of MBPP, HumanEval and LiveCodeBench, from a file or the hub.
+"""Tasks from rows in the style of MBPP, HumanEval, HumanEval+, LiveCodeBench and APPS, from a file or the hub.
 
 Each style is scored as by its original checker, except that only the call of the agent's function runs in the agent's
 process (see `checks` and `asserts`). Rows with a test that can't be run in this way are skipped.
@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from environments.coding_rlvr.asserts import Suite, method_setup, suite_of
@@ -26,8 +27,8 @@ from forge_env.tasks.datasets import DatasetConfig, MissingColumn, StreamedTasks
 from forge_env.types import Task
 
 log = logging.getLogger(__name__)
-PROMPT_COLUMNS = ("prompt", "text", "question_content")
-STYLES = ("mbpp", "humaneval", "livecodebench")
+PROMPT_COLUMNS = ("prompt", "text", "question_content", "question")
+STYLES = ("mbpp", "humaneval", "livecodebench", "apps")
 PUBLIC = 1
 """Number of tests that the agent is shown, unless the row specifies them; the others are hidden."""
 _STARRED = (
@@ -97,10 +98,13 @@ def as_task(row: Task) -> Task | None:
         made = _human_eval(row)
     elif "public_test_cases" in data:
         made = _live_code_bench(row)
+    elif "input_output" in data:
+        made = _apps(row)
     else:
         raise UsageError(
             f"row {row.id!r} has an unknown style, with the columns {', '.join(data)}",
-            fix="MBPP has test_list, HumanEval entry_point and test, LiveCodeBench public_test_cases",
+            fix="MBPP has test_list, HumanEval entry_point and test, LiveCodeBench public_test_cases, "
+            "APPS input_output",
         )
     if made is None or not (made.public or made.hidden):
         return None
@@ -148,7 +152,9 @@ def _human_eval(row: Task) -> _Made | None:
     """HumanEval row: `prompt` (function head), `test` (function `check`), `entry_point`, `canonical_solution`."""
     name, test, body = row.data["entry_point"], row.data["test"], row.data.get("canonical_solution")
     try:
-        asserts = _asserts_of_check(parse_python(test), name)
+        tree = parse_python(test)
+        cases = _cases_of_check(tree, name)
+        asserts = _asserts_of_check(tree, name)
         given = [item for item in parse_python(f"{row.prompt}\n    pass\n").body if getattr(item, "name", "") != name]
     except (SyntaxError, ValueError):
         return None
@@ -157,13 +163,36 @@ def _human_eval(row: Task) -> _Made | None:
     def suite(*statements: str) -> Suite | None:
         return suite_of(statements, imports=imports, names=[name])
 
-    whole = suite(asserts) if asserts is not None else suite(f"{test}\ncheck({name})")
+    if cases is not None:
+        whole = suite(*cases)
+    else:
+        whole = suite(asserts) if asserts is not None else suite(f"{test}\ncheck({name})")
     if whole is None:
         return None
+    for check in whole.checks if cases is not None else ():
+        check["compare"] = "close"
     public = whole.checks[:PUBLIC] if len(whole.checks) > PUBLIC else []
     gold = None if body is None else row.prompt + body
     prompt = f"Complete the function {name}.\n```python\n{row.prompt.strip()}\n```"
     return _Made(prompt, public, whole.checks[len(public) :], whole.setup, gold)
+
+
+def _cases_of_check(tree: ast.Module, name: str) -> list[str] | None:
+    """Asserts for the cases of HumanEval+, whose `check` loops over literal `inputs` and `results`, comparing real
+    numbers approximately; None for other tests."""
+    checks = [item for item in tree.body if isinstance(item, ast.FunctionDef) and item.name == "check"]
+    match [item for check in checks for item in check.body]:
+        case [
+            ast.Assign(targets=[ast.Name(id="inputs")], value=inputs),
+            ast.Assign(targets=[ast.Name(id="results")], value=results),
+            ast.For(body=[ast.Expr(value=ast.Call(func=ast.Name(id="assertion"), args=[called, *_]))]),
+        ] if ast.unparse(called) == "candidate(*inp)":
+            try:
+                cases = [*zip(ast.literal_eval(inputs), ast.literal_eval(results), strict=True)]
+                return [f"assert {name}({', '.join(map(repr, given))}) == {expected!r}" for given, expected in cases]
+            except (ValueError, TypeError):  # results that are computed
+                return None
+    return None
 
 
 def _asserts_of_check(tree: ast.Module, name: str) -> str | None:
@@ -205,6 +234,36 @@ def _live_code_bench(row: Task) -> _Made | None:
         method_setup(LIVE_CODE_BENCH_IMPORTS) if function else {"before": LIVE_CODE_BENCH_IMPORTS, "after": ""}
     )
     return _Made(f"{row.prompt.strip()}\n{how}", public, hidden, setup, row.gold)
+
+
+def _apps(row: Task) -> _Made | None:
+    """APPS row: `question`, `input_output` with lists of inputs and outputs, `starter_code`, `solutions`."""
+    data = row.data
+    cases, solutions = _decoded(data["input_output"], {}), _decoded(data.get("solutions"), [])
+    head, function = data.get("starter_code") or "", cases.get("fn_name")
+    try:
+        checks = [*map(_apps_check, cases.get("inputs") or [], cases.get("outputs") or [], repeat(function))]
+    except TypeError as error:
+        fix = "input_output has inputs, each with a text or the arguments of fn_name, and outputs"
+        raise UsageError(f"row {row.id!r}: a test case can't be read: {error}", fix=fix) from error
+    how = "Read standard input, print to standard output."
+    setup: Setup = {"before": LIVE_CODE_BENCH_IMPORTS, "after": ""}
+    if function:
+        how = f"Complete the code.\n```python\n{head}\n```" if head.strip() else f"Write the function {function}."
+        setup = method_setup(LIVE_CODE_BENCH_IMPORTS)
+    gold = row.gold if row.gold is not None else next(iter(solutions), None)
+    return _Made(f"{row.prompt.strip()}\n{how}", checks[:PUBLIC], checks[PUBLIC:], setup, gold)
+
+
+def _apps_check(given: Any, output: Any, function: str | None) -> Check:
+    if function is None:
+        stdin, expected = (
+            "\n".join(map(str, text)) if isinstance(text, list) else str(text) for text in (given, output)
+        )
+        return {"call": f"input {stdin[:60]!r}", "expected": expected, "compare": "output", "stdin": stdin}
+    arguments = ", ".join(map(repr, given))
+    run = f"_forge_plain(_forge_method({function!r})({arguments}))"
+    return {"call": f"{function}({arguments})", "expected": json.dumps(output), "compare": "wrapped", "run": run}
 
 
 def _method_of(head: str) -> str | None:

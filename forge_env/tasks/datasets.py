@@ -18,6 +18,7 @@ from functools import lru_cache, partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Annotated, Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -154,10 +155,12 @@ class DatasetConfig(BaseModel):
     """Fraction of prompts held out as `eval` if `splits` is empty; equal prompts are always in the same split. If
     unset, nothing is held out, and every split is the whole source."""
     columns: dict[str, str | None] = Field(default_factory=dict)
-    """Field of the task (id, prompt, gold, difficulty, tags; other names become hidden data) -> column, or value in it
-    (`reward_model.ground_truth`). null disables a field: by default, a column with the name and type of a field is used
-    for it. A prompt may be a conversation that ends with a user message. If there is only a column `messages`, the
-    prompt is the first user message, with the system message before it; the rest is hidden."""
+    """Field of the task (id, prompt, choices, gold, difficulty, tags; other names become hidden data) -> column, or
+    value in it (`reward_model.ground_truth`, also of JSON in a text). null disables a field: by default, a column with
+    the name and type of a field is used for it. `choices` are listed after the prompt with letters; the number or text
+    of one as `gold` or `answer` becomes its letter. A prompt may be a conversation that ends with a user message. If
+    there is only a column `messages`, the prompt is the first user message, with the system message before it; the rest
+    is hidden."""
     streaming: bool = False
     """Whether to read a hub dataset row by row on demand, instead of downloading it first."""
     shuffle_buffer: Annotated[int, Field(ge=0)] = 0
@@ -336,11 +339,13 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     row = {name: None if _is_nan(value) else value for name, value in row.items()}
     asked = {field: column for field, column in config.columns.items() if column is not None}
     taken = {field: _value_at(column, row, location if number else config.path) for field, column in asked.items()}
+    choices = _choices(taken.pop("choices"), location) if "choices" in asked else {}
+    taken = {name: _lettered(value, choices) if name in ("gold", "answer") else value for name, value in taken.items()}
     mapped = {field: value for field, value in taken.items() if field in TASK_FIELDS}
     unasked = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
     fitting = {name: value for name, value in unasked.items() if name == "prompt" or _fits(name, value)}
-    shown = asked.get("prompt")  # the agent reads this column, so it is not hidden data
-    data = {key: value for key, value in row.items() if key not in fitting and key != shown}
+    shown = (asked.get("prompt"), asked.get("choices"))  # the agent reads these columns, so they are not hidden data
+    data = {key: value for key, value in row.items() if key not in fitting and key not in shown}
     data |= {field: value for field, value in taken.items() if field not in TASK_FIELDS}
     values: dict[str, Any] = {}
     for name, value in {**fitting, **mapped}.items():
@@ -355,7 +360,33 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
         if len(row) == 1 and (between := next((sign for sign in ";\t|" if sign in next(iter(row))), None)):
             fix = f"columns of a .csv are separated by commas, not by {between!r}"
         raise MissingColumn(f"{location}: no column 'prompt'", fix=fix)
+    if choices:
+        values["prompt"] += "\n\n" + "\n".join(f"{letter}. {text}" for letter, text in choices.items())
     return Task(**{"id": f"{split}-{number}", **values}, data=data, split=split)
+
+
+def _choices(value: Any, place: str) -> dict[str, str]:
+    """Texts of choices by letter: from a list, or ARC's `{"text": [...], "label": [...]}`."""
+    texts, letters = value, list(ascii_uppercase)
+    if isinstance(value, Mapping) and {"text", "label"} <= value.keys():
+        texts, letters = value["text"], value["label"]
+    if not isinstance(texts, list) or not 0 < len(texts) <= len(letters):
+        raise UsageError(f"{place}: choices: not a list of texts", fix="map a column with a list, or none")
+    return {str(letter): str(text) for letter, text in zip(letters, texts, strict=False)}
+
+
+def _lettered(value: Any, choices: Mapping[str, str]) -> Any:
+    """The letter of a choice that is given by number, from 0, or by its text; other values are returned unchanged."""
+    letters = list(choices)
+    if isinstance(value, str) and value in choices:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(letters):
+        return letters[value]
+    if isinstance(value, str) and list(choices.values()).count(value) == 1:
+        return next(letter for letter, text in choices.items() if text == value)
+    if isinstance(value, str) and value.isdecimal() and int(value) < len(letters):
+        return letters[int(value)]
+    return value
 
 
 def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
@@ -364,11 +395,20 @@ def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
         return row[column]
     value: Any = row
     for name in column.split("."):
+        value = _json_object(value) if isinstance(value, str) else value
         if not isinstance(value, Mapping) or name not in value:
             location = f"{place}, unlike those before it," if ", row " in place else place
             raise MissingColumn(f"{location} has no column {column!r}", fix=suggestion(column, row, _names(row)))
         value = value[name]
     return value
+
+
+def _json_object(text: str) -> Any:
+    """The object in a text that is one as JSON, as in the columns of several data sets; otherwise the text."""
+    try:
+        return json.loads(text) if text.lstrip().startswith("{") else text
+    except (ValueError, RecursionError):
+        return text
 
 
 def _is_nan(value: Any) -> bool:

@@ -14,10 +14,10 @@ import pytest
 
 import forge_env as fe
 from environments.coding_rlvr.asserts import suite_of
-from environments.coding_rlvr.checks import same_json, same_output, surrounded
+from environments.coding_rlvr.checks import Check, passes, same_json, same_output, surrounded
 from environments.coding_rlvr.rows import _decoded
 from forge_env.errors import UsageError
-from forge_env.sandbox import SandboxEngine
+from forge_env.sandbox import CallOutcome, SandboxEngine
 from forge_env.sandbox.engines import load_engine
 from forge_env.validation.checks import Validator
 from tests.sandboxes.conftest import engine_fixture, require
@@ -294,6 +294,32 @@ def test_values_are_compared_with_json(expected: object, value: object, equal: b
     assert same_json(expected, value) is equal
 
 
+@pytest.mark.parametrize(
+    ("compare", "expected", "value", "right"),
+    [
+        ("wrapped", "[2]", 2, True),
+        ("wrapped", "[2]", [2], True),
+        ("wrapped", "[[1]]", (1,), True),
+        ("wrapped", "[2, 3]", 2, False),
+        ("wrapped", "[2, 3]", [2, 3], True),
+        ("wrapped", "[2]", 3, False),
+        ("wrapped", "[]", [], True),
+        ("wrapped", "2", [2], False),
+        ("close", "0.3", 0.1 + 0.2, True),
+        ("close", "[0.3, 1.0]", [0.1 + 0.2, 1.0], True),
+        ("close", "[0.3]", (0.1 + 0.2,), False),
+        ("close", "0.3", 0.301, False),
+        ("close", "3", 3.0, True),
+        ("close", "3", 3.0000001, False),
+        ("close", "'ab'", "ab", True),
+        ("close", "{1, 2}", {2, 1}, True),
+    ],
+)
+def test_values_of_apps_and_human_eval_plus(compare: Any, expected: str, value: object, right: bool) -> None:
+    check: Check = {"call": "f()", "expected": expected, "compare": compare}
+    assert passes(check, CallOutcome(value=value)) is right
+
+
 def cases(*pairs: tuple[str, str], function: str | None = None) -> dict[str, Any]:
     kind = "functional" if function else "stdin"
     packed = json.dumps([{"input": given, "output": output, "testtype": kind} for given, output in pairs])
@@ -403,6 +429,22 @@ def test_what_is_compared_outside() -> None:
         suite = suite_of([source])
         assert suite is not None
         assert [(check["call"], check["expected"]) for check in suite.checks] == checks, source
+
+
+@pytest.mark.parametrize("cases", ['{"fn_name": "f", "inputs": [1], "outputs": [2]}', '{"inputs": 1, "outputs": [2]}'])
+def test_cases_of_apps_that_cant_be_read_are_named(tmp_path: Path, cases: str) -> None:
+    row = {"question": "x", "input_output": cases}
+    with pytest.raises(UsageError, match="row 'train-0': a test case can't be read"):
+        fe.make("coding_rlvr", **options(tmp_path, [row])).task("train", 0)
+
+
+def test_a_row_of_apps_without_cases_is_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"question": "x", "input_output": ""},
+        {"question": "y", "input_output": '{"inputs": ["1"], "outputs": ["2"]}'},
+    ]
+    env = fe.make("coding_rlvr", **options(tmp_path, rows))
+    assert (env.num_tasks("train"), env.task("train", 0).data["public"][0]["stdin"]) == (1, "1")
 
 
 def test_rows_that_are_no_tasks(tmp_path: Path) -> None:

@@ -425,6 +425,7 @@ PARTS = [{"type": "text", "text": "2 + 2?"}]
         ({"conversations": [{"from": "system", "value": "Answer in a box."}, {"from": "human", "value": "2 + 2?"},
                             {"from": "gpt", "value": "4"}]}, {"messages": "conversations"}, CHAT, None),
         ({"question": "2 + 2?", "info": {"a": {"b": 4}}}, {"prompt": "question", "gold": "info.a.b"}, CHAT[1:], "4"),
+        ({"question": "2 + 2?", "a": ' {"b": {"c": "4"}}'}, {"prompt": "question", "gold": "a.b.c"}, CHAT[1:], "4"),
         ({"question": "2 + 2?", "a.b": "x", "a": {"b": "y"}}, {"prompt": "question", "gold": "a.b"}, CHAT[1:], "x"),
         ({"prompt": "2 + 2?", "gold": float("nan"), "id": float("nan")}, {}, CHAT[1:], None),
     ],
@@ -450,6 +451,9 @@ def test_rows_of_other_frameworks(
         ({"prompt": [{"role": "user", "content": [{"type": "audio"}]}]}, {}, "a part of its content is neither"),
         ({"prompt": "p", "a": {"b": 1}}, {"gold": "a.c"}, "has no column 'a.c'"),
         ({"prompt": "p", "a": "text"}, {"gold": "a.b"}, "has no column 'a.b'"),
+        ({"prompt": "p", "a": "{text"}, {"gold": "a.b"}, "has no column 'a.b'"),
+        ({"prompt": "p", "a": "text"}, {"choices": "a"}, "row 0: choices: not a list of texts"),
+        ({"prompt": "p", "a": []}, {"choices": "a"}, "row 0: choices: not a list of texts"),
         ({"prompt": float("nan")}, {}, "no column 'prompt'"),
     ],
 )
@@ -458,6 +462,19 @@ def test_rows_that_are_no_tasks(tmp_path: Path, row: dict[str, Any], columns: di
     path.write_text(json.dumps(row) + "\n")
     with pytest.raises(UsageError, match=said):
         load_tasks(DatasetConfig(path=str(path), eval_fraction=0.0, columns=columns), "train")
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [(1, "B"), ("1", "B"), ("4", "C"), ("C", "C"), ("D", "D"), (7, 7), ("7", "7"), (True, True), (None, None)],
+)
+def test_the_answer_among_choices_becomes_a_letter(tmp_path: Path, answer: object, letter: object) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"q": "2 + 2?", "c": ["3", "5", "4", 22], "answer": answer}) + "\n")
+    columns = {"prompt": "q", "choices": "c", "answer": "answer"}
+    [task] = load_tasks({"path": str(path), "columns": columns})  # type: ignore[misc]
+    assert task.prompt == "2 + 2?\n\nA. 3\nB. 5\nC. 4\nD. 22"
+    assert task.data == {"answer": letter}
 
 
 def test_a_system_message_of_a_row_takes_the_place_of_the_environments_own(tmp_path: Path) -> None:
