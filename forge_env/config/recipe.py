@@ -619,7 +619,7 @@ class LoggingSection(Section):
     wandb: bool = False
     """Log to Weights & Biases (respects WANDB_MODE)."""
     loggers: list[str] = Field(default_factory=list)
-    """Further loggers: `trackio`, `mlflow`, other installed ones (entry points `forge_env.loggers`), or \
+    """Further loggers: `trackio`, `mlflow`, `prometheus`, other installed ones (entry points `forge_env.loggers`), or \
 `module:Class`."""
     trajectories: Literal["all", "eval", "none"] = "all"
     """Which trajectories are written to the run folder."""

@@ -43,6 +43,7 @@ from forge_env.http.server import OwnPages
 from forge_env.registry import environment_class, make, make_config, summary_of
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc, rpc_refusal
+from forge_env.serve.metrics import Metrics
 from forge_env.serve.sessions import (
     RESET,
     AssistantAction,
@@ -136,6 +137,7 @@ def app_of(
         Route("/health", health),
         Route("/metadata", metadata),
         Route("/schema", schema),
+        Route("/metrics", Metrics(name, sessions).answer),
         *http_routes(sessions, name, cls.splits),
         WebSocketRoute("/ws", connect),
         WebSocketRoute("/mcp", connect_tools),

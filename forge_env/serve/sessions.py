@@ -25,6 +25,7 @@ import asyncio
 import json
 import logging
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -240,10 +241,11 @@ def tool_entry(spec: ToolSpec) -> dict[str, Any]:
 class Session:
     """One client's environment and its last answer."""
 
-    def __init__(self, make_env: Callable[[], Environment], limits: ServeLimits) -> None:
+    def __init__(self, make_env: Callable[[], Environment], limits: ServeLimits, counts: Counter[str]) -> None:
         self._make_env = make_env
         self.env = make_env()
         self.limits = limits
+        self._counts = counts
         self.state = EpisodeState()
         self.id = uuid.uuid4().hex
         self.let_go: Callable[[], None] | None = None
@@ -360,11 +362,13 @@ class Session:
     async def _in_time(self, what: str, timeout_s: float | None = None) -> AsyncIterator[None]:
         """Run the environment's code with a time limit; any error ends the episode and is raised as `WireError`."""
         seconds = self.limits.step_timeout if timeout_s is None else min(timeout_s, self.limits.step_timeout)
+        self._counts[what] += 1
         try:
             async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
             self._playing = False
+            self._counts["failed"] += 1
             text = f"{what} took longer than {seconds:g} s; reset"
             raise WireError("EXECUTION_ERROR", text, retriable=True) from None
         except WireError:
@@ -377,6 +381,7 @@ class Session:
             raise
         except Exception as error:  # errors of one environment must not stop the server
             self._playing = False
+            self._counts["failed"] += 1
             if not isinstance(error, ForgeError):
                 log.exception("%s of a served environment failed", what)
             retriable = isinstance(error, InfrastructureError)
@@ -389,6 +394,8 @@ class Sessions:
     def __init__(self, make_env: Callable[[], Environment], limits: ServeLimits) -> None:
         self.make_env = make_env
         self.limits = limits
+        self.counts: Counter[str] = Counter()
+        """Number of calls of `reset` and `step`, and of those that `failed`."""
         self._sessions: dict[str, Session] = {}
         """Sessions by id; those waiting for their client are in the order in which they lost their connection."""
 
@@ -413,7 +420,7 @@ class Sessions:
                 )
             await self.close(oldest)
         try:
-            session = Session(self.make_env, self.limits)
+            session = Session(self.make_env, self.limits, self.counts)
         except ForgeError as error:
             raise WireError("FACTORY_ERROR", str(error)) from error
         self._sessions[session.id] = session

@@ -291,3 +291,26 @@ async def test_names_come_from_python_and_from_the_environment(monkeypatch: pyte
     async with httpx2.AsyncClient(transport=transport, base_url="http://10.0.0.7") as client:
         found = {host: (await client.get("/health", headers={"Host": host})).status_code for host in HOSTS}
     assert found == HOSTS
+
+
+async def test_metrics_of_the_server() -> None:
+    async with serving(max_sessions=5) as (url, _), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+        named = (await client.post("/reset", json={"seed": 3})).json()["observation"]["metadata"]["session_id"]
+        for tool, arguments in ("add", {"a": 1}), ("crash", {}):
+            action = {"type": "call_tool", "tool_name": tool, "arguments": arguments}
+            await client.post("/step", json={"session_id": named, "action": action})
+        answer = await client.get("/metrics")
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        figures = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
+        assert {
+            name.removesuffix('{environment="adder"}'): float(value)
+            for name, value in figures.items()
+            if name.startswith("forge_env")
+        } == {
+            "forge_env_sessions": 1,
+            "forge_env_sessions_limit": 5,
+            "forge_env_episodes_total": 1,
+            "forge_env_steps_total": 2,
+            "forge_env_failures_total": 1,
+        }
+        assert float(figures["process_resident_memory_bytes"]) > 1e6
