@@ -212,7 +212,8 @@ class ToolEnvironment(Environment):
         """
         self._running_calls.check("add_tool")
         if tool.spec.name in self._tools:
-            raise UsageError(f"there is already a tool named {tool.spec.name!r}", fix="rename one")
+            fix = "rename one; McpServer.connect(..., prefix=...) renames those of a server"
+            raise UsageError(f"there is already a tool named {tool.spec.name!r}", fix=fix)
         self._tools = {**self._tools, tool.spec.name: tool}
         if not self._holds_resources:
             self._lasting_tools = self._tools

@@ -59,6 +59,7 @@ class McpServer:
         self._prefix = prefix
         self._names: dict[str, str] = {}
         self._specs: dict[str, ToolSpec] = {}
+        self._offered = False
         self.tools: list[McpTool] = []
         self._read()
 
@@ -99,13 +100,14 @@ class McpServer:
         return cls(connection, holding, prefix)
 
     def add_tools_to(self, env: ToolEnvironment) -> None:
-        """Offer all tools of the server to the agent."""
+        """Offer all tools of the server to the agent, also those that it gets later."""
+        self._offered = True
         for tool in self.tools:
             env.add_tool(tool)
 
     def update(self, env: ToolEnvironment) -> str:
-        """Give an environment the tools that the server has now; describe what changed, for the agent."""
-        if self._connection.tools is self._specs:
+        """Give an environment with all tools those that the server has now; describe what changed, for the agent."""
+        if not self._offered or self._connection.tools is self._specs:
             return ""
         before = {tool.spec.name: tool.spec for tool in self.tools}
         self._read()

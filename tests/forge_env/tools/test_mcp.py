@@ -342,7 +342,10 @@ async def test_a_server_of_both_protocols_keeps_a_session_unless_it_is_shared(sh
         await until(lambda: connection._changed or "door open" in connection.tools)
         assert await server.call("door open", {}) == "a vault"
         env = WithServer()
+        assert server.update(env) == ""  # it has none of the server's tools
+        server.add_tools_to(env)
         assert "No longer available: knock" in server.update(env)
+        assert [tool.name for tool in env.tools] == ["door_open", "door_open_2"]
         await server.close()
         if shared:
             _SHARED.forget(_Target(repr(url), 30.0, url, sessions=False))
