@@ -63,7 +63,7 @@ class PrometheusLogger(Tracker):
     def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
         return
 
-    def _close(self) -> None:
+    def _close(self, exit: str) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

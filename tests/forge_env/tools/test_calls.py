@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from typing import Any
 
 import gymnasium
@@ -151,7 +152,7 @@ def test_gymnasium_goes_on_with_a_fresh_object() -> None:
 
 
 async def test_the_server_goes_on_with_a_fresh_object() -> None:
-    session = Session(Slow, ServeLimits())
+    session = Session(Slow, ServeLimits(), Counter())
     await session.reset({"seed": 0})
     first = session.env
     gate = Slow.gate
