@@ -41,6 +41,10 @@ class Host:
         finally:
             CODE_LIMIT_S.reset(token)
 
+    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine from another event loop; cancelling the caller cancels it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
     def borrow_engine(self, name: str) -> LazyEngine:
         """Borrow the engine `name`, which is shared by all borrowers and starts with the first sandbox."""
         with self._lock:
