@@ -154,7 +154,7 @@ def _ours(message: Any) -> Message:
     ]
     calls += [malformed(call.raw_text) for call in message.get("unparsed_tool_calls") or ()]
     content = message["content"]
-    parts = content if isinstance(content, list) else []
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     thoughts = "\n".join(part["thinking"] for part in parts if part["type"] == "thinking")
-    text = "".join(part["text"] for part in parts if part["type"] == "text") if parts else content
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
     return Message(role="assistant", content=text, tool_calls=calls, reasoning_content=thoughts or None)

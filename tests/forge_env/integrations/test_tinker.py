@@ -42,7 +42,7 @@ def tokenizer() -> Any:
 
 
 def builder(**options: Any) -> ForgeDatasetBuilder:
-    common = {"environment": "calculator", "model_name": str(MODEL), "renderer_name": "qwen3_disable_thinking"}
+    common = {"environment": "calculator", "model_name": str(MODEL), "renderer_name": "qwen3_instruct"}
     return ForgeDatasetBuilder(**common, group_size=2, batch_size=2, **options)
 
 
@@ -54,12 +54,14 @@ async def test_a_group_is_played_and_becomes_training_data(tokenizer: Any) -> No
     assert [group.get_total_rewards() for group in groups] == [[1.0, 1.0], [0.0, 0.0]]
     assert even.logging_tags() == ["calculator"]
     data, _ = assemble_training_data(groups, compute_advantages(groups))
-    assert len(data) == 4  # turns joined: a sequence for each episode
+    learned = sum(int(datum.loss_fn_inputs["mask"].to_torch().sum()) for datum in data)
+    turns = [turn for group in groups for each in group.trajectories_G for turn in each.transitions]
+    assert learned == sum(len(turn.ac.tokens) for turn in turns)
     *_, said = groups[0].trajectories_G[0].transitions
     prompt = tokenizer.decode(said.ob.to_ints())
     assert '"calculate"' in prompt
     assert "<tool_response>" in prompt
-    assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert prompt.endswith("<|im_start|>assistant\n")
 
 
 async def test_the_environment_judges_an_answer_that_was_cut(tokenizer: Any) -> None:
