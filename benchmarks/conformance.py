@@ -70,7 +70,13 @@ VENVS = {
         npm="node@22.23.3 @qwen-code/qwen-code@0.24.4",
     ),
     "harbor": Venv("-e . harbor==0.24.0", python="3.12", needs="docker-compose"),
-    "losses": Venv("verl==0.9.1 trl==1.16.0", beside=True),
+    "losses": Venv("verl==0.9.1 trl==1.16.0 accelerate==1.15.0", beside=True),
+    # The cookbook's newest renderers, for models that are not used here, need a package that not every index has.
+    "trainers": Venv(
+        "-e . torch==2.13.0 trl==1.16.0 accelerate==1.15.0 skyrl-gym==0.4.0 tinker-cookbook==0.6.1",
+        override="tml-renderers ; sys_platform == 'never'",
+    ),
+    "verl": Venv("-e . torch==2.13.0 verl==0.9.1 hydra-core==1.3.2 cachetools fastapi uvicorn"),
     "trackers": Venv("-e . trackio==0.43.0 mlflow-skinny==3.17.2 wandb==0.31.0"),
     "schemas": Venv("-e . kubernetes-validate==1.37.0 skypilot==0.14.1", own_home=True),
 }
@@ -104,6 +110,7 @@ class Kit(NamedTuple):
 GYM = "tests/forge_env/gym"
 SERVE = "tests/forge_env/serve"
 PEERS = "tests/trainers/losses/test_losses_peers.py"
+INTEGRATIONS = "tests/forge_env/integrations"
 EXPORTS = "tests/forge_env/test_interchange.py"
 KITS = [
     Kit(
@@ -186,6 +193,44 @@ KITS = [
     ),
     Kit("verl", "losses and their gradients", "verl", f"{PEERS}::test_verls_losses_are_the_same", "losses"),
     Kit("TRL", "losses and their gradients", "trl", f"{PEERS}::test_trls_losses_are_the_same", "losses"),
+    Kit(
+        "one batch, one gradient",
+        "rendering, mask, advantages and the model's gradient of a recorded batch, against TRL and verl",
+        "trl",
+        "tests/trainers/losses/test_same_gradient.py",
+        "losses",
+    ),
+    Kit(
+        "GRPOTrainer",
+        "environments in TRL's trainer: as rollout function, and as environment factory",
+        "trl",
+        f"{INTEGRATIONS}/test_trl.py",
+        "trainers",
+        ci=False,
+    ),
+    Kit("SkyRL", "environments as its text environments", "skyrl-gym", f"{INTEGRATIONS}/test_skyrl.py", "trainers"),
+    Kit(
+        "Tinker's cookbook",
+        "environments as its group builders, without the service",
+        "tinker-cookbook",
+        f"{INTEGRATIONS}/test_tinker.py",
+        "trainers",
+    ),
+    Kit(
+        "agent loops",
+        "environments in verl's agent loops, without its servers",
+        "verl",
+        f"{INTEGRATIONS}/test_verl.py",
+        "verl",
+        ci=False,
+    ),
+    Kit(
+        "verifiers, the other way",
+        "environments as its tasksets, which prime-rl trains on",
+        "verifiers",
+        f"{INTEGRATIONS}/test_verifiers.py",
+        "interop",
+    ),
     Kit(
         "agents",
         "programs of others, unchanged, as environments",

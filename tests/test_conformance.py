@@ -31,7 +31,7 @@ def test_a_kit_has_its_tests(kit: Kit) -> None:
 
 def test_what_needs_a_package_of_others_belongs_to_a_kit() -> None:
     apart = {test.partition("::")[0] for kit in KITS if kit.venv for test in kit.tests.split()}
-    assert {f"tests/{path}" for path in PEERS.values()} <= apart
+    assert {f"tests/{path}" for paths in PEERS.values() for path in paths.split()} <= apart
 
 
 def test_the_page_has_a_row_of_every_kit() -> None:

@@ -15,9 +15,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "vllm", "torchtitan", "torchstore", "monarch"}
-ROOMS = ("forge_env", "sandboxes", "environments", "trainers", "apps")
+ROOMS = ("forge_env", "forge_env_verifiers", "sandboxes", "environments", "trainers", "apps")
 MAY_IMPORT = {
     "forge_env": {"forge_env"},
+    "forge_env_verifiers": {"forge_env"},
     "sandboxes": {"sandboxes", "forge_env"},
     "environments": {"environments", "forge_env"},
     "trainers": {"trainers", "forge_env"},

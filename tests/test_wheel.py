@@ -14,7 +14,8 @@ import pytest
 from tests.sandboxes.conftest import require
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("pyproject.toml", "README.md", "LICENSE", "forge_env", "environments", "sandboxes", "trainers", "apps")
+PACKAGES = ("forge_env", "forge_env_verifiers", "environments", "sandboxes", "trainers", "apps")
+PARTS = ("pyproject.toml", "README.md", "LICENSE", *PACKAGES)
 
 
 def run(*command: str | Path, cwd: Path) -> str:

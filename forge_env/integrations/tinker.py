@@ -82,7 +82,7 @@ class ForgeGroupBuilder(EnvGroupBuilder):  # type: ignore[misc]
         """Make the group's environments."""
         builder = self._builder
         renderer = get_renderer(builder.renderer_name, get_tokenizer(builder.model_name))
-        at = {"split": builder.split, "index": self._index, "sandboxes": builder.sandboxes}
+        at: dict[str, Any] = {"split": builder.split, "index": self._index, "sandboxes": builder.sandboxes}
         episodes = [Episode(builder.environment, **at, **builder.options) for _ in range(builder.group_size)]
         self._envs = [ForgeEnv(episode, renderer) for episode in episodes]
         return self._envs
@@ -133,7 +133,7 @@ class ForgeDatasetBuilder(RLDatasetBuilder):  # type: ignore[misc]
 
 
 def _theirs(message: Message) -> dict[str, Any]:
-    data = {"role": message.role, "content": message.content}
+    data: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         calls = [(call.id, call.function) for call in message.tool_calls]
         data["tool_calls"] = [

@@ -19,7 +19,7 @@ from forge_env.integrations import needs
 from forge_env.integrations.episode import Episode
 from forge_env.registry import make
 from forge_env.tools.turns import read_turn
-from forge_env.types import Message, ToolCall
+from forge_env.types import Message, Observation, ToolCall
 
 with needs("verifiers", "verifiers==0.4.0"):
     import verifiers.v1 as vf
@@ -31,7 +31,7 @@ SAID = {"role", "content", "tool_calls", "reasoning_content"}
 """Fields of an answer that the next request repeats."""
 
 
-class ForgeConfig(vf.TasksetConfig):
+class ForgeConfig(vf.TasksetConfig):  # type: ignore[misc]
     """Which tasks of which environment."""
 
     environment: str
@@ -44,7 +44,7 @@ class ForgeConfig(vf.TasksetConfig):
     """Sandbox engine."""
 
 
-class ForgeData(vf.TaskData):
+class ForgeData(vf.TaskData):  # type: ignore[misc]
     """Where a task is."""
 
     environment: str
@@ -54,21 +54,21 @@ class ForgeData(vf.TaskData):
     sandboxes: str = "auto"
 
 
-class ForgeTask(vf.Task[ForgeData, vf.State, vf.TaskConfig]):
+class ForgeTask(vf.Task[ForgeData, vf.State, vf.TaskConfig]):  # type: ignore[misc]
     """A task of an environment; the environment scores it."""
 
-    @vf.reward(weight=1.0)
+    @vf.reward(weight=1.0)  # type: ignore[untyped-decorator]
     async def reward(self, trace: vf.Trace) -> float:
         """The episode's reward."""
         return float(trace.info["forge_env"]["reward"])
 
-    @vf.metric
+    @vf.metric  # type: ignore[untyped-decorator]
     async def metrics(self, trace: vf.Trace) -> dict[str, float]:
         """The episode's metrics."""
         return dict(trace.info["forge_env"]["metrics"])
 
 
-class ForgeTaskset(vf.Taskset[ForgeTask, ForgeConfig]):
+class ForgeTaskset(vf.Taskset[ForgeTask, ForgeConfig]):  # type: ignore[misc]
     """The tasks of an environment's split; endless if their number is unlimited."""
 
     def __init__(self, config: ForgeConfig) -> None:
@@ -89,7 +89,7 @@ class ForgeTaskset(vf.Taskset[ForgeTask, ForgeConfig]):
             )
 
 
-class ForgeHarness(vf.Harness[vf.HarnessConfig]):
+class ForgeHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
     """Plays an episode of an environment against the model."""
 
     EXECUTES_CODE: ClassVar[bool] = False
@@ -126,7 +126,7 @@ class ForgeHarness(vf.Harness[vf.HarnessConfig]):
 
     async def _play(self, episode: Episode, client: Any, model: str, trace: vf.Trace) -> None:
         call = get_host().call
-        observation = await call(episode.start())
+        observation: Observation | None = await call(episode.start())
         chat: list[dict[str, Any]] = []
         tools = {"tools": [tool.to_openai() for tool in episode.tools]} if episode.tools else {}
         while observation is not None:

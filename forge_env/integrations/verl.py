@@ -82,7 +82,9 @@ class ForgeAgentLoop(AgentLoopBase):  # type: ignore[misc]
         chat = as_chat(await call(episode.start()))
         tools = [tool.to_openai() for tool in episode.tools] or None
         ids = await self.ct_build_initial_tokens(chat, tools=tools)
-        prompt, mask, logprobs, turns = list(ids), [], None, 0
+        prompt, turns = list(ids), 0
+        mask: list[int] = []
+        logprobs: list[float] | None = None
         while not episode.over:
             answer = await self.server_manager.generate(
                 request_id=request, prompt_ids=ids, sampling_params=sampling_params

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -43,7 +43,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarn
 TASKS, MEMBERS = (0, 2), 4
 """The tasks of the batch, whose gold the scripted model knows, and the episodes of each."""
 LIMIT = 1e-6
-"""Largest difference of two equal gradients, relative to the largest component."""
+"""Largest difference of two equal gradients."""
+ROUNDING = 1e-5
+"""Largest difference if the log-probs are computed twice: TRL's kernel computes them in float32."""
 DIFFERENT = 1e-3
 """Smallest such difference of two gradients that differ."""
 
@@ -121,10 +123,13 @@ class Recorded:
         yield result
         result.append(torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None]))
 
-    def ours(self, segments: list[Segment], name: str, **options: Any) -> Any:
-        """The gradient of one of our losses."""
+    def ours(
+        self, segments: list[Segment], name: str, *, logprobs: Callable[[], Any] | None = None, **options: Any
+    ) -> Any:
+        """The gradient of one of our losses; `logprobs` computes the learned tokens' in place of our trainer, [N]."""
         with self.gradient() as gradient:
             now, batch = self.logprobs(segments)
+            now = now if logprobs is None else logprobs()
             counts = [int(segment.mask.sum()) for segment in segments]
             tokens = TokenBatch(
                 logprobs=now,
@@ -147,8 +152,8 @@ def recorded() -> Recorded:
 
 
 def difference(ours: Any, theirs: Any) -> float:
-    """Largest difference of two gradients, relative to the largest component."""
-    return float((ours - theirs).abs().max() / theirs.abs().max())
+    """The norm of the difference of two gradients, relative to that of theirs."""
+    return float((ours - theirs).norm() / theirs.norm())
 
 
 # --- TRL
@@ -205,6 +210,15 @@ def trl_batch(trainer: Any, scale: str) -> dict[str, Any]:
     return {**batch, "old_per_token_logps": batch["sampling_per_token_logps"].double()}
 
 
+def trl_logprobs(trainer: Any, batch: dict[str, Any]) -> Any:
+    """Log-probs of the learned tokens as TRL computes them, [N]."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    width = batch["completion_ids"].shape[1]
+    rows = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
+    return rows[(batch["completion_mask"] * batch["tool_mask"]).bool()].double()
+
+
 def trl_gradient(recorded: Recorded, trainer: Any, loss: str, batch: dict[str, Any]) -> Any:
     trainer.loss_type = loss
     with recorded.gradient() as gradient:
@@ -250,7 +264,16 @@ def test_trls_gradient_is_ours(recorded: Recorded, loss: str, tmp_path_factory: 
     theirs = trl_gradient(recorded, trainer, loss, batch)
     assert batch["advantages"].tolist() == pytest.approx([s.advantages[s.mask][0] for s in segments], abs=1e-7)
     name, options = SAME[loss]
-    assert difference(recorded.ours(segments, name, **options), theirs) < LIMIT
+    same_logprobs = recorded.ours(segments, name, logprobs=lambda: trl_logprobs(trainer, batch), **options)
+    assert difference(same_logprobs, theirs) < LIMIT
+    assert difference(recorded.ours(segments, name, **options), theirs) < ROUNDING
+
+
+def test_trls_logprobs_are_ours(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Their prompts are padded on the left, ours are not padded."""
+    trainer = trainer_of(recorded, tmp_path_factory.getbasetemp())
+    theirs = trl_logprobs(trainer, trl_batch(trainer, "none"))
+    assert (recorded.logprobs(recorded.segments(GroupMean()))[0] - theirs).abs().max() < ROUNDING
 
 
 def test_trl_normalises_by_another_deviation(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -262,7 +285,8 @@ def test_trl_normalises_by_another_deviation(recorded: Recorded, tmp_path_factor
     assert difference(recorded.ours(segments, "grpo"), theirs) > DIFFERENT
     for segment, advantage in zip(segments, batch["advantages"].tolist(), strict=True):
         segment.advantages[segment.mask] = advantage
-    assert difference(recorded.ours(segments, "grpo"), theirs) < LIMIT
+    with_theirs = recorded.ours(segments, "grpo", logprobs=lambda: trl_logprobs(trainer, batch))
+    assert difference(with_theirs, theirs) < LIMIT
 
 
 # --- verl
