@@ -41,7 +41,7 @@ COMMANDS = {
     "show": "summarize a run, write its report, or follow it",
     "hacks": "look for reward hacking in a run or in transcripts",
     "trajectory": "list recorded episodes, or print one as a conversation",
-    "export": "export a model to Hugging Face or PEFT format, or episodes to ATIF or inspect_ai format",
+    "export": "export a model, episodes, a run or an environment to files, or upload it to a hub",
     "model": "describe or fetch a model, or convert one from llama.cpp's format",
     "job": "write or submit the files of a Slurm, Kubernetes or SkyPilot job",
     "worker": "let runs on other machines use this machine",
@@ -59,6 +59,7 @@ ALIASES = {
     **dict.fromkeys(("trajectories", "trace", "transcript", "episode"), "trajectory RUN [ID]"),
     **dict.fromkeys(("init", "create", "scaffold"), "new NAME"),
     **dict.fromkeys(("grpo", "sft", "rl"), "train FILE"),
+    **dict.fromkeys(("push", "publish", "upload"), "export FROM hub:OWNER/NAME"),
     **dict.fromkeys(("check", "verify", "test"), "validate NAME"),
 }
 """Commands that users of other tools may try -> ours."""
