@@ -26,7 +26,10 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs of a new virtual environment, which has the wheel and sees this one's packages."""
+    """The folder of the programs of a new virtual environment, which has the wheel and sees this one's packages.
+
+    The wheel is built from the source distribution.
+    """
     pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
@@ -34,7 +37,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         source.mkdir(exist_ok=True)
         copy(ROOT / name, source / name)
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source, cwd=folder)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     shutil.rmtree(source)
     venv = folder / "venv"

@@ -39,6 +39,11 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="add openenv.yaml with its application, image and validation episode",
     )
+    parser.add_argument(
+        "--verifiers",
+        action="store_true",
+        help="add the package NAME_vf, a taskset of verifiers, which prime-rl trains on",
+    )
     parser.add_argument("--dir", default=".", metavar="DIR", help="parent of the new folder")
 
 
@@ -49,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.dir) / name
     if folder.exists():
         raise UsageError(f"{folder} already exists", fix="choose another name, or --dir")
-    for path, text in render(name, args.kind, openenv=args.openenv).items():
+    for path, text in render(name, args.kind, openenv=args.openenv, verifiers=args.verifiers).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     print(f"wrote {folder}: edit {folder / 'src' / name / 'environment.py'}, then")
@@ -74,7 +79,7 @@ def check_name(name: str) -> None:
         raise UsageError(f"an environment {name!r} is already installed", fix="choose another name")
 
 
-def render(name: str, kind: str, *, openenv: bool = False) -> dict[str, str]:
+def render(name: str, kind: str, *, openenv: bool = False, verifiers: bool = False) -> dict[str, str]:
     """Render the package's files: text by path."""
     class_name = "".join(part.capitalize() for part in name.split("_"))
     values = {"name": name, "class_name": class_name, "distribution": name.replace("_", "-")}
@@ -98,4 +103,5 @@ def render(name: str, kind: str, *, openenv: bool = False) -> dict[str, str]:
         f"tests/test_{name}.py": fill(TESTS.get(kind, "test.py.txt")),
         **({f"src/{name}/agent.py": fill("agent.py.txt")} if kind == "program" else {}),
         **(served if openenv else {}),
+        **({f"src/{name}_vf/__init__.py": fill("taskset.py.txt")} if verifiers else {}),
     }

@@ -68,11 +68,13 @@ class ForgeTask(vf.Task[ForgeData, vf.State, vf.TaskConfig]):  # type: ignore[mi
         return dict(trace.info["forge_env"]["metrics"])
 
 
-class ForgeTaskset(vf.Taskset[ForgeTask, ForgeConfig]):  # type: ignore[misc]
+class _Tasks:
     """The tasks of an environment's split; endless if their number is unlimited."""
 
+    config: ForgeConfig
+
     def __init__(self, config: ForgeConfig) -> None:
-        super().__init__(config)
+        super().__init__(config)  # type: ignore[call-arg]
         self._env = make(config.environment, **config.options)
         self._split = config.split or self._env.splits[0]
         self._count = self._env.num_tasks(self._split)
@@ -87,6 +89,28 @@ class ForgeTaskset(vf.Taskset[ForgeTask, ForgeConfig]):  # type: ignore[misc]
                 ForgeData(id=task.id, name=task.id, prompt=task.prompt, split=self._split, index=index, **where),
                 self.config.task,
             )
+
+
+class ForgeTaskset(_Tasks, vf.Taskset[ForgeTask, ForgeConfig]):  # type: ignore[misc]
+    """The tasks of any environment."""
+
+
+def taskset_of(name: str) -> type[Any]:
+    """Make the taskset of one environment, for a package of its own that exports it together with `ForgeHarness`.
+
+    Args:
+        name: name of the environment.
+    """
+
+    class Config(ForgeConfig):
+        """Which tasks."""
+
+        environment: str = name
+
+    class Tasks(_Tasks, vf.Taskset[ForgeTask, Config]):  # type: ignore[misc]
+        """The tasks of the environment."""
+
+    return Tasks
 
 
 class ForgeHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 pytest.importorskip("verifiers.v1")
 
 import forge_env as fe
+from forge_env import registry
+from forge_env.cli.main import main
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.trajectory import Trajectory
@@ -63,3 +66,18 @@ def test_the_tasks_are_the_environments() -> None:
     env = fe.make("verifiers", taskset=NAME, harness=NAME, options={"environment": "calculator"})
     assert env.num_tasks("train") is None
     assert env.task("train", 3).prompt == fe.make("calculator").task("train", 3).prompt
+
+
+async def test_a_new_package_is_a_taskset_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["new", "marbles", "--verifiers", "--dir", str(tmp_path)]) == 0
+    monkeypatch.syspath_prepend(tmp_path / "marbles" / "src")
+    registry.register("marbles", "marbles:Marbles")
+    try:
+        ours = fe.make("marbles")
+        gold = ours.gold_actions(ours.task("train", 1))  # type: ignore[attr-defined]
+        trajectory = await run_episode(
+            lambda: fe.make("verifiers", taskset="marbles-vf", harness="marbles-vf"), ReplayPolicy(gold), seed=1
+        )
+        assert (trajectory.task_id, trajectory.reward) == (ours.task("train", 1).id, 1.0)
+    finally:
+        registry.unregister("marbles")
