@@ -51,7 +51,7 @@ def _slips() -> list[tuple[Task, Task]]:
     """Tasks of `coding_rlvr`, complete and weakened."""
     env, pairs = CodingRLVR(), list[tuple[Task, Task]]()
     for index in itertools.count():
-        task = env.task("train", index)
+        task = env.task("eval", index)
         if (weak := _without_slip(task)) is not None:
             pairs.append((task, weak))
         if len(pairs) == WEAKENED - len(_bugs()):
@@ -151,7 +151,8 @@ async def measure(args: argparse.Namespace) -> list[str]:
         f"The first 20 tasks of each split with up to {MUTANTS} wrong versions each. Games have none, since other "
         "moves may win. A share counts undecided versions as accepted, and leaves out those without a visible "
         "difference. Weakened: 16 bugs of `repairs` judged by their visible tests, and 34 tasks of `coding_rlvr` "
-        "without the hidden checks that reject one slip of their generator. "
+        "(`eval`) without the hidden checks that reject one slip of their generator. The kinds of wrong versions "
+        "were chosen on tasks of `train`. "
         f"Aim of all environments: {AIMS['seconds']} seconds. Load of the machine at the end {load}."
     )
     return lines

@@ -225,7 +225,8 @@ def share_of(totals: Totals, *, confidence: float = CONFIDENCE) -> Estimate | No
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     middle = (share + z * z / (2 * number)) / (1 + z * z / number)
     reach = z / (1 + z * z / number) * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number))
-    return Estimate(share, stderr, max(0.0, middle - reach), min(1.0, middle + reach))
+    low, high = max(0.0, middle - reach), min(1.0, middle + reach)
+    return Estimate(share, stderr, low if share else 0.0, high if share < 1 else 1.0)
 
 
 def bounds(scores: Sequence[float], unscored: int, *, highest: float | None = 1.0) -> tuple[float, float] | None:

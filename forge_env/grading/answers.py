@@ -32,9 +32,14 @@ _SQL = {
     "call": {"MIN": "MAX", "MAX": "MIN", "SUM": "AVG", "AVG": "SUM", "ASC": "DESC", "DESC": "ASC"},
 }
 _SHELL = {
-    "operator": {"&&": "||", ">>": ">", ">": ">>", "head": "tail", "tail": "head", "-gt": "-ge", "-lt": "-le"},
+    "operator": {"&&": "||", ">>": ">", "head": "tail", "tail": "head", "-gt": "-ge", "-lt": "-le"},
     "call": {"cp": "mv", "mv": "cp", "sort": "cat", "uniq": "cat"},
 }
+_INSIDE = {
+    "boundary": {"<=": "<", ">=": ">", "<": "<=", ">": ">="},
+    "operator": {"==": "!=", "!=": "==", "+": "-", "-": "+", "*": "+", "/": "*"},
+}
+"""Changes inside a quoted program, such as awk's."""
 _TOKEN = re.compile(r"'[^']*'|\"[^\"]*\"|<>|[<>!=]=|&&|\|\||>>|-?[A-Za-z_]\w*|\d+(?:\.\d+)?|\S")
 _DIGITS = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
@@ -141,6 +146,11 @@ def _tokens(text: str, tables: dict[str, dict[str, str]]) -> Iterator[Mutant]:
         if re.fullmatch(r"\d+(?:\.\d+)?", token):
             for step in (1, -1):
                 yield _swapped(text, *hit.span(), str(Decimal(token) + step), "off by one")
+        elif token[0] in "'\"" and re.search(r"[{}()=<>]", token):
+            for mutant in _tokens(token[1:-1], _INSIDE):
+                start, end = hit.start() + 1, hit.end() - 1
+                line = text.count("\n", 0, start) + mutant.line
+                yield Mutant(mutant.kind, line, mutant.change, text[:start] + mutant.text + text[end:])
         elif token[0] in "'\"" and len(token) > 2:
             yield _swapped(text, *hit.span(), f"{token[:-1]}x{token[-1]}", "constant")
 

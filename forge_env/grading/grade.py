@@ -16,7 +16,7 @@ from forge_env.concurrency import for_each
 from forge_env.environment.base import Environment
 from forge_env.environment.optional import HasRandomActions, gold_actions, gold_files, seats_of
 from forge_env.environment.sandbox_environment import SandboxEnvironment
-from forge_env.errors import ForgeError, UsageError, environment_code
+from forge_env.errors import EnvironmentBugError, ForgeError, UsageError, environment_code
 from forge_env.evaluation.estimates import Estimate, by_task, mean, share_of
 from forge_env.grading.answers import mutants_of
 from forge_env.grading.mutants import Mutant, evenly
@@ -54,7 +54,8 @@ class Tried:
     change: str
     verdict: Verdict
     """"accepted": it has the full reward, and differs from the gold solution. "undecided": it has the full reward, and
-    it is unknown whether it differs. "equivalent": no difference was seen. "lost": the infrastructure failed."""
+    it is unknown whether it differs. "equivalent": no difference was seen. "lost": the infrastructure or the
+    environment's code failed."""
     reward: float
     test: str = ""
     """A test that fails on it and passes on the gold solution."""
@@ -323,8 +324,11 @@ class Grader:
         return await run_episode(self._make_env, policy, task=task, seed=0, limits=LIMITS)
 
     async def _reward(self, actions: Sequence[Action], task: Task) -> float:
-        """The reward of actions; NaN if the infrastructure failed."""
-        played = await self._play(ReplayPolicy(actions), task)
+        """The reward of actions; NaN if the infrastructure failed, or the environment's code: a mutant may hang it."""
+        try:
+            played = await self._play(ReplayPolicy(actions), task)
+        except EnvironmentBugError:
+            return math.nan
         return played.reward if played.valid else math.nan
 
     async def _mutate(self, task: Task, graded: TaskGrade) -> list[Tried]:

@@ -119,6 +119,15 @@ def test_kinds_of_answers(text: str, language: str, kind: str) -> None:
         ("yes", "text", {"no"}),
         ("grep x a.log | head -3 > out", "shell", {"grep x a.log | head -4 > out", "grep x a.log | tail -3 > out"}),
         (
+            "awk '$1 > 3 { s += $2 } END { print s }' a",
+            "shell",
+            {
+                "awk '$1 >= 3 { s += $2 } END { print s }' a",
+                "awk '$1 > 4 { s += $2 } END { print s }' a",
+                "awk '$1 > 3 { s -= $2 } END { print s }' a",
+            },
+        ),
+        (
             "SELECT MAX(n) FROM t WHERE n > 5 AND m = 'a'",
             "sql",
             {
