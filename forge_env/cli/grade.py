@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.errors import UsageError
 from forge_env.machine import user_path
+from forge_env.validation.checks import UNPLAYABLE
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from forge_env.grading.grade import Grade, Tried
     from forge_env.grading.recorded import Recorded
 
+MARKS = {"open": "??", "failed": "!!"}
 SHOWN = 12
 """Maximum accepted mutants listed; `grade.json` and the page have all."""
 
@@ -120,8 +122,8 @@ def lines(grade: Grade) -> Iterator[str]:
     mutants = len(grade.tried)
     yield f"{grade.environment}: {len(grade.tasks)} tasks, {mutants} wrong versions, {grade.seconds:.0f} s"
     for check in grade.checks:
-        if check.status in ("failed", "open"):
-            yield f"{'!!' if check.status == 'failed' else '??'} {check.name}: {visible(check.detail)}"
+        if check.status in MARKS or check.name.endswith(UNPLAYABLE):
+            yield f"{MARKS.get(check.status, '--')} {check.name}: {visible(one_line(check.detail, 500))}"
     for policy, estimate in grade.scores().items():
         yield f"   {policy:<22} {_interval(estimate, 'mean reward')}"
     yield f"   {'rejected':<22} {_interval(grade.rejected(), 'of the wrong versions')}"
@@ -130,7 +132,7 @@ def lines(grade: Grade) -> Iterator[str]:
     if alike := grade.counted("equivalent"):
         yield f"   {alike} left out: no difference from the gold solution was seen"
     if lost := grade.counted("lost"):
-        yield f"   {lost} left out: they were lost by the infrastructure"
+        yield f"   {lost} left out: the infrastructure or the environment failed on them"
     if grade.recorded is not None:
         yield from _recorded(grade.recorded)
     yield from (f"-- {visible(text)}" for text in grade.notes())

@@ -40,6 +40,8 @@ _INSIDE = {
     "operator": {"==": "!=", "!=": "==", "+": "-", "-": "+", "*": "+", "/": "*"},
 }
 """Changes inside a quoted program, such as awk's."""
+_SETUP = re.compile(r"\s*(#|set\s|mkdir -p\s|chmod \+x\s|cd\s|echo\s|exit\b)")
+"""Lines of scripts that often have no effect on the result."""
 _TOKEN = re.compile(r"'[^']*'|\"[^\"]*\"|<>|[<>!=]=|&&|\|\||>>|-?[A-Za-z_]\w*|\d+(?:\.\d+)?|\S")
 _DIGITS = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
@@ -169,8 +171,8 @@ def _shell(text: str) -> Iterator[Mutant]:
     for hit in re.finditer(r"\s*\|\s*(?!\|)[^|;&\n'\"]+(?=$|[|>;\n])", text):
         yield _swapped(text, *hit.span(), " ", "dropped stage")
     parts: Sequence[re.Match[str]] = [hit for hit in re.finditer(r"[^\n]*\n?", text) if hit[0].strip()]
-    if len(parts) > 1:
-        for hit in parts:
+    for hit in parts if len(parts) > 1 else ():
+        if not _SETUP.match(hit[0]):
             yield _swapped(text, *hit.span(), "", "dropped line")
 
 

@@ -51,6 +51,8 @@ NUM_GROUPS = 3
 NUM_CHEATED = 2
 """Number of tasks on which cheats are tried."""
 _UNKNOWN = "the reward of a perfect episode is unknown: set max_reward"
+UNPLAYABLE = "can't be played here"
+"""End of the name of the check that lists tasks that can't be run on this machine."""
 _MOVES = {"turns", "invalid_actions"}
 """Metrics of games that count invalid actions."""
 MOST_LUCK = 1e-3
@@ -174,7 +176,7 @@ class Validator:
         tasks = TaskRange(self.env, wanted)
         if missing := await unplayable(self.env, tasks):
             reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
-            yield Check("note", f"{len(missing)} can't be played here", reasons)
+            yield Check("note", f"{len(missing)} {UNPLAYABLE}", reasons)
             tasks = TaskRange(self.env, wanted, {task.id for task in tasks if task.id in missing})
         if not tasks:
             yield Check("failed", "tasks", "there are none")

@@ -60,7 +60,7 @@ def _body(grade: Grade) -> Iterator[str]:
 
 def _left_out(grade: Grade) -> Iterator[tuple[str, int]]:
     yield "left out: no difference from the gold solution was seen", grade.counted("equivalent")
-    yield "left out: lost by the infrastructure", grade.counted("lost")
+    yield "left out: the infrastructure or the environment failed on them", grade.counted("lost")
     yield "undecided, counted as accepted", grade.counted("undecided")
 
 
