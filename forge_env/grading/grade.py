@@ -119,18 +119,23 @@ class Grade:
     def scores(self) -> dict[str, Estimate]:
         """Mean reward of the policies `gold`, `empty` and `random`, as a share of the maximum if that is known."""
         full = self.max_reward or 1.0
-        means = {
-            policy: mean(list(by_task((task, reward / full) for task, reward in scored).values()))
-            for policy, scored in self.rewards.items()
-        }
+        means: dict[str, Estimate | None] = {}
+        for policy, scored in self.rewards.items():
+            shares = by_task((task, reward / full) for task, reward in scored).values()
+            if all(share in (0.0, 1.0) for own in shares for share in own):
+                means[policy] = share_of([(math.fsum(own), len(own)) for own in shares])
+            else:
+                means[policy] = mean(list(shares))
         return {policy: estimate for policy, estimate in means.items() if estimate is not None}
 
     def problems(self) -> list[str]:
         """What is wrong with tasks, apart from mutants: each problem with the number of tasks and the first."""
         texts = _grouped((task.problem, task.id) for task in self.tasks)
         if self.duplicates:
-            one, two = self.duplicates[0]
-            texts.append(f"{len(self.duplicates)} tasks are the same as another one: {two} as {one}")
+            (one, two), *others = self.duplicates
+            texts.append(
+                f"{two} is the same task as {one}" + (f", and {len(others)} more are repeated" if others else "")
+            )
         return texts
 
     def notes(self) -> list[str]:

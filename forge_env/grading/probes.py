@@ -290,6 +290,8 @@ class _Varied:
                     if isinstance(part, ast.Constant):
                         part.value = self._other(part.value)
                 node.elts.insert(rng.randint(0, len(node.elts)), added)
+        elif isinstance(node, ast.Call):  # defaults are values too
+            del (node.keywords or node.args)[-1:]
         elif isinstance(node, ast.Dict) and node.keys:
             place = rng.randrange(len(node.keys))
             del node.keys[place], node.values[place]
@@ -315,7 +317,8 @@ class _Varied:
 
 def _varies(node: ast.AST) -> bool:
     plain = isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bool)
-    return plain or isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
+    call = isinstance(node, ast.Call) and len(node.args) + len(node.keywords) > 1
+    return plain or call or isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
 
 
 def _prelude_lines(tree: ast.Module) -> int:

@@ -159,7 +159,7 @@ def test_numbers_are_graded_and_the_exit_code_follows_the_share(
     assert weak["rejected"]["low"] < weak["rejected"]["value"] < weak["rejected"]["high"]  # type: ignore[index]
     shown = capsys.readouterr().out
     assert "40 -> 41" in shown
-    assert "1 tasks are the same as another one: train-3 as train-0" in shown
+    assert "!! train-3 is the same task as train-0" in shown
     code, strict = grade(tmp_path, "Strict", "--fail-under", "100")
     assert (code, strict["survivors"]) == (0, [])
     assert strict["rejected"]["low"] < 1.0  # type: ignore[index]
