@@ -752,12 +752,19 @@ def _literals_in(node: ast.expr) -> Iterator[ast.expr]:
 def _alternatives(value: Any) -> list[Any]:
     """Other values; sequences of the same length if possible: then each item is compared.
 
-    Keys of dictionaries change too, since a set may equal any dictionary with its items as keys.
+    Every value of a dictionary changes, since an object may ignore some when it compares itself with a dictionary, and
+    a key, since a set may equal any dictionary with its items as keys.
     """
     others = alternatives(value, 6)
     if isinstance(value, list | tuple):
         others = [other for other in others if len(other) == len(value)] or others
+    if isinstance(value, dict):
+        others = [{key: _changed(item, value.get(key)) for key, item in other.items()} for other in others]
     return others
+
+
+def _changed(item: Any, original: Any) -> Any:
+    return (alternatives(item, 1) or [item])[0] if item == original else item
 
 
 def _far(value: Any) -> list[Any]:

@@ -147,10 +147,22 @@ def test_the_added_function_is_not_seen_by_other_runs() -> None:
         )
 
 
-def test_a_set_may_equal_any_dictionary_with_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = b"from judged import Keys\ndef test():\n    assert Keys([1]) == {1: 'a'}\n"
-    code = "class Keys(set):\n    def __eq__(self, other): return set(self) == set(other)\n"
-    (expected,) = suite_of(None, {"test_it.py": source}, {"judged.py": b""}, "counted").expected.values()
-    for twin in expected.twins:
-        changed = edited(source, dict.fromkeys(twin.edits))
-        assert _outcomes(changed, monkeypatch, code) == [twin.kind == "opposite"], changed
+@pytest.mark.parametrize(
+    ("constant", "code"),
+    [
+        ("{1: 'a'}", "class It(set):\n    def __eq__(self, other): return set(self) == set(other)\nit = It([1])\n"),
+        (
+            "{'major': 1, 'build': None, 'label': 'a'}",
+            "class It:\n    def __eq__(self, other): return other.get('major') == 1\nit = It()\n",
+        ),
+    ],
+)
+def test_objects_that_ignore_keys_or_values_of_a_dictionary(
+    constant: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f"from judged import it\ndef test():\n    assert it == {constant}\n".encode()
+    for _ in range(10):
+        (expected,) = suite_of(None, {"test_it.py": source}, {"judged.py": b""}, "counted").expected.values()
+        for twin in expected.twins:
+            changed = edited(source, dict.fromkeys(twin.edits))
+            assert _outcomes(changed, monkeypatch, code) == [twin.kind == "opposite"], changed
