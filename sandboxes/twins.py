@@ -89,9 +89,9 @@ def {_CHANGE}(value, step, far):
         elif isinstance(value, dict):
             changed = value.copy()
             changed["added", step] = step  # a set may equal any dictionary with its items as keys
-        elif hasattr(value, "resolution"):
+        elif hasattr(kind, "resolution"):  # of the type: an object may have every attribute
             changed = value + step * value.resolution
-        elif hasattr(value, "joinpath"):
+        elif hasattr(kind, "joinpath"):
             changed = value.joinpath(str(step))
         elif isinstance(value, (int, float, complex)) or kind.__module__ in ("decimal", "fractions", "numpy"):
             changed = value + step * (1 + (far or not isinstance(value, int)) * abs(value))

@@ -138,6 +138,18 @@ def test_an_object_that_agrees_with_anything_passes_a_twin(name: str, monkeypatc
     assert any(all(_outcomes(edited(source, changed), monkeypatch, AGREES)) for changed in edits)
 
 
+def test_an_object_with_every_attribute_is_changed_to_another() -> None:
+    """sqlparse's token types are tuples that make an attribute when it is read."""
+
+    class Token(tuple[str, ...]):
+        def __getattr__(self, name: str) -> Token:
+            return Token((*self, name))
+
+    namespace: dict[str, Any] = {}
+    exec(twins._DEFINITION, namespace)
+    assert type(namespace[twins._CHANGE](Token(("Comment",)), 5, False)) is object
+
+
 def test_the_added_function_is_not_seen_by_other_runs() -> None:
     source = (_HEADER + TESTS["reference"]).encode()
     suite = suite_of(None, {"test_it.py": source}, {"judged.py": b""}, "counted")
