@@ -1,6 +1,6 @@
 """verifiers: a taskset whose harness plays an environment, for its evaluations and for prime-rl.
 
-    eval forge-env-verifiers --env.taskset.environment calculator -m MODEL
+    vf-eval forge-env-verifiers --env.taskset.environment calculator --env.agent.runtime.type subprocess --model MODEL
 
 verifiers finds tasksets and harnesses as top-level modules; `forge_env_verifiers` is this one. The harness runs in
 verifiers' process and asks the model through its interception server, so a trace has the tokens that were sampled. Code
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from forge_env.environment.host import get_host
-from forge_env.errors import InfrastructureError
+from forge_env.errors import InfrastructureError, UsageError
 from forge_env.integrations import needs
 from forge_env.integrations.episode import Episode
 from forge_env.registry import make
@@ -34,7 +34,7 @@ SAID = {"role", "content", "tool_calls", "reasoning_content"}
 class ForgeConfig(vf.TasksetConfig):  # type: ignore[misc]
     """Which tasks of which environment."""
 
-    environment: str
+    environment: str = ""
     """Name of the environment."""
     options: dict[str, Any] = {}
     """Options of the environment."""
@@ -75,6 +75,8 @@ class _Tasks:
 
     def __init__(self, config: ForgeConfig) -> None:
         super().__init__(config)  # type: ignore[call-arg]
+        if not config.environment:
+            raise UsageError("the taskset has no environment", fix="--env.taskset.environment NAME")
         self._env = make(config.environment, **config.options)
         self._split = config.split or self._env.splits[0]
         self._count = self._env.num_tasks(self._split)

@@ -12,6 +12,7 @@ pytest.importorskip("verifiers.v1")
 import forge_env as fe
 from forge_env import registry
 from forge_env.cli.main import main
+from forge_env.errors import UsageError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.trajectory import Trajectory
@@ -66,6 +67,11 @@ def test_the_tasks_are_the_environments() -> None:
     env = fe.make("verifiers", taskset=NAME, harness=NAME, options={"environment": "calculator"})
     assert env.num_tasks("train") is None
     assert env.task("train", 3).prompt == fe.make("calculator").task("train", 3).prompt
+
+
+def test_an_environment_has_to_be_named() -> None:
+    with pytest.raises(UsageError, match="has no environment"):
+        fe.make("verifiers", taskset=NAME, harness=NAME)
 
 
 async def test_a_new_package_is_a_taskset_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
