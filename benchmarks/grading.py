@@ -27,7 +27,8 @@ from environments.coding_rlvr.tasks import program_of
 from environments.repairs.environment import Repairs
 from forge_env.environment.base import Environment
 from forge_env.evaluation.estimates import Estimate, share_of
-from forge_env.grading.grade import MUTANTS, Grade, Grader, grade_environment
+from forge_env.grading.grade import MUTANTS, Grader, grade_environment
+from forge_env.grading.results import Grade
 from forge_env.sandbox import SandboxEngine
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.types import Task
@@ -41,9 +42,9 @@ def _without_slip(task: Task) -> Task | None:
     slips = wrong_codes(program_of(task))
     for code in Random(task.id).sample(slips, len(slips)):
         wrong = trusted_function(code)
-        kept = [check for check in task.data["hidden"] if passes(check, trusted_call(wrong, arguments_of(check)))]
-        if kept and len(kept) < len(task.data["hidden"]):
-            return task.model_copy(update={"data": {**task.data, "hidden": kept}})
+        left = [check for check in task.data["hidden"] if passes(check, trusted_call(wrong, arguments_of(check)))]
+        if left and len(left) < len(task.data["hidden"]):
+            return task.model_copy(update={"data": {**task.data, "hidden": left}})
     return None
 
 
@@ -80,15 +81,15 @@ async def _flagged(make: Callable[[], Environment], tasks: Iterable[Task]) -> tu
 
 async def weakened(engine: SandboxEngine) -> tuple[list[list[Any]], list[str]]:
     """Rows of the table, and the weakened tasks that were not found."""
-    found, alarms, missed = list[tuple[float, int]](), list[tuple[float, int]](), list[str]()
+    hits, alarms, missed = list[tuple[float, int]](), list[tuple[float, int]](), list[str]()
     for make, pairs in ((lambda: Repairs(sandboxes=engine), _bugs()), (lambda: CodingRLVR(sandboxes=engine), _slips())):
         names, number = await _flagged(make, [weak for _, weak in pairs])
         missed += [weak.id for _, weak in pairs if weak.id not in names]
-        found += [(float(place < len(names)), 1) for place in range(number)]
+        hits += [(float(index < len(names)), 1) for index in range(number)]
         names, number = await _flagged(make, [task for task, _ in pairs])
-        alarms += [(float(place < len(names)), 1) for place in range(number)]
+        alarms += [(float(index < len(names)), 1) for index in range(number)]
     rows = [
-        ["weakened tasks that are found", *_cells(share_of(found)), f"at least {100 * AIMS['found']:.0f} %"],
+        ["weakened tasks that are found", *_cells(share_of(hits)), f"at least {100 * AIMS['found']:.0f} %"],
         [
             "the same tasks, complete, that are named",
             *_cells(share_of(alarms)),

@@ -17,8 +17,8 @@ from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
     from forge_env.evaluation.estimates import Estimate
-    from forge_env.grading.grade import Grade, Tried
     from forge_env.grading.recorded import Recorded
+    from forge_env.grading.results import Grade, TaskGrade, Tried
 
 MARKS = {"open": "??", "failed": "!!"}
 SHOWN = 12
@@ -94,13 +94,13 @@ def too_low(grade: Grade, fail_under: float | None) -> str:
 
 
 async def _grade(name: str, options: dict[str, Any], args: argparse.Namespace) -> Grade:
-    from forge_env.grading.grade import TaskGrade, grade_environment
+    from forge_env.grading.grade import grade_environment
     from forge_env.interrupts import say
     from forge_env.loop_guard import LoopGuard
     from forge_env.registry import make
     from forge_env.sandbox.engines import LazyEngine
 
-    def told(task: TaskGrade) -> None:
+    def show(task: TaskGrade) -> None:
         if sys.stderr.isatty():
             print(f"\r\033[K   {one_line(task.id, 60)}", end="\r", file=sys.stderr, flush=True)
 
@@ -113,7 +113,7 @@ async def _grade(name: str, options: dict[str, Any], args: argparse.Namespace) -
                 num_tasks=args.num_tasks,
                 mutants=args.mutants,
                 on_note=lambda text: print(f"forge-env: {visible(text)}", file=sys.stderr, flush=True),
-                on_task=told,
+                on_task=show,
             )
 
 

@@ -62,7 +62,7 @@ def _swapped(text: str, start: int, end: int, made: str, kind: str) -> Mutant:
 
 
 def _number(text: str) -> Iterator[Mutant]:
-    """Other numbers in place of the text's last one."""
+    """Other numbers instead of the text's last one."""
     hits = list(_DIGITS.finditer(text))
     if not hits:
         return
@@ -82,8 +82,8 @@ def _number(text: str) -> Iterator[Mutant]:
 def _list(text: str) -> Iterator[Mutant]:
     """The list with an item dropped, changed or repeated."""
     spans = [hit.span() for hit in re.finditer(r"[^,\s][^,\n]*", text)]
-    for place, (start, end) in enumerate(spans):
-        cut_from, cut_to = (start, spans[1][0]) if place == 0 else (spans[place - 1][1], end)
+    for index, (start, end) in enumerate(spans):
+        cut_from, cut_to = (start, spans[1][0]) if index == 0 else (spans[index - 1][1], end)
         yield _swapped(text, cut_from, cut_to, "", "dropped item")
         item = text[start:end]
         for mutant in _number(item) if _DIGITS.search(item) else _text(item):

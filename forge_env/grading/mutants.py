@@ -104,7 +104,7 @@ def _functions_at(tree: ast.Module, lines: Collection[int]) -> list[tuple[int, i
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     spans = [(node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree) if isinstance(node, kinds)]
     around = [[span for span in spans if span[0] <= line <= span[1]] for line in lines]
-    return list({min(found, key=lambda span: span[1] - span[0]) for found in around if found})
+    return list({min(spans_at, key=lambda span: span[1] - span[0]) for spans_at in around if spans_at})
 
 
 def _short(text: str) -> str:
@@ -226,10 +226,10 @@ def _is_none(node: ast.expr) -> bool:
 def _expression(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     match node:
         case ast.Compare(left, ops, comparators):
-            for place, op in enumerate(ops):
+            for index, op in enumerate(ops):
                 for kind, table in (("boundary", BOUNDARY), ("operator", COMPARED)):
                     for other in table.get(type(op), ()):
-                        yield kind, ast.Compare(left, [*ops[:place], other(), *ops[place + 1 :]], comparators)
+                        yield kind, ast.Compare(left, [*ops[:index], other(), *ops[index + 1 :]], comparators)
         case ast.BinOp(left, op, right) if not _is_pattern(left):
             if type(op) in COMPUTED:
                 yield "operator", ast.BinOp(left, COMPUTED[type(op)](), right)
@@ -238,7 +238,7 @@ def _expression(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
             yield from (("dropped operand", other) for other in (left, right))
         case ast.BoolOp(op, values):
             yield "operator", ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values)
-            rests = [[*values[:place], *values[place + 1 :]] for place in range(len(values))]
+            rests = [[*values[:index], *values[index + 1 :]] for index in range(len(values))]
             yield from (("dropped operand", ast.BoolOp(op, rest) if rest[1:] else rest[0]) for rest in rests)
         case ast.UnaryOp(op, operand) if isinstance(op, ast.Not | ast.USub):
             yield "operator", operand
@@ -266,10 +266,10 @@ def _is_pattern(node: ast.expr) -> bool:
 
 def _filters(node: ast.expr, generators: Sequence[ast.comprehension]) -> Iterator[tuple[str, ast.expr]]:
     """The comprehension without each of its conditions."""
-    for place, generator in enumerate(generators):
+    for index, generator in enumerate(generators):
         if generator.ifs:
             made = copy.deepcopy(node)
-            made.generators[place].ifs = []  # type: ignore[attr-defined]
+            made.generators[index].ifs = []  # type: ignore[attr-defined]
             yield "branch", made
 
 

@@ -37,7 +37,7 @@ class Piece:
     kind: Kind
     text: str
     submit: Callable[[str], list[Action]]
-    """Makes the actions that submit the solution with another text in this place."""
+    """Makes the actions that submit the solution with another text instead of this one."""
     near: frozenset[int] = frozenset()
     """Lines that the solution changes in a file that the agent is given."""
 
@@ -76,10 +76,10 @@ def _changed(before: str | bytes, after: str) -> Iterator[int]:
 
 
 def _in_actions(messages: Sequence[Message]) -> Iterator[Piece]:
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
 
-        def instead(made: Message, place: int = place) -> list[Action]:
-            return [*messages[:place], made, *messages[place + 1 :]]
+        def instead(made: Message, index: int = index) -> list[Action]:
+            return [*messages[:index], made, *messages[index + 1 :]]
 
         if message.content.strip():
             yield _in_content(message, instead)

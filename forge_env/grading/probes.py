@@ -245,16 +245,16 @@ def _is_literal(node: ast.expr) -> bool:
 
 def _constants(source: str, texts: Sequence[str]) -> list[int | float | str]:
     """Numbers and texts of the source and the tests, and the numbers next to them."""
-    found: dict[int | float | str, None] = {}
+    values: dict[int | float | str, None] = {}
     for text in (source, *texts):
         tree = _parsed(text)
         for node in ast.walk(tree) if tree is not None else ():
             value = node.value if isinstance(node, ast.Constant) else None
             if isinstance(value, int | float) and not isinstance(value, bool):
-                found |= dict.fromkeys((value, value + 1, value - 1))
+                values |= dict.fromkeys((value, value + 1, value - 1))
             elif isinstance(value, str) and len(value) < LONGEST:
-                found[value] = None
-    return list(found)
+                values[value] = None
+    return list(values)
 
 
 class _Varied:
@@ -281,11 +281,11 @@ class _Varied:
         if isinstance(node, ast.Constant):
             node.value = self._other(node.value)
         elif isinstance(node, ast.List | ast.Tuple | ast.Set) and node.elts:
-            place = rng.randrange(len(node.elts))
+            index = rng.randrange(len(node.elts))
             if rng.random() < 0.4 and (len(node.elts) > 1 or not isinstance(node, ast.Set)):
-                del node.elts[place]
+                del node.elts[index]
             else:
-                added = copy.deepcopy(node.elts[place])
+                added = copy.deepcopy(node.elts[index])
                 for part in ast.walk(added):
                     if isinstance(part, ast.Constant):
                         part.value = self._other(part.value)
@@ -293,8 +293,8 @@ class _Varied:
         elif isinstance(node, ast.Call):  # defaults are values too
             del (node.keywords or node.args)[-1:]
         elif isinstance(node, ast.Dict) and node.keys:
-            place = rng.randrange(len(node.keys))
-            del node.keys[place], node.values[place]
+            index = rng.randrange(len(node.keys))
+            del node.keys[index], node.values[index]
 
     def _other(self, value: Any) -> Any:
         rng = self._rng
@@ -309,9 +309,9 @@ class _Varied:
             texts = [item for item in self._pool if isinstance(item, str)]
             if texts and rng.random() < 0.5:
                 return rng.choice(texts)
-            place = rng.randint(0, len(value))
+            index = rng.randint(0, len(value))
             piece = rng.choice([*texts, *value, " "])
-            return rng.choice(["", value[:place], value[place:], value[:place] + piece + value[place:], piece])
+            return rng.choice(["", value[:index], value[index:], value[:index] + piece + value[index:], piece])
         return value
 
 
@@ -324,7 +324,7 @@ def _varies(node: ast.AST) -> bool:
 def _prelude_lines(tree: ast.Module) -> int:
     """Number of leading statements that only import and define."""
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    return next((place for place, item in enumerate(tree.body) if not isinstance(item, kinds)), len(tree.body))
+    return next((index for index, item in enumerate(tree.body) if not isinstance(item, kinds)), len(tree.body))
 
 
 # --- running them
@@ -378,8 +378,8 @@ class Prober:
         await self.ready()
         assert self._expected is not None
         result = await self._run(mutant, self._chosen)
-        for place, (probe, wanted) in enumerate(zip(self._chosen, self._expected, strict=True)):
-            got = result.outcomes[place] if place < len(result.outcomes) else None
+        for index, (probe, wanted) in enumerate(zip(self._chosen, self._expected, strict=True)):
+            got = result.outcomes[index] if index < len(result.outcomes) else None
             if got is None:
                 return Difference(_test(probe, wanted), "does not end")
             if (got.error, _text(got)) != (wanted.error, _text(wanted)):

@@ -63,8 +63,8 @@ def recorded(root: Path, full: float, *, judge: Judge | None = None) -> Recorded
         if episode.reward is not None:
             rewards[episode.task].append(episode.reward)
             groups[episode.kind, episode.group, episode.task].append(episode.reward)
-    solved = {task: (sum(one >= full - EPSILON for one in own), len(own)) for task, own in rewards.items()}
-    differ = [(float(max(own) - min(own) > EPSILON), 1) for own in groups.values() if len(own) > 1]
+    solved = {task: (sum(one >= full - EPSILON for one in scores), len(scores)) for task, scores in rewards.items()}
+    differ = [(float(max(scores) - min(scores) > EPSILON), 1) for scores in groups.values() if len(scores) > 1]
     return Recorded(
         str(root),
         sum(map(len, rewards.values())),

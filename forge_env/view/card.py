@@ -7,7 +7,7 @@ from itertools import groupby
 
 from forge_env.evaluation.estimates import Estimate
 from forge_env.figures import duration
-from forge_env.grading.grade import Grade, TaskGrade, Tried
+from forge_env.grading.results import Grade, TaskGrade, Tried
 from forge_env.view.report import escaped, page, section
 
 MOST = 200

@@ -9,8 +9,8 @@ import pytest
 
 from forge_env.cli.grade import lines, too_low
 from forge_env.cli.main import main
-from forge_env.grading.grade import Grade, TaskGrade, Tried
 from forge_env.grading.recorded import recorded
+from forge_env.grading.results import Grade, TaskGrade, Tried
 from forge_env.validation.checks import Check
 from forge_env.view.card import card
 
@@ -55,8 +55,8 @@ def episodes(tmp_path: Path) -> Path:
     rows = [
         {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}], "reward": reward}
         | {"id": f"{task}-{number}", "task_id": task}
-        for task, own in rewards.items()
-        for number, reward in enumerate(own)
+        for task, scores in rewards.items()
+        for number, reward in enumerate(scores)
     ]
     path = tmp_path / "episodes.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -11,8 +11,9 @@ import pytest
 
 import forge_env as fe
 from forge_env.cli.main import main
-from forge_env.grading.grade import Grader, TaskGrade, Tried, doubts, duplicates
+from forge_env.grading.grade import Grader, doubts, duplicates
 from forge_env.grading.probes import probes, raised_in
+from forge_env.grading.results import TaskGrade, Tried
 from forge_env.sandbox import SandboxEngine
 from tests.sandboxes.conftest import engine_fixture
 
@@ -172,12 +173,12 @@ def test_a_judge_that_accepts_everything_is_named(tmp_path: Path, capsys: pytest
 
 
 def test_without_gold_solutions_the_rest_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = grade(tmp_path, "Silent")
+    code, card = grade(tmp_path, "Silent")
     shown = capsys.readouterr()
     assert code == 0
     assert "no task has a gold solution" in shown.err
-    assert said["rejected"] is None
-    assert "same seed, same episode" in [check["name"] for check in said["checks"]]  # type: ignore[attr-defined]
+    assert card["rejected"] is None
+    assert "same seed, same episode" in [check["name"] for check in card["checks"]]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("more", [("--mutants", "0"), ("--fail-under", "101"), ("--num-tasks", "0")])
