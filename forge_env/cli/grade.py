@@ -119,8 +119,8 @@ async def _grade(name: str, options: dict[str, Any], args: argparse.Namespace) -
 
 def lines(grade: Grade) -> Iterator[str]:
     """Format a grade for the terminal."""
-    mutants = len(grade.tried)
-    yield f"{grade.environment}: {len(grade.tasks)} tasks, {mutants} wrong versions, {grade.seconds:.0f} s"
+    tasks = f"{len(grade.tasks)} task{'s' * (len(grade.tasks) != 1)}"
+    yield f"{grade.environment}: {tasks}, {len(grade.tried)} wrong versions, {grade.seconds:.0f} s"
     for check in grade.checks:
         if check.status in MARKS or check.name.endswith(UNPLAYABLE):
             yield f"{MARKS.get(check.status, '--')} {check.name}: {visible(one_line(check.detail, 500))}"

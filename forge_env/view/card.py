@@ -17,8 +17,12 @@ MOST = 200
 def card(grade: Grade) -> str:
     """Render the page of a grade."""
     total = grade.rejected()
-    state = "complete" if not (grade.survivors or grade.problems()) else "incomplete"
-    parts = [f"{len(grade.tasks)} tasks", f"{len(grade.tried)} wrong versions", duration(grade.seconds)]
+    state = "weak" if grade.survivors or grade.problems() else "ok"
+    parts = [
+        f"{len(grade.tasks)} task{'s' * (len(grade.tasks) != 1)}",
+        f"{len(grade.tried)} wrong versions",
+        duration(grade.seconds),
+    ]
     share = "no wrong versions" if total is None else f"{_percent(total.value)} rejected"
     return page(f"{grade.environment}: {share}", state, " · ".join(parts), _body(grade))
 
