@@ -199,6 +199,7 @@ KITS = [
         "trl",
         "tests/trainers/losses/test_same_gradient.py",
         "losses",
+        ci=False,
     ),
     Kit(
         "GRPOTrainer",
@@ -208,13 +209,21 @@ KITS = [
         "trainers",
         ci=False,
     ),
-    Kit("SkyRL", "environments as its text environments", "skyrl-gym", f"{INTEGRATIONS}/test_skyrl.py", "trainers"),
+    Kit(
+        "SkyRL",
+        "environments as its text environments",
+        "skyrl-gym",
+        f"{INTEGRATIONS}/test_skyrl.py",
+        "trainers",
+        ci=False,
+    ),
     Kit(
         "Tinker's cookbook",
         "environments as its group builders, without the service",
         "tinker-cookbook",
         f"{INTEGRATIONS}/test_tinker.py",
         "trainers",
+        ci=False,
     ),
     Kit(
         "agent loops",

@@ -40,6 +40,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+CPU = torch.device("cpu")
 TASKS, MEMBERS = (0, 2), 4
 """The tasks of the batch, whose gold the scripted model knows, and the episodes of each."""
 LIMIT = 1e-6
@@ -75,6 +76,8 @@ class Recorded:
         self.model.config.max_position_embeddings = 2048
         self.scripted = Scripted(self.tokenizer)
         self.groups: list[Group] = []
+        self.behavior: Any = None
+        """Log-probs of the learned tokens when they were sampled, [N]."""
 
     async def play(self) -> None:
         """Play the episodes with our policy."""
@@ -102,18 +105,18 @@ class Recorded:
                 [segment] = episode.segments()
                 segment.advantages[segment.mask] = weights
                 result.append(segment)
-        with torch.no_grad():
-            now = self.logprobs(result)[0]
-        noise = 0.3 * torch.sin(torch.arange(len(now), dtype=torch.float64))
-        for segment, behavior in zip(
-            result, torch.split(now + noise, [int(s.mask.sum()) for s in result]), strict=True
-        ):
+        if self.behavior is None:
+            with torch.no_grad():
+                now = self.logprobs(result)[0]
+            self.behavior = now + 0.3 * torch.sin(torch.arange(len(now), dtype=torch.float64))
+        counts = [int(segment.mask.sum()) for segment in result]
+        for segment, behavior in zip(result, torch.split(self.behavior, counts), strict=True):
             segment.logprobs[segment.mask] = behavior.numpy()
         return result
 
     def logprobs(self, segments: list[Segment]) -> tuple[Any, Any]:
         """Log-probs of the learned tokens with the model's gradient, [N], and our microbatch."""
-        batch = collate(segments, torch.device("cpu"))
+        batch = collate(segments, CPU)
         logits = self.model(input_ids=batch.tokens).logits.flatten(0, 1)[batch.predictors]
         return logits.log_softmax(-1).gather(1, batch.target_ids[:, None])[:, 0], batch
 
@@ -130,8 +133,7 @@ class Recorded:
     ) -> Any:
         """The gradient of one of our losses; `logprobs` computes the learned tokens' in place of our trainer, [N]."""
         with self.gradient() as gradient:
-            now, batch = self.logprobs(segments)
-            now = now if logprobs is None else logprobs()
+            now, batch = self.logprobs(segments) if logprobs is None else (logprobs(), collate(segments, CPU))
             counts = [int(segment.mask.sum()) for segment in segments]
             tokens = TokenBatch(
                 logprobs=now,
