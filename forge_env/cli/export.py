@@ -65,7 +65,7 @@ def add_arguments(parser: Parser) -> None:
         help=f"new folder, or {HUB}OWNER/NAME; for --format inspect, a file ending in .eval",
     )
     parser.add_argument("--format", choices=FORMATS, default="huggingface", help="output format")
-    parser.add_argument("--public", action="store_true", help="create the hub's repository for all to see")
+    parser.add_argument("--public", action="store_true", help="make a new repository on the hub public")
     parser.add_argument("--model-name", metavar="NAME", default="", help="model name recorded in exported episodes")
     parser.add_argument("--adapter", action="store_true", help="export only the adapters")
     parser.add_argument("--base", metavar="MODEL", help="base model, if not the run's: a folder or hub name")
