@@ -166,6 +166,14 @@ LISTENERS = (
         r"sandbox:127\.0\.0\.1:\d+",
     ),
     Listener(
+        ("train with `logging.loggers: [prometheus]`",),
+        "the newest metrics, for reading",
+        "TCP on 127.0.0.1:9464, or $FORGE_ENV_METRICS",
+        "every user of this machine, or of the network of that address",
+        "none: metrics have names and numbers only",
+        r"tcp:\S+:\d+",
+    ),
+    Listener(
         ("view",),
         "pages of runs",
         "TCP on 127.0.0.1",

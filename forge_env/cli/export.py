@@ -107,7 +107,8 @@ def _write(args: argparse.Namespace, out: Path) -> str:
         return _episodes(args, out)
     export: Callable[..., Path] = load_plugin("forge_env.exporters", "huggingface")
     taken = export(source, out, adapter_only=args.adapter, dtype=args.dtype, base=args.base, tell=say)
-    record = taken.parent.parent if taken.parent.name == "checkpoints" else taken
+    run = RunFolder(taken.parent.parent)
+    record = run.root if run.checkpoints == taken.parent else taken
     if RunFolder(record).exists():
         write_card(out, record, "model")
     return str(taken)

@@ -218,13 +218,13 @@ class ToolEnvironment(Environment):
         if not self._holds_resources:
             self._lasting_tools = self._tools
 
-    def remove_tool(self, name: str) -> None:
+    def _remove_tool(self, name: str) -> None:
         """Take a tool from the agent, until the episode ends if one is running.
 
         Args:
             name: the name of the tool.
         """
-        self._running_calls.check("remove_tool")
+        self._running_calls.check("tools")
         self._tools = {known: tool for known, tool in self._tools.items() if known != name}
         if not self._holds_resources:
             self._lasting_tools = self._tools

@@ -115,7 +115,7 @@ class McpServer:
         removed = [name for name in before if name not in after]
         new = [tool for name, tool in after.items() if tool.spec != before.get(name)]
         for name in [*removed, *(tool.spec.name for tool in new if tool.spec.name in before)]:
-            env.remove_tool(name)
+            env._remove_tool(name)
         for tool in new:
             env.add_tool(tool)
         lines = [f"No longer available: {', '.join(removed)}"] if removed else []

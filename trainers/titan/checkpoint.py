@@ -22,7 +22,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
@@ -60,9 +60,17 @@ class _Unpickler(pickle.Unpickler):
     """Unpickles only names in `_METADATA`, so that a checkpoint from an untrusted source runs no code."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):  # Python 3.11.0 to 3.11.3 pickles members of enumerations so
+            return _memory_format
         if name not in _METADATA.get(module, ()):
             raise UsageError(f"the checkpoint's optimizer state holds a {module}.{name}", fix="don't trust this file")
         return super().find_class(module, name)
+
+
+def _memory_format(kind: Any, name: str) -> _MEM_FORMAT_ENCODING:
+    if kind is not _MEM_FORMAT_ENCODING:
+        raise UsageError("the checkpoint's optimizer state reads an attribute", fix="don't trust this file")
+    return kind[name]
 
 
 class _Reader(FileSystemReader):

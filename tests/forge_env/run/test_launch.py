@@ -169,7 +169,7 @@ def test_a_run_whose_summary_finds_no_room_at_its_end_fails(
     outcome = launch(config, folder, lambda: fill)
     assert (outcome.exit, outcome.code) == ("failed", 1)
     assert summary(folder)["exit"] == "running"
-    assert outcome.ending.endswith(f"forge-env train {folder.config} --resume")
+    assert outcome.ending.endswith(f"forge-env train {shlex.quote(str(folder.config))} --resume")
     monkeypatch.undo()
     assert launch(config, folder, lambda: learn, resume=True).code == 0
     assert summary(folder)["exit"] == "success"
@@ -182,7 +182,7 @@ def test_a_run_that_is_interrupted_while_its_report_is_written_can_be_resumed(
         patch.setattr("forge_env.view.report.write_report", lambda folder: os.kill(os.getpid(), signal.SIGINT))
         outcome = launch(config, folder, lambda: learn)
     assert (outcome.exit, outcome.code) == ("interrupted", 130)
-    assert outcome.ending.endswith(f"continue with: forge-env train {folder.config} --resume")
+    assert outcome.ending.endswith(f"continue with: forge-env train {shlex.quote(str(folder.config))} --resume")
     assert launch(config, folder, lambda: learn, resume=True).code == 0
     assert folder.report.exists()
 
@@ -497,7 +497,7 @@ def test_a_folder_that_is_lost_meanwhile_is_noticed_and_the_run_saved_elsewhere(
         f"(all that could be saved is in {folder.root})"
     )
     assert outcome.ending == (
-        f"failed after 3 steps; nothing was saved; start again with: forge-env train {folder.config} --resume"
+        f"failed after 3 steps; nothing was saved; start again with: forge-env train {shlex.quote(str(folder.config))} --resume"
     )
     assert stopped == [when < step for step in range(1, 4)]
     assert [row["step"] for row in read_metrics(folder.metrics)] == [0, 1, 2, 3]

@@ -161,17 +161,17 @@ def test_a_log_folder_that_others_can_enter_is_made_private(
 
 @pytest.mark.parametrize(("mode", "kept"), [(0o700, True), (0o750, False), (0o701, False)])
 def test_sockets_are_in_the_temporary_folder_if_it_is_private(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: int, kept: bool
+    monkeypatch: pytest.MonkeyPatch, mode: int, kept: bool
 ) -> None:
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    folder.chmod(mode)
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     sockets.private_folder.cache_clear()
     try:
-        chosen = sockets.private_folder()
-        assert (chosen == folder) is kept
-        assert chosen.stat().st_mode & 0o777 == 0o700
-        assert len(os.fsencode(chosen)) <= sockets.LONGEST
+        with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as short:  # pytest's may be too long for sockets
+            folder = Path(short)
+            folder.chmod(mode)
+            monkeypatch.setattr(tempfile, "tempdir", short)
+            chosen = sockets.private_folder()
+            assert (chosen == folder) is kept
+            assert chosen.stat().st_mode & 0o777 == 0o700
+            assert len(os.fsencode(chosen)) <= sockets.LONGEST
     finally:
         sockets.private_folder.cache_clear()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
 import random
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ pytest.importorskip("torch")
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.utils.flop_counter import FlopCounterMode
 
 from forge_env.config.recipe import ModelSection, OptimizerSection, TinyModel
@@ -29,6 +32,7 @@ from trainers.losses.sft import SFTLoss
 from trainers.losses.types import LossOutput, TokenBatch
 from trainers.model.tiny import hf_config
 from trainers.model.writer import read_companions, write_model
+from trainers.titan import checkpoint
 from trainers.titan.batch import Microbatch, collate
 from trainers.titan.checkpoint import write
 from trainers.titan.device import use_device
@@ -403,6 +407,26 @@ def test_a_checkpoint_that_somebody_else_wrote_runs_no_code(folder: Path, tmp_pa
     with pytest.raises((ForgeError, pickle.UnpicklingError)):
         engine(folder).load(tmp_path)
     assert not (tmp_path / "run").exists()
+
+
+class Attribute:
+    """Pickles as an attribute of something, as Python 3.11.0 to 3.11.3 pickles members of enumerations."""
+
+    def __init__(self, of: object, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return getattr, (self.of, self.name)
+
+
+def test_an_index_reads_members_of_torch_s_enumeration_and_no_other_attributes() -> None:
+    def read(name: str, of: object) -> object:
+        return checkpoint._Unpickler(io.BytesIO(pickle.dumps(Attribute(of, name)))).load()
+
+    contiguous = _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    assert read(contiguous.name, _MEM_FORMAT_ENCODING) is contiguous
+    with pytest.raises(UsageError, match="don't trust this file|reads an attribute"):
+        read("fromkeys", OrderedDict)
 
 
 def test_the_seed_decides_the_weights(folder: Path) -> None:
