@@ -496,9 +496,8 @@ def test_a_folder_that_is_lost_meanwhile_is_noticed_and_the_run_saved_elsewhere(
         f"{original} was removed, renamed or replaced while it was written to "
         f"(all that could be saved is in {folder.root})"
     )
-    assert outcome.ending == (
-        f"failed after 3 steps; nothing was saved; start again with: forge-env train {shlex.quote(str(folder.config))} --resume"
-    )
+    again = f"forge-env train {shlex.quote(str(folder.config))} --resume"
+    assert outcome.ending == f"failed after 3 steps; nothing was saved; start again with: {again}"
     assert stopped == [when < step for step in range(1, 4)]
     assert [row["step"] for row in read_metrics(folder.metrics)] == [0, 1, 2, 3]
     assert [own.id for own in read_trajectories(folder.trajectories / "train.jsonl")] == ["1", "2", "3"]
