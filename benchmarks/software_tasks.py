@@ -39,10 +39,7 @@ PYTEST = (
     f"import pytest\n{_IMPORTS}def test_one(): assert f_0(1) == 1\n"
     "@pytest.mark.parametrize('n', range(10))\ndef test_n(n): assert f_7(n) == n + 7\n"
 )
-DEEP = (
-    "from pkg.module_0 import Point\nclass Further(Point): pass\n"
-    "def test_point(): assert Further(1) == Further(1)\n"
-)
+DEEP = "from pkg.module_0 import Point\nclass Further(Point): pass\ndef test_point(): assert Further(1) == Further(1)\n"
 PLAIN, PACKED = SandboxSpec(), SandboxSpec(packages=("pytest",))
 LIMITS = Limits(wall_s=30, memory_mb=1024)
 LOADED = {

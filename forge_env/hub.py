@@ -36,10 +36,10 @@ def upload(folder: Path, repository: str, kind: Kind, *, message: str, public: b
         repository: OWNER/NAME; created if it doesn't exist.
         kind: kind of repository.
         message: message of the commit.
-        public: whether a new repository is public.
+        public: whether a new repository is public, and an existing one may be.
 
     Raises:
-        UsageError: the package huggingface_hub is missing.
+        UsageError: the package huggingface_hub is missing, or the repository is public.
         ForgeError: the hub refused it, or can't be reached.
     """
     try:
@@ -56,7 +56,11 @@ def upload(folder: Path, repository: str, kind: Kind, *, message: str, public: b
             exist_ok=True,
             space_sdk="docker" if kind == "space" else None,
         )
+        if not public and not api.repo_info(repository, repo_type=kind).private:
+            raise UsageError(f"{repository} is public", fix="name a private repository, or add --public")
         api.upload_folder(repo_id=repository, repo_type=kind, folder_path=folder, commit_message=message)
+    except UsageError:
+        raise
     except Exception as error:  # the library raises errors of its own and of whatever transport it has
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         fix = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"

@@ -170,7 +170,8 @@ def _human_eval(row: Task) -> _Made | None:
     if whole is None:
         return None
     for check in whole.checks if cases is not None else ():
-        check["compare"] = "close"
+        if check.get("compare", "same") == "same":
+            check["compare"] = "close"
     public = whole.checks[:PUBLIC] if len(whole.checks) > PUBLIC else []
     gold = None if body is None else row.prompt + body
     prompt = f"Complete the function {name}.\n```python\n{row.prompt.strip()}\n```"

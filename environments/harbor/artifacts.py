@@ -51,5 +51,7 @@ def only(archive: bytes, artifacts: Sequence[Artifact]) -> bytes:
 def _stays(entry: tarfile.TarInfo, path: str, artifact: Artifact) -> bool:
     if not (entry.issym() or entry.islnk()):
         return True
+    if ".." in entry.linkname.lstrip("./").split("/"):  # `..` after a name, which may be a link to another folder
+        return False
     start = posixpath.dirname(path) if entry.issym() else "/"
     return artifact.holds(posixpath.normpath(posixpath.join(start, entry.linkname)))

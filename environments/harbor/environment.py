@@ -270,7 +270,8 @@ class Harbor(fe.SandboxEnvironment):
             await fresh.write_file(script, await asyncio.to_thread(task.script.read_bytes))
         command = f"mkdir -p {VERDICT} {LOGS}/agent; chmod +x {script}; exec {script}"
         given = {"HOME": HOME, **place.variables, **task.test_variables}
-        limits = replace(self._limits, memory_mb=self.tests_spec_of(self.current_task).memory_mb - SCRATCH_MB)
+        memory_mb = self.tests_spec_of(self.current_task).memory_mb
+        limits = replace(self._limits, memory_mb=max(memory_mb - SCRATCH_MB, memory_mb // 2))
         return await fresh.exec(["bash", "-c", command], env=given, cwd=place.workdir, limits=limits)
 
 

@@ -20,7 +20,7 @@ from forge_env.files import written_whole
 from forge_env.hub import HUB, Kind, repository_of, upload
 from forge_env.interrupts import say
 from forge_env.plugins import load_plugin
-from forge_env.reading import check_files
+from forge_env.reading import UnsafeFileError, check_files, unsafe
 from forge_env.run.folder import RunFolder
 from forge_env.trajectory import Trajectory
 from forge_env.view.readme import write_card
@@ -38,7 +38,10 @@ RECORD = (
     *("report.html", "report.md", "reward_curve.png", "trajectories"),
 )
 """What is exported of a run or an evaluation: its record, without checkpoints and logs."""
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.pyc", "*.egg-info", "build", "dist", "runs", "evals")
+LEFT_OUT = shutil.ignore_patterns(
+    *(".*", "__pycache__", "*.pyc", "*.egg-info", "build", "dist", "runs", "evals", "venv", "env", "node_modules"),
+    *("*.pem", "*.key", "credentials*", "secrets*"),
+)
 """What is not exported of a package."""
 SPACE = "sdk: docker\napp_port: 8000\ntags: [openenv, forge-env]\n"
 """The hub's metadata of a package that OpenEnv's clients use."""
@@ -65,7 +68,7 @@ def add_arguments(parser: Parser) -> None:
         help=f"new folder, or {HUB}OWNER/NAME; for --format inspect, a file ending in .eval",
     )
     parser.add_argument("--format", choices=FORMATS, default="huggingface", help="output format")
-    parser.add_argument("--public", action="store_true", help="make a new repository on the hub public")
+    parser.add_argument("--public", action="store_true", help="allow a public repository on the hub")
     parser.add_argument("--model-name", metavar="NAME", default="", help="model name recorded in exported episodes")
     parser.add_argument("--adapter", action="store_true", help="export only the adapters")
     parser.add_argument("--base", metavar="MODEL", help="base model, if not the run's: a folder or hub name")
@@ -88,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "repository"
         written = _write(args, folder / "log.eval" if args.format == "inspect" else folder)
-        message = f"Upload {Path(args.source).name} with forge-env {__version__}"
+        message = f"Upload {Path(args.source).resolve().name} with forge-env {__version__}"
         address = upload(folder, repository, FORMATS[args.format], message=message, public=args.public)
     say(f"{written} -> {address}")
     return 0
@@ -132,12 +135,21 @@ def _environment(source: Path, out: Path) -> str:
     if not (source / "openenv.yaml").is_file():
         fix = "forge-env new NAME --openenv writes such a package"
         raise UsageError(f"{source} is no package with openenv.yaml", fix=fix)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        ignored = LEFT_OUT(folder, names)
+        for path in (Path(folder) / name for name in names if name not in ignored):
+            if (path.is_symlink() or not path.is_dir()) and (why := unsafe(path, root=source)):
+                raise UnsafeFileError(why, fix="remove it")
+        return ignored
+
+    source = source.resolve()
     with written_whole(out) as staging:
-        shutil.copytree(source, staging, ignore=LEFT_OUT)
+        shutil.copytree(source, staging, ignore=left_out)
         readme = staging / "README.md"
         text = readme.read_text(encoding="utf-8") if readme.is_file() else f"# {source.name}\n"
         if not text.startswith("---\n"):
-            readme.write_text(f"---\ntitle: {source.resolve().name}\n{SPACE}---\n\n{text}", encoding="utf-8")
+            readme.write_text(f"---\ntitle: {json.dumps(source.name)}\n{SPACE}---\n\n{text}", encoding="utf-8")
     return str(source)
 
 

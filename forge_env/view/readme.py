@@ -34,11 +34,15 @@ def _front(found: Digest, kind: str) -> dict[str, object]:
     """The metadata that the hub reads from a card."""
     environment = found.recipe.get("environment")
     name = environment.get("name") if isinstance(environment, dict) else None
-    tags = ["forge-env", *(["reinforcement-learning"] if kind == "model" else []), *([str(name)] if name else [])]
+    tags = [
+        "forge-env",
+        *(["reinforcement-learning"] if kind == "model" else []),
+        *([str(name).partition(":")[0]] if name else []),
+    ]
     if kind == "run":
         return {"tags": tags}
     model = found.recipe.get("model")
     base = str(model.get("path", "")) if isinstance(model, dict) else ""
-    on_hub = base.count("/") == 1 and not base.startswith((".", "/"))
+    on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~")) and not Path(base).exists()
     known = {"base_model": base} if on_hub else {}
     return {"library_name": "transformers", "pipeline_tag": "text-generation", **known, "tags": tags}

@@ -31,6 +31,8 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.created: list[dict[str, Any]] = []
+        self.public = False
+        """Whether the repository is there, and public."""
         self.files: dict[str, dict[str, bytes]] = {}
         """Content by path, for each kind/owner/name."""
 
@@ -72,7 +74,8 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer({"success": True, "commitUrl": f"{self.server.url}/me/it/commit/0", "commitOid": "0" * 40})
 
     def do_GET(self) -> None:
-        self.answer({"id": "me/first", "sha": "0" * 40, "siblings": []})
+        private = not self.server.public and all(each["visibility"] == "private" for each in self.server.created)
+        self.answer({"id": "me/first", "sha": "0" * 40, "siblings": [], "private": private})
 
     def answer(self, data: dict[str, Any], status: int = 200) -> None:
         content = json.dumps(data).encode()
@@ -122,6 +125,31 @@ def test_a_run_is_uploaded_with_a_card_of_its_record(hub: Hub, tmp_path: Path) -
     assert "forge-env" in front(files["README.md"])["tags"]
     assert "Did it learn?" in files["README.md"].decode()
     assert files["curves.png"].startswith(b"\x89PNG")
+
+
+def test_a_public_repository_is_refused_unless_it_is_asked_for(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, hub.public = make_run(tmp_path / "first").root, True
+    assert main(["export", str(run), "hub:me/first", "--format", "run"]) == 2
+    assert "me/first is public" in capsys.readouterr().err
+    assert not hub.files
+    assert main(["export", str(run), "hub:me/first", "--format", "run", "--public"]) == 0
+    assert hub.files
+
+
+def test_a_package_with_a_link_that_leaves_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package, other = tmp_path / "package", tmp_path / "other"
+    package.mkdir()
+    other.write_text("private")
+    (package / "openenv.yaml").write_text("name: package\n")
+    (package / "key.pem").write_text("private")
+    (package / "link.txt").symlink_to(other)
+    assert main(["export", str(package), str(tmp_path / "out"), "--format", "environment"]) != 0
+    assert "link.txt" in capsys.readouterr().err
+    (package / "link.txt").unlink()
+    assert main(["export", str(package), str(tmp_path / "out"), "--format", "environment"]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"openenv.yaml", "README.md"}
 
 
 def test_a_model_is_uploaded_with_a_card_of_the_run_that_trained_it(
