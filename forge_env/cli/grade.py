@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
         "--fail-under",
         type=float,
         metavar="PERCENT",
-        help="exit with 1 if the judge rejects a smaller share of the wrong versions, or a check fails",
+        help="exit with 1 if the judge rejects fewer of the wrong versions, a check fails, or a task has a problem",
     )
     parser.add_argument(
         "--run", dest="recorded", metavar="RUN", help="recorded run or evaluation: difficulty, signal, unearned rewards"
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from forge_env.files import unused, write_whole
     from forge_env.grading.recorded import recorded
     from forge_env.interrupts import run_until_interrupted
+    from forge_env.registry import make
     from forge_env.view.card import card
 
     if args.fail_under is not None and not 0 <= args.fail_under <= 100:
@@ -64,11 +66,13 @@ def run(args: argparse.Namespace) -> int:
     judge = None if args.judge is None else load_judge(args.judge)
     stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
     out = unused(Path("runs") / f"grade-{stem}") if args.out is None else user_path(args.out)
-    grade = run_until_interrupted(_grade(name, options, args))
+    played = None
     if folder is not None:
-        grade.recorded = recorded(folder, grade.max_reward or 1.0, judge=judge)
-    out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(grade.as_json(), indent=1, ensure_ascii=False)
+        played = recorded(folder, make(name, **options).max_reward or 1.0, judge=judge)
+    with _new_folder(out):
+        grade = run_until_interrupted(_grade(name, options, args))
+    grade.recorded = played
+    text = json.dumps(grade.as_json(), indent=1)
     write_whole(out / "grade.json", f"{text}\n")
     write_whole(out / "grade.html", card(grade))
     if args.json:
@@ -81,12 +85,28 @@ def run(args: argparse.Namespace) -> int:
     return 1 if why else 0
 
 
+@contextmanager
+def _new_folder(path: Path) -> Iterator[None]:
+    """Create a folder before the work that needs it, and remove it if the work fails."""
+    new = not path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:  # an interrupt too
+        if new:
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
 def too_low(grade: Grade, fail_under: float | None) -> str:
     """Why a grade is too low for `--fail-under`, or ""."""
     if fail_under is None:
         return ""
     if failed := [check.name for check in grade.checks if check.status == "failed"]:
         return f"a check failed: {failed[0]}"
+    if bad := [f"{visible(task.id)}: {visible(task.problem)}" for task in grade.tasks if task.problem]:
+        return bad[0] + (f", and {len(bad) - 1} more tasks have problems" if bad[1:] else "")
     total = grade.rejected()
     if total is None:
         return "there are no wrong versions"
@@ -160,7 +180,8 @@ def _interval(estimate: Estimate | None, what: str) -> str:
 
 def _survivor(tried: Tried) -> Iterator[str]:
     verdict = "" if tried.verdict == "accepted" else f" ({tried.verdict}: {tried.note})"
-    yield f"!! {tried.task}: {tried.piece}, line {tried.line}: {visible(one_line(tried.change, 100))}{verdict}"
+    where = visible(f"{tried.task}: {tried.piece}, line {tried.line}")
+    yield f"!! {where}: {one_line(tried.change, 100)}{visible(verdict)}"
     for line in tried.test.splitlines():
         yield f"      {visible(line)}"
     if tried.got:

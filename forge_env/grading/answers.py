@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 from forge_env.grading.mutants import Mutant, evenly, python_mutants
@@ -44,6 +44,8 @@ _SETUP = re.compile(r"\s*(#|set\s|mkdir -p\s|chmod \+x\s|cd\s|echo\s|exit\b)")
 """Lines of scripts that often have no effect on the result."""
 _TOKEN = re.compile(r"'[^']*'|\"[^\"]*\"|<>|[<>!=]=|&&|\|\||>>|-?[A-Za-z_]\w*|\d+(?:\.\d+)?|\S")
 _DIGITS = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_EXACT = Context(prec=100_000)
+"""Arithmetic of numbers of any length; the operators of `Decimal` round to 28 digits."""
 
 
 def mutants_of(piece: Piece, *, most: int, seed: str) -> list[Mutant]:
@@ -69,10 +71,10 @@ def _number(text: str) -> Iterator[Mutant]:
     start, end = hits[-1].span()
     digits = hits[-1][0]
     value = Decimal(digits.replace(",", ""))
-    made = [("off by one", value + 1), ("magnitude", value * 10)]
-    made += [("off by one", value - 1)] if value >= 1 else []
+    made = [("off by one", _EXACT.add(value, 1)), *([("magnitude", _EXACT.multiply(value, 10))] if value else [])]
+    made += [("off by one", _EXACT.subtract(value, 1))] if value >= 1 else []
     for kind, other in made:
-        yield _swapped(text, start, end, f"{other:,}" if "," in digits else str(other), kind)
+        yield _swapped(text, start, end, f"{other:,f}" if "," in digits else f"{other:f}", kind)
     if value:
         negative = text[:start].rstrip().endswith("-")
         where = (text.rindex("-", 0, start), start, "") if negative else (start, start, "-")
@@ -101,8 +103,8 @@ def _text(text: str) -> Iterator[Mutant]:
         for word in words:
             yield _swapped(text, *word.span(), "", "dropped word")
     for hit in _DIGITS.finditer(text):
-        other = str(Decimal(hit[0].replace(",", "")) + 1)
-        yield _swapped(text, *hit.span(), other, "off by one")
+        other = _EXACT.add(Decimal(hit[0].replace(",", "")), 1)
+        yield _swapped(text, *hit.span(), f"{other:f}", "off by one")
     lines = [hit for hit in re.finditer(r"[^\n]*\n?", text) if hit[0].strip()]
     if len(lines) > 1:
         for hit in lines:
@@ -116,7 +118,7 @@ def _json(text: str) -> Iterator[Mutant]:
     except ValueError:
         return
     for kind, change, made in _values(value, ""):
-        yield Mutant(kind, 1, change, json.dumps(made, ensure_ascii=False))
+        yield Mutant(kind, 1, change, json.dumps(made))
 
 
 def _values(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
@@ -124,7 +126,9 @@ def _values(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
         case bool():
             yield "constant", f"{path} {value} -> {not value}".strip(), not value
         case int() | float():
-            yield from (("off by one", f"{path} {value} -> {made}".strip(), made) for made in (value + 1, value - 1))
+            for made in (value + 1, value - 1):
+                if json.dumps(made) != json.dumps(value):  # 1e16 + 1 is 1e16
+                    yield "off by one", f"{path} {value} -> {made}".strip(), made
         case str():
             for mutant in _number(value) if _DIGITS.fullmatch(value) else _text(value):
                 yield mutant.kind, f"{path} {mutant.change}".strip(), mutant.text
@@ -147,7 +151,7 @@ def _tokens(text: str, tables: dict[str, dict[str, str]]) -> Iterator[Mutant]:
                 yield _swapped(text, *hit.span(), made, kind)
         if re.fullmatch(r"\d+(?:\.\d+)?", token):
             for step in (1, -1):
-                yield _swapped(text, *hit.span(), str(Decimal(token) + step), "off by one")
+                yield _swapped(text, *hit.span(), f"{_EXACT.add(Decimal(token), step):f}", "off by one")
         elif token[0] in "'\"" and re.search(r"[{}()=<>]", token):
             for mutant in _tokens(token[1:-1], _INSIDE):
                 start, end = hit.start() + 1, hit.end() - 1

@@ -16,11 +16,11 @@ from forge_env.concurrency import for_each
 from forge_env.environment.base import Environment
 from forge_env.environment.optional import HasRandomActions, gold_actions, gold_files, seats_of
 from forge_env.environment.sandbox_environment import SandboxEnvironment
-from forge_env.errors import EnvironmentBugError, ForgeError, UsageError, environment_code
+from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError, environment_code
 from forge_env.grading.answers import mutants_of
 from forge_env.grading.mutants import Mutant, evenly
 from forge_env.grading.pieces import Piece, pieces
-from forge_env.grading.probes import ENOUGH, Prober, Program, probes, raised_in
+from forge_env.grading.probes import ENOUGH, Difference, Prober, Program, probes, raised_in
 from forge_env.grading.results import Grade, TaskGrade, Tried
 from forge_env.grading.states import state_after
 from forge_env.policy import Policy, estimated_tokens, words_of
@@ -61,7 +61,7 @@ async def grade_environment(
         on_task: called with each task's grade when it is complete.
 
     Raises:
-        ForgeError: an episode could not be played or judged, or the environment has a bug.
+        ForgeError: a check could not be made, or the environment has a bug.
     """
     begun, validator = time.monotonic(), Validator(make_env, num_tasks=num_tasks)
     grader = Grader(make_env, mutants=mutants, on_task=on_task)
@@ -131,7 +131,7 @@ class Grader:
         """Grade tasks; return their grades and all mutants.
 
         Raises:
-            ForgeError: a gold solution could not be judged, or the environment has a bug.
+            EnvironmentBugError: the environment's code failed on a gold solution.
         """
 
         async def one(numbered: tuple[int, Task]) -> None:
@@ -153,7 +153,8 @@ class Grader:
             return []
         played = [await self._play(GoldPolicy(), task) for _ in range(REPEATS)]
         if lost := next((one for one in played if not one.valid), None):
-            raise ForgeError(f"task {task.id!r} could not be played: {lost.error}")
+            graded.note = f"its gold solution could not be judged: {lost.error}"
+            return []
         graded.gold = [one.reward for one in played]
         graded.judging_s = median(one.wall_s for one in played)
         graded.tokens = sum(
@@ -186,7 +187,7 @@ class Grader:
             parts = pieces(self._env, task)
         judged, full = list[Piece](), graded.gold[0]
         for piece in parts:
-            looked_at = await self._reward(piece.submit(piece.emptied), task) < full - EPSILON
+            looked_at = not await self._reward(piece.submit(piece.emptied), task) >= full - EPSILON  # NaN: unknown
             judged += [piece] if looked_at else []
             graded.unjudged += [] if looked_at else [piece.name]
         if not judged:
@@ -211,7 +212,10 @@ class Grader:
             tried.verdict, tried.reward = "lost", 0.0
         elif reward >= full - EPSILON:
             tried.verdict, tried.text = "accepted", mutant.text
-            await self._decide(task, piece, mutant, tried, probers)
+            try:
+                await self._decide(task, piece, mutant, tried, probers)
+            except (InfrastructureError, EnvironmentBugError) as error:
+                tried.verdict, tried.note = "undecided", f"could not be tried: {error.message}"
         return tried
 
     async def _decide(self, task: Task, piece: Piece, mutant: Mutant, tried: Tried, probers: dict[str, Prober]) -> None:
@@ -224,12 +228,12 @@ class Grader:
             probers[piece.name] = self._prober(self._env.sandboxes, task, piece)
         prober = probers[piece.name]
         difference = await prober.difference(self._program(task, piece, mutant.text))
-        if difference is not None:
+        if isinstance(difference, Difference):
             tried.test, tried.got = difference.test, difference.mutant
-        elif prober.number >= ENOUGH:
-            tried.verdict, tried.note = "equivalent", f"no difference on {prober.number} inputs"
+        elif difference >= ENOUGH:
+            tried.verdict, tried.note = "equivalent", f"no difference on {difference} inputs"
         else:
-            tried.verdict, tried.note = "undecided", f"only {prober.number} inputs could be tried"
+            tried.verdict, tried.note = "undecided", f"only {difference} inputs could be tried"
 
     async def _compare_states(self, task: Task, piece: Piece, mutant: Mutant, tried: Tried) -> None:
         """Decide whether two commands do the same, by the files that they leave."""

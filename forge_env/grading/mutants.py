@@ -12,7 +12,7 @@ import copy
 import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from types import CodeType
 from typing import TypeVar
 
@@ -71,24 +71,32 @@ def python_mutants(source: str, *, most: int, seed: str = "", first: Collection[
         first: lines whose functions are changed before other code, such as those of a repair.
     """
     try:
-        tree = parse_python(source)
-    except (SyntaxError, ValueError):
+        tree, original = parse_python(source), _compiled(source)
+        return list(islice(_drawn(source, tree, original, seed, first), most))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # also code that is too deep, or only can be parsed
         return []
+
+
+def _drawn(source: str, tree: ast.Module, original: object, seed: str, first: Collection[int]) -> Iterator[Mutant]:
+    """All mutants whose byte code differs from the original's and from each other's."""
     sites = list(_sites(tree))
     near = _functions_at(tree, first)
     chosen, others = list[_Site](), list[_Site]()
     for site in sites:
         (chosen if any(start <= site.node.lineno <= end for start, end in near) else others).append(site)
-    seen, mutants = {_compiled(source)}, list[Mutant]()
+    seen = {original}
     for site in [*evenly(chosen, seed), *evenly(others, seed)]:
-        if len(mutants) == most:
-            break
         text = _replaced(source, tree, site)
-        if text is not None and (key := _compiled(text)) not in seen:
+        if text is None:
+            continue
+        try:
+            key = _compiled(text)
+        except (SyntaxError, ValueError):
+            continue
+        if key not in seen:
             seen.add(key)
             was, made = _short(ast.unparse(site.node)), _short(ast.unparse(site.made))
-            mutants.append(Mutant(site.kind, site.node.lineno, f"{was} -> {made}", text))
-    return mutants
+            yield Mutant(site.kind, site.node.lineno, f"{was} -> {made}", text)
 
 
 def evenly(items: Sequence[T], seed: str) -> list[T]:

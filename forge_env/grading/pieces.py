@@ -43,7 +43,7 @@ class Piece:
 
     @property
     def emptied(self) -> str:
-        """The text without what it does: empty functions, or nothing."""
+        """Another text without what it does: empty functions, or nothing."""
         if self.kind == "python" and (stub := stub_of(self.text)) != self.text:
             return stub
         return _nothing(self.text) if self.kind == "json" else ""
@@ -61,7 +61,7 @@ def pieces(env: Environment, task: Task) -> list[Piece]:
         kind = "python" if path.endswith(".py") else kind_of(text)
         return Piece(path, kind, text, lambda made: hand_in(env, task, {**files, path: made}), near)
 
-    return [of_file(path, text) for path, text in files.items()]
+    return [of_file(path, text) for path, text in files.items() if text.strip()]
 
 
 def _changed(before: str | bytes, after: str) -> Iterator[int]:
@@ -118,7 +118,7 @@ def _in_call(
 
         def submit(made: str, key: str = key, value: object = value) -> list[Action]:
             given = {**arguments, key: made if isinstance(value, str) else json.loads(made)}
-            function = call.function.model_copy(update={"arguments": json.dumps(given, ensure_ascii=False)})
+            function = call.function.model_copy(update={"arguments": json.dumps(given)})
             calls = list(message.tool_calls)
             calls[number] = call.model_copy(update={"function": function})
             return instead(message.model_copy(update={"tool_calls": calls}))
@@ -176,5 +176,8 @@ def _json(text: str) -> object:
 
 
 def _nothing(text: str) -> str:
-    """An empty value of the same JSON type."""
-    return json.dumps(type(_json(text))() if _json(text) is not None else None)
+    """An empty value of the same JSON type, or another small one if the value is empty."""
+    value = _json(text)
+    if not value:
+        return {"[]": "[0]", "{}": '{"x": 0}', "false": "true"}.get(json.dumps(value), "1")
+    return json.dumps(type(value)())

@@ -373,19 +373,26 @@ class Prober:
             pairs.sort(key=lambda pair: pair[0].oddness)  # the first test that tells a mutant is shown
             self._chosen, self._expected = [probe for probe, _ in pairs], [outcome for _, outcome in pairs]
 
-    async def difference(self, mutant: Program) -> Difference | None:
-        """The first probe on which the mutant differs, or None."""
+    async def difference(self, mutant: Program) -> Difference | int:
+        """The first probe on which the mutant differs, or the number of those on which it agrees.
+
+        The limits of time are for all probes together. If they end the mutant's run, the first probe without a result
+        is run again, alone: only if that doesn't end either, the mutant doesn't end.
+        """
         await self.ready()
         assert self._expected is not None
-        result = await self._run(mutant, self._chosen)
-        for index, (probe, wanted) in enumerate(zip(self._chosen, self._expected, strict=True)):
-            got = result.outcomes[index] if index < len(result.outcomes) else None
-            if got is None:
-                return Difference(_test(probe, wanted), "does not end")
-            if (got.error, _text(got)) != (wanted.error, _text(wanted)):
-                failed = "the lines before it fail" if got.error == "_ForgeSetup" else got.error
-                return Difference(_test(probe, wanted), failed or _shown(got))
-        return None
+        outcomes = (await self._run(mutant, self._chosen)).outcomes
+        pairs = list(zip(self._chosen, self._expected, strict=True))
+        done = len(outcomes)
+        if difference := _first_difference(pairs, outcomes):
+            return difference
+        if done >= len(pairs):
+            return done
+        probe, wanted = pairs[done]
+        alone = (await self._run(mutant, [probe])).outcomes
+        if not alone:
+            return Difference(_test(probe, wanted), "does not end")
+        return _first_difference([(probe, wanted)], alone) or done + 1
 
     async def _run(self, program: Program, chosen: Sequence[Probe]) -> CallsResult:
         async with self._engine.session(self._spec) as sandbox:
@@ -393,6 +400,14 @@ class Prober:
                 await sandbox.write_files(program.files)
             calls = [probe.call for probe in chosen]
             return await Judging.of(sandbox).run_calls(f"{program.code}\n{_CANON}", calls, limits=LIMITS)
+
+
+def _first_difference(pairs: Sequence[tuple[Probe, CallOutcome]], got: Sequence[CallOutcome]) -> Difference | None:
+    for (probe, wanted), one in zip(pairs, got, strict=False):
+        if (one.error, _text(one)) != (wanted.error, _text(wanted)):
+            failed = "the lines before it fail" if one.error == "_ForgeSetup" else one.error
+            return Difference(_test(probe, wanted), failed or _shown(one))
+    return None
 
 
 _MISTAKES = (

@@ -36,7 +36,9 @@ def test_the_page_holds_every_weak_task_and_escapes_texts() -> None:
 
 
 def test_terminals_get_no_control_characters() -> None:
-    text = "\n".join(lines(made()))
+    grade = made()
+    grade.tried[0].task = grade.tried[0].piece = HOSTILE
+    text = "\n".join(lines(grade))
     assert "\x1b" not in text
     assert "undecided: few inputs" in text
 
@@ -44,6 +46,13 @@ def test_terminals_get_no_control_characters() -> None:
 @pytest.mark.parametrize(("fail_under", "why"), [(None, ""), (0.0, "a check failed: cheats earn nothing")])
 def test_a_failed_check_is_too_low(fail_under: float | None, why: str) -> None:
     assert too_low(made(), fail_under) == why
+
+
+def test_a_task_with_a_problem_is_too_low() -> None:
+    grade = made()
+    grade.checks = []
+    assert too_low(grade, 0.0).startswith("t-2: flaky <script>")
+    assert "\x1b" not in too_low(grade, 0.0)
 
 
 def test_without_wrong_versions_a_grade_is_too_low() -> None:
@@ -74,6 +83,16 @@ def test_a_recorded_run_has_difficulty_and_signal(tmp_path: Path) -> None:
     assert "pass@4" in card(grade)
     assert "groups with signal" in "\n".join(lines(grade))
     assert grade.as_json()["recorded"]["solved"]["t-1"] == (3, 4)
+
+
+def test_a_recorded_run_is_read_before_the_grade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("forge_env.cli.grade._grade", lambda *args: pytest.fail("graded"))
+    (tmp_path / "run").mkdir()
+    assert main(["grade", "calculator", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 2
+    assert "  -> " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_judge_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 import forge_env as fe
 from forge_env.cli.main import main
+from forge_env.errors import InfrastructureError
 from forge_env.grading.grade import Grader, doubts, duplicates
-from forge_env.grading.probes import probes, raised_in
+from forge_env.grading.probes import Difference, Probe, Prober, Program, probes, raised_in
 from forge_env.grading.results import TaskGrade, Tried
-from forge_env.sandbox import SandboxEngine
+from forge_env.grading.states import _LISTING, state_after
+from forge_env.rollout.episode import run_episode
+from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, SandboxEngine
+from forge_env.sandbox.engines import LazyEngine
 from tests.sandboxes.conftest import engine_fixture
 
 engine = engine_fixture()
@@ -143,6 +149,87 @@ class Silent(Sums):
 
 def _number(text: str) -> int:
     return int(text) if text.strip().lstrip("-").isdecimal() else -1
+
+
+class Code(Sums):
+    """Accepts every function."""
+
+    def __init__(self, config: fe.EnvironmentConfig | None = None, **context: object) -> None:
+        super().__init__(config, **context)
+        self.rubric = fe.Rubric(lambda answer: float("return" in answer))
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return super().task(split, index).model_copy(update={"gold": "def f(x):\n    return x + 1"})
+
+
+async def test_a_lost_sandbox_leaves_mutants_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lost(self: Prober, mutant: Program) -> int:
+        raise InfrastructureError("no sandbox")
+
+    monkeypatch.setattr(Prober, "difference", lost)
+    async with LazyEngine("auto") as engine:
+        _, tried = await graded(Code, engine)
+    assert {(one.verdict, one.note) for one in tried} == {("undecided", "could not be tried: no sandbox")}
+
+
+async def test_a_lost_gold_solution_is_noted_and_the_rest_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(*args: Any, task: fe.Task, **more: Any) -> fe.Trajectory:
+        played = await run_episode(*args, task=task, **more)
+        return replace(played, valid=False, error="no sandbox") if task.id == "train-0" else played
+
+    monkeypatch.setattr("forge_env.grading.grade.run_episode", play)
+    tasks, tried = await Grader(Sums, mutants=3).run([Sums().task("train", index) for index in (0, 1)])
+    assert [task.note for task in tasks] == ["its gold solution could not be judged: no sandbox", ""]
+    assert {one.task for one in tried} == {"train-1"}
+
+
+class Slow(Prober):
+    """Ends the run of the mutant after 60 probes, and then evaluates one, or none."""
+
+    alone: ClassVar[list[CallOutcome]] = []
+
+    async def _run(self, program: Program, chosen: Sequence[Probe]) -> CallsResult:
+        same = [CallOutcome(["1", "1"]) for _ in chosen]
+        if program.code == "mutant":
+            same = same[:60] if len(chosen) > 1 else self.alone
+        return CallsResult(same, ExecResult(0))
+
+
+@pytest.mark.parametrize(
+    ("alone", "result"),
+    [
+        ([], Difference("assert f(70) == 1", "does not end")),
+        ([CallOutcome(["2", "2"])], Difference("assert f(70) == 1", "2")),
+        ([CallOutcome(["1", "1"])], 61),
+    ],
+)
+async def test_a_probe_does_not_end_if_it_does_not_end_alone(
+    alone: list[CallOutcome], result: Difference | int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slow, "alone", alone)
+    prober = Slow(LazyEngine("auto"), None, Program("gold", {}), [Probe("", f"f({n})") for n in range(10, 100)])
+    assert await prober.difference(Program("mutant", {})) == result
+
+
+def test_states_of_many_files_are_compared_in_full(tmp_path: Path) -> None:
+    def state() -> str:
+        return subprocess.run(["sh", "-c", _LISTING], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    for number in range(600):
+        (tmp_path / f"{number:0100}").touch()
+    before = state()
+    (tmp_path / f"{300:0100}").write_text("x")
+    assert len(before) < 100
+    assert state() != before
+
+
+async def test_a_state_that_is_not_seen_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(*args: Any, **more: Any) -> fe.Trajectory:
+        return replace(await run_episode(*args, **more), valid=False)
+
+    monkeypatch.setattr("forge_env.grading.states.run_episode", play)
+    with pytest.raises(InfrastructureError, match="work folder"):
+        await state_after(Sums, Sums().task("train", 0), ["40"])
 
 
 def grade(tmp_path: Path, name: str, *more: str) -> tuple[int, dict[str, object]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import forge_env as fe
 from forge_env.grading.answers import mutants_of
 from forge_env.grading.mutants import Mutant, python_mutants
-from forge_env.grading.pieces import Piece, kind_of, pieces
+from forge_env.grading.pieces import Kind, Piece, kind_of, pieces
 
 CODE = '''"""What it does."""
 import math
@@ -87,8 +88,9 @@ def test_equivalent_by_byte_code_is_left_out() -> None:
     assert not [mutant for mutant in python_mutants("def f():\n    x = 1 * 1\n", most=9) if "1 * 1" in mutant.change]
 
 
-def test_text_that_is_not_python_has_no_mutants() -> None:
-    assert python_mutants("def f(:", most=3) == []
+@pytest.mark.parametrize("code", ["def f(:", "x = 1 + 2\nreturn x", f"x = {'-' * 50_000}1"])
+def test_text_that_is_not_python_has_no_mutants(code: str) -> None:
+    assert python_mutants(code, most=3) == []
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,27 @@ def test_other_answers_are_made_wrong_by_type(text: str, kind: str, made: set[st
     piece = Piece("answer", kind_of(text, "bash" if kind == "shell" else ""), text, lambda text: [text])
     assert piece.kind == kind
     assert made <= {mutant.text for mutant in mutants_of(piece, most=100, seed="")}
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("1" * 40, "number"), ("0", "number"), ("[1e16]", "json"), ("[1e400]", "json")]
+)
+def test_wrong_numbers_have_another_value(text: str, kind: Kind) -> None:
+    piece = Piece("answer", kind, text, lambda text: [text])
+    values = [json.loads(mutant.text) for mutant in mutants_of(piece, most=100, seed="")]
+    assert values
+    assert json.loads(text) not in values
+
+
+def test_unpaired_surrogates_stay_escaped() -> None:
+    piece = Piece("answer", "json", r'{"a": "\ud800 one"}', lambda text: [text])
+    assert [mutant.text.encode() for mutant in mutants_of(piece, most=100, seed="")]
+
+
+@pytest.mark.parametrize("text", ["0", "0.0", "false", "[]", "{}", "null", "[1]", "7", "true"])
+def test_an_emptied_value_is_another_one(text: str) -> None:
+    piece = Piece("tool.value", "json", text, lambda text: [text])
+    assert json.loads(piece.emptied) != json.loads(text)
 
 
 class Answers(fe.SingleTurnEnvironment):
