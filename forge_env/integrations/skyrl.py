@@ -39,8 +39,14 @@ def register(environment: str, *, sandboxes: str = "auto", **options: Any) -> No
     skyrl_gym.register(id=environment, entry_point="forge_env.integrations.skyrl:ForgeTextEnv", kwargs=kwargs)
 
 
-def rows(environment: str, count: int, split: str = "train") -> list[dict[str, Any]]:
-    """Rows of SkyRL's dataset: the first `count` tasks of a split. The environment writes the prompt itself."""
+def rows(environment: str, count: int, split: str | None = None) -> list[dict[str, Any]]:
+    """Rows of SkyRL's dataset. The environment writes the prompt itself.
+
+    Args:
+        environment: name of the environment.
+        count: number of tasks, from the first on; a split with fewer repeats them.
+        split: split of the tasks; None: the environment's first.
+    """
     prompt = [{"role": "user", "content": ""}]
     return [{"prompt": prompt, "env_class": environment, "split": split, "index": index} for index in range(count)]
 

@@ -98,7 +98,7 @@ class ForgeGroupBuilder(EnvGroupBuilder):  # type: ignore[misc]
 
 
 class ForgeDataset(RLDataset):  # type: ignore[misc]
-    """Batches of groups: the tasks of a split in order."""
+    """Batches of groups: the tasks of a split in order, repeated if there are too few for all batches."""
 
     def __init__(self, builder: ForgeDatasetBuilder) -> None:
         self._builder = builder
@@ -120,7 +120,8 @@ class ForgeDatasetBuilder(RLDatasetBuilder):  # type: ignore[misc]
     model_name: str
     renderer_name: str
     options: dict[str, Any] = chz.field(default_factory=dict)
-    split: str = "train"
+    split: str | None = None
+    """None: the environment's first."""
     sandboxes: str = "auto"
     batch_size: int = 8
     group_size: int = 8

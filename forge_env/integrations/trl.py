@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import keyword
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -49,9 +50,14 @@ class Rollouts:
         self._options = {"sandboxes": sandboxes, **options}
         Episode(environment, **self._options)  # mistakes are reported here
 
-    def rows(self, count: int, split: str = "train") -> list[dict[str, Any]]:
-        """Rows of the trainer's dataset: the first `count` tasks of a split."""
-        return [{"prompt": [{"role": "user", "content": f"{split}/{index}"}]} for index in range(count)]
+    def rows(self, count: int, split: str | None = None) -> list[dict[str, Any]]:
+        """Rows of the trainer's dataset.
+
+        Args:
+            count: number of tasks, from the first on; a split with fewer repeats them.
+            split: split of the tasks; None: the environment's first.
+        """
+        return [{"prompt": [{"role": "user", "content": f"{split or ''}/{index}"}]} for index in range(count)]
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Play the prompts' episodes with the model of a trainer.
@@ -84,10 +90,10 @@ class Rollouts:
         }
 
     def _game(self, address: str, trainer: Any) -> _Game:
-        split, _, index = address.rpartition("/")
-        if not split or not index.isdecimal():
+        split, slash, index = address.rpartition("/")
+        if not slash or not index.isdecimal():
             raise UsageError(f"the prompt {address[:80]!r} is no task", fix="make the dataset with `rows`")
-        return _Game(Episode(self._environment, split=split, index=int(index), **self._options), trainer)
+        return _Game(Episode(self._environment, split=split or None, index=int(index), **self._options), trainer)
 
 
 async def _all(coroutines: Any) -> None:
@@ -205,6 +211,9 @@ class _Game:
 # `environment_factory`
 
 
+INSTEAD = "give TRL a rollout_func: Rollouts(...)"
+
+
 class _Tools:
     """Base of the classes that `environment_factory` makes: an episode at a time, whose tools are public methods."""
 
@@ -247,7 +256,10 @@ class _Tools:
         if last["role"] == "assistant" and not last.get("tool_calls"):
             self._say(read_turn(last.get("content") or "", tools=False))
         if not self._lost:
-            get_host().run(self._episode.truncate("tokens"))
+            try:
+                get_host().run(self._episode.truncate("tokens"))
+            except InfrastructureError:
+                self._lost = True
         earned = None if self._lost else self._episode.trajectory.reward
         self._close()
         return earned
@@ -269,11 +281,17 @@ def environment_factory(environment: str, *, sandboxes: str = "auto", **options:
         options: options of the environment.
 
     Raises:
-        UsageError: the environment has no tools.
+        UsageError: the environment has no tools, or one that can't be a method.
     """
     tools = make(environment, **options).tools
     if not tools:
-        raise UsageError(f"{environment} has no tools", fix="give TRL a rollout_func: Rollouts(...)")
+        raise UsageError(f"{environment} has no tools", fix=INSTEAD)
+    for tool in tools:
+        if tool.name.startswith("_") or hasattr(_Tools, tool.name):
+            raise UsageError(f"the tool {tool.name!r} has a name that the class for TRL uses itself", fix=INSTEAD)
+        for name in tool.parameters.get("properties", {}):
+            if name == "self" or not name.isidentifier() or keyword.iskeyword(name):
+                raise UsageError(f"the tool {tool.name!r} has the argument {name!r}, no name in Python", fix=INSTEAD)
     methods = {tool.name: _method(tool) for tool in tools}
     context = {"_environment": environment, "_options": {"sandboxes": sandboxes, **options}}
     return type(environment, (_Tools,), {**context, **methods})

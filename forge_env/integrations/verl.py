@@ -32,8 +32,14 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 3
 
 
-def rows(environment: str, count: int, split: str = "train") -> list[dict[str, Any]]:
-    """Rows of verl's dataset: the first `count` tasks of a split. The environment writes the prompt itself."""
+def rows(environment: str, count: int, split: str | None = None) -> list[dict[str, Any]]:
+    """Rows of verl's dataset. The environment writes the prompt itself.
+
+    Args:
+        environment: name of the environment.
+        count: number of tasks, from the first on; a split with fewer repeats them.
+        split: split of the tasks; None: the environment's first.
+    """
     common = {"prompt": [{"role": "user", "content": ""}], "data_source": environment, "agent_name": "forge_env"}
     return [{**common, "extra_info": {"split": split, "index": index}} for index in range(count)]
 

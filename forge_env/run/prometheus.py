@@ -36,7 +36,11 @@ class PrometheusLogger(Tracker):
         registry.register(self)
         ProcessCollector(registry=registry)
         host, port = address()
-        self._server, self._thread = start_http_server(port, host, registry)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            fix = f"set {ADDRESS}=HOST:PORT to an address that is free"
+            raise UsageError(f"can't serve metrics at {host}:{port}: {error.strerror}", fix=fix) from error
         self.port: int = self._server.server_port
 
     @classmethod

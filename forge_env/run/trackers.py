@@ -105,6 +105,8 @@ def start_tracker(tracker: Callable[[RunFolder, RunConfig], T], folder: RunFolde
     """
     try:
         return tracker(folder, config)
+    except UsageError:
+        raise
     except Exception as error:
         name = getattr(tracker, "package", "the tracker")
         text = f"{name} could not be started ({type(error).__name__}): {one_line(str(error))}"

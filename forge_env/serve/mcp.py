@@ -54,6 +54,7 @@ EPISODE_ID_SCHEMA = {
     "description": f"the id that {BEGIN} returned; without it, a new episode begins and ends with this call",
 }
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
+_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 _CODES = {
     "VALIDATION_ERROR": types.INVALID_PARAMS,
     "SESSION_ERROR": types.INVALID_PARAMS,
@@ -195,7 +196,7 @@ class McpEndpoint:
             session = await self._begin(context)
         except WireError as error:
             raise _as_mcp(error) from error
-        prompt = [types.TextContent(type="text", text=message["content"]) for message in session.opening]
+        prompt = [block for message in session.opening for block in _blocks(message["content"])]
         usage = types.TextContent(type="text", text=f"{EPISODE_ID}: {session.id}")
         return types.CallToolResult(content=[usage, *prompt], structured_content={EPISODE_ID: session.id})
 
@@ -212,9 +213,10 @@ class McpEndpoint:
             messages = [
                 types.PromptMessage(
                     role="assistant" if message["role"] == "assistant" else "user",
-                    content=types.TextContent(type="text", text=message["content"]),
+                    content=block,
                 )
                 for message in session.opening
+                for block in _blocks(message["content"])
             ]
         return types.GetPromptResult(messages=messages)
 
@@ -227,6 +229,24 @@ def _request(context: Context) -> Request:
 def _stateless(context: Context) -> bool:
     """Whether the protocol of a request has no sessions."""
     return context.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS
+
+
+def _blocks(content: str | list[dict[str, Any]]) -> list[types.ContentBlock]:
+    """Convert the content of a message in OpenAI's format; an image that isn't in the message becomes a link."""
+    if isinstance(content, str):
+        return [types.TextContent(type="text", text=content)]
+    return [
+        types.TextContent(type="text", text=part["text"])
+        if part["type"] == "text"
+        else _image(part["image_url"]["url"])
+        for part in content
+    ]
+
+
+def _image(url: str) -> types.ImageContent | types.ResourceLink:
+    if (match := _DATA_URL.fullmatch(url)) is None:
+        return types.ResourceLink(type="resource_link", name="image", uri=url)
+    return types.ImageContent(type="image", mime_type=match[1], data=match[2])
 
 
 def _text(text: str) -> types.CallToolResult:

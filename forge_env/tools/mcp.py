@@ -27,7 +27,8 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Set
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -63,9 +64,11 @@ class McpServer:
         self.tools: list[McpTool] = []
         self._read()
 
-    def _read(self) -> None:
+    def _read(self, others: Set[str] = frozenset()) -> None:
+        """Read the connection's tools; `others` are the names of tools that aren't the server's."""
         self._specs = self._connection.tools
-        self._names = safe_names(self._specs, self._prefix, self._names)
+        free = {name: safe for name, safe in self._names.items() if safe not in others}
+        self._names = safe_names(self._specs, self._prefix, free, others)
         self.tools = [
             McpTool(self, name, spec.model_copy(update={"name": self._names[name]}))
             for name, spec in self._specs.items()
@@ -110,7 +113,7 @@ class McpServer:
         if not self._offered or self._connection.tools is self._specs:
             return ""
         before = {tool.spec.name: tool.spec for tool in self.tools}
-        self._read()
+        self._read({spec.name for spec in env.tools} - set(before))
         after = {tool.spec.name: tool for tool in self.tools}
         removed = [name for name in before if name not in after]
         new = [tool for name, tool in after.items() if tool.spec != before.get(name)]
@@ -170,7 +173,6 @@ class Connection:
             if not calling.done():
                 raise self._lost()
             result = calling.result()
-            await self._refresh()
         except MCPError as error:
             if error.code == CONNECTION_CLOSED and not await self._answers():
                 raise self._lost() from error
@@ -179,17 +181,27 @@ class Connection:
             raise InfrastructureError(f"the MCP server failed: {error}") from error
         finally:
             calling.cancel()
+        await self._refresh()
         text = shown(result)
         if result.is_error:
             raise ToolError(text or f"{name} failed")
         return text
 
     async def _refresh(self) -> None:
-        """List the tools again if the server has announced a change."""
-        if self._changed:
-            self._changed = False
-            if (tools := await _list_tools(self._client)) != self.tools:
-                self.tools = tools
+        """List the tools again if the server has announced a change; if that fails, the next call tries again."""
+        from mcp import MCPError
+
+        if not self._changed:
+            return
+        self._changed = False
+        try:
+            tools = await _list_tools(self._client)
+        except (MCPError, OSError) as error:
+            self._changed = True
+            log.warning("MCP server %s can't list its changed tools: %s", self.stderr.name, error)
+            return
+        if tools != self.tools:
+            self.tools = tools
 
     def _lost(self) -> InfrastructureError:
         self.gone = True
@@ -357,19 +369,27 @@ def shown(result: Any) -> str:
     blocks = [_block(block) for block in result.content]
     text = "\n".join(blocks)
     if (structured := result.structured_content) is not None and not all(
-        value in text or json.dumps(value)[1:-1] in text for value in _values(structured)
+        _holds(text, value) for value in _values(structured)
     ):
         blocks.append(json.dumps(structured, ensure_ascii=False))
     return "\n".join(blocks)
 
 
-def _values(data: Any) -> Iterator[str]:
-    """Numbers and texts in JSON data, as they are written in JSON."""
+def _holds(text: str, value: str | float) -> bool:
+    """Whether a text has a value of JSON data: a number as a whole word, a text as it is or as JSON writes it."""
+    written = json.dumps(value)
+    if isinstance(value, str):
+        return value in text or written[1:-1] in text
+    return re.search(rf"(?<![\w.-]){re.escape(written)}(?!\w|\.\d)", text) is not None
+
+
+def _values(data: Any) -> Iterator[str | float]:
+    """Numbers and texts in JSON data."""
     if isinstance(data, Mapping | list):
         for each in data.values() if isinstance(data, Mapping) else data:
             yield from _values(each)
     elif data is not None:
-        yield data if isinstance(data, str) else json.dumps(data)
+        yield data
 
 
 def _block(block: Any) -> str:
@@ -386,7 +406,10 @@ def _block(block: Any) -> str:
 
 
 def safe_names(
-    names: Iterable[str], prefix: str = "", before: Mapping[str, str] = MappingProxyType({})
+    names: Iterable[str],
+    prefix: str = "",
+    before: Mapping[str, str] = MappingProxyType({}),
+    others: Set[str] = frozenset(),
 ) -> dict[str, str]:
     """Map a server's tool names to unique names that endpoints accept: up to 64 letters, digits, `_` and `-`.
 
@@ -394,9 +417,10 @@ def safe_names(
         names: any texts.
         prefix: beginning of every name.
         before: an earlier result: its names keep their meaning.
+        others: names that are in use elsewhere.
     """
     safe = dict(before)
-    taken = set(safe.values())
+    taken = {*safe.values(), *others}
     new = [name for name in names if name not in safe]
     for name in sorted(new, key=lambda name: UNSAFE.search(name) is not None or len(prefix + name) > LONGEST_NAME):
         start = UNSAFE.sub("_", prefix + name)[:LONGEST_NAME] or "tool"

@@ -44,8 +44,9 @@ def test_the_newest_values_are_served_while_the_run_lasts(tmp_path: Path, monkey
         'forge_env_step{metric="step",run="run-1"}': 2.0,
     }
     monkeypatch.setenv(ADDRESS, f"127.0.0.1:{logger.port}")
-    with pytest.raises(UsageError, match=r"prometheus_client could not be started \(OSError\).*in use"):
+    with pytest.raises(UsageError, match=r"can't serve metrics at .*in use") as caught:
         open_loggers(config, folder, clock=lambda: 0.0)
+    assert ADDRESS in str(caught.value.fix)
     for each in (*others, logger):
         each.close()
     with pytest.raises(httpx2.ConnectError):

@@ -85,6 +85,26 @@ async def test_without_sessions_an_episode_is_an_argument() -> None:
         assert len(sessions) == Counter.opened == 0
 
 
+async def test_images_of_a_prompt() -> None:
+    from mcp import Client, types
+
+    class Seen(Counter):
+        def task(self, split: str, index: int) -> fe.Task:
+            images = (fe.image(b"GIF89a"), "https://example.com/a.png")
+            shown = fe.Message(role="user", content="Look:", images=images)
+            return super().task(split, index).model_copy(update={"history": [shown]})
+
+    async with serving(Seen) as (url, sessions), Client(f"{url}/mcp") as client:
+        begun = await client.call_tool("begin_episode", {})
+        prompt = await client.get_prompt("task", begun.structured_content)
+        for text, picture, link, _ in begun.content[1:], [message.content for message in prompt.messages]:
+            assert text == types.TextContent(type="text", text="Look:")
+            assert picture == types.ImageContent(type="image", mime_type="image/gif", data="R0lGODlh")
+            assert link == types.ResourceLink(type="resource_link", name="image", uri="https://example.com/a.png")
+        await client.call_tool("end_episode", begun.structured_content)
+        assert len(sessions) == 0
+
+
 async def test_names_that_a_protocol_without_sessions_needs() -> None:
     from mcp import Client
 

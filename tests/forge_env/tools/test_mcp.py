@@ -204,6 +204,7 @@ def test_names_that_endpoints_do_not_accept_are_changed() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in safe.values())
     assert safe_names(["2fa", "-x"]) == {"2fa": "_2fa", "-x": "_-x"}
     assert safe_names(["a.b", "a_b"], "git_", {"a.b": "git_a_b"}) == {"a.b": "git_a_b", "a_b": "git_a_b_2"}
+    assert safe_names(["a"], others={"a", "a_2"}) == {"a": "a_3"}
 
 
 def test_every_kind_of_result_is_shown() -> None:
@@ -231,6 +232,24 @@ def test_every_kind_of_result_is_shown() -> None:
     assert shown(types.CallToolResult(content=[short], structuredContent=data)).startswith(
         'It is 21.5\n{"city": "Köln"'
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "structured", "added"),
+    [
+        ("10 results", {"page": 1}, True),
+        ("-1, 1.5, x1", {"page": 1}, True),
+        ("true story", {"page": 1, "last": True}, True),
+        ("Page 1.", {"page": 1}, False),
+        ("[3,1,-2,true]", {"numbers": [3, 1, -2, True]}, False),
+    ],
+)
+def test_a_number_is_repeated_only_as_a_whole(text: str, structured: dict[str, Any], added: bool) -> None:
+    from mcp import types
+
+    content = [types.TextContent(type="text", text=text)]
+    result = types.CallToolResult(content=content, structuredContent=structured)
+    assert (shown(result) != text) == added
 
 
 DOORS = """
@@ -280,6 +299,46 @@ async def test_tools_change_with_the_servers_list() -> None:
     assert answer.content == "Error: there is no tool 'knock'; available tools: door_open, door_open_2"
     await env.close()
     assert env.tools == []
+
+
+async def test_a_new_tool_with_the_name_of_another_gets_a_number() -> None:
+    namespace: dict[str, Any] = {"__name__": "server"}
+    exec(DOORS.replace('name="door open"', 'name="lock"'), namespace)
+
+    class Locked(WithServer):
+        @fe.tool
+        def lock(self) -> str:
+            """Lock the door."""
+            return "locked"
+
+    env = Locked()
+    env.target = namespace["server"]
+    await env.reset(seed=0)
+    await env.step(fe.call_tool("door_open"))
+    assert [tool.name for tool in env.tools] == ["lock", "door_open", "lock_2"]
+    for name, said in ("lock", "locked"), ("lock_2", "a vault"):
+        (answer,), *_ = await env.step(fe.call_tool(name))
+        assert answer.content == said
+    await env.close()
+
+
+async def test_an_answer_is_kept_if_the_changed_tools_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forge_env.tools import mcp as module
+
+    namespace: dict[str, Any] = {"__name__": "server"}
+    exec(DOORS, namespace)
+    server = await McpServer.connect(namespace["server"])
+
+    async def fail(client: Any) -> Any:
+        raise mcp.MCPError(-32603, "busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_list_tools", fail)
+        assert (await server.call("door.open", {})).splitlines()[0] == "open"
+    assert "knock" in server._connection.tools
+    assert await server.call("door open", {}) == "a vault"  # which lists them
+    assert "knock" not in server._connection.tools
+    await server.close()
 
 
 async def test_two_servers_with_the_same_tools() -> None:
