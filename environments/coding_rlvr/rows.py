@@ -170,7 +170,7 @@ def _human_eval(row: Task) -> _Made | None:
     if whole is None:
         return None
     for check in whole.checks if cases is not None else ():
-        if check.get("compare", "same") == "same":
+        if check["compare"] == "equal":
             check["compare"] = "close"
     public = whole.checks[:PUBLIC] if len(whole.checks) > PUBLIC else []
     gold = None if body is None else row.prompt + body
