@@ -56,13 +56,13 @@ def upload(folder: Path, repository: str, kind: Kind, *, message: str, public: b
             exist_ok=True,
             space_sdk="docker" if kind == "space" else None,
         )
-        if not public and not api.repo_info(repository, repo_type=kind).private:
-            raise UsageError(f"{repository} is public", fix="name a private repository, or add --public")
-        api.upload_folder(repo_id=repository, repo_type=kind, folder_path=folder, commit_message=message)
-    except UsageError:
-        raise
+        refused = not public and not api.repo_info(repository, repo_type=kind).private
+        if not refused:
+            api.upload_folder(repo_id=repository, repo_type=kind, folder_path=folder, commit_message=message)
     except Exception as error:  # the library raises errors of its own and of whatever transport it has
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         fix = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
         raise ForgeError(f"{repository} can't be uploaded to {api.endpoint}: {why}", fix=fix) from error
+    if refused:
+        raise UsageError(f"{repository} is public", fix="name a private repository, or add --public")
     return str(made)
