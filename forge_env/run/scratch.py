@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from forge_env.files import monarch_logs, parent_of_sockets
 
 PREFIX = "forge-env-run-"
 LOCK = "lock"
+STARTS, START_S = 5, 0.02  # looks at a process that is being started, and seconds between two
 
 
 @contextmanager
@@ -75,10 +77,20 @@ def _end_processes(folder: Path) -> None:
     """Kill the processes whose temporary folder it is; usually the kernel has ended all of them with the run."""
     import psutil
 
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # another user's, or it has ended meanwhile
-            if process.environ().get("TMPDIR") == str(folder) and process.pid != os.getpid():
-                process.kill()
+    processes = list(psutil.process_iter())
+    for _ in range(STARTS):
+        starting = []
+        for process in processes:
+            with suppress(psutil.Error, OSError):  # another user's, or it has ended meanwhile
+                environment = process.environ()
+                if environment.get("TMPDIR") == str(folder) and process.pid != os.getpid():
+                    process.kill()
+                elif not environment and process.exe():  # its program is being loaded: Linux shows no environment yet
+                    starting.append(process)
+        if not starting:
+            break
+        processes = starting
+        time.sleep(START_S)
 
 
 def _remove(folder: Path) -> None:
