@@ -148,6 +148,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         process.terminate()
 
 
+@pytest.mark.slow  # needs an ssh server, which only `make test-rest` installs
 @pytest.mark.docker
 async def test_over_ssh(remote: RemoteDaemon, ssh: str) -> None:
     """It leads to the daemon's Unix socket, and nothing of it is left."""
