@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import FIRST_COMPLETED
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -123,6 +124,8 @@ class ProgramEnvironment(SandboxEnvironment):
         self._current: tuple[_Asked, Conversation] | None = None
         self._branch: Branch | None = None
         self._conversations = Conversations()
+        self._left_out: Counter[str] = Counter()
+        """Requests that offered tools of a type that runs on the provider's servers, by type."""
         self._overdue = False
         self._stopped = ""
         """Why the gateway has stopped the program, or an empty string."""
@@ -263,6 +266,7 @@ class ProgramEnvironment(SandboxEnvironment):
             "conversations": float(len(self._conversations)),
             **self._conversations.reasons(),
             **self._conversations.rewrites(),
+            **{f"left_out/{kind}": float(count) for kind, count in self._left_out.items()},
         }
         if ended is not None:
             counts["exit_code"] = float(-1 if ended.exit_code is None else ended.exit_code)
@@ -289,6 +293,7 @@ class ProgramEnvironment(SandboxEnvironment):
         self.ended = self._current = self._crash = None
         self._asked = asyncio.Queue()
         self._conversations = Conversations()
+        self._left_out.clear()
         self._overdue = False
         self._stopped = ""
         await super()._begin(task)
@@ -337,6 +342,7 @@ class ProgramEnvironment(SandboxEnvironment):
             stopped.cancel()
         conversation, new, self._branch = self._conversations.place(asked.request.messages, asked.request.tools)
         self._current = asked, conversation
+        self._left_out.update({*asked.request.left_out})
         self.messages += new
         return new
 

@@ -31,6 +31,8 @@ from forge_env.tools.turns import call_of
 from forge_env.types import Message, ToolSpec
 
 _STOP = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+AT_ANTHROPIC = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "mcp_toolset", "advisor")
+"""Types of tools that run on Anthropic's servers, without their dates."""
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 
 
@@ -65,7 +67,7 @@ class _Message(Wire):
 
 class _Tool(Wire):
     type: str | None = None
-    name: str
+    name: str = ""
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 
@@ -91,7 +93,9 @@ def read_messages(data: object) -> ModelRequest:
     """Parse a request body. `RefusedRequestError`: it is invalid or not supported."""
     body = read(MessagesRequest, data)
     system = text_of(body.system, "the system prompt")
-    offered = [] if body.tool_choice and body.tool_choice.type == "none" else body.tools or []
+    hosted = [tool.type for tool in body.tools or [] if tool.type and tool.type.startswith(AT_ANTHROPIC)]
+    given = [tool for tool in body.tools or [] if tool.type not in hosted]
+    offered = [] if body.tool_choice and body.tool_choice.type == "none" else given
     return ModelRequest(
         messages=[
             *([Message(role="system", content=system)] if system else []),
@@ -102,13 +106,14 @@ def read_messages(data: object) -> ModelRequest:
         max_tokens=body.max_tokens,
         model=body.model,
         stream=bool(body.stream),
+        left_out=hosted,
     )
 
 
 def _tool(tool: _Tool) -> ToolSpec:
     if tool.input_schema is None:
         raise RefusedRequestError(
-            f"the tool {tool.name!r} ({tool.type}) runs on Anthropic's servers: give one with input_schema"
+            f"this model doesn't know the tool {tool.name!r} ({tool.type}): give it an input_schema"
         )
     return tool_of(tool.name, tool.description, tool.input_schema)
 

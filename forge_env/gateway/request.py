@@ -6,9 +6,9 @@ import itertools
 import json
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -36,6 +36,20 @@ T = TypeVar("T", bound="Wire")
 T_Value = TypeVar("T_Value")
 
 
+class ToolName(NamedTuple):
+    """What a program calls a tool.
+
+    Attributes:
+        namespace: the tool's namespace, or an empty string.
+        name: its name there.
+        custom: whether it takes a text, not JSON.
+    """
+
+    namespace: str
+    name: str
+    custom: bool = False
+
+
 @dataclass(slots=True)
 class ModelRequest:
     """One request of a program to the model.
@@ -48,6 +62,8 @@ class ModelRequest:
         count: number of answers requested.
         model: the program's name for the model; it is returned in the response and selects nothing.
         stream: whether the program wants server-sent events.
+        names: what the program calls tools that the model knows by another name or kind.
+        left_out: types of offered tools that run on the provider's servers, which the model doesn't get.
     """
 
     messages: list[Message]
@@ -57,6 +73,8 @@ class ModelRequest:
     count: int = 1
     model: str = ""
     stream: bool = False
+    names: Mapping[str, ToolName] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def prompt_tokens(self) -> int:

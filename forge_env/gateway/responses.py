@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,6 +16,7 @@ from forge_env.gateway.request import (
     Content,
     ModelRequest,
     Part,
+    ToolName,
     Wire,
     event,
     merged,
@@ -23,11 +24,11 @@ from forge_env.gateway.request import (
     now,
     read,
     said,
-    tool_of,
 )
+from forge_env.gateway.response_tools import Declaration, Offer, call_item, custom_arguments
 from forge_env.http.limits import RefusedRequestError
 from forge_env.tools.turns import call_of
-from forge_env.types import Message, ToolSpec
+from forge_env.types import Message
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -38,14 +39,20 @@ class _Item(Wire):
     content: Content = None
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
     arguments: Arguments = "{}"
+    input: str = ""
     output: Content = None
     summary: list[Part] = Field([], max_length=MOST_MESSAGES, fail_fast=True)
+    tools: list[Declaration] = Field([], max_length=MOST_TOOLS, fail_fast=True)
 
-    def message(self) -> Message:
-        if self.type == "function_call":
-            return Message(role="assistant", tool_calls=[call_of(self.name, self.arguments, self.call_id)])
-        if self.type == "function_call_output":
+    def message(self, offer: Offer) -> Message:
+        if self.type in ("function_call", "custom_tool_call"):
+            custom = self.type == "custom_tool_call"
+            name = offer.name(self.namespace or "", self.name, custom=custom)
+            arguments = custom_arguments(self.input) if custom else self.arguments
+            return Message(role="assistant", tool_calls=[call_of(name, arguments, self.call_id)])
+        if self.type in ("function_call_output", "custom_tool_call_output"):
             return said("tool", self.output, tool_call_id=self.call_id)
         if self.type == "reasoning":
             thoughts = "".join(part.text or "" for part in self.summary)
@@ -55,20 +62,13 @@ class _Item(Wire):
         return said("system" if self.role == "developer" else self.role, self.content)
 
 
-class _Tool(Wire):
-    type: str
-    name: str = ""
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
 class ResponsesRequest(Wire):
     """Body of a responses request."""
 
     input: str | Annotated[list[_Item], Field(max_length=MOST_MESSAGES, fail_fast=True)]
     model: str = ""
     instructions: str | None = None
-    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS, fail_fast=True)
+    tools: list[Declaration] | None = Field(None, max_length=MOST_TOOLS, fail_fast=True)
     tool_choice: Any = None
     max_output_tokens: int | None = Field(None, ge=1)
     previous_response_id: str | None = None
@@ -101,20 +101,21 @@ def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequ
     if len(before) + len(items) > MOST_MESSAGES:
         raise RefusedRequestError(f"the conversation has more than {MOST_MESSAGES:,} items with its earlier responses")
     system = [Message(role="system", content=body.instructions)] if body.instructions else []
-    offered = [] if body.tool_choice == "none" else body.tools or []
+    declared = [
+        *(body.tools or []),
+        *(tool for item in items if item.type == "additional_tools" for tool in item.tools),
+    ]
+    offer = Offer(declared)
+    messages = (item.message(offer) for item in items if item.type != "additional_tools")
     return ModelRequest(
-        messages=[*system, *before, *merged(item.message() for item in items)],
-        tools=[_tool(tool) for tool in offered],
+        messages=[*system, *before, *merged(messages)],
+        tools=[] if body.tool_choice == "none" else offer.tools,
+        names=offer.names,
+        left_out=offer.left_out,
         max_tokens=body.max_output_tokens,
         model=body.model,
         stream=bool(body.stream),
     )
-
-
-def _tool(tool: _Tool) -> ToolSpec:
-    if tool.type != "function":
-        raise RefusedRequestError(f"a tool of the type {tool.type!r} runs on OpenAI's servers: give a function")
-    return tool_of(tool.name, tool.description, tool.parameters)
 
 
 def response(name: str, request: ModelRequest, answers: Sequence[Answer], data: Any) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def response(name: str, request: ModelRequest, answers: Sequence[Answer], data: 
         "instructions": given.get("instructions"),
         "metadata": given.get("metadata") or {},
         "model": request.model,
-        "output": list(_items(answer.message)),
+        "output": list(_items(answer.message, request.names)),
         "parallel_tool_calls": True,
         "previous_response_id": given.get("previous_response_id"),
         "temperature": given.get("temperature"),
@@ -150,7 +151,7 @@ def response(name: str, request: ModelRequest, answers: Sequence[Answer], data: 
     }
 
 
-def _items(message: Message) -> Iterator[dict[str, Any]]:
+def _items(message: Message, names: Mapping[str, ToolName]) -> Iterator[dict[str, Any]]:
     if message.reasoning_content:
         summary = [{"type": "summary_text", "text": message.reasoning_content}]
         yield {"type": "reasoning", "id": new_id("rs_"), "summary": summary}
@@ -164,14 +165,7 @@ def _items(message: Message) -> Iterator[dict[str, Any]]:
             "content": [text],
         }
     for call in message.tool_calls:
-        yield {
-            "type": "function_call",
-            "id": new_id("fc_"),
-            "call_id": call.id,
-            "name": call.function.name,
-            "arguments": call.function.arguments,
-            "status": "completed",
-        }
+        yield call_item(call, names)
 
 
 def response_events(whole: dict[str, Any]) -> Iterator[bytes]:
@@ -199,6 +193,10 @@ def response_events(whole: dict[str, Any]) -> Iterator[bytes]:
             yield emit("response.output_item.added", output_index=index, item={**item, "arguments": ""})
             yield emit("response.function_call_arguments.delta", **position, delta=arguments)
             yield emit("response.function_call_arguments.done", **position, name=item["name"], arguments=arguments)
+        elif item["type"] == "custom_tool_call":
+            yield emit("response.output_item.added", output_index=index, item={**item, "input": ""})
+            yield emit("response.custom_tool_call_input.delta", **position, delta=item["input"])
+            yield emit("response.custom_tool_call_input.done", **position, input=item["input"])
         else:
             yield emit("response.output_item.added", output_index=index, item=item)
         yield emit("response.output_item.done", output_index=index, item=item)

@@ -775,6 +775,20 @@ async def test_a_function_with_a_client_is_a_program_too(engine: SandboxEngine) 
     assert "ValueError: I can't" in trajectory.final_observation[0].content
 
 
+async def test_tools_that_run_at_the_provider_are_counted(engine: SandboxEngine) -> None:
+    class Searching(Agent):
+        async def run(self, task: fe.Task, access: Access) -> ExecResult:
+            async with openai.AsyncOpenAI(base_url=access.openai_url, api_key=access.key) as client:
+                for tools in ([{"type": "web_search"}] * 2, [{"type": "web_search"}, {"type": "mcp"}]):
+                    sent: Any = tools
+                    await client.responses.create(model="any", input="?", tools=sent)
+            return ExecResult(exit_code=0)
+
+    trajectory = await run_episode(lambda: Searching(sandboxes=engine), Says("a", "b"), seed=1)
+    counts = {name: value for name, value in trajectory.metrics.items() if name.startswith("left_out/")}
+    assert counts == {"left_out/web_search": 2.0, "left_out/mcp": 1.0}
+
+
 async def test_an_episode_that_is_cancelled_ends_its_program(engine: SandboxEngine) -> None:
     asked = asyncio.Event()
 

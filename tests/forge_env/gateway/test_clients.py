@@ -43,13 +43,17 @@ SHOWN = {
     "models, counting tokens": ["test_models_have_any_name", "test_tokens_are_counted"],
     "text, tool calls, tool results": ["test_chat_completions", "test_responses", "test_messages"],
     "tools": ["test_chat_completions", "test_responses", "test_messages"],
+    "tools of a namespace, custom tools": [
+        "test_namespaces_and_custom_tools",
+        "test_what_clients_cannot_have_is_refused",
+    ],
     "tool choice": ["test_the_choice_of_tools"],
     "streaming": ["test_chat_completions", "test_responses", "test_messages"],
     "`n`": ["test_several_answers_stop_words_and_no_tools", "test_what_cannot_be_answered_is_refused"],
     "stop words": ["test_several_answers_stop_words_and_no_tools", "test_an_answer_ends_where_a_stop_word_begins"],
     "`previous_response_id`": ["test_responses", "test_what_clients_cannot_have_is_refused"],
     "images, audio, files": ["test_what_clients_cannot_have_is_refused"],
-    "tools that run at the provider": ["test_what_clients_cannot_have_is_refused"],
+    "tools that run at the provider": ["test_tools_that_run_at_the_provider_are_left_out"],
     "`model`, temperature, top-p, seed, `max_tokens`": ["test_what_the_run_decides"],
     "JSON mode, schemas": ["test_what_the_run_decides"],
     "why an answer ended": [
@@ -199,6 +203,76 @@ async def test_responses(gateway: Gateway, stream: bool) -> None:
         Message(role="tool", content="rain", tool_call_id="call-0"),
     ]
     assert [message.content for message in model.asked[2].messages[3:]] == ["Rain.", "And now?"]
+
+
+EXEC = {"type": "custom", "name": "exec", "description": "Run JavaScript."}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+AGENTS: Any = [
+    {"type": "function", "name": "agents__spawn", "parameters": WEATHER},
+    {
+        "type": "namespace",
+        "name": "agents",
+        "description": "Agents.",
+        "tools": [{"type": "function", "name": "spawn", "parameters": WEATHER}, {**EXEC, "format": GRAMMAR}],
+    },
+    {"type": "namespace", "name": "mcp ö", "description": "", "tools": [{"type": "function", "name": "x" * 80}]},
+    EXEC,
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("place", ["tools", "additional_tools"])
+async def test_namespaces_and_custom_tools(gateway: Gateway, stream: bool, place: str) -> None:
+    """Each tool has one name for the model; the program gets calls, and repeats them, by its own."""
+    spawn, other = call_tool("agents__spawn_2", place="here").tool_calls, call_tool("agents__spawn").tool_calls
+    script = call_tool("agents__exec", input="1 +\n1").tool_calls
+    wrong = call_tool("exec", code="1").tool_calls
+    model = Model(Message(role="assistant", tool_calls=[*spawn, *other, *script, *wrong]), "Done.")
+    question: Any = {"role": "user", "content": "?"}
+    items: list[Any] = [question]
+    more: Any = {"tools": AGENTS}
+    if place == "additional_tools":
+        items, more = [{"type": place, "role": "developer", "tools": AGENTS}, question], {}
+    with gateway.open(model) as access:
+        async with openai.AsyncOpenAI(base_url=access.openai_url, api_key=access.key) as client:
+            asked: Any = {"model": "m", **more, "stream": stream}
+            answer: Any = await client.responses.create(input=items, **asked)
+            if stream:
+                done = [event async for event in answer if event.type == "response.output_item.done"]
+                output = [event.item for event in done]
+            else:
+                output = answer.output
+            calls = [item.model_dump(exclude_unset=True) for item in output]
+            results = [{"type": f"{each['type']}_output", "call_id": each["call_id"], "output": "ok"} for each in calls]
+            await client.responses.create(input=[*items, *calls, *results], **asked)
+    kept = [{key: each[key] for key in each.keys() - {"id", "call_id", "status"}} for each in calls]
+    assert kept == [
+        {"type": "function_call", "namespace": "agents", "name": "spawn", "arguments": '{"place": "here"}'},
+        {"type": "function_call", "name": "agents__spawn", "arguments": "{}"},
+        {"type": "custom_tool_call", "namespace": "agents", "name": "exec", "input": "1 +\n1"},
+        {"type": "custom_tool_call", "name": "exec", "input": '{"code": "1"}'},
+    ]
+    first, second = model.asked
+    names = [tool.name for tool in first.tools]
+    assert names == ["agents__spawn", "agents__spawn_2", "agents__exec", f"mcp____{'x' * 57}", "exec"]
+    assert "start: /.+/" in str(first.tools[2].parameters)
+    repeated = [(call.function.name, call.function.arguments) for call in second.messages[1].tool_calls]
+    said = [(call.function.name, call.function.arguments) for call in [*spawn, *other, *script]]
+    assert repeated[:3] == said
+    assert [message.content for message in second.messages[2:]] == ["ok"] * 4
+
+
+async def test_tools_that_run_at_the_provider_are_left_out(gateway: Gateway) -> None:
+    model = Model("a", "b")
+    tools: Any = [{"type": "web_search"}, {"type": "function", "name": "weather", "parameters": WEATHER}]
+    blocks: Any = [SEARCH, {"name": "weather", "input_schema": WEATHER}]
+    with gateway.open(model) as access:
+        gpt, claude = clients(access)
+        async with gpt, claude:
+            await gpt.responses.create(model="m", input="?", tools=tools)
+            await claude.messages.create(**sends("?"), max_tokens=5, tools=blocks)
+    assert [[tool.name for tool in asked.tools] for asked in model.asked] == [["weather"]] * 2
+    assert [asked.left_out for asked in model.asked] == [["web_search"], ["web_search_20250305"]]
 
 
 async def test_a_program_is_told_that_its_answer_was_cut_short(gateway: Gateway) -> None:
@@ -394,6 +468,7 @@ def sends(content: Any) -> Any:
 
 IMAGE_BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+BASH = {"type": "bash_20250124", "name": "bash"}
 REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
     "chat image": (lambda c: c[0].chat.completions.create(**sends(IMAGE)), 400, "reads text only"),
     "chat audio": (lambda c: c[0].chat.completions.create(**sends([{"type": "input_audio"}])), 400, "reads text only"),
@@ -409,10 +484,10 @@ REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
         400,
         "reads text only",
     ),
-    "responses search": (
-        lambda c: c[0].responses.create(model="m", input="?", tools=[{"type": "web_search"}]),
+    "responses shell": (
+        lambda c: c[0].responses.create(model="m", input="?", tools=[{"type": "local_shell"}]),
         400,
-        "runs on OpenAI's servers",
+        "can't call a tool of the type 'local_shell': give a function",
     ),
     "responses conversation": (
         lambda c: c[0].responses.create(model="m", input="?", conversation="conv_1"),
@@ -420,10 +495,10 @@ REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
         "previous_response_id",
     ),
     "messages image": (lambda c: c[1].messages.create(**sends([IMAGE_BLOCK]), max_tokens=5), 400, "reads text only"),
-    "messages search": (
-        lambda c: c[1].messages.create(**sends("?"), max_tokens=5, tools=[SEARCH]),  # type: ignore[list-item]
+    "messages shell": (
+        lambda c: c[1].messages.create(**sends("?"), max_tokens=5, tools=[BASH]),  # type: ignore[list-item]
         400,
-        "runs on Anthropic's servers",
+        "doesn't know the tool 'bash'",
     ),
     "embeddings": (lambda c: c[0].embeddings.create(model="m", input="?"), 404, "there is no POST /v1/embeddings"),
     "completions": (lambda c: c[0].completions.create(model="m", prompt="?"), 404, "there is no POST /v1/completions"),
@@ -433,7 +508,7 @@ REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
 }
 
 
-MESSAGES = {"messages image", "messages search", "batches", "files"}
+MESSAGES = {"messages image", "messages shell", "batches", "files"}
 """Of those, what Anthropic's client asks."""
 
 
