@@ -204,12 +204,6 @@ def matching(kind: str, address: str, command: str) -> list[Listener]:
     return [each for each in LISTENERS if command in each.commands and re.fullmatch(each.pattern, text)]
 
 
-def markdown() -> str:
-    """Format the list as the table in docs/security.md."""
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *(each.cells for each in LISTENERS)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
-
-
 def text() -> str:
     """Format the list for a terminal."""
     blocks = []
