@@ -104,12 +104,13 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
             options["scale"] = self.scale
         if layout is None:
             return self._attend(q_BLNH, k_BLNH, v_BLNH, options)
+        q, k, v = q_BLNH[0], k_BLNH[0], v_BLNH[0]
         if isinstance(layout, ContextLayout):
-            return _attend_over_ranks(q_BLNH, k_BLNH, v_BLNH, layout, self.window, options)
+            k, v = gather_tokens(k, layout), gather_tokens(v, layout)
+            layout = layout.row
         if isinstance(layout, VarlenLayout):
-            return attend_varlen(q_BLNH[0], k_BLNH[0], v_BLNH[0], layout, options.get("scale"), self.window)[None]
-
-        return _attend_in_grids(q_BLNH[0], k_BLNH[0], v_BLNH[0], layout, self.window, options)[None]
+            return attend_varlen(q, k, v, layout, options.get("scale"), self.window)[None]
+        return _attend_in_grids(q, k, v, layout, self.window, options)[None]
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
         """Compute causal attention within each row of a grid, [S, L, heads, head dim]."""
@@ -118,7 +119,15 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
             out: torch.Tensor = super().forward(q, k, v, **options)
             return out
         visible = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - self.window)
-        return _attend_masked(q, k, v, visible, options)
+        masked = torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=visible,
+            scale=options.get("scale"),
+            enable_gqa=options.get("enable_gqa", False),
+        )
+        return masked.transpose(1, 2)
 
 
 def _attend_in_grids(
@@ -189,37 +198,3 @@ def attend_varlen(
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=group > 1,
     )
-
-
-def _attend_over_ranks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    layout: ContextLayout,
-    window: int | None,
-    options: dict[str, Any],
-) -> torch.Tensor:
-    """Compute attention of this rank's tokens, [1, t, heads, head dim] each.
-
-    Keys and values of the other ranks are gathered.
-    """
-
-    visible = layout.visible
-    if window is not None:
-        visible = visible & (layout.queries[:, None] - layout.keys < window)
-    return _attend_masked(q, gather_tokens(k[0], layout)[None], gather_tokens(v[0], layout)[None], visible, options)
-
-
-def _attend_masked(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, options: dict[str, Any]
-) -> torch.Tensor:
-    """Compute attention of tokens to those that are `visible`, [queries, keys]."""
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=visible,
-        scale=options.get("scale"),
-        enable_gqa=options.get("enable_gqa", False),
-    )
-    return out.transpose(1, 2)

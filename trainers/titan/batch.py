@@ -29,7 +29,7 @@ class Microbatch:
         behavior_logprobs: log-probabilities of the targets when they were sampled, [N] float32.
         advantages: [N] float32.
         padding: fraction of the tokens that is padding.
-        last_viewers: index of the last token that attends to each token of a packed row, [T] int64.
+        row: the sequences of a packed row; None for one sequence per row.
         ref_logprobs: log-probabilities under the reference model, [N] float32; None without one.
     """
 
@@ -41,7 +41,7 @@ class Microbatch:
     behavior_logprobs: torch.Tensor
     advantages: torch.Tensor
     padding: float
-    last_viewers: torch.Tensor | None = None
+    row: Row | None = None
     ref_logprobs: torch.Tensor | None = None
 
 
@@ -62,24 +62,23 @@ def collate(
     lengths = np.array([len(segment.token_ids) for segment in segments])
     position = np.concatenate([np.arange(length) for length in lengths])
     layout: RowLayout | None = None
-    last_viewers: torch.Tensor | None = None
+    row: Row | None = None
     if packed:
         shared = shared_with_previous(segments) if share_prefixes else np.zeros(len(lengths), np.int64)
         used = int((lengths - shared).sum())
         filler = [-used % multiple] if used % multiple else []
         row = Row.of([*lengths, *filler], [*shared, *(0 for _ in filler)])
-        rows, width, slot = 1, len(row), np.concatenate(row.paths[: len(segments)])
+        count, width, slot = 1, len(row), np.concatenate(row.paths[: len(segments)])
         positions = np.zeros((1, width), np.int64)
         positions[0, used:] = np.arange(width - used)
         layout = layout_of(row, device)
-        last_viewers = torch.from_numpy(row.last_viewers).to(device)
     else:
-        used, rows, width = int(lengths.sum()), len(segments), int(lengths.max())
-        slot = np.repeat(np.arange(rows), lengths) * width + position
-        positions = np.tile(np.arange(width), (rows, 1))
+        used, count, width = int(lengths.sum()), len(segments), int(lengths.max())
+        slot = np.repeat(np.arange(count), lengths) * width + position
+        positions = np.tile(np.arange(width), (count, 1))
     positions.flat[slot] = position
     token_ids = np.concatenate([segment.token_ids for segment in segments]).astype(np.int64)
-    tokens = np.zeros(rows * width, np.int64)
+    tokens = np.zeros(count * width, np.int64)
     tokens[slot] = token_ids
     learned = np.concatenate([segment.mask for segment in segments])
     learned[lengths.cumsum() - lengths] = False  # nothing predicts the first token of a sequence
@@ -93,14 +92,14 @@ def collate(
         return torch.from_numpy(array).to(device)
 
     return Microbatch(
-        tokens=on_device(tokens.reshape(rows, width)),
+        tokens=on_device(tokens.reshape(count, width)),
         positions=on_device(positions),
         layout=layout,
         predictors=on_device(slot[targets - 1]),
         target_ids=on_device(token_ids[targets]),
         behavior_logprobs=chosen([segment.logprobs for segment in segments]),
         advantages=chosen([segment.advantages for segment in segments]),
-        padding=1 - used / (rows * width),
-        last_viewers=last_viewers,
+        padding=1 - used / (count * width),
+        row=row,
         ref_logprobs=chosen(reference) if len(reference) == len(segments) else None,
     )

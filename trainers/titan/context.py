@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from trainers.titan.batch import Microbatch
-from trainers.titan.layout import ContextLayout
+from trainers.titan.layout import ContextLayout, layout_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,15 @@ class Context:
     rank: int
     degree: int
 
+    def pieces(self, length: int, rank: int) -> tuple[range, range]:
+        """The two runs of tokens that `rank` computes in a row of `length`."""
+        size = length // (2 * self.degree)
+        last = 2 * self.degree - 1 - rank
+        return range(rank * size, (rank + 1) * size), range(last * size, (last + 1) * size)
+
     def tokens(self, length: int, rank: int) -> torch.Tensor:
         """Indices of the tokens that `rank` computes in a row of `length`, [length / degree]."""
-        pieces = torch.arange(length).view(2 * self.degree, -1)
-        return torch.cat([pieces[rank], pieces[2 * self.degree - 1 - rank]])
+        return torch.cat([torch.arange(piece.start, piece.stop) for piece in self.pieces(length, rank)])
 
     def part(self, batch: Microbatch) -> Microbatch:
         """Reduce a packed batch to this rank's tokens and the n targets that they predict.
@@ -35,19 +40,18 @@ class Context:
         Other values, such as `advantages`, remain those of the whole batch.
         """
         length, device = batch.tokens.shape[1], batch.tokens.device
-        keys = torch.cat([self.tokens(length, rank) for rank in range(self.degree)]).to(device)
+        in_rank_order = torch.cat([self.tokens(length, rank) for rank in range(self.degree)])
         mine = self.tokens(length, self.rank).to(device)
         local_index = torch.full((length,), -1, device=device)
         local_index[mine] = torch.arange(len(mine), device=device)
         predicted = self.own(batch)
-        positions = batch.positions[0]
-        assert batch.last_viewers is not None, "the batch is packed"
-        visible = (keys <= mine[:, None]) & (mine[:, None] <= batch.last_viewers[keys])
+        assert batch.row is not None, "the batch is packed"
+        row = batch.row.part(self.pieces(length, self.rank), in_rank_order.argsort().numpy())
         return replace(
             batch,
             tokens=batch.tokens[:, mine],
             positions=batch.positions[:, mine],
-            layout=ContextLayout(visible, positions[mine], positions[keys], self.group, self.degree),
+            layout=ContextLayout(layout_of(row, device), self.group, self.degree),
             predictors=local_index[batch.predictors[predicted]],
             target_ids=batch.target_ids[predicted],
         )

@@ -3,6 +3,8 @@
 Sequences follow one another in a row. A sequence may share its first tokens with the one before it; these are in the
 row once, so the row is a tree: `[a b c d] [a b e]` is the row `a b c d e`, in which `e` follows `b`. The *path* of a
 sequence is where its tokens are, and its *branch* the tokens that it adds to the row.
+
+With context parallelism, a rank has a part of the row, and the keys and values of the whole (`Row.part`).
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ class Row:
 
     Attributes:
         lengths: their tokens, [S].
-        shared: number of first tokens that each shares with the one before it, [S]; 0 for the first.
+        shared: number of first tokens of each that are no queries of this row's: those that it shares with the one
+            before it, or that are on another rank, [S].
         starts: index of the first token of each branch, [S].
-        paths: indices of each sequence's tokens in the row.
+        paths: indices of the keys and values of each sequence's tokens, which are those of the tokens on one rank.
     """
 
     lengths: NDArray[np.int64]
@@ -52,16 +55,25 @@ class Row:
         """T, the number of tokens."""
         return int((self.lengths - self.shared).sum())
 
-    @property
-    def last_viewers(self) -> NDArray[np.int64]:
-        """Index of the last token that attends to each token, [T].
+    def part(self, pieces: Sequence[range], keys: NDArray[np.int64]) -> Row:
+        """Reduce a row to the tokens in `pieces`, one piece after the other.
 
-        A token is attended to by itself and by all that follow it on some path, and these have consecutive indices.
+        Args:
+            keys: index of each token's keys and values, [T].
         """
-        result = np.full(len(self), len(self) - 1)
-        for path, start, count in zip(self.paths[:-1], self.starts[1:], self.shared[1:], strict=True):
-            result[path[count:]] = start - 1
-        return result
+        starts, shared, paths = [], [], []
+        first = 0
+        for piece in pieces:
+            for number in self.branches:
+                start, joined = int(self.starts[number]), int(self.shared[number])
+                begin = max(piece.start, start)
+                end = min(piece.stop, start + int(self.lengths[number]) - joined)
+                if begin < end:
+                    starts.append(first + begin - piece.start)
+                    shared.append(joined + begin - start)
+                    paths.append(keys[self.paths[number][: joined + end - start]])
+            first += len(piece)
+        return Row(np.array([len(path) for path in paths]), np.array(shared), np.array(starts), paths)
 
     @property
     def branches(self) -> list[int]:
@@ -152,11 +164,11 @@ def _grid(row: Row, members: Sequence[int], device: torch.device) -> tuple[Grid,
     lengths, shared = row.lengths[members], row.shared[members]
     query_width, key_width = int((lengths - shared).max()), int(lengths.max())
     query = np.minimum(shared[:, None] + np.arange(query_width), lengths[:, None] - 1)  # positions on the path
+    queries = row.starts[members][:, None] + query - shared[:, None]
     key = np.minimum(np.arange(key_width), lengths[:, None] - 1)
     paths = np.zeros((len(members), key_width), np.int64)
     for place, number in enumerate(members):
         paths[place, : lengths[place]] = row.paths[number]
-    queries = np.take_along_axis(paths, query, 1)
     mask = None
     if shared.any():
         mask = torch.from_numpy(np.arange(key_width) <= query[:, :, None])[:, None].to(device)
@@ -193,10 +205,10 @@ class VarlenLayout:
             return torch.from_numpy(np.concatenate([[0], of.cumsum()]).astype(np.int32)).to(device)
 
         branches = bounds(added)
-        if not row.shared.any():
+        keys = np.concatenate([row.paths[number] for number in row.branches])
+        if np.array_equal(keys, np.arange(len(row))):
             return cls(branches, int(added.max()), None, branches, int(added.max()))
-        keys = torch.from_numpy(np.concatenate([row.paths[number] for number in row.branches])).to(device)
-        return cls(branches, int(added.max()), keys, bounds(sizes), int(sizes.max()))
+        return cls(branches, int(added.max()), torch.from_numpy(keys).to(device), bounds(sizes), int(sizes.max()))
 
 
 RowLayout = PackedLayout | VarlenLayout
@@ -210,18 +222,14 @@ def layout_of(row: Row, device: torch.device) -> RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class ContextLayout:
-    """Attention layout of this rank's t tokens in a packed row whose T tokens are split over `degree` ranks.
+    """Attention layout of this rank's tokens in a packed row that is split over `degree` ranks.
 
     Attributes:
-        visible: attention mask, [t, T] bool, with keys in rank order.
-        queries: position in its sequence of each of this rank's tokens, [t] int64.
-        keys: position in its sequence of each token in rank order, [T] int64.
+        row: layout of this rank's queries, and of the whole row's keys in rank order.
         group: process group of those ranks (`torch.distributed`).
         degree: number of those ranks.
     """
 
-    visible: torch.Tensor
-    queries: torch.Tensor
-    keys: torch.Tensor
+    row: RowLayout
     group: Any
     degree: int

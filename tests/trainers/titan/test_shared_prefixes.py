@@ -26,10 +26,12 @@ from trainers.losses.grpo import GRPOLoss, GSPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.losses.types import Loss
 from trainers.model.tiny import hf_config
+from trainers.titan.attention import _attend_in_grids
 from trainers.titan.batch import collate
+from trainers.titan.context import Context
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
-from trainers.titan.layout import Row
+from trainers.titan.layout import PackedLayout, Row, VarlenLayout
 from trainers.titan.model import TitanModel
 from trainers.titan.packing import Budget, Sizes, plan
 from trainers.titan.parallel import Sharding
@@ -203,15 +205,41 @@ def test_what_part_of_a_batch_shares_is_known_from_the_whole() -> None:
         assert sizes.shared_among(places).tolist() == expected.tolist()
 
 
-def test_the_tokens_of_a_tree_see_their_path_and_no_more() -> None:
-    row = Row.of([4, 3, 5, 2, 5], [0, 2, 2, 0, 1])
+@pytest.mark.parametrize("degree", [1, 2, 3])
+@pytest.mark.parametrize(("layout", "window"), [(PackedLayout, 30), (PackedLayout, 3), (VarlenLayout, 30)])
+def test_tokens_on_any_rank_see_their_path_and_no_more(
+    degree: int, layout: type[PackedLayout | VarlenLayout], window: int
+) -> None:
+    row = Row.of([4, 3, 5, 2, 5, 1, 30], [0, 2, 2, 0, 1, 0, 0])
+    row = Row.of([*row.lengths, -len(row) % (2 * degree)], [*row.shared, 0])
     sees = np.zeros((len(row), len(row)), np.bool_)
     for path in row.paths:
         for place, token in enumerate(path):
-            sees[token, path[: place + 1]] = True
-    keys = np.arange(len(row))
-    visible = (keys <= keys[:, None]) & (keys[:, None] <= row.last_viewers)
-    assert (visible == sees).all()
+            sees[token, path[max(0, place + 1 - window) : place + 1]] = True
+    context = Context(None, 0, degree)  # type: ignore[arg-type]
+    orders = [context.tokens(len(row), rank) for rank in range(degree)]
+    order = torch.cat(orders)
+    for rank, mine in enumerate(orders):
+        part = row.part(context.pieces(len(row), rank), order.argsort().numpy())
+        made = layout.of(part, CPU)
+        assert (seen(made, window, len(mine), len(row))[:, order.argsort()] == sees[mine]).all()
+
+
+def seen(layout: PackedLayout | VarlenLayout, window: int, queries: int, keys: int) -> np.ndarray:
+    """Keys that each query attends to, [queries, keys] bool."""
+    values = torch.eye(keys)[:, None]
+    if isinstance(layout, PackedLayout):
+        zeros = torch.zeros(queries, 1, keys), torch.zeros(keys, 1, keys)
+        out = _attend_in_grids(zeros[0], zeros[1], values, layout, window, {})
+        return (out[:, 0] > 0).numpy()
+    result = np.zeros((queries, keys), np.bool_)
+    taken = np.arange(keys) if layout.keys is None else layout.keys.numpy()
+    for number in range(len(layout.bounds) - 1):
+        start, stop = layout.bounds[number : number + 2].tolist()
+        first, last = layout.key_bounds[number : number + 2].tolist()
+        for query in range(start, stop):
+            result[query, taken[first : last - (stop - 1 - query)]] = True
+    return result
 
 
 def test_a_family_stays_on_one_rank() -> None:
