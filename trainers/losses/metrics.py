@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
+
+Scalar = TypeVar("Scalar", float, torch.Tensor)
 
 
 def is_maximum(name: str) -> bool:
@@ -12,7 +15,7 @@ def is_maximum(name: str) -> bool:
     return name.endswith("_max")
 
 
-def share_of(metrics: Mapping[str, float], share: float) -> dict[str, float]:
+def share_of(metrics: Mapping[str, Scalar], share: float) -> dict[str, Scalar]:
     """Contribution to the combined metrics of a part that is `share` of the whole."""
     return {name: value if is_maximum(name) else value * share for name, value in metrics.items()}
 
@@ -26,9 +29,8 @@ def add(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
             totals[name] = totals.get(name, 0.0) + value
 
 
-def to_floats(metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def to_floats(parts: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, float]]:
     """Values of scalar tensors, read with a single device synchronization."""
-    if not metrics:
-        return {}
-    values = torch.stack([value.detach().reshape(()).float() for value in metrics.values()])
-    return dict(zip(metrics, values.tolist(), strict=True))
+    scalars = [value.detach().reshape(()).float() for metrics in parts for value in metrics.values()]
+    values = iter(torch.stack(scalars).tolist() if scalars else [])
+    return [{name: next(values) for name in metrics} for metrics in parts]

@@ -32,7 +32,7 @@ from trainers.titan.packing import Run, split
 from trainers.titan.rounding import Rounding
 from trainers.titan.score import Scorer, Segments
 
-Value = tuple[torch.Tensor, dict[str, float]]
+Value = tuple[torch.Tensor, dict[str, torch.Tensor]]
 """Loss and metrics of a microbatch, as its contributions to those of the minibatch."""
 ValueOf = Callable[[int, Microbatch, torch.Tensor, torch.Tensor], Value]
 """Computes the `Value` of a microbatch from its number, the microbatch, and its targets' log-probabilities and
@@ -275,9 +275,10 @@ class TitanEngine(Scorer):
                 return output.loss, _metrics(output, entropy, share)
 
         totals: dict[str, float] = {}
-        for metrics in self._passes(minibatch, segments, value):
+        passes = list(self._passes(minibatch, segments, value))
+        self.accumulated += len(passes)
+        for metrics in figures.to_floats(passes):  # only now, because a GPU would wait in each pass
             figures.add(totals, metrics)
-            self.accumulated += 1
         return self.model.ranks.together(totals)
 
     def _value_of_whole_sequences(
@@ -314,7 +315,7 @@ class TitanEngine(Scorer):
 
         return value
 
-    def _passes(self, minibatch: Minibatch, segments: Segments, value_of: ValueOf) -> Iterator[dict[str, float]]:
+    def _passes(self, minibatch: Minibatch, segments: Segments, value_of: ValueOf) -> Iterator[dict[str, torch.Tensor]]:
         """Run forward and backward over the microbatches; yields each one's share of the metrics.
 
         On a CPU, each thread runs whole microbatches in parallel with the others. Threads that share an operation would
@@ -329,7 +330,7 @@ class TitanEngine(Scorer):
                 return 0.0 * logprobs.sum(), {}
             value, metrics = value_of(number, batch, logprobs, entropy)
             share = len(batch.target_ids) / max(minibatch.targets, 1)
-            return value, {**metrics, **figures.share_of({"padding": batch.padding}, share)}
+            return value, {**metrics, "padding": value.new_full((), batch.padding * share)}
 
         numbers = range(len(minibatch.runs))
         if not self.side_by_side:
@@ -340,7 +341,7 @@ class TitanEngine(Scorer):
             return
         parameters = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
 
-        def gradients(number: int) -> tuple[tuple[torch.Tensor, ...], dict[str, float]]:
+        def gradients(number: int) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
             value, metrics = forward(number)
             return torch.autograd.grad(value, parameters), metrics
 
@@ -413,7 +414,8 @@ def _token_batch(
     )
 
 
-def _metrics(output: LossOutput, entropy: torch.Tensor, share: float) -> dict[str, float]:
+def _metrics(output: LossOutput, entropy: torch.Tensor, share: float) -> dict[str, torch.Tensor]:
     """The loss, and metrics weighted by `share`, the microbatch's fraction of the minibatch."""
     means = {"entropy": mean(entropy), **{f"loss/{name}": value for name, value in output.metrics.items()}}
-    return {"loss": output.loss.item(), **figures.share_of(figures.to_floats(means), share)}
+    detached = {name: value.detach() for name, value in means.items()}
+    return {"loss": output.loss.detach(), **figures.share_of(detached, share)}

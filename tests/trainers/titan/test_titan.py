@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,31 @@ def test_muon_on_a_cpu_is_torchs_in_float32(shape: tuple[int, int]) -> None:
     assert torch.equal(optimizers[0].state[ours]["momentum_buffer"], optimizers[1].state[theirs]["momentum_buffer"])
     values = torch.linalg.svdvals(orthogonalize(theirs.grad))
     assert 0.6 < values.median() < values.max() < 1.3
+
+
+def test_no_microbatch_waits_for_the_values_of_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = engine(folder)
+    reads: list[str] = []
+
+    def counted(name: str, read: Callable[[torch.Tensor], Any]) -> None:
+        def method(tensor: torch.Tensor) -> Any:
+            reads.append(name)
+            return read(tensor)
+
+        monkeypatch.setattr(torch.Tensor, name, method)
+
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__"):
+        counted(name, getattr(torch.Tensor, name))
+    counts = []
+    for count in (2, 40):
+        data = sequences(count)
+        passes = len(microbatches(trained, data))
+        reads.clear()
+        trained.forward_backward(data, SFTLoss())
+        counts.append((passes > 3, len(reads)))
+    (few, once), (many, still) = counts
+    assert (few, many) == (False, True)
+    assert once == still
 
 
 def test_microbatches_side_by_side_give_the_gradients_of_one_after_another(folder: Path) -> None:
