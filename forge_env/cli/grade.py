@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     played = None
     if folder is not None:
         played = recorded(folder, make(name, **options).max_reward or 1.0, judge=judge)
-    with _new_folder(out):
+    with new_folder(out):
         grade = run_until_interrupted(_grade(name, options, args))
     grade.recorded = played
     text = json.dumps(grade.as_json(), indent=1)
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _new_folder(path: Path) -> Iterator[None]:
+def new_folder(path: Path) -> Iterator[None]:
     """Create a folder before the work that needs it, and remove it if the work fails."""
     new = not path.exists()
     path.mkdir(parents=True, exist_ok=True)

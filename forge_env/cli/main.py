@@ -40,6 +40,7 @@ COMMANDS = {
     "view": "browse runs and evaluations in the browser",
     "show": "summarize a run, write its report, or follow it",
     "hacks": "look for reward hacking in a run or in transcripts",
+    "credit": "estimate what each tool call of a recorded episode was worth",
     "trajectory": "list recorded episodes, or print one as a conversation",
     "export": "export a model, episodes, a run or an environment to files, or upload it to a hub",
     "model": "describe or fetch a model, or convert one from llama.cpp's format",

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
                 print(visible(summary_line(trajectory).replace("\n", " ")))
         return 0
     path, row, others = find(source, args.id, args.kind)
-    episode = _read(path, row)
+    episode = read_episode(path, row)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
     for line in conversation(episode, colour=sys.stdout.isatty(), width=width, longest=None if args.full else LONGEST):
         print(line)
@@ -141,7 +141,8 @@ def find(source: Path, name: str, kind: str | None) -> tuple[Path, IndexRow, lis
     return path, rows[path], sorted(other.stem for other in rows if other != path)
 
 
-def _read(path: Path, row: IndexRow) -> Trajectory:
+def read_episode(path: Path, row: IndexRow) -> Trajectory:
+    """Read the record of an index row. Raises `UsageError` if it is damaged."""
     with open_file(path) as file:
         file.seek(row.offset)
         line = file.read(min(row.length, LONGEST_LINE))

@@ -293,7 +293,9 @@ class Evaluation:
                 await stack.enter_async_context(ticking(events))
             for damage in self.folder.damage:
                 events.note(f"{damage}; its sample will be played again")
-            policy = await self._open_policy(stack, events)
+            policy = self.policy
+            if policy is None:
+                policy, self._server = await open_policy(stack, self.config, self.folder.root / "vllm.log", events.note)
             opponents = self.opponents or {
                 choice.label: await open_opponents(stack, self._opponents_of(choice), "opponents")
                 for choice in self.config.environments
@@ -338,30 +340,6 @@ class Evaluation:
             await asyncio.wait([playing])
         if not playing.cancelled():
             playing.result()
-
-    async def _open_policy(self, stack: AsyncExitStack, events: Events) -> Policy:
-        if self.policy is not None:
-            return self.policy
-        options: EndpointOptions = self.config
-        if options.model.startswith(VLLM):
-            events.note("starting vLLM")
-            server = VLLMServer(options.model.removeprefix(VLLM), self.folder.root / "vllm.log", self.config.vllm_args)
-            self._server = await stack.enter_async_context(server)
-            options = options.model_copy(
-                update={"model": server.name, "base_url": server.base_url, "uds": server.uds, "api_key_env": ""}
-            )
-        policy = await stack.enter_async_context(EndpointPolicy(options))
-        if self._server is not None:
-            policy.read_tokens = await asyncio.to_thread(self._server.format.reader, self._server.model)
-        try:
-            await policy.check()
-        except EndpointError as error:
-            module, colon, function = options.model.partition(":")
-            if colon and function.isidentifier() and module.isidentifier() and not _importable(module):
-                also = f"if {options.model!r} is a function: there is no module {module!r} here"
-                error.fix = f"{error.fix}; {also}" if error.fix else also
-            raise
-        return policy
 
     def _pending(self, results: ResultTable) -> Plan:
         """The samples still to be played, without those that earlier processes played.
@@ -450,6 +428,44 @@ def _new_folder(config: EvaluationConfig) -> Path:
     words = [*(choice.label for choice in config.environments), config.model.rstrip("/").rpartition("/")[2]]
     stem = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in word) for word in words)[:80]
     return unused(Path("runs") / f"eval-{stem}")
+
+
+async def open_policy(
+    stack: AsyncExitStack, config: EvaluationConfig, log_file: Path, note: Callable[[str], object]
+) -> tuple[Policy, VLLMServer | None]:
+    """Open the model of a configuration, until the stack is closed: an endpoint, or a checkpoint behind vLLM.
+
+    Args:
+        stack: closes the policy and its server.
+        config: names the model and its endpoint; scripted policies are opened by `scripted`.
+        log_file: file for the output of vLLM.
+        note: called with a message when vLLM is started.
+
+    Returns:
+        The policy, and the server that was started for it.
+    """
+    options: EndpointOptions = config
+    server = None
+    if options.model.startswith(VLLM):
+        note("starting vLLM")
+        server = await stack.enter_async_context(
+            VLLMServer(options.model.removeprefix(VLLM), log_file, config.vllm_args)
+        )
+        options = options.model_copy(
+            update={"model": server.name, "base_url": server.base_url, "uds": server.uds, "api_key_env": ""}
+        )
+    policy = await stack.enter_async_context(EndpointPolicy(options))
+    if server is not None:
+        policy.read_tokens = await asyncio.to_thread(server.format.reader, server.model)
+    try:
+        await policy.check()
+    except EndpointError as error:
+        module, colon, function = options.model.partition(":")
+        if colon and function.isidentifier() and module.isidentifier() and not _importable(module):
+            also = f"if {options.model!r} is a function: there is no module {module!r} here"
+            error.fix = f"{error.fix}; {also}" if error.fix else also
+        raise
+    return policy, server
 
 
 def scripted(config: EvaluationConfig) -> Policy | None:

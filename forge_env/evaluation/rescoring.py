@@ -50,7 +50,8 @@ class TranscriptPolicy(Policy):
 
     def __init__(self, transcripts: dict[tuple[str, int | None], tuple[Trajectory, str]]) -> None:
         self._transcripts = transcripts
-        self.diverged: set[str] = set()
+        self.diverged: dict[str, tuple[int, Observation]] = {}
+        """Id of a trajectory -> first turn before which the environment answered differently, and its answer."""
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
         """Open a session for the sample (or one of its seats) with this task and seed."""
@@ -72,7 +73,7 @@ class _Transcript(PolicySession):
             raise LimitReached(self._trajectory.truncation or "transcript")
         turn = turns[self._next]
         if observation != turn.observation:
-            self._owner.diverged.add(self._trajectory.id)
+            self._owner.diverged.setdefault(self._trajectory.id, (self._next, observation))
         self._next += 1
         # a limit ended the recorded episode before the environment received this message
         limit = self._trajectory.truncation

@@ -439,6 +439,16 @@ def seat_seed(seed: int | None, seat: str) -> int | None:
     return int.from_bytes(blake2b(f"{seed}/{seat}".encode(), digest_size=4).digest()) >> 1
 
 
+def held_out_name(split: str, index: int) -> str:
+    """Name of a held-out task's episode."""
+    return f"{split}-{index}"
+
+
+def episode_seed(run_seed: int, name: str) -> int:
+    """Seed of an episode, below 2**32; depends only on the run's seed and the episode's name."""
+    return int.from_bytes(blake2b(f"{run_seed}/{name}".encode(), digest_size=4).digest())
+
+
 def check_opponents(name: str, seats: Sequence[str], opponents: Collection[str]) -> None:
     """Raise `UsageError` for opponents of unknown seats, or if every seat has an opponent."""
     if unknown := [seat for seat in opponents if seat not in seats]:

@@ -22,6 +22,7 @@ from forge_env.errors import UsageError
 from forge_env.policy import Policy
 from forge_env.registry import maker
 from forge_env.rewards.rubric import check_targets
+from forge_env.rollout.episode import held_out_name
 from forge_env.run.clock import read_clock
 from forge_env.run.folder import RunFolder
 from forge_env.run.timeline import Span
@@ -36,7 +37,7 @@ from trainers.generator.client import GeneratorClient
 from trainers.generator.policy import GenerateFunction, GeneratorPolicy
 from trainers.model.chat import Chat
 from trainers.rollout.opening import FIRST, Opening, opening
-from trainers.rollout.player import MakeEnvironment, Player, held_out_name
+from trainers.rollout.player import MakeEnvironment, Player
 from trainers.rollout.types import (
     VERSIONS,
     Fate,

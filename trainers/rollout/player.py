@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from typing import Any
 
 from forge_env.config.recipe import RunConfig
@@ -16,7 +15,7 @@ from forge_env.environment.base import Environment, resolve_task
 from forge_env.environment.optional import score_group
 from forge_env.errors import EnvironmentBugError, environment_code
 from forge_env.policy import Policy
-from forge_env.rollout.episode import NOBODY, run_episode
+from forge_env.rollout.episode import NOBODY, episode_seed, held_out_name, run_episode
 from forge_env.run.account import Account, Accounts, OnSpan
 from forge_env.run.timeline import Span
 from forge_env.sandbox import seen_by
@@ -218,16 +217,6 @@ class Player:
         if show is None or not name.endswith("-0"):
             return None
         return lambda whose, doing, start, end: show(Span(track, whose, doing, start, end))
-
-
-def held_out_name(split: str, index: int) -> str:
-    """Name of a held-out task's episode."""
-    return f"{split}-{index}"
-
-
-def episode_seed(run_seed: int, name: str) -> int:
-    """Seed of an episode, below 2**32; depends only on the run's seed and the episode's name."""
-    return int.from_bytes(blake2b(f"{run_seed}/{name}".encode(), digest_size=4).digest())
 
 
 def _counts_as_zero(episode: Trajectory, wall_s: float) -> Trajectory:

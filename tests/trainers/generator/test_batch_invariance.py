@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 
 import torch
 
+from forge_env.rollout.episode import episode_seed
 from trainers.compat.vllm import ROWS, padded_gemm
 from trainers.generator.policy import turn_seed
-from trainers.rollout.player import episode_seed
 
 pytestmark = pytest.mark.stack
 

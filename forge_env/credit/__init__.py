@@ -1,0 +1,1 @@
+"""Credit of tool calls by counterfactual (`forge-env credit`)."""
