@@ -107,11 +107,11 @@ def recorded_episode(root: Path, trajectory: Trajectory, *, kind: str, changed: 
         config = build(EvaluationConfig, source, changed.items())
         label, split, index, epoch = trajectory.id.rsplit("/", 3)
         choice = next((choice for choice in config.environments if choice.label == label), None)
-        seed, place = Sample(label, split, int(index), int(epoch)).seed(config.seed), int(index)
+        seed, number = Sample(label, split, int(index), int(epoch)).seed(config.seed), int(index)
     else:
         run = build(RunConfig, source)
         config = _of_run(run, root, "train" if kind.startswith("train") else "held-out", changed)
-        choice, seed, place = config.environments[0], episode_seed(run.seed, trajectory.id), None
+        choice, seed, number = config.environments[0], episode_seed(run.seed, trajectory.id), None
     if choice is None:
         raise UsageError(f"{path} has no environment {trajectory.environment!r}", fix="restore the file")
     used = {"environments"} if "model" in changed else {"environments", "model", "base_url"}
@@ -119,7 +119,7 @@ def recorded_episode(root: Path, trajectory: Trajectory, *, kind: str, changed: 
         config.model_dump(include=used),
         fix=f"let the environment read it from an environment variable, or add it to {path} temporarily",
     )
-    return RecordedEpisode(trajectory, choice, seed, place, config)
+    return RecordedEpisode(trajectory, choice, seed, number, config)
 
 
 def _check(trajectory: Trajectory) -> None:
