@@ -43,15 +43,16 @@ MINIATURE = (
     "(`tests/miniature.py`) has a chain of checksums as weights, and neither actors nor sandboxes. An outcome is the "
     "exit codes of the run and of the resumed one, whose result equals an undisturbed run's. A full disk is a tmpfs, "
     "read-only and immutable folders are a bind mount and `chattr +i`, the slow disk is a FUSE file system, the "
-    "clock is a preloaded library (`tests/trainers/loop/clock.c`)."
+    "clock is a preloaded library (`tests/trainers/loop/clock.c`). Moments: start-up, first evaluation, training, "
+    "checkpoint write, final evaluation and report."
 )
 
 
 def lines(deaths: list[Death]) -> list[str]:
-    """Format the table of results."""
+    """Format the table of results: a row for each role and disturbance, at whatever moment it was."""
     rows: dict[tuple[str, str], list[Death]] = {}
     for death in deaths:
-        rows.setdefault((death.role, death.kind), []).append(death)
+        rows.setdefault((death.role, death.kind.partition(" at ")[0]), []).append(death)
 
     def seconds(values: Iterable[float | None]) -> str:
         known = [value for value in values if value is not None]
