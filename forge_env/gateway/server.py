@@ -1,4 +1,4 @@
-"""HTTP server through which programs call the model of an episode with OpenAI's or Anthropic's API.
+"""HTTP server through which programs call the model of an episode with OpenAI's, Anthropic's or Google's API.
 
     async with Gateway() as gateway:
         with gateway.open(answer) as access:
@@ -14,8 +14,11 @@ Requests to the model are never streamed: programs that ask for events get the e
     POST /v1/responses/input_tokens   estimated
     GET  /v1/models                   the only model, which answers to any name
     GET  /v1/models/NAME
+    POST /v1beta/models/NAME:generateContent          Google: Gemini
+    POST /v1beta/models/NAME:streamGenerateContent
+    POST /v1beta/models/NAME:countTokens              estimated
 
-The same routes exist without /v1, for programs that leave out the version.
+The routes under /v1 exist without it too, for programs that leave out the version, and those under /v1beta under /v1.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from forge_env.gateway.chat import chat_completion, chat_events, openai_error, read_chat
+from forge_env.gateway.gemini import counted_request, gemini_error, gemini_events, gemini_response, read_gemini
 from forge_env.gateway.messages import anthropic_error, message_events, message_response, read_messages
 from forge_env.gateway.request import Answer, ModelRequest, new_id, read_json
 from forge_env.gateway.responses import read_responses, response, response_events
@@ -104,6 +108,8 @@ class Access:
             "OPENAI_API_KEY": self.key,
             "ANTHROPIC_BASE_URL": self.url,
             "ANTHROPIC_API_KEY": self.key,
+            "GOOGLE_GEMINI_BASE_URL": self.url,
+            "GEMINI_API_KEY": self.key,
         }
 
     def close(self, reason: str = "the episode has ended") -> None:
@@ -226,6 +232,15 @@ class Gateway:
                         ("/messages/count_tokens", _count_messages),
                     )
                 ),
+                *(
+                    Route(f"{version}/models/{{name:path}}:{method}", partial(self._post, answer), methods=["POST"])
+                    for version in ("/v1beta", "/v1", "")
+                    for method, answer in (
+                        ("generateContent", _gemini),
+                        ("streamGenerateContent", _gemini),
+                        ("countTokens", _count_gemini),
+                    )
+                ),
                 *(Route(f"{version}/models", self._models, methods=["GET"]) for version in ("/v1", "")),
                 *(Route(f"{version}/models/{{name:path}}", self._model, methods=["GET"]) for version in ("/v1", "")),
             ],
@@ -311,8 +326,9 @@ class Gateway:
         return JSONResponse(_model(request.path_params["name"]))
 
     def _access(self, request: Request) -> Access:
-        shown = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
-        access = self._episodes.get(shown)
+        sent = request.headers
+        shown = sent.get("x-api-key") or sent.get("x-goog-api-key") or request.query_params.get("key")
+        access = self._episodes.get(shown or sent.get("authorization", "").removeprefix("Bearer "))
         if access is None:
             raise RefusedRequestError("this key belongs to no running episode", status=401, code="invalid_api_key")
         return access
@@ -356,6 +372,26 @@ async def _responses(request: Request, access: Access, body: bytes) -> Response:
     return await off_loop(len(body), answer)
 
 
+async def _gemini(request: Request, access: Access, body: bytes) -> Response:
+    stream = request.url.path.endswith(":streamGenerateContent")
+    kind = partial(read_gemini, model=request.path_params["name"], stream=stream)
+    _, asked = await access.read(body, kind)
+    answers = await _answered(request, access, asked)
+
+    def answer() -> Response:
+        whole = gemini_response(asked, answers)
+        if stream and request.query_params.get("alt") != "sse":
+            return JSONResponse([whole])
+        return _sent(asked, whole, lambda: gemini_events(whole))
+
+    return await off_loop(len(body), answer)
+
+
+async def _count_gemini(request: Request, access: Access, body: bytes) -> Response:
+    _, asked = await access.read(body, lambda data: read_gemini(counted_request(data)))
+    return JSONResponse({"totalTokens": await off_loop(len(body), lambda: asked.prompt_tokens)})
+
+
 async def _count_messages(request: Request, access: Access, body: bytes) -> Response:
     _, asked = await access.read(body, read_messages)
     return JSONResponse({"input_tokens": await off_loop(len(body), lambda: asked.prompt_tokens)})
@@ -397,8 +433,13 @@ def _sent(asked: ModelRequest, whole: object, events: Callable[[], Iterable[byte
 
 def _refusal(scope: Scope, error: RefusedRequestError) -> JSONResponse:
     """Error response in the format of the API that the program uses."""
-    anthropics = "messages" in scope["path"] or any(name == b"anthropic-version" for name, _ in scope["headers"])
-    return JSONResponse((anthropic_error if anthropics else openai_error)(error), status_code=error.status)
+    path, headers = scope["path"], {name for name, _ in scope["headers"]}
+    body = openai_error
+    if "messages" in path or b"anthropic-version" in headers:
+        body = anthropic_error
+    elif path.startswith("/v1beta/") or path.endswith(("enerateContent", ":countTokens")):
+        body = gemini_error
+    return JSONResponse(body(error), status_code=error.status)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -408,7 +449,10 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _nowhere(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    why = f"there is no {request.method} {request.url.path[:200]} here, only chat completions, responses and messages"
+    why = (
+        f"there is no {request.method} {request.url.path[:200]} here, only chat completions, responses, messages and"
+        " generateContent"
+    )
     return await _refused(request, RefusedRequestError(why, status=error.status_code, code="not_found"))
 
 

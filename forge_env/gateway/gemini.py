@@ -1,0 +1,241 @@
+"""Google's Gemini API (generateContent): parse requests, and build responses and events."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel, to_snake
+
+from forge_env.gateway.request import (
+    MOST_MESSAGES,
+    MOST_STOPS,
+    MOST_TOOLS,
+    Answer,
+    Arguments,
+    ModelRequest,
+    Part,
+    Wire,
+    arguments_object,
+    compact,
+    event,
+    new_id,
+    read,
+    said,
+    shallow,
+    tool_of,
+)
+from forge_env.http.limits import RefusedRequestError
+from forge_env.tools.turns import call_of
+from forge_env.types import Message, ToolCall, ToolSpec
+
+MOST_CANDIDATES = 64
+"""Maximum number of answers per request."""
+_FINISH = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
+_STATUS = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED"}
+_TYPES = ("OBJECT", "ARRAY", "STRING", "NUMBER", "INTEGER", "BOOLEAN", "NULL")
+_Name = Annotated[str, Field(min_length=1)]
+
+
+class _Wire(Wire):
+    model_config = ConfigDict(extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+
+class _Call(_Wire):
+    id: str | None = None
+    name: str
+    args: Arguments = "{}"
+
+
+class _Result(_Wire):
+    id: str | None = None
+    name: str
+    response: Any = None
+
+
+class _Part(_Wire):
+    text: str | None = None
+    thought: bool = False
+    function_call: _Call | None = None
+    function_response: _Result | None = None
+    thought_signature: str | None = None
+    model_config = ConfigDict(extra="allow", alias_generator=to_camel, populate_by_name=True)
+
+    def plain(self) -> Part:
+        """The part as content of a message; a part of another type keeps the name of its field."""
+        other = next(iter(self.model_extra or ()), "")
+        return Part(type=other, text=None if other and self.text is None else self.text or "")
+
+
+class _Content(_Wire):
+    role: Literal["user", "model", "function", "system"] = "user"
+    parts: list[_Part] = Field([], max_length=MOST_MESSAGES, fail_fast=True)
+
+
+class _Function(_Wire):
+    name: _Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    parameters_json_schema: dict[str, Any] | None = None
+
+
+class _Tool(_Wire):
+    function_declarations: list[_Function] = Field([], max_length=MOST_TOOLS, fail_fast=True)
+    model_config = ConfigDict(extra="allow", alias_generator=to_camel, populate_by_name=True)
+
+
+class _Calling(_Wire):
+    mode: str = "AUTO"
+
+
+class _ToolConfig(_Wire):
+    function_calling_config: _Calling = _Calling()
+
+
+class _Generation(_Wire):
+    stop_sequences: list[str] = Field([], max_length=MOST_STOPS, fail_fast=True)
+    max_output_tokens: int | None = Field(None, ge=1)
+    candidate_count: int | None = Field(None, ge=1, le=MOST_CANDIDATES)
+    response_modalities: list[Literal["TEXT", "text"]] | None = Field(None, max_length=1, fail_fast=True)
+
+
+class GeminiRequest(_Wire):
+    """Body of a generateContent request."""
+
+    contents: list[_Content] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    system_instruction: _Content | None = None
+    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS, fail_fast=True)
+    tool_config: _ToolConfig = _ToolConfig()
+    generation_config: _Generation = _Generation()
+    cached_content: str | None = None
+
+
+def read_gemini(data: object, model: str = "", *, stream: bool = False) -> ModelRequest:
+    """Parse a request body.
+
+    Args:
+        data: the body.
+        model: the program's name for the model, from the address.
+        stream: whether the program wants server-sent events.
+
+    Raises:
+        RefusedRequestError: it is invalid or not supported.
+    """
+    body = read(GeminiRequest, data)
+    if body.cached_content:
+        raise RefusedRequestError("cachedContent: not supported; send all contents")
+    other = [kind for tool in body.tools or [] for kind in tool.model_extra or ()]
+    if computer := [kind for kind in other if kind in ("computerUse", "computer_use")]:
+        raise RefusedRequestError(f"this model doesn't know the tool {computer[0]}: declare functions")
+    functions = [each for tool in body.tools or [] for each in tool.function_declarations]
+    if len(functions) > MOST_TOOLS:
+        raise RefusedRequestError(f"the request has more than {MOST_TOOLS:,} functions")
+    system = [said("system", _plain(body.system_instruction.parts))] if body.system_instruction else []
+    return ModelRequest(
+        messages=[*system, *_messages(body.contents)],
+        tools=[] if body.tool_config.function_calling_config.mode == "NONE" else [_tool(each) for each in functions],
+        stop=body.generation_config.stop_sequences,
+        max_tokens=body.generation_config.max_output_tokens,
+        count=body.generation_config.candidate_count or 1,
+        model=model,
+        stream=stream,
+        left_out=[to_snake(kind) for kind in other],
+    )
+
+
+def _messages(contents: Iterable[_Content]) -> Iterator[Message]:
+    waiting: dict[str, deque[str]] = defaultdict(deque)
+    """Ids given to calls of each function that had none: a result without an id answers the oldest."""
+    for number, content in enumerate(contents):
+        for result in (part.function_response for part in content.parts if part.function_response):
+            name = result.id or (waiting[result.name].popleft() if waiting[result.name] else "")
+            yield Message(role="tool", content=_result(result.response), tool_call_id=name)
+        calls_of_turn: list[ToolCall] = []
+        for call in (part.function_call for part in content.parts if part.function_call):
+            name = call.id or f"call-{number}-{len(calls_of_turn)}"
+            calls_of_turn.append(call_of(call.name, call.args, name))
+            if not call.id:
+                waiting[call.name].append(name)
+        thoughts = "".join(part.text or "" for part in content.parts if part.thought)
+        rest = [part for part in content.parts if not (part.thought or part.function_call or part.function_response)]
+        if rest or calls_of_turn or thoughts or not content.parts:
+            role: Literal["user", "assistant"] = "assistant" if content.role == "model" else "user"
+            yield said(role, _plain(rest), tool_calls=calls_of_turn, reasoning_content=thoughts or None)
+
+
+def _plain(parts: Iterable[_Part]) -> list[Part]:
+    return [part.plain() for part in parts]
+
+
+def _result(response: Any) -> str:
+    """Text of a function's result; the API's convention is an object with `output` or `error`."""
+    if isinstance(response, dict) and len(response) == 1:
+        [(key, value)] = response.items()
+        if key in ("output", "result", "error") and isinstance(value, str):
+            return value
+    return response if isinstance(response, str) else compact(response)
+
+
+def _tool(function: _Function) -> ToolSpec:
+    shallow(function.parameters, f"the parameters of the function {function.name[:64]!r}")
+    parameters = function.parameters_json_schema or _json_schema(function.parameters)
+    return tool_of(function.name, function.description, parameters)
+
+
+def _json_schema(schema: Any) -> Any:
+    """A JSON schema from one in Google's form, whose types are in capitals."""
+    if isinstance(schema, dict):
+        types = {"type": schema["type"].lower()} if schema.get("type") in _TYPES else {}
+        return {key: _json_schema(value) for key, value in schema.items()} | types
+    return [_json_schema(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def gemini_response(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, Any]:
+    """Response to a generateContent request."""
+    candidates = [
+        {
+            "content": {"role": "model", "parts": list(_parts(answer.message))},
+            "finishReason": _FINISH.get(answer.finish, "STOP"),
+            "index": index,
+        }
+        for index, answer in enumerate(answers)
+    ]
+    prompt, completion = request.prompt_tokens, sum(answer.tokens for answer in answers)
+    usage = {"promptTokenCount": prompt, "candidatesTokenCount": completion, "totalTokenCount": prompt + completion}
+    return {
+        "candidates": candidates,
+        "usageMetadata": usage,
+        "modelVersion": request.model,
+        "responseId": new_id(""),
+    }
+
+
+def _parts(message: Message) -> Iterator[dict[str, Any]]:
+    if message.reasoning_content:
+        yield {"text": message.reasoning_content, "thought": True}
+    if message.content or not message.tool_calls:
+        yield {"text": message.content}
+    for call in message.tool_calls:
+        function = call.function
+        yield {
+            "functionCall": {"id": call.id, "name": function.name, "args": arguments_object(function.arguments)},
+        }
+
+
+def counted_request(data: Any) -> Any:
+    """The request that a countTokens body is about."""
+    whole = data.get("generateContentRequest") if isinstance(data, dict) else None
+    return whole or data
+
+
+def gemini_events(whole: dict[str, Any]) -> Iterator[bytes]:
+    """Server-sent events of a response."""
+    yield event(whole)
+
+
+def gemini_error(error: RefusedRequestError) -> dict[str, Any]:
+    """Body of an error response in Google's format."""
+    status = _STATUS.get(error.status, "INVALID_ARGUMENT" if error.status < 500 else "INTERNAL")
+    return {"error": {"code": error.status, "message": error.message, "status": status}}

@@ -1,0 +1,171 @@
+"""Google's API, as Gemini CLI and Google's clients call it, against the gateway."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from forge_env.gateway.request import ModelRequest
+from forge_env.gateway.server import Access, Gateway
+from forge_env.types import Message, call_tool
+
+pytestmark = pytest.mark.usefixtures("one_tls_context")
+PATH = "v1beta/models/gemini-3-pro"
+PLACE = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
+GOOGLES = {"type": "OBJECT", "properties": {"place": {"type": "STRING"}}, "required": ["place"]}
+USER = {"role": "user", "parts": [{"text": "Rain?"}]}
+CALL = call_tool("weather", place="Zürich").tool_calls
+Answers = list[Message | str]
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    async with Gateway() as gateway:
+        yield gateway
+
+
+class Model:
+    """Gives these answers in turn and records the requests."""
+
+    def __init__(self, *answers: Message | str) -> None:
+        self.answers = list(answers)
+        self.asked: list[ModelRequest] = []
+
+    async def __call__(self, request: ModelRequest) -> Message:
+        self.asked.append(request)
+        answer = self.answers.pop(0)
+        return Message(role="assistant", content=answer) if isinstance(answer, str) else answer
+
+
+async def post(access: Access, call: str, body: Any, **head: str) -> httpx2.Response:
+    async with httpx2.AsyncClient(headers=head or {"x-goog-api-key": access.key}) as client:
+        return await client.post(f"{access.url}/{call}", json=body)
+
+
+@pytest.mark.parametrize("how", ["generateContent", "streamGenerateContent", "streamGenerateContent?alt=sse"])
+async def test_a_conversation_with_a_function(gateway: Gateway, how: str) -> None:
+    said = Message(role="assistant", content="I look.", tool_calls=CALL, reasoning_content="Hm.")
+    model = Model(said, "Rain.")
+    functions = [{"functionDeclarations": [{"name": "weather", "description": "Now.", "parameters": GOOGLES}]}]
+    system = {"parts": [{"text": "Be brief."}]}
+
+    async def ask(*contents: Any) -> Any:
+        body = {"contents": contents, "systemInstruction": system, "tools": functions}
+        answer = await post(access, f"{PATH}:{how}", body)
+        assert answer.status_code == 200, answer.text
+        if how.endswith("sse"):
+            return json.loads(answer.text.removeprefix("data: "))
+        return answer.json()[0] if how.startswith("stream") else answer.json()
+
+    with gateway.open(model) as access:
+        first = await ask(USER)
+        content = first["candidates"][0]["content"]
+        call = {"id": "call-0", "name": "weather", "args": {"place": "Zürich"}}
+        assert content["parts"] == [{"text": "Hm.", "thought": True}, {"text": "I look."}, {"functionCall": call}]
+        assert (content["role"], first["candidates"][0]["finishReason"]) == ("model", "STOP")
+        assert first["modelVersion"] == "gemini-3-pro"
+        usage = first["usageMetadata"]
+        assert usage["totalTokenCount"] == usage["promptTokenCount"] + usage["candidatesTokenCount"] > 0
+        result = {"functionResponse": {"id": "call-0", "name": "weather", "response": {"output": "rain"}}}
+        second = await ask(USER, content, {"role": "user", "parts": [result, {"text": "So?"}]})
+        assert second["candidates"][0]["content"]["parts"] == [{"text": "Rain."}]
+    assert [tool.parameters for tool in model.asked[0].tools] == [PLACE]
+    assert model.asked[1].messages == [
+        Message(role="system", content="Be brief."),
+        Message(role="user", content="Rain?"),
+        said,
+        Message(role="tool", content="rain", tool_call_id="call-0"),
+        Message(role="user", content="So?"),
+    ]
+
+
+async def test_results_without_ids_answer_calls_in_order(gateway: Gateway) -> None:
+    model = Model("ok")
+    calls = [{"functionCall": {"name": "f", "args": {"x": n}}} for n in (1, 2)]
+    results: Any = [{"functionResponse": {"name": "f", "response": {"x": n}}} for n in (1, 2)]
+    contents = [USER, {"role": "model", "parts": calls}, {"role": "function", "parts": results}]
+    with gateway.open(model) as access:
+        assert (await post(access, f"{PATH}:generateContent", {"contents": contents})).status_code == 200
+    _, said, *answers = model.asked[0].messages
+    assert [(call.id, call.function.arguments) for call in said.tool_calls] == [
+        (answer.tool_call_id, answer.content.replace(":", ": ")) for answer in answers
+    ]
+    assert len({call.id for call in said.tool_calls}) == 2
+
+
+async def test_what_a_request_sets(gateway: Gateway) -> None:
+    """Stop words, several answers, no functions, names in snake case, tools of Google's left out."""
+    model = Model("a stop b", Message(role="assistant", content="c", stop_reason="length"))
+    body = {
+        "contents": [USER],
+        "tools": [{"function_declarations": [{"name": "f", "parametersJsonSchema": PLACE}]}, {"googleSearch": {}}],
+        "toolConfig": {"functionCallingConfig": {"mode": "NONE"}},
+        "generation_config": {"stopSequences": [" stop"], "candidateCount": 2, "maxOutputTokens": 7},
+    }
+    with gateway.open(model) as access:
+        answer = (await post(access, f"models/any:generateContent?key={access.key}", body, accept="*/*")).json()
+        count = (await post(access, f"{PATH}:countTokens", {"generateContentRequest": {"contents": [USER]}})).json()
+    shown = [(each["content"]["parts"][0]["text"], each["finishReason"]) for each in answer["candidates"]]
+    assert shown == [("a", "STOP"), ("c", "MAX_TOKENS")]
+    assert (model.asked[0].tools, model.asked[0].left_out, model.asked[0].max_tokens) == ([], ["google_search"], 7)
+    assert count == {"totalTokens": 6}
+
+
+REFUSED: dict[str, tuple[str, Any, int, str, str]] = {
+    "audio": (
+        f"{PATH}:generateContent",
+        {"contents": [{"parts": [{"text": "?"}, {"fileData": {"fileUri": "gs://x"}}]}]},
+        400,
+        "INVALID_ARGUMENT",
+        "'fileData'",
+    ),
+    "no contents": (f"{PATH}:generateContent", {"contents": []}, 400, "INVALID_ARGUMENT", "contents: "),
+    "cache": (f"{PATH}:generateContent", {"contents": [USER], "cachedContent": "c"}, 400, "INVALID_ARGUMENT", "cached"),
+    "computer": (
+        f"{PATH}:generateContent",
+        {"contents": [USER], "tools": [{"computerUse": {}}]},
+        400,
+        "INVALID_ARGUMENT",
+        "'t know the tool computerUse",
+    ),
+    "too many functions": (
+        f"{PATH}:generateContent",
+        {"contents": [USER], "tools": [{"functionDeclarations": [{"name": "f"}] * 501}] * 2},
+        400,
+        "INVALID_ARGUMENT",
+        "more than 1,000 functions",
+    ),
+    "deep": (
+        f"{PATH}:generateContent",
+        {
+            "contents": [USER],
+            "tools": [
+                {"functionDeclarations": [{"name": "f", "parameters": json.loads('{"a":' * 70 + "1" + "}" * 70)}]}
+            ],
+        },
+        400,
+        "INVALID_ARGUMENT",
+        "nested more than 64 levels deep",
+    ),
+    "embeddings": (f"{PATH}:embedContent", {"content": USER}, 404, "NOT_FOUND", "generateContent"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_errors_are_in_googles_form(gateway: Gateway, name: str) -> None:
+    call, body, status, kind, why = REFUSED[name]
+    with gateway.open(Model()) as access:
+        answer = await post(access, call, body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["status"]) == (status, status, kind)
+    assert why in error["message"]
+
+
+async def test_another_key_gets_no_answer(gateway: Gateway) -> None:
+    with gateway.open(Model()) as access:
+        answer = await post(access, f"{PATH}:generateContent", {"contents": [USER]}, **{"x-goog-api-key": "other"})
+    assert (answer.status_code, answer.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
