@@ -59,7 +59,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--turn", dest="turns", action="append", type=int, default=[], metavar="T", help="only this turn; repeatable"
     )
-    parser.add_argument("--out", metavar="DIR", help="folder of credit.json (default: RUN/credit/EPISODE)")
+    parser.add_argument("--out", metavar="DIR", help="folder of the page and credit.json (default: RUN/credit/EPISODE)")
     parser.add_argument("--json", action="store_true", help="print credit.json instead of a summary")
 
 
@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from forge_env.credit.recorded import recorded_episode
     from forge_env.files import write_whole
     from forge_env.interrupts import run_until_interrupted
+    from forge_env.view.credit import credit_page
 
     if args.continuations < 2:
         raise UsageError(f"--continuations {args.continuations} is too few", fix="use 2 or more")
@@ -96,11 +97,12 @@ def run(args: argparse.Namespace) -> int:
     credits.run = root.name
     text = json.dumps(credits.as_json(), indent=1)
     write_whole(out / "credit.json", f"{text}\n")
+    write_whole(out / "credit.html", credit_page(credits, episode.trajectory))
     if args.json:
         print(text)
     else:
         print("\n".join(lines(credits)))
-        print(f"{out / 'credit.json'}")
+        print(f"{out / 'credit.html'}")
     return 0
 
 
@@ -149,23 +151,7 @@ def lines(credits: Credits) -> Iterator[str]:
         yield _line(call, largest)
     if (first := next((call.before for call in credits.calls), None)) is not None:
         yield f"   before turn {credits.calls[0].turn}, the model earns {_interval(first, signed=False)}"
-    yield from notes(credits)
-
-
-def notes(credits: Credits) -> Iterator[str]:
-    """What limits the credits."""
-    if credits.differs is not None:
-        yield visible(
-            f"!! the environment isn't deterministic: its answer to turn {credits.differs} differs when the actions "
-            f"are played again ({credits.difference}); credits from this turn on are unknown"
-        )
-    if credits.lost:
-        yield f"!! {credits.lost:,} continuations were lost, and don't count"
-    if certain := [call.turn for call in credits.calls if call.repeated == 1.0 and not call.is_clear]:
-        yield (
-            f"-- turn {certain[0]}{f' and {len(certain) - 1} more' if certain[1:] else ''}: every continuation made "
-            "the same call again, so its credit says nothing about the episode without it"
-        )
+    yield from (f"!! {visible(text)}" for text in credits.notes())
 
 
 def _line(call: Call, largest: float) -> str:

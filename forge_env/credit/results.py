@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -125,6 +125,21 @@ class Credits:
         """Calls with a credit, the largest absolute one first."""
         known = [call for call in self.calls if call.credit is not None]
         return sorted(known, key=lambda call: -abs(call.credit.value if call.credit else 0.0))
+
+    def notes(self) -> Iterator[str]:
+        """What limits the credits."""
+        if self.differs is not None:
+            yield (
+                f"the environment isn't deterministic: its answer to turn {self.differs} differs when the actions are "
+                f"played again ({self.difference}); credits from this turn on are unknown"
+            )
+        if self.lost:
+            yield f"{self.lost:,} continuations were lost, and don't count"
+        if certain := [call.turn for call in self.calls if call.repeated == 1.0 and not call.is_clear]:
+            yield (
+                f"turn {certain[0]}{f' and {len(certain) - 1} more' if certain[1:] else ''}: every continuation made "
+                "the same call again, so its credit says nothing about the episode without it"
+            )
 
     def as_json(self) -> dict[str, Any]:
         """The content of `credit.json`."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from forge_env.hacks.findings import Findings
-    from forge_env.types import Message
+    from forge_env.types import Message, ToolCall
     from forge_env.view.digest import Digest, Example
 
 Row = Mapping[str, Any]
@@ -258,23 +258,25 @@ def _episode(example: Example) -> str:
     messages = example.episode.messages
     left = len(messages) - MOST_MESSAGES
     shown = messages if left <= 0 else [*messages[: MOST_MESSAGES // 2], *messages[-(MOST_MESSAGES // 2) :]]
-    parts = [_message(message) for message in shown]
+    parts = [message_html(message) for message in shown]
     if left > 0:
         parts.insert(MOST_MESSAGES // 2, f'<p class="soft">{left} messages omitted</p>')
     where = f"trajectories/{example.kind}.jsonl"
     return "".join(parts) + f'<p class="soft">{escaped(where)}</p>'
 
 
-def _message(message: Message) -> str:
+def message_html(message: Message) -> str:
+    """Format a message with its tool calls; long texts are cut."""
     texts = [f"~ {message.reasoning_content}"] if message.reasoning_content else []
     texts += [message.content] if message.content else []
-    texts += [f"→ {call.function.name}({_arguments(call.function.arguments)})" for call in message.tool_calls]
-    shown = "".join(f"<pre dir='auto'>{escaped(_cut(text))}</pre>" for text in texts)
+    texts += [f"→ {call.function.name}({arguments_of(call)})" for call in message.tool_calls]
+    shown = "".join(f"<pre dir='auto'>{escaped(cut(text))}</pre>" for text in texts)
     return f'<div class="message {escape(message.role)}"><b>{escape(message.role)}</b>{shown}</div>'
 
 
-def _arguments(text: str) -> str:
+def arguments_of(call: ToolCall) -> str:
     """Format a call's arguments; a single multi-line text is shown with its own line breaks."""
+    text = call.function.arguments
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -285,7 +287,8 @@ def _arguments(text: str) -> str:
     return text
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Cut a text to `LONGEST` characters."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}\n[... {len(text) - LONGEST:,} more characters]"
 
 
@@ -398,9 +401,9 @@ def _folded(example: Example) -> Iterator[str]:
     """Yield an episode as a folded code block that its text can't close."""
     texts = []
     for message in example.episode.messages[:MOST_MESSAGES]:
-        calls = [f"→ {call.function.name}({_arguments(call.function.arguments)})" for call in message.tool_calls]
+        calls = [f"→ {call.function.name}({arguments_of(call)})" for call in message.tool_calls]
         texts.append("\n".join([f"[{message.role}]", *filter(None, [message.content, *calls])]))
-    text = visible("\n\n".join(_cut(text) for text in texts))
+    text = visible("\n\n".join(cut(text) for text in texts))
     fence = "`" * (3 + max((len(run) for run in re.findall("`+", text)), default=0))
     yield from ["<details><summary>A typical failure</summary>", "", f"{fence}text", text, fence, "", "</details>", ""]
 
