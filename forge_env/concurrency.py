@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
@@ -134,14 +135,20 @@ def parse_python(source: str, mode: Literal["exec", "eval"] = "exec") -> ast.AST
     valid, so it is parsed again.
 
     Raises:
-        SyntaxError, ValueError: as in `ast.parse`.
+        SyntaxError: as in `ast.parse`, and for code that is nested too deeply for the parser.
+        ValueError: as in `ast.parse`.
     """
     for _ in range(PARSE_TRIES - 1):
-        try:
-            return ast.parse(source, mode=mode)
-        except SystemError:
-            continue
-    return ast.parse(source, mode=mode)
+        with suppress(SystemError):
+            return _parsed(source, mode)
+    return _parsed(source, mode)
+
+
+def _parsed(source: str, mode: Literal["exec", "eval"]) -> ast.AST:
+    try:
+        return ast.parse(source, mode=mode)
+    except (RecursionError, MemoryError) as error:
+        raise SyntaxError("nested too deeply") from error
 
 
 Outcome: TypeAlias = tuple[Any, BaseException | None]

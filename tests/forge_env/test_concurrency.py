@@ -168,3 +168,5 @@ def test_python_is_parsed_whatever_is_collected_meanwhile() -> None:
         gc.set_threshold(*before)
     with pytest.raises(SyntaxError):
         parse_python("1 +")
+    with pytest.raises(SyntaxError, match="nested too deeply"):
+        parse_python("-" * 5000 + "1")

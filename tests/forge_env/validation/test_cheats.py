@@ -193,6 +193,13 @@ async def test_gold_files_without_hand_in_are_named() -> None:
         gold_actions(Half(), Half().task("train", 0))
 
 
+@pytest.mark.parametrize("depth", [150, 400, 5000])
+def test_code_that_is_nested_too_deeply_has_no_names_or_no_stub(depth: int) -> None:
+    code = f"def g(): pass\nx = {'-' * depth}1\n"
+    assert cheats.defined_names(code) == (["g"] if depth < 5000 else [])
+    assert bool(cheats.stub_of(code)) == (depth == 150)
+
+
 async def test_cheats_are_python_and_do_nothing() -> None:
     stub = cheats.stub_of(
         "from __future__ import annotations\nimport os\nclass A:\n    def f(self): return 1\ndef g(): return 2\n"
