@@ -32,7 +32,7 @@ class Artifact:
 def only(archive: bytes, artifacts: Sequence[Artifact]) -> bytes:
     """Keep the artifacts of an archive of `Archives.pack`.
 
-    Links are kept if they stay within their artifact: others could show the tests their own files.
+    Links out of their artifact are dropped: in the tests' sandbox they would point to files that aren't the agent's.
     """
     out = io.BytesIO()
     with (

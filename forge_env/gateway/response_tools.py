@@ -1,4 +1,4 @@
-"""Tools of the responses API: those that a model is offered, and the names and kinds that the program knows them by.
+"""Tools of the responses API: as the program declares them, and as the model is offered them.
 
 Models call functions by a name. The tools of a namespace get one name each, `NAMESPACE__TOOL`, in the characters that
 model APIs accept. A custom tool, which takes a free text, becomes a function with the argument `input`. Tools that run
@@ -59,7 +59,7 @@ class Offer:
         self.names = {name: each for each, name in self._names.items() if each.namespace or each.custom}
 
     def name(self, namespace: str, name: str, *, custom: bool = False) -> str:
-        """The model's name of a tool; one that is no longer offered gets the name that it would have."""
+        """Return the model's name of a tool, also of one that is no longer offered."""
         known = ToolName(namespace, name, custom)
         if known in self._names or not namespace:
             return self._names.get(known, name)
@@ -68,7 +68,7 @@ class Offer:
 
 
 def _joined(namespace: str, name: str) -> str:
-    return f"{namespace}\0_{name}"  # no two are alike; `safe_names` makes an underscore of the first character between
+    return f"{namespace}\0_{name}"  # unique for each pair; `safe_names` replaces the NUL by an underscore
 
 
 def _runs_at_openai(tool: Declaration) -> bool:
@@ -95,7 +95,7 @@ def _spec(name: str, tool: Declaration, custom: bool) -> ToolSpec:
 
 
 def custom_arguments(text: str) -> str:
-    """Arguments, as JSON, of the function that a custom tool is for the model."""
+    """JSON arguments of a call of a custom tool, which the model sees as a function."""
     return json.dumps({"input": text}, ensure_ascii=False)
 
 

@@ -28,7 +28,7 @@ class Recorded:
     signal: Estimate | None
     """Share of groups whose rewards differ, from which a policy can learn; without groups, of tasks."""
     findings: Findings
-    """Of `forge-env hacks`: what the reward pays that the hidden score doesn't, and a second judge."""
+    """Findings of `forge-env hacks`: rewards without a hidden score, and the agreement of a second judge."""
 
     def as_json(self) -> dict[str, Any]:
         """The part of `grade.json`."""

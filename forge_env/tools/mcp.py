@@ -109,7 +109,7 @@ class McpServer:
             env.add_tool(tool)
 
     def update(self, env: ToolEnvironment) -> str:
-        """Give an environment with all tools those that the server has now; describe what changed, for the agent."""
+        """Update the tools of an environment that offers all; return a description of the change for the agent."""
         if not self._offered or self._connection.tools is self._specs:
             return ""
         before = {tool.spec.name: tool.spec for tool in self.tools}
@@ -376,7 +376,7 @@ def shown(result: Any) -> str:
 
 
 def _holds(text: str, value: str | float) -> bool:
-    """Whether a text has a value of JSON data: a number as a whole word, a text as it is or as JSON writes it."""
+    """Whether a text contains a JSON value: a number as a whole word, a string plainly or escaped."""
     written = json.dumps(value)
     if isinstance(value, str):
         return value in text or written[1:-1] in text

@@ -37,7 +37,7 @@ SOLUTION = "solution"
 _MAX_OUTPUT = 1 << 18
 _MAX_WRITES = 10_000
 _BUILT_IN: tuple[type, ...] = (int, float, complex, str, bytes, tuple, frozenset)
-"""Immutable types: an object of a class derived from one crosses with its plain value."""
+"""Immutable types; an object of a derived class is sent together with its plain value."""
 _CONTAINERS: tuple[type, ...] = (list, dict, set, bytearray)
 _OF_EVERY_MODULE = {
     "__all__", "__builtins__", "__cached__", "__dir__", "__file__", "__getattr__", "__loader__", "__name__",

@@ -106,7 +106,7 @@ class Supervisor:
         self.zygotes[slot].sendmsg([COMMAND.pack(operation, slot, ticket)], passed)
 
     def _realms(self) -> dict[int, socket.socket]:
-        """Each zygote's channel once, by the first of its slots."""
+        """The distinct channels of the zygotes, each by its first slot."""
         return {slot: end for slot, end in self.zygotes.items() if end not in list(self.zygotes.values())[:slot]}
 
     def _timeout(self) -> float:

@@ -1,8 +1,8 @@
 """Writing of Hugging Face folders by all processes that have parts of the weights; none needs a whole tensor.
 
-torch's distributed checkpoints (DCP) plan which process writes what, and report a failure of one process to all. This
-module changes the location of a box of a tensor: not a file of its process, but its position in a file of whole
-tensors, whose layout the first process creates. So nothing is gathered, and nothing is written twice.
+torch's distributed checkpoints (DCP) plan which process writes what, and report a failure of one process to all. Here
+a process doesn't write its boxes of tensors to a file of its own, but to their positions in files of whole tensors,
+which the first process lays out. So nothing is gathered, and nothing is written twice.
 """
 
 from __future__ import annotations

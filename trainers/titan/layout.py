@@ -27,10 +27,10 @@ class Row:
 
     Attributes:
         lengths: their tokens, [S].
-        shared: number of first tokens of each that are no queries of this row's: those that it shares with the one
-            before it, or that are on another rank, [S].
+        shared: number of leading tokens of each sequence that this row has no queries for, because the sequence
+            before it has them or another rank does, [S].
         starts: index of the first token of each branch, [S].
-        paths: indices of the keys and values of each sequence's tokens, which are those of the tokens on one rank.
+        paths: indices of the keys and values of each sequence's tokens; on a single rank, of the tokens themselves.
     """
 
     lengths: NDArray[np.int64]
