@@ -78,6 +78,7 @@ VENVS = {
     ),
     "verl": Venv("-e . torch==2.13.0 verl==0.9.1 hydra-core==1.3.2 cachetools fastapi uvicorn"),
     "trackers": Venv("-e . trackio==0.43.0 mlflow-skinny==3.17.2 wandb==0.31.0"),
+    "cloud": Venv("-e . e2b==2.63.0"),
     "schemas": Venv("-e . kubernetes-validate==1.37.0 skypilot==0.14.1", own_home=True),
 }
 
@@ -277,6 +278,13 @@ KITS = [
         "trackio",
         "tests/forge_env/run/test_real_trackers.py",
         "trackers",
+    ),
+    Kit(
+        "E2B's client",
+        "sandboxes in its cloud: the conformance suite of engines, against its API on this machine",
+        "e2b",
+        "tests/sandboxes/test_e2b.py",
+        "cloud",
     ),
     Kit("Kubernetes' schemas", "pods", "kubernetes-validate", "tests/sandboxes/test_pod_schema.py", "schemas"),
     Kit("SkyPilot", "job files", "skypilot", "tests/forge_env/job/test_files_schema.py", "schemas"),
@@ -486,6 +494,7 @@ def _check(case: ElementTree.Element) -> Check:
             outcome = "expected" if expected else "skipped" if kind == "skipped" else "failed"
             reason = element.get("message", "") if outcome != "failed" else case.get("name", "")
     module = case.get("classname") or case.get("name", "")  # a module that can't be imported has no classname
+    module = re.sub(r"\.Test\w*$", "", module)  # the class of the test
     return Check(module.replace(".", "/") + ".py", case.get("name", ""), outcome, reason, figures)
 
 

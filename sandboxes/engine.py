@@ -104,3 +104,28 @@ class PooledEngine(SandboxEngine):
     def _has_room(self, spec: SandboxSpec) -> bool:
         """Whether the machine would have memory to spare if this sandbox used its whole limit."""
         return free_memory_gb() * 1024 > spec.memory_mb + RESERVE_MB
+
+
+class RemoteEngine(PooledEngine):
+    """A `PooledEngine` whose boxes run elsewhere, from images or templates there."""
+
+    instead_of_allow = "use network=True, or the docker engine"
+    """What to do without a filtering proxy, for error messages."""
+
+    def _has_room(self, spec: SandboxSpec) -> bool:
+        return True  # the other side decides
+
+    def check(self, spec: SandboxSpec) -> None:  # noqa: D102
+        super().check(spec)
+        if spec.proxied:
+            raise UsageError(f"the {self.name} engine does not support 'allow' or 'origin'", fix=self.instead_of_allow)
+        if spec.packages:
+            fix = "name an image that has them"
+            raise UsageError(f"the {self.name} engine installs no packages ({', '.join(spec.packages)})", fix=fix)
+        if spec.writable:
+            fix = "use the docker engine"
+            raise UsageError(f"the {self.name} engine has no writable folders ({', '.join(spec.writable)})", fix=fix)
+        if spec.image.startswith(("/", "./", "../", "~")):
+            raise UsageError(
+                f"the {self.name} engine builds no images ({spec.image})", fix="name one that exists there"
+            )

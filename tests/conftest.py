@@ -58,6 +58,7 @@ PEERS = {
     "tinker_cookbook": "forge_env/integrations/test_tinker.py",
     "ray": "forge_env/integrations/test_verl.py",
     "kubernetes_validate": "sandboxes/test_pod_schema.py",
+    "e2b": "sandboxes/test_e2b.py",
     "sky": "forge_env/job/test_files_schema.py",
     "agents": "forge_env/gateway/test_real_programs.py",
     "atif": "forge_env/test_interchange.py",

@@ -213,7 +213,7 @@ def add_environment(parser: Parser, *, required: bool = True) -> None:
     text = "an installed environment (`forge-env info` lists them), NAME:VALUE with its option, or module:Class"
     parser.word("NAME", text, required=required)
     parser.keys()
-    parser.add_argument("--sandbox", default="auto", metavar="ENGINE", help="auto, docker, local, kubernetes")
+    parser.add_argument("--sandbox", default="auto", metavar="ENGINE", help="auto, docker, local, kubernetes, e2b")
     add_docker_host(parser)
 
 

@@ -86,7 +86,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def _finish(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace], int]) -> None:
-    parser.add_argument("--engine", default="auto", help="auto, docker, local, kubernetes")
+    parser.add_argument("--engine", default="auto", help="auto, docker, local, kubernetes, e2b")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the engine")
     add_docker_host(parser)
     parser.set_defaults(act=act)

@@ -110,7 +110,7 @@ class SampleOptions(Section):
     seed: int = 0
     """Base seed; the seed of every sample is derived from it."""
     sandbox: str = "auto"
-    """Sandbox engine: `auto`, `docker`, `local`, `kubernetes`, or another installed one."""
+    """Sandbox engine: `auto`, `docker`, `local`, `kubernetes`, `e2b`, or another installed one."""
     docker_host: str | None = None
     """Docker daemon of another machine, `tcp://HOST:PORT` or `ssh://[USER@]HOST[:PORT]`; unset: DOCKER_HOST, else \
 this machine's."""

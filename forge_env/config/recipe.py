@@ -543,7 +543,7 @@ class SandboxSection(Section):
     """The sandboxes, in which model-written code runs."""
 
     engine: str = "auto"
-    """`docker`, `local`, `kubernetes`, another installed engine, or `auto`: Docker if it is running, else local."""
+    """`docker`, `local`, `kubernetes`, `e2b`, another installed one, or `auto`: Docker if it is running, else local."""
     concurrency: Positive | None = None
     """Maximum number of sandboxes at once, over all workers; unset: chosen from the CPU count."""
     base_image: str | None = None

@@ -4,7 +4,7 @@
 
     result = await Judging.of(sandbox).run_tests(code, tests)
 
-The engines docker, local and kubernetes have all capabilities of a sandbox.
+The engines docker, local, kubernetes and e2b have all capabilities of a sandbox.
 """
 
 from __future__ import annotations

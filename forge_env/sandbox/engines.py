@@ -75,7 +75,7 @@ def open_engine(name: str = "auto", **options: Any) -> SandboxEngine:
     ignored; all other options must be known to the engine. Options that are None are left out.
 
     Args:
-        name: `auto`, a registered engine (docker, local, kubernetes), or `module:Class`.
+        name: `auto`, a registered engine (docker, local, kubernetes, e2b), or `module:Class`.
         options: options of the engine, such as `concurrency`, `warm`, `base_image`.
 
     Raises:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import compileall
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sandboxes.images import rootfs
@@ -43,6 +45,17 @@ def ensure_runner() -> Path:
 def runner_files() -> list[Path]:
     """Source files of the runner package."""
     return sorted((Path(__file__).parents[1] / "runner").glob("*.py"))
+
+
+def runner_zip(more: Mapping[str, bytes] | None = None) -> bytes:
+    """The runner package as a zip file that Python can import from, with `more` files by name."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in runner_files():
+            archive.write(path, f"{RUNNER_PACKAGE}/{path.name}")
+        for name, data in (more or {}).items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
 
 
 def _build_runner(folder: Path) -> None:

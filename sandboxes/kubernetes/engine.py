@@ -8,12 +8,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from forge_env.concurrency import to_its_end
-from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
+from forge_env.errors import SandboxError, SandboxUnavailableError
 from forge_env.sandbox import SandboxSpec
 from sandboxes import owner
 from sandboxes.box import Box
 from sandboxes.connection import Connection
-from sandboxes.engine import MAX_USES, PooledEngine
+from sandboxes.engine import MAX_USES, RemoteEngine
 from sandboxes.images import BUNDLED
 from sandboxes.images.build import BASE_IMAGE_VARIABLE
 from sandboxes.kubernetes.cluster import find_cluster
@@ -42,7 +42,7 @@ class KubernetesBox(Box):
         await asyncio.shield(self._removal)
 
 
-class KubernetesEngine(PooledEngine):
+class KubernetesEngine(RemoteEngine):
     """Sandboxes in hardened pods, created through agent-sandbox if it is installed.
 
     Args:
@@ -61,6 +61,7 @@ class KubernetesEngine(PooledEngine):
 
     name = "kubernetes"
     automatic = False  # clusters are shared, so this engine must be chosen explicitly
+    instead_of_allow = "use network=True and a NetworkPolicy of yours"
 
     def __init__(
         self,
@@ -106,9 +107,6 @@ class KubernetesEngine(PooledEngine):
         except (SandboxUnavailableError, SandboxError) as error:
             return str(error)
         return None
-
-    def _has_room(self, spec: SandboxSpec) -> bool:
-        return True  # the cluster's scheduler decides
 
     async def _prepare(self) -> None:
         from sandboxes.kubernetes.api import Api
@@ -158,20 +156,6 @@ class KubernetesEngine(PooledEngine):
         with contextlib.suppress(SandboxError, SandboxUnavailableError):
             await api.delete(self._base, "sandboxes" if self._group else "pods", name)
             self._undead.discard(name)
-
-    def check(self, spec: SandboxSpec) -> None:  # noqa: D102
-        super().check(spec)
-        if spec.proxied:
-            fix = "use network=True and a NetworkPolicy of yours"
-            raise UsageError("the kubernetes engine does not support 'allow' or 'origin'", fix=fix)
-        if spec.packages:
-            fix = "name an image that has them"
-            raise UsageError(f"the kubernetes engine installs no packages ({', '.join(spec.packages)})", fix=fix)
-        if spec.writable:
-            fix = "use the docker engine"
-            raise UsageError(f"the kubernetes engine has no writable folders ({', '.join(spec.writable)})", fix=fix)
-        if spec.image.startswith(("/", "./", "../", "~")):
-            raise UsageError(f"the kubernetes engine builds no images ({spec.image})", fix="name one in a registry")
 
     async def _make_box(self, spec: SandboxSpec) -> Box:
         for name in list(self._undead):

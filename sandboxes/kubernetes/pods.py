@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import io
 import struct
 import textwrap
-import zipfile
 from typing import Any
 
 from forge_env.sandbox import SandboxSpec
@@ -60,11 +58,8 @@ BOOT = textwrap.dedent(f"""
 @functools.lru_cache(maxsize=1)
 def runner_archive() -> bytes:
     """The first bytes sent to a pod: the length of the runner's zip file, then the file."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in cache.runner_files():
-            archive.write(path, f"{cache.RUNNER_PACKAGE}/{path.name}")
-    return LENGTH.pack(buffer.tell()) + buffer.getvalue()
+    archive = cache.runner_zip()
+    return LENGTH.pack(len(archive)) + archive
 
 
 def pod_spec(

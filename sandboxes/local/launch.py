@@ -6,11 +6,8 @@ then does exactly what an ordinary user would do, so that even a broken sandbox 
 
 from __future__ import annotations
 
-import _socket  # `socket`, `signal`, json and typing would each take a third of the start time
-import fcntl
-import os
+import os  # `signal`, json and typing would each take a third of the start time
 import select
-import struct
 import sys
 
 TYPE_CHECKING = False
@@ -18,24 +15,21 @@ if TYPE_CHECKING:
     import signal as _signal
     from typing import Any
 
-    from sandboxes.runner import kernel
+    from sandboxes.runner import kernel, root
 else:
     import _signal
 
     sys.path.insert(0, os.path.abspath(next(word[7:] for word in sys.argv if word.startswith("runner="))))
-    from _forge_env_runner import kernel
+    from _forge_env_runner import kernel, root
 
 NEW_ROOT = "/tmp"
 INNER_ID = 1000
 PYTHON = "/usr/bin/python3"
 REFUSED = 3
 """Exit status if the kernel refuses a call; stderr has the reason."""
-INODES_PER_MB = 64
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _NUMBERS = ("control_fd", "owner_pid", "uid", "disk_mb", "scratch_mb", "unified")
 INOTIFY = (("max_inotify_instances", "16"), ("max_inotify_watches", "8192"))
 """Limits of a sandbox, of the 128 instances and the watches that the kernel gives a user by default."""
-DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
 def parse(words: list[str]) -> dict[str, Any]:
@@ -52,7 +46,7 @@ def main(options: dict[str, Any]) -> None:
     """Create the namespaces, fork the sandbox's init and wait for it. The current folder is the cache."""
     owner = os.pidfd_open(options["owner_pid"])
     for folder in options["cgroups"]:
-        _write(f"{folder}/cgroup.procs", "0")
+        root.write(f"{folder}/cgroup.procs", "0")
     if options["uid"]:
         os.setgroups([])
         os.setresgid(options["uid"], options["uid"], options["uid"])
@@ -63,9 +57,9 @@ def main(options: dict[str, Any]) -> None:
         kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC
         | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | kernel.CLONE_NEWNET
     )  # fmt: skip
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{INNER_ID} {user} 1")
-    _write("/proc/self/gid_map", f"{INNER_ID} {group} 1")
+    root.write("/proc/self/setgroups", "deny")
+    root.write("/proc/self/uid_map", f"{INNER_ID} {user} 1")
+    root.write("/proc/self/gid_map", f"{INNER_ID} {group} 1")
     kernel.set_dumpable(False)
     init = os.fork()
     if init == 0:
@@ -96,9 +90,9 @@ def _become_sandbox(options: dict[str, Any]) -> None:
         kernel.die_with_parent()
         kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         _make_root(options)
-        _pivot()
+        root.pivot(NEW_ROOT)
         kernel.set_host_name("sandbox")
-        _raise_loopback()
+        root.raise_loopback()
         kernel.keep_capabilities_across_exec()
         environment = {"PYTHONPATH": "/opt/forge_env", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
         os.set_inheritable(options["control_fd"], True)
@@ -112,7 +106,6 @@ def _become_sandbox(options: dict[str, Any]) -> None:
 
 def _make_root(options: dict[str, Any]) -> None:
     """Mount the cached root filesystem read-only, with fresh /proc, /dev and work folders."""
-    hard = kernel.MS_NOSUID | kernel.MS_NODEV
     if options["writable"]:
         _bind_one_by_one(options["rootfs"], options["writable"])
     else:
@@ -121,25 +114,17 @@ def _make_root(options: dict[str, Any]) -> None:
     if options["packages"]:
         _bind_read_only(f"{options['packages']}/site", f"{NEW_ROOT}/{options['site']}")
         _bind_read_only(f"{options['packages']}/bin", f"{NEW_ROOT}/{options['scripts']}")
-    kernel.mount("proc", f"{NEW_ROOT}/proc", "proc", hard | kernel.MS_NOEXEC)
+    root.mount_kernel_folders(NEW_ROOT)
     _limit_inotify()
-    kernel.mount("dev", f"{NEW_ROOT}/dev", "tmpfs", kernel.MS_NOSUID, "size=64k,mode=0755")
-    for name in DEVICES:
-        _write(f"{NEW_ROOT}/dev/{name}", "")
-        kernel.mount(f"/dev/{name}", f"{NEW_ROOT}/dev/{name}", None, kernel.MS_BIND)
-    for link, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
-        os.symlink(f"/proc/self/fd{target}", f"{NEW_ROOT}/dev/{link}")
-    os.mkdir(f"{NEW_ROOT}/dev/shm")
-    for folder, size_mb, mode in (
+    folders = (
         ("work", options["disk_mb"], "0700"),
         ("work-judge", options["disk_mb"], "0700"),
         ("tmp", options["scratch_mb"], "1777"),
         ("dev/shm", options["scratch_mb"], "1777"),
         *((path.lstrip("/"), options["disk_mb"], "0755") for path in options["writable"]),
-    ):
-        data = f"size={size_mb}m,nr_inodes={size_mb * INODES_PER_MB},mode={mode}"
-        kernel.mount("sandbox", f"{NEW_ROOT}/{folder}", "tmpfs", hard, data)
-    kernel.mount(None, f"{NEW_ROOT}/dev", None, kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID)
+    )
+    root.mount_folders(NEW_ROOT, ((folder, size_mb, f"mode={mode}") for folder, size_mb, mode in folders))
+    root.finish_devices(NEW_ROOT)
     if options["memory_group"]:
         _show_memory_group(options["memory_group"], options["unified"])
 
@@ -148,7 +133,7 @@ def _limit_inotify() -> None:
     """Limit what the sandbox takes of the user's inotify instances and watches, which all its sandboxes share."""
     for name, value in INOTIFY:
         try:
-            _write(f"{NEW_ROOT}/proc/sys/user/{name}", value)
+            root.write(f"{NEW_ROOT}/proc/sys/user/{name}", value)
         except OSError:  # a kernel without inotify, or read-only settings in a container
             pass
 
@@ -183,26 +168,6 @@ def _bind_read_only(source: str, target: str) -> None:
     current_flags = kernel.mount_flags(target)
     flags = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | current_flags
     kernel.mount(None, target, None, flags)
-
-
-def _pivot() -> None:
-    """Make NEW_ROOT the root and detach the old one, so that no path leads to it."""
-    os.chdir(NEW_ROOT)
-    kernel.pivot_root(".", ".")
-    kernel.detach(".")
-    os.chdir("/")
-
-
-def _raise_loopback() -> None:
-    """Bring up the new namespace's loopback interface, and don't let closed connections keep ports busy."""
-    any_socket = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
-    fcntl.ioctl(any_socket.fileno(), _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
-    _write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0")
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "wb") as file:
-        file.write(text.encode())
 
 
 if __name__ == "__main__":
