@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +184,18 @@ class PolicySession(ABC):
             messages.
         """
         return None
+
+    def resume(self, turns: Sequence[tuple[Observation, Reply]]) -> bool:
+        """Take over a conversation that another session began, before the first reply of this one.
+
+        Args:
+            turns: the observations and replies so far, in order.
+
+        Returns:
+            Whether the session now has this history, with the exact tokens. If not, the caller sends the messages as
+            part of the first observation.
+        """
+        return False
 
     def unanswered(self) -> InfrastructureError | None:
         """Explain a reply that has just timed out.

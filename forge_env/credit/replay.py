@@ -77,7 +77,9 @@ class _Continuing(PolicySession):
             return reply
         if self._inner is None:
             self._inner = open_session(owner.then, self._env, self._task, seed=owner.seed)
-            observation = [*self._history, *observation]
+            before = [(turn.observation, turn.reply) for turn in owner.turns[:number]]
+            if owner.point.calls or not before or not self._inner.resume(before):
+                observation = [*self._history, *observation]
         return await self._inner.reply(observation)
 
     def unanswered(self) -> InfrastructureError | None:

@@ -19,7 +19,7 @@ for the algorithm, Dr. GRPO (arXiv 2503.20783) for the defaults.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from forge_env.config.recipe import RunConfig
@@ -29,7 +29,7 @@ from trainers.buffer.packed import PackedGroup, pack
 from trainers.buffer.types import Ticket
 from trainers.loop.method import Method
 from trainers.loop.system import Algorithm, System
-from trainers.rollout.types import Group, Preparation, ScoreFunction
+from trainers.rollout.types import Cut, Group, Preparation, ScoreFunction
 
 
 class Weighing(Preparation):
@@ -49,6 +49,10 @@ class Weighing(Preparation):
         advantages = [weights for seat in wanted for weights in token_advantages(self.advantage, seat)]
         episodes = [episode for seat in wanted for episode in seat.valid]
         return pack(episodes, advantages, [learned(self.mask(episode), episode) for episode in episodes])
+
+    def cuts(self, group: Group) -> Sequence[Cut]:
+        """The cuts of the advantage estimator."""
+        return self.advantage.cuts(group)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the advantage estimator."""

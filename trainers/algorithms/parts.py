@@ -22,7 +22,7 @@ from forge_env.config.reader import make_plugin
 from forge_env.config.recipe import PartSection
 from forge_env.errors import PluginError
 from forge_env.trajectory import Trajectory
-from trainers.rollout.types import Group
+from trainers.rollout.types import Cut, Group
 
 Weight = float | Sequence[float] | NDArray[np.float32]
 """Weight of one episode: a number, one number per turn, or one per sampled token in the order of the turns."""
@@ -37,6 +37,10 @@ class AdvantageEstimator:
     def __call__(self, group: Group) -> Sequence[Weight]:
         """Advantages of each episode in `group.valid`, in order: for the episode, for each turn, or for each token."""
         raise NotImplementedError
+
+    def cuts(self, group: Group) -> Sequence[Cut]:
+        """Turns from which episodes of the group are continued; `Group.continued` then has the rewards."""
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         """State carried from group to group, as JSON; empty by default."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -134,6 +134,18 @@ class _Session(PolicySession):
         self._sampled = reply.token_ids
         self._ends.append((len(self._messages), self._replies, len(self._replies)))
         return reply
+
+    def resume(self, turns: Sequence[tuple[Observation, Reply]]) -> bool:
+        """Take over a recorded conversation with its exact tokens; False if a reply has none."""
+        if not all(reply.has_tokens for _, reply in turns):
+            return False
+        tokens: list[NDArray[np.int32]] = []
+        for observation, reply in turns:
+            self._messages += [*observation, reply.message]
+            tokens = [*(tokens if reply.continues else []), reply.prompt_ids, reply.token_ids]
+        self._prompt, self._sampled = np.concatenate(tokens[:-1]), tokens[-1]
+        self._turns = len(turns)
+        return True
 
     def fork(self, turns: int, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
         """Begin a conversation that continues this one's exact tokens after reply number `turns`, counted from 1."""

@@ -240,6 +240,8 @@ class LocalWorker:
         try:
             policy = self._policy(request.ticket.version)
             group = await self._player.group(request.ticket.index, request.task, policy)
+            if cuts := self._prepare.cuts(group):
+                await self._player.continue_group(group, request.task, cuts, policy)
             first_replies = self._look(group)
             await self._record(group.episodes, "train")
             fate = await self._hand_in(group, request)

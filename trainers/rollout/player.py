@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from forge_env.config.recipe import RunConfig
+from forge_env.credit.replay import Continuation, Point, continuation_seed
 from forge_env.environment.base import Environment, resolve_task
-from forge_env.environment.optional import score_group
-from forge_env.errors import EnvironmentBugError, environment_code
+from forge_env.environment.optional import score_group, scores_groups
+from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.policy import Policy
 from forge_env.rollout.episode import NOBODY, episode_seed, held_out_name, run_episode
 from forge_env.run.account import Account, Accounts, OnSpan
@@ -22,8 +23,12 @@ from forge_env.sandbox import seen_by
 from forge_env.tools.schema import telling
 from forge_env.trajectory import Trajectory
 from forge_env.types import Task
-from trainers.rollout.types import BUG, LATE, Group
+from trainers.rollout.types import BUG, LATE, Cut, Group
 
+DETERMINISM = (
+    "the environment answers differently when an episode's actions are played again, so its continuations don't count "
+    "for grpo.advantage"
+)
 MakeEnvironment = Callable[[], Environment]
 
 
@@ -145,6 +150,53 @@ class Player:
             return Group(played, late)
         return Group([task.result() for task in done], late)
 
+    async def continue_group(self, group: Group, index: int, cuts: Sequence[Cut], policy: Policy) -> None:
+        """Continue episodes of a group from the given turns, and add the rewards to `group.continued`.
+
+        Continuations that are lost, or not done within `grpo.group_timeout_s`, are left out, and so are those in which
+        the environment answers differently than in the episode.
+
+        Args:
+            group: the group.
+            index: index of its task in the training split.
+            cuts: where to continue.
+            policy: the policy that continues.
+
+        Raises:
+            UsageError: the environment compares the episodes of a group, which continuations don't belong to.
+        """
+        if scores_groups(self._tasks):
+            raise UsageError(
+                f"{self._config.environment.name} scores groups, so its episodes can't be continued one by one",
+                fix="use another grpo.advantage.name",
+            )
+        task, episodes = self._task(self._tasks.splits[0], index), group.valid
+
+        async def one(cut: Cut, number: int) -> None:
+            episode = episodes[cut.episode]
+            seed, point = episode_seed(self._config.seed, episode.id), Point(cut.turn)
+            player = Continuation(episode.turns, point, policy, seed=continuation_seed(seed, point, number))
+            name = f"{episode.id}+{cut.turn}.{number}"
+            place = (episode.group or 0, episode.member or 0)
+            played = await self._episode(task, place, name, player, self._opponents, seed=seed)
+            group.continued_tokens += sum(len(turn.reply.token_ids) for turn in played.turns[cut.turn :])
+            if player.differed is not None and DETERMINISM not in self._told:
+                self._told.add(DETERMINISM)
+                self._warn(f"{DETERMINISM}: first in {episode.id}, before turn {player.differed + 1}")
+            elif player.differed is None and played.valid:
+                group.continued.setdefault((cut.episode, cut.turn), []).append(played.reward)
+
+        playing = [asyncio.create_task(one(cut, number)) for cut in cuts for number in range(cut.number)]
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.grpo.group_timeout_s):
+                    await asyncio.wait(playing, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            await _cancel([task for task in playing if not task.done()])
+        for done in playing:
+            if not done.cancelled():
+                done.result()
+
     async def held_out(self, split: str, index: int, policy: Policy) -> Trajectory:
         """Play one episode of a held-out task."""
         name = held_out_name(split, index)
@@ -166,6 +218,8 @@ class Player:
         opponents: Mapping[str, Policy],
         on_answer: Callable[[], None] = lambda: None,
         on_try: Callable[[Trajectory], object] = lambda trajectory: None,
+        *,
+        seed: int | None = None,
     ) -> Trajectory:
         account = Account(name, "reset", on_span=self._show(name, "episodes"))
         show = self._show(name, "sandboxes")
@@ -187,7 +241,7 @@ class Player:
                     environment_name=self._config.environment.name,
                     trajectory_id=name,
                     place=place,
-                    seed=episode_seed(self._config.seed, name),
+                    seed=episode_seed(self._config.seed, name) if seed is None else seed,
                     watch=watch,
                     on_try=on_try,
                 )
@@ -233,7 +287,7 @@ def _counts_as_zero(episode: Trajectory, wall_s: float) -> Trajectory:
     )
 
 
-async def _cancel(tasks: list[asyncio.Task[Trajectory]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

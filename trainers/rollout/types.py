@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,17 @@ VERSIONS = "versions"
 """Key in `Trajectory.info` of held-out episodes sent to the controller: number of sampled tokens by policy version."""
 
 
+class Cut(NamedTuple):
+    """A turn of an episode from which it is continued by the policy, for an advantage estimator."""
+
+    episode: int
+    """Index of the episode in `Group.valid`."""
+    turn: int
+    """Index of the first turn that is sampled anew, at least 1."""
+    number: int
+    """Number of continuations."""
+
+
 @dataclass(slots=True)
 class Group:
     """Episodes of one task.
@@ -36,10 +47,18 @@ class Group:
     Attributes:
         episodes: the recorded episodes, in order.
         late: number of episodes that missed `grpo.group_timeout_s`, including those not in `episodes`.
+        continued: rewards of continuations, by episode (index in `valid`) and turn.
+        continued_tokens: number of tokens that the policy sampled in continuations.
     """
 
     episodes: list[Trajectory]
     late: int = 0
+    continued: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    continued_tokens: int = 0
+
+    def continued_from(self, episode: int) -> dict[int, list[float]]:
+        """Rewards of an episode's continuations, by turn."""
+        return {turn: rewards for (index, turn), rewards in self.continued.items() if index == episode}
 
     @property
     def valid(self) -> list[Trajectory]:
@@ -99,6 +118,10 @@ class Preparation(ABC):
     @abstractmethod
     async def __call__(self, group: Group) -> PackedGroup | None:
         """Turn a group with valid episodes into training data; None drops the group, and another one replaces it."""
+
+    def cuts(self, group: Group) -> Sequence[Cut]:
+        """The turns from which the group's episodes are continued before it is prepared (`Group.continued`)."""
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state carried from group to group, as JSON values; every group report has a copy."""
@@ -192,13 +215,15 @@ class Totals:
     forks: int = 0
     groups_filtered: int = 0
     tokens_filtered: int = 0
+    tokens_continued: int = 0
+    """Tokens of continuations for advantages (`grpo.advantage.name=counterfactual`), included in `tokens_generated`."""
 
     @classmethod
     def of(cls, group: Group, fate: Fate) -> Totals:
         """Count the episodes of one group."""
         dropped = fate == Fate.DROPPED
         return cls(
-            tokens_generated=sum(episode.num_sampled_tokens for episode in group.episodes),
+            tokens_generated=sum(episode.num_sampled_tokens for episode in group.episodes) + group.continued_tokens,
             episodes=len(group.episodes),
             episodes_invalid=sum(not (episode.valid or is_bug(episode)) for episode in group.episodes),
             episodes_bugs=sum(map(is_bug, group.episodes)),
@@ -206,6 +231,7 @@ class Totals:
             forks=sum(turn.reply.forked for episode in group.episodes for turn in episode.turns),
             groups_filtered=int(dropped),
             tokens_filtered=dropped * sum(episode.num_sampled_tokens for episode in group.valid),
+            tokens_continued=group.continued_tokens,
         )
 
     def add(self, more: Totals, times: int = 1) -> None:

@@ -21,6 +21,7 @@ from forge_env.errors import ContextLengthExceeded
 from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Access
 from forge_env.http.limits import RefusedRequestError
+from forge_env.policy import Reply
 from forge_env.rollout.episode import EpisodeLimits, run_episode
 from forge_env.sandbox import ExecResult, SandboxEngine
 from forge_env.trajectory import Turn
@@ -223,11 +224,13 @@ async def test_a_branch_goes_on_from_the_very_tokens(chat: Chat) -> None:
         numbers = np.zeros(len(answer), np.float32)
         return Completion(np.empty(0, np.int32), answer, numbers, np.zeros(len(answer), np.int32), "stop", 0)
 
-    session = GeneratorPolicy(chat, generate, max_length=4000, max_tokens=50).session(TOOLS, seed=1)
+    policy = GeneratorPolicy(chat, generate, max_length=4000, max_tokens=50)
+    session = policy.session(TOOLS, seed=1)
     first = await session.reply([Message(role="user", content="?")])
     assert first.message.tool_calls[0].function.name == "look"
-    for text in ("one", "two"):
-        await session.reply([Message(role="tool", content=text, tool_call_id="call_0")])
+    second, _ = [
+        await session.reply([Message(role="tool", content=text, tool_call_id="call_0")]) for text in ("one", "two")
+    ]
     branch = session.fork(1, TOOLS, seed=2)
     assert branch is not None
     reply = await branch.reply([Message(role="tool", content="another", tool_call_id="call_0")])
@@ -241,6 +244,13 @@ async def test_a_branch_goes_on_from_the_very_tokens(chat: Chat) -> None:
     assert deeper is not None
     await deeper.reply([Message(role="tool", content="else", tool_call_id="call_0")])
     np.testing.assert_array_equal(prompts[-1][: len(prompts[-3])], prompts[-3])
+
+    resumed = policy.session(TOOLS, seed=3)
+    asked = [[Message(role="user", content="?")], [Message(role="tool", content="one", tool_call_id="call_0")]]
+    assert resumed.resume(list(zip(asked, [first, second], strict=True)))
+    await resumed.reply([Message(role="tool", content="two", tool_call_id="call_0")])
+    np.testing.assert_array_equal(prompts[-1], prompts[2])
+    assert not policy.session(TOOLS).resume([(asked[0], Reply(first.message))])
 
     more = [*TOOLS, ToolSpec(name="write")]
     offered = session.fork(2, more)

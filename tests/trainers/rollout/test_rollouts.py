@@ -95,10 +95,11 @@ def made(tmp_path: Path) -> Make:
         preparation: type[Preparation] = Weighing,
         policy: Policy | None = None,
         generator: dict[str, Any] | None = None,
+        grpo: dict[str, Any] | None = None,
         **tasks: Any,
     ) -> Played:
         section = {"name": "levels", "max_bug_rate": limit}
-        recipe = {"environment": section, "grpo": {"group_size": 4}, "tasks": tasks, "seed": 3}
+        recipe = {"environment": section, "grpo": {"group_size": 4, **(grpo or {})}, "tasks": tasks, "seed": 3}
         recipe |= {"rollouts": {"workers": count}, "generator": generator or {}}
         run = Run(RunConfig.model_validate(recipe), RunFolder(tmp_path / "run"))
         run.folder.root.mkdir(exist_ok=True)
