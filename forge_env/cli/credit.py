@@ -54,7 +54,7 @@ def add_arguments(parser: Parser) -> None:
         type=int,
         default=CONTINUATIONS,
         metavar="N",
-        help=f"continuations from before and after each call (default: {CONTINUATIONS})",
+        help="continuations from before and after each call",
     )
     parser.add_argument(
         "--turn", dest="turns", action="append", type=int, default=[], metavar="T", help="only this turn; repeatable"

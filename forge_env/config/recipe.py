@@ -427,7 +427,8 @@ class GRPOSection(Section):
     advantage: PartSection = PartSection(name="group_mean")
     """Turns rewards into advantages: `group_mean` (Dr. GRPO), `group_normalized` (GRPO; `epsilon`), `leave_one_out` \
 (RLOO), `reinforce_plus_plus` (`half_life`, `epsilon`), `turn_returns` (credit for each turn; `gamma`), \
-`by_conversation` (credit for each conversation of a program); another installed one (entry points \
+`counterfactual` (credit for parts of episodes, by continuing them; `budget`, `each`), `by_conversation` (credit for \
+each conversation of a program); another installed one (entry points \
 `forge_env.advantages`), or `module:Class`."""
     mask: PartSection = PartSection(name="none")
     """Which parts of episodes are left out of the loss: `none`; `truncated`, episodes that a limit ended (`limits`: \
