@@ -15,6 +15,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from forge_env.config.evaluation import CONFIDENCE
+from forge_env.figures import percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +78,7 @@ class Times:
     def words(self) -> str:
         """Describe the durations: `4.20 s on average: model 2.10 s (50 %), ...`, without parts below 1 %."""
         shares = [
-            f"{name} {spent:.2f} s ({spent / self.wall:.0%})"
+            f"{name} {spent:.2f} s ({percent(spent / self.wall)})"
             for name, spent in self.parts.items()
             if self.wall > 0 and spent >= 0.01 * self.wall
         ]

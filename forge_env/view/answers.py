@@ -98,7 +98,8 @@ def _learned_in_training(rows: Sequence[Mapping[str, Any]], splits: Sequence[Hel
         words = f"Too early to tell: held-out {measure} {score:.2f} ± {error:.2f} (n={n}) so far."
         return Learned(start=score, words=words, measure=f"held-out {measure}")
     if len(rewards) < 5:
-        return Learned(words="Too early to tell: fewer than five steps.")
+        nothing = "Neither rewards nor held-out scores are recorded."
+        return Learned(words="Too early to tell: fewer than five steps." if rewards or not rows else nothing)
     size = max(1, len(rewards) // 5)
     first, last = rewards[:size], rewards[-size:]
     start, end = sum(first) / size, sum(last) / size
@@ -180,6 +181,8 @@ def _reasons(queries: Queries, around: int | None) -> Reasons:
     sql = f"select newest, count(*) as n from t where ({TRAIN}) and newest >= 0 group by newest"
     played = {row["newest"]: row["n"] for row in queries.rows(sql)}
     low, high = min(played, default=0), max(played, default=0)
+    if not played:
+        return Reasons(words="No training episode is recorded.")
     if high - low < 2:
         return Reasons(words="Too early to tell: fewer than three policy updates.")
     if around is None:
@@ -392,6 +395,8 @@ class Limit:
     """The answer to "What limited the speed?"."""
 
     share: float | None = None
+    of: str = ""
+    """Name of `share`, to be read after it: "of the trainer's time waiting for episodes"."""
     words: str = ""
     detail: str = ""
     advice: list[tuple[str, str]] = field(default_factory=list)
@@ -410,7 +415,7 @@ def limit(run: RunView) -> Limit:
         return result
     work = {doing: share for doing, share in trainer.items() if doing != "start"}
     doing, share = max(work.items(), key=lambda item: item[1])
-    result.share = share
+    result.share, result.of = share, f"of the trainer's time {_activity(doing)}"
     if not is_waiting("trainer", doing):
         result.words = f"Bottleneck: trainer. It {_does(doing)} {percent(share)} of its time."
         if "generator" in accounts:
@@ -418,7 +423,7 @@ def limit(run: RunView) -> Limit:
         result.advice = ADVICE["trainer"]
         return result
     bottleneck, figures = _awaited(doing, accounts)
-    idle = f"The trainer spent {percent(share)} of its time {doing.replace('wait', 'waiting', 1)}."
+    idle = f"The trainer spent {percent(share)} of its time {_activity(doing)}."
     if bottleneck:
         result.words, result.detail = f"Bottleneck: {bottleneck}.", f"{idle} {figures}"
         result.advice = ADVICE[bottleneck]
@@ -492,10 +497,10 @@ def sample_limit(queries: Queries, environment: str = "") -> Limit:
     )
     (row,) = queries.rows(sql, {"environment": environment})
     if row["wall"] is None:
-        return Limit(words="No times recorded yet.")
+        return Limit(words="No times are recorded.")
     times = Times(**{name: row[name] or 0.0 for name in row.keys()})  # noqa: SIM118 - a row of SQLite iterates over values
     doing, spent = next(iter(times.parts.items()))
-    result = Limit(share=min(spent / times.wall, 1.0), words=f"A sample took {times.words()}.")
+    result = Limit(min(spent / times.wall, 1.0), f"of a sample's time: {doing}", f"A sample took {times.words()}.")
     if times.waited >= WAITED * times.wall:
         share = percent(times.waited / times.wall)
         result.detail = f"{share} of it was spent waiting for rate limits or a free sandbox."
@@ -514,6 +519,12 @@ def _busy(accounts: Mapping[str, Mapping[str, float]], actor: str) -> float:
     """Return the share of its time in which an actor doesn't wait; 0 if there is no such actor."""
     account = accounts.get(actor, {})
     return 1.0 - sum(share for name, share in account.items() if is_waiting(actor, name)) if account else 0.0
+
+
+def _activity(doing: str) -> str:
+    if doing.startswith("wait"):
+        return doing.replace("wait", "waiting", 1)
+    return {"train": "training", "push weights": "sending weights", "save": "saving checkpoints"}.get(doing, doing)
 
 
 def _does(doing: str) -> str:

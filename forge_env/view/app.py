@@ -32,6 +32,7 @@ from forge_env.view import answers, charts, episode, evaluations, records, text,
 from forge_env.view.failures import failures, failures_of, unsolved_of
 from forge_env.view.filter import Filter
 from forge_env.view.index import CACHE_FIX, Indexer
+from forge_env.view.listing import MOST_SORTED, Order, page_of
 from forge_env.view.news import news
 from forge_env.view.rendering import here, place, static_files, templates
 from forge_env.view.report import facts
@@ -41,7 +42,7 @@ NAV = (
     ("", "Overview"),
     ("trajectories", "Trajectories"),
     ("time", "Time"),
-    ("evaluations", "Evaluations"),
+    ("evaluations", "Held-out scores"),
     ("recipe", "Recipe"),
     ("log", "Log"),
 )
@@ -177,15 +178,10 @@ class Pages:
             run = self.runs.get(self.runs.root.name)
             if run is not None:
                 return RedirectResponse(here(run), 303)
-        listing = self.runs.names("".join(_folders(request, "after")[:1]))
-        rows = []
-        for name in listing.names:
-            run, figures = self.runs.get(name), self.runs.figures(name)
-            if run is not None and figures is not None:
-                listed = {"state": run.state, "age": self.runs.age(name), "problems": run.problems}
-                rows.append({"run": run, "figures": figures, **listed})
-        folder = _at_home(self.runs.root)
-        return self._page("runs", title="Runs", runs=rows, listing=listing, folder=folder, events="/events")
+        order = Order.of(request.query_params)
+        rows, listing = page_of(self.runs, order, "".join(_folders(request, "after")[:1]))
+        values: dict[str, Any] = {"runs": rows, "listing": listing, "order": order, "most_sorted": MOST_SORTED}
+        return self._page("runs", title="Runs", events="/events", folder=_at_home(self.runs.root), **values)
 
     def overview(self, request: Request) -> Response:
         """Show the four answers and the curves of a run, or the results of an evaluation."""
@@ -251,7 +247,7 @@ class Pages:
         return self._page(
             "evaluations",
             run=run,
-            title=f"Evaluations of {run.name}",
+            title=f"Held-out scores of {run.name}",
             splits=evaluations.held_out(run),
             progress=run.index.progress(),
         )
@@ -491,7 +487,7 @@ class Pages:
         """Show the end of the log."""
         run = self._run(request)
         sub, content = _end_of(run.root / "run.log", last=True)
-        return self._page("message", run=run, page="log", title="Log", sub=sub, fix="", text=content, more="")
+        return self._page("message", run=run, page="log", title="Log", sub=sub, fix="", text=content or None, more="")
 
     def static_file(self, request: Request) -> Response:
         """Return one of the page's static files."""
@@ -527,6 +523,8 @@ def _end_of(path: Path, *, last: bool) -> tuple[str, str]:
             content = file.read(LOG_BYTES).decode("utf-8", "replace")
     except UnsafeFileError as error:
         raise HTTPException(404, str(error)) from error
+    except FileNotFoundError:
+        return f"This run has no {path.name}.", ""
     except OSError as error:
         raise HTTPException(404, f"{path.name} can't be read: {error.strerror}") from error
     cut = f"; the {'last' if last else 'first'} {LOG_BYTES:,}" if size > LOG_BYTES else ""

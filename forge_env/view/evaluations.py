@@ -7,6 +7,7 @@ bootstrapped over tasks, and the paired test by task.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,7 +161,7 @@ def _scored(
         for tag in row["tags"]:
             tags.setdefault(tag, []).append(row)
     whole = part(name, valid)
-    worst = sorted(matrix.items(), key=lambda item: (_middle(item[1]), item[0]))
+    worst = sorted(matrix.items(), key=lambda item: (_middle(item[1]), _natural(item[0])))
     often = [tag for tag in tags if len({row["task"] for row in tags[tag]}) >= ENOUGH]
     named = sorted(often if len(often) > 2 else tags, key=lambda tag: -len(tags[tag]))[:40]
     oldest, newest = (
@@ -199,9 +200,9 @@ def _middle(rows: Sequence[Mapping[str, Any]]) -> float:
     return sum(rewards) / len(rewards) if rewards else -1.0
 
 
-def _natural(name: str) -> tuple[bool, int, str]:
-    digits = name.isascii() and name.isdigit() and len(name) < 12
-    return (not digits, int(name) if digits else 0, name)
+def _natural(name: str) -> list[str | int]:
+    """Sort key by which `eval-9` comes before `eval-10`: texts and numbers in turn."""
+    return [int(part) if odd % 2 else part for odd, part in enumerate(re.split(r"([0-9]{1,18})", name))]
 
 
 @dataclass(slots=True)

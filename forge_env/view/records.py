@@ -181,16 +181,19 @@ class Member:
     common: int = 0
     """Number of initial messages that all members share."""
     parts_at: int | None = None
-    """Number of the first message in which it differs from the best member; None if it is the best, or the same."""
+    """Number of the first message in which it differs from the reference; None if it is the reference, or the same."""
 
 
 def group_members(
     index: RunIndex, rows: Sequence[dict[str, Any]], most: int = 64
 ) -> tuple[list[MessageView], list[Member]]:
-    """Return the prompt that all members share, and the members, those with the highest rewards first."""
+    """Return the prompt that all members share, and the members, the best first.
+
+    The first readable one is the reference of the others: of equally good episodes the one with the fewest tokens.
+    """
     members: list[Member] = []
     texts: list[list[str]] = []
-    for row in sorted(rows, key=lambda row: (-(row["reward"] or 0.0), row["member"] or 0))[:most]:
+    for row in sorted(rows, key=_rank)[:most]:
         try:
             trajectory, _ = read(index, row)
         except UnreadableError as error:
@@ -207,6 +210,11 @@ def group_members(
         same = next((number for number, pair in enumerate(zip(texts[0], text, strict=False)) if len({*pair}) > 1), None)
         member.parts_at = min(len(texts[0]), len(text)) if same is None and len(text) != len(texts[0]) else same
     return (readable[0].messages[:common] if readable else []), members
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[bool, float, int, int]:
+    scored = row["outcome"] in SCORED and row["reward"] is not None
+    return not scored, -row["reward"] if scored else 0.0, row["tokens"] or 0, row["member"] or 0
 
 
 def _content(message: Message) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from hashlib import blake2b
 from importlib.resources import files
@@ -13,6 +13,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from forge_env.evaluation.estimates import Estimate
 from forge_env.figures import ago, count, duration, number, percent, signed
 from forge_env.trajectory_index import out_of
 from forge_env.view import text
@@ -37,10 +38,25 @@ def _points(values: Sequence[float], width: float, height: float) -> str:
     )
 
 
+def _fixed(value: float, digits: int = 3) -> str:
+    """Format a number with a fixed number of decimals and a true minus sign."""
+    return f"{value:.{digits}f}".replace("-", "\u2212")
+
+
 def _reward(value: float | None) -> str:
     if value is None or value != value:
         return "\u2013" if value is None else "NaN"
-    return f"{value:.2f}" if abs(value) < 100 else number(value)
+    return _fixed(value, 2) if abs(value) < 100 else number(value)
+
+
+def _span(scores: Iterable[Estimate | None]) -> tuple[float, float]:
+    """Return the range of an axis for several scores: from 0 to 1, or further."""
+    shown = [score for score in scores if score is not None]
+    return min([0.0, *(score.low for score in shown)]), max([1.0, *(score.high for score in shown)])
+
+
+def _probability(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
 def _tone(row: Mapping[str, Any]) -> str:
@@ -129,12 +145,15 @@ def templates() -> Environment:
         "group_url": group_url,
         "points": _points,
         "reward": _reward,
+        "fixed": _fixed,
         "number": number,
         "count": count,
         "seconds": partial(duration, fine=True),
         "ago": ago,
         "percent": percent,
         "signed": signed,
+        "span": _span,
+        "probability": _probability,
         "most_shown": text.SHOWN,
         "tone": _tone,
         "outcomes": OUTCOME_NAMES,

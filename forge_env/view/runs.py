@@ -175,6 +175,7 @@ class Figures:
     model: str = ""
     seed: int | None = None
     steps: int = 0
+    """Steps of training, or samples of an evaluation."""
     planned: int = 0
     sparkline: list[float] = field(default_factory=list)
     measure: str = ""
@@ -309,7 +310,7 @@ class RunView:
 
     @property
     def state(self) -> str:
-        """running, finished, failed, interrupted, complete, incomplete, lossy, or stopped: ended without a record."""
+        """running, finished, failed, interrupted, incomplete, lossy, or stopped: ended without a record."""
         return "running" if self.is_held else state_of(self.summary)
 
     def vocabulary(self) -> Vocabulary | None:
@@ -376,12 +377,21 @@ class RunView:
                 result.verdict = "better" if result.end > result.start else "worse"
         environments = summary.get("environments")
         if self.is_evaluation:
+            result.measure = str(summary.get("score_name") or "reward")
             chosen = config.get("environments")
             listed = chosen if isinstance(chosen, list) else []
             names = [
                 str(item.get("label") or item.get("name")) if isinstance(item, dict) else str(item) for item in listed
             ]
             result.environment = ", ".join(names)
+            scored = (
+                [item for item in environments.values() if isinstance(item, dict)]
+                if isinstance(environments, dict)
+                else []
+            )
+            result.steps, result.planned = (
+                int(sum(_number(item.get(name)) or 0 for item in scored)) for name in ("samples", "planned")
+            )
             if isinstance(environments, dict) and len(environments) == 1:
                 only = next(iter(environments.values()))
                 score = only.get("score") if isinstance(only, dict) else None
@@ -441,7 +451,8 @@ DOCUMENTS = Memory(LARGEST_DOCUMENT)
 def state_of(summary: Mapping[str, Any]) -> str:
     """Return `RunView.state` of a run that no process writes to; "finished" does not mean that it learned."""
     status = str(summary.get("exit") or summary.get("status") or "")
-    return {"success": "finished", "": "stopped", "running": "stopped"}.get(status, status)
+    names = {"success": "finished", "complete": "finished", "": "stopped", "running": "stopped"}
+    return names.get(status, status)
 
 
 def is_held(root: Path) -> bool:
@@ -477,6 +488,8 @@ class Listing:
     """Whether there are too many runs to sort by time."""
     cut: bool = False
     """Whether there are more than `MOST_LISTED`: the others can only be opened by their address."""
+    partial: bool = False
+    """Whether a search or an order covered only the newest runs."""
 
 
 class Runs:
@@ -554,13 +567,13 @@ class Runs:
         parent.mkdir(parents=True, exist_ok=True)
         key = os.fsencode(run.root.resolve()).hex()
         with closing(sqlite3.connect(parent / "runs.sqlite", timeout=30, isolation_level=None)) as cached:
-            cached.execute("create table if not exists figures_4 (path text primary key, stamp text, data text)")
-            row = cached.execute("select stamp, data from figures_4 where path = ?", (key,)).fetchone()
+            cached.execute("create table if not exists figures_5 (path text primary key, stamp text, data text)")
+            row = cached.execute("select stamp, data from figures_5 where path = ?", (key,)).fetchone()
             if row is not None and row[0] == stamp:
                 return Figures(**json.loads(row[1]))
             figures = run.figures()
             cached.execute(
-                "insert or replace into figures_4 values (?, ?, ?)", (key, stamp, json.dumps(asdict(figures)))
+                "insert or replace into figures_5 values (?, ?, ?)", (key, stamp, json.dumps(asdict(figures)))
             )
             return figures
 
