@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,11 @@ VIEWS = {
     "found": "/run/first/trajectories?q=XS%20BY%203&step=2-9&since=2023-11-14T00:00",
     "recipe": "/run/first/recipe",
     "log": "/run/first/log",
+    "page of nothing": "/run/bare",
+    "list of nothing": "/run/bare/trajectories",
+    "search without a match": "/run/first/trajectories?q=nothing%20like%20this",
+    "runs without a match": "/?q=nothing",
+    "no held-out scores": "/run/bare/evaluations",
     "hostile run": "/run/hostile",
     "hostile list": "/run/hostile/trajectories",
 }
@@ -125,6 +131,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     evaluation(root / "eval-a")
     evaluation(root / "eval-b", solved=0.95, seed=2)
     hostile_run(root / "hostile")
+    training_run(root / "coding_rlvr-20261127-114233", steps=2, hacked=True)
+    shutil.copytree(root / "eval-a", root / "eval-coding_rlvr-qwen3-8b-20261127-025911")
+    (root / "bare").mkdir()
+    (root / "bare" / "config.yaml").write_text("environment: {name: made}\ngrpo: {steps: 25}\n")
     with served(root, tmp_path_factory.mktemp("cache")) as found:
         yield found
 
@@ -174,7 +184,27 @@ def tab(browser: Browser, site: Site, width: int = 1280, scheme: Any = "light") 
         context.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1280, "light"), (2560, "dark")])
+CLIPPED = """() => [
+  ...[...document.querySelectorAll(".scroll")].filter((box) => box.scrollWidth > box.clientWidth + 1)
+    .map((box) => `columns cut: ${box.textContent.trim().slice(0, 40)}`),
+  ...[...document.querySelectorAll("main *")].filter((one) => getComputedStyle(one).textOverflow === "ellipsis"
+      && one.scrollWidth > one.clientWidth + 1 && one.checkVisibility() && !one.title)
+    .map((one) => `text cut: ${one.textContent.trim().slice(0, 40)}`),
+  ...[...document.querySelectorAll(".big")].filter((one) => !/[a-z]/.test(one.textContent)
+      && !one.nextElementSibling?.matches(".measured")).map((one) => `no noun: ${one.textContent}`),
+]"""
+"""Columns beyond the window, texts cut without a way to read them, and figures as headlines without a noun."""
+HOLES = """() => [...document.querySelectorAll(".cards")].filter((grid) => {
+  const rows = {};
+  for (const card of grid.children) (rows[card.offsetTop] ??= []).push(card.offsetWidth);
+  const used = Object.values(rows).map((all) => all.reduce((sum, one) => sum + one, 14 * (all.length - 1)));
+  return used.some((sum) => sum < grid.clientWidth - 2);
+}).length"""
+"""Number of groups of cards with a row that is not filled."""
+WIDTHS = [(360, "dark"), (390, "light"), (768, "dark"), (1280, "light"), (1920, "dark")]
+
+
+@pytest.mark.parametrize(("width", "scheme"), WIDTHS)
 def test_every_view_fits_and_can_be_read(width: int, scheme: str, browser: Browser, site: Site) -> None:
     with tab(browser, site, width, scheme) as watched:
         for name, path in VIEWS.items():
@@ -184,6 +214,63 @@ def test_every_view_fits_and_can_be_read(width: int, scheme: str, browser: Brows
             )
             assert watched.page.evaluate(CONTRAST) == [], name
             assert watched.page.evaluate("() => window.ran") is None, name
+            assert watched.page.evaluate(HOLES) == 0, name
+            if width > 360 and "hostile" not in name and name != "runs":
+                assert watched.page.evaluate(CLIPPED) == [], name
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280, 1920])
+def test_the_list_of_runs_shows_default_names_whole_and_every_score(width: int, browser: Browser, site: Site) -> None:
+    with tab(browser, site, width) as watched:
+        watched.goto("/?q=2026")
+        page = watched.page
+        assert page.evaluate(CLIPPED) == []
+        assert page.locator("[data-row]").count() == 2
+        for text in ("coding_rlvr-20261127-114233", "eval-coding_rlvr-qwen3-8b-20261127-025911"):
+            box = page.get_by_role("link", name=text).bounding_box()
+            assert box is not None
+            assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+        score = page.locator("td", has_text="\u2192").bounding_box()
+        assert score is not None
+        assert score["x"] + score["width"] <= width
+        expect(page.get_by_text("maximum reward, not solved")).to_be_visible()
+
+
+def test_the_list_of_runs_is_sorted_and_searched(browser: Browser, site: Site) -> None:
+    with tab(browser, site) as watched:
+        page = watched.page
+        watched.goto("/")
+        for heading, sort in (("score", "-score"), ("score", "score"), ("run", "run")):
+            page.locator(".runs th a", has_text=heading).first.click()
+            page.wait_for_url(f"**sort={sort}")
+            page.wait_for_selector("body[data-ready]")
+        names = page.locator(".runs .name > a").all_text_contents()
+        assert names == sorted(names)
+        assert page.locator("th[aria-sort=ascending]").text_content() == "run \u2191"
+        page.keyboard.press("/")
+        page.keyboard.type("lossy eval-b")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**q=lossy**")
+        expect(page.locator("[data-row]")).to_have_count(1)
+        assert "sort=run" in page.url, "a search keeps the order"
+        page.get_by_role("searchbox").fill("nothing")
+        page.get_by_role("button", name="Filter").click()
+        expect(page.get_by_text("No run matches \u201cnothing\u201d.")).to_be_visible()
+        page.get_by_role("link", name="clear").click()
+        expect(page.get_by_role("link", name="first", exact=True)).to_be_visible()
+
+
+def test_focus_is_seen_on_every_control(browser: Browser, site: Site) -> None:
+    outline = "() => { const { outlineStyle, outlineWidth } = getComputedStyle(document.activeElement); "
+    outline += "return [document.activeElement.outerHTML.slice(0, 80), outlineStyle, parseFloat(outlineWidth)]; }"
+    with tab(browser, site) as watched:
+        for path in ("/", "/run/first", "/run/first/trajectories"):
+            watched.goto(path)
+            for _ in range(25):
+                watched.page.keyboard.press("Tab")
+                element, style, pixels = watched.page.evaluate(outline)
+                assert style != "none", element
+                assert pixels >= 1, element
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -232,8 +319,8 @@ def test_a_person_finds_the_way_by_mouse(width: int, scheme: str, browser: Brows
         page.mouse.wheel(0, -800)
         page.wait_for_url(lambda url: url != before)
         assert "from=" in page.url
-        page.get_by_role("link", name="Evaluations").click()
-        expect(page.get_by_role("heading", name="eval", exact=True)).to_be_visible()
+        page.get_by_role("link", name="Held-out scores").first.click()
+        expect(page.get_by_role("heading", name="Split eval", exact=True)).to_be_visible()
 
 
 def test_a_step_leads_to_its_episodes_and_a_stretch_is_zoomed(browser: Browser, site: Site) -> None:
