@@ -12,6 +12,7 @@ help: ## list the targets
 
 setup: ## make the virtual environment .venv with the pinned packages (STACK=cpu|gpu|rocm)
 	@scripts/setup.sh
+	@$(if $(filter setup,$(MAKECMDGOALS)),echo '. .venv/bin/activate')
 
 train: setup ## train coding_rlvr, e.g. make train ARGS="seed=1 --name first"
 	@.venv/bin/forge-env train coding_rlvr.yaml $(ARGS)

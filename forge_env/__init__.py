@@ -23,6 +23,7 @@ _EXPORTS = {
     "rollout.episode": ("run_episode",),
     "evaluation.api": ("evaluate", "evaluate_async"),
     "evaluation.record": ("EvaluationResult",),
+    "view.recorded": ("open_run", "RecordedRun"),
     "registry": ("make", "register", "list_environments"),
     "types": ("Message", "Task", "ToolCall", "ToolSpec", "call_tool", "image"),
     "trajectory": ("Trajectory",),
@@ -52,7 +53,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """All public names, including those not loaded yet, for tab completion."""
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 if TYPE_CHECKING:
@@ -97,3 +98,5 @@ if TYPE_CHECKING:
     from forge_env.types import ToolSpec as ToolSpec
     from forge_env.types import call_tool as call_tool
     from forge_env.types import image as image
+    from forge_env.view.recorded import RecordedRun as RecordedRun
+    from forge_env.view.recorded import open_run as open_run

@@ -1,4 +1,4 @@
-"""Numbers, durations and shares as short text, the same on terminals and pages, in reports and pictures."""
+"""Numbers, durations, shares and states as short text, the same on terminals and pages, in reports and pictures."""
 
 from __future__ import annotations
 
@@ -53,6 +53,11 @@ def ago(seconds: float) -> str:
 def percent(share: float) -> str:
     """Format a share: 54 %, 0.4 %."""
     return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
+
+
+def state(recorded: str) -> str:
+    """Name the recorded state of a run or an evaluation for people: both "success" and "complete" are "finished"."""
+    return {"success": "finished", "complete": "finished"}.get(recorded, recorded)
 
 
 def signed(value: float | None, digits: int = 2) -> str:

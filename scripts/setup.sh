@@ -124,4 +124,4 @@ pass_on_pip_settings
 "$VENV/bin/uv" pip install --python "$VENV/bin/python" --no-deps $(torch_backend) -r "requirements/$STACK.txt"
 "$VENV/bin/uv" pip install --quiet --python "$VENV/bin/python" --no-deps -e .
 printf '%s\n' "$wanted" >"$stamp"
-say "ready: $VENV/bin/forge-env"
+say "ready: $VENV/bin/forge-env; to activate the environment: . $VENV/bin/activate"

@@ -57,6 +57,23 @@ def run(checkout: Path, *arguments: str, user: int = 0, **options: Any) -> subpr
     return subprocess.run(command, env={**base, **options}, stdin=stdin, capture_output=True, text=True, check=False)
 
 
+def test_setup_ends_with_the_line_that_activates_the_environment(tmp_path: Path) -> None:
+    """Also if there is nothing to install; targets that only need the environment don't print it."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    stub(tmp_path / "scripts/setup.sh", "#!/bin/sh\n")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/activate").write_text("ACTIVE=yes\n")
+    stub(tmp_path / ".venv/bin/python", "#!/bin/sh\n")
+    make = ["make", "-C", str(tmp_path), "--no-print-directory"]
+    shown = subprocess.run([*make, "setup", "STACK=cpu"], capture_output=True, text=True, check=True).stdout
+    last = shown.splitlines()[-1]
+    assert subprocess.run(
+        ["sh", "-c", f"{last} && echo $ACTIVE"], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout == "yes\n"  # fmt: skip
+    assert "activate" not in subprocess.run([*make, "bench"], capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize(
     ("part", "selection"), [("core", "-m core or not slow "), ("rest", "-m not (core or not slow) "), ("all", "")]
 )

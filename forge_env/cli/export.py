@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 
 from forge_env import __version__
 from forge_env.cli.command import Parser
-from forge_env.cli.show import folder_of_run
 from forge_env.cli.trajectory import episodes, trajectory_files
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
@@ -103,6 +102,8 @@ def _write(args: argparse.Namespace, out: Path) -> str:
     if args.format in ("run", "environment") and out.exists():
         raise UsageError(f"{out} already exists", fix="name a new folder")
     if args.format == "run":
+        from forge_env.view.recorded import folder_of_run
+
         return _run(folder_of_run(args.source), out)
     if args.format == "environment":
         return _environment(source, out)

@@ -16,7 +16,6 @@ from forge_env.cli.command import Parser
 from forge_env.errors import UsageError
 from forge_env.files import write_whole
 from forge_env.machine import cache_dir, user_path
-from forge_env.reading import check_readable
 from forge_env.run.contract import in_a_sentence
 from forge_env.visible import one_line, visible
 
@@ -63,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from forge_env.view.digest import digest
+    from forge_env.view.recorded import folder_of_run
 
     if args.out and args.format == "text":
         raise UsageError("--out is the file of a report", fix="add --format html, md or png")
@@ -109,23 +109,6 @@ def _report(root: Path, form: str, out: str | None) -> int:
         write_whole(path, html(facts) if form == "html" else markdown(facts))
     print(path)
     return 0
-
-
-def folder_of_run(text: str) -> Path:
-    """Find the folder of a run or an evaluation: the given path, or `runs/NAME`.
-
-    Raises:
-        UsageError: it contains neither a run nor an evaluation, or an unreadable file.
-    """
-    from forge_env.view.runs import is_run
-
-    for path in (user_path(text), Path("runs") / text):
-        if path.is_dir() and is_run(path):
-            check_readable(path.absolute())
-            return path.absolute()
-    raise UsageError(
-        f"{one_line(text)} is neither a run nor an evaluation", fix="give a folder written by forge-env train or eval"
-    )
 
 
 def lines(found: Digest, width: int) -> Iterator[str]:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from forge_env.figures import duration
+from forge_env.figures import state as state_name
 from forge_env.run.state import RunState
 from forge_env.visible import one_line, visible
 
@@ -88,7 +89,7 @@ class TrainingView:
         return Panel(
             Group(*parts),
             title=f"forge-env · {escape(state.name)}",
-            subtitle=f"{duration(state.elapsed)} · {state.exit or footer}",
+            subtitle=f"{duration(state.elapsed)} · {state_name(state.exit) or footer}",
             border_style={"": under_way, "success": "green", "failed": "red"}.get(state.exit, "yellow"),
             padding=(0, 1),
         )

@@ -21,6 +21,7 @@ from forge_env.evaluation.plan import NoSuchMetricError, SampleResult, check_rec
 from forge_env.files import HeldFolder
 from forge_env.reading import check_readable
 from forge_env.trajectory import Trajectory, read_trajectories
+from forge_env.visible import one_line
 
 if TYPE_CHECKING:
     from forge_env.evaluation.results import Results
@@ -147,6 +148,19 @@ class EvaluationResult:
         from forge_env.evaluation.tables import headlines
 
         return "\n".join(headlines(self.summary))
+
+    def __repr__(self) -> str:
+        """Five lines: model and status, two of scores, usage, the folder."""
+        from forge_env.evaluation.tables import outline
+
+        failed = f" {one_line(str(self.error), 100)}" if self.error else ""
+        return "\n".join([*outline(self.summary), f"{self.folder}{failed}"])
+
+    def _repr_html_(self) -> str:
+        """Tables of the scores, for notebooks."""
+        from forge_env.evaluation.tables import footnotes, html, tables
+
+        return html(tables(self.summary), [*footnotes(self.summary), str(self.folder)])
 
     def trajectories(self) -> Iterator[Trajectory]:
         """Read the transcripts of `samples` from the folder."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, TextIO
 
 from forge_env.evaluation.estimates import Times
+from forge_env.figures import duration, state
 from forge_env.trajectory import NOT_CHEAT_PROOF
 from forge_env.visible import one_line, visible
 
@@ -171,8 +173,7 @@ def footnotes(summary: Summary) -> list[str]:
         "infrastructure are counted but excluded from scores; truncated samples keep their score; crashed samples "
         "score 0."
     ]
-    tokens = f"{summary.prompt_tokens:,} prompt and {summary.completion_tokens:,} completion tokens"
-    notes.append(tokens + (f", cost {summary.cost:.4g}" if summary.cost else ""))
+    notes.append(usage(summary))
     if estimated := sum(item.estimated_requests for item in summary.environments.values()):
         asked = sum(item.requests for item in summary.environments.values())
         notes.append(f"{estimated} of {asked} replies had no token count: {ESTIMATED}")
@@ -202,6 +203,44 @@ def footnotes(summary: Summary) -> list[str]:
     return notes
 
 
+def outline(summary: Summary) -> list[str]:
+    """Four lines: model and status, two of scores, usage."""
+    items = [*summary.environments.values()]
+    played, planned = (sum(getattr(item, name) for item in items) for name in ("samples", "planned"))
+    scores = headlines(summary)
+    if len(items) == 1:
+        scores.append(f"{counted(items[0].tasks, 'task')}, {100 * summary.confidence:g} % interval {_range(items[0])}")
+    elif len(items) > 2:
+        scores[1:] = [f"and {len(items) - 1} more environments; print(result) shows all"]
+    of = f"{played} of {counted(planned, 'sample')}"
+    head = f"{summary.model}: {state(summary.status)}, {of} in {duration(summary.wall_s)}"
+    return [one_line(line, 160) for line in (head, *(scores or ["no environment"]), usage(summary))]
+
+
+def _range(item: EnvironmentSummary) -> str:
+    return interval(item.score) or "unknown"
+
+
+def usage(summary: Summary) -> str:
+    """Tokens and cost in a line."""
+    tokens = f"{summary.prompt_tokens:,} prompt and {summary.completion_tokens:,} completion tokens"
+    return tokens + (f", cost {summary.cost:.4g}" if summary.cost else "")
+
+
+def html(shown: Sequence[Table], notes: Iterable[str]) -> str:
+    """Render tables as HTML, for notebooks."""
+    return "".join([*map(_html, shown), *(f"<p><small>{escape(visible(note))}</small></p>" for note in notes)])
+
+
+def _html(table: Table) -> str:
+    def row(cells: Sequence[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{escape(visible(cell))}</{tag}>' for cell in cells)}</tr>"
+
+    body = "".join(row(cells, "td") for cells in table.rows)
+    head = f"<caption>{escape(visible(table.title))}</caption><thead>{row(table.columns, 'th')}</thead>"
+    return f"<table>{head}<tbody>{body}</tbody></table>"
+
+
 def markdown(summary: Summary) -> str:
     """Render the report in Markdown."""
     lines = ["# Evaluation", "", *(f"{_cell(line)}\n" for line in headlines(summary))]
@@ -227,22 +266,24 @@ def print_tables(tables: Sequence[Table], notes: Iterable[str], stream: TextIO) 
     """
     from rich.box import SIMPLE
     from rich.console import Console
-    from rich.markup import escape
+    from rich.markup import escape as escape_markup
     from rich.table import Table as RichTable
 
     console = Console(file=stream, highlight=False, emoji=False, width=None if stream.isatty() else 160)
     narrow = stream.isatty()
     for note in notes:
-        console.print(f"[dim]{escape(visible(note))}[/]", soft_wrap=True)  # a path broken over lines can't be clicked
+        console.print(
+            f"[dim]{escape_markup(visible(note))}[/]", soft_wrap=True
+        )  # a path broken over lines can't be clicked
     for table in [*tables[1:], *tables[:1]]:
         shown, left_out = columns_that_fit(table, console.width)
         rows = table.rows
         cut = len(rows) - SHOWN_ROWS if narrow and table is not tables[0] and len(rows) > SHOWN_ROWS + 1 else 0
-        drawn = RichTable(title=escape(visible(table.title)), box=SIMPLE, title_justify="left", pad_edge=False)
+        drawn = RichTable(title=escape_markup(visible(table.title)), box=SIMPLE, title_justify="left", pad_edge=False)
         room = console.width - 3 - sum(column_width(table, index) + 3 for index in shown[1:])
         for index in shown:
             drawn.add_column(
-                escape(visible(table.columns[index])),
+                escape_markup(visible(table.columns[index])),
                 justify="right" if index else "left",
                 no_wrap=True,
                 overflow="ellipsis",
@@ -250,12 +291,12 @@ def print_tables(tables: Sequence[Table], notes: Iterable[str], stream: TextIO) 
                 max_width=None if index else max(room, 3),
             )
         for row in rows[: len(rows) - cut]:
-            drawn.add_row(*(escape(visible(row[index])) for index in shown))
+            drawn.add_row(*(escape_markup(visible(row[index])) for index in shown))
         if cut:
             drawn.add_row(f"[dim]... {cut} more in report.md[/]", *[""] * (len(shown) - 1))
         console.print(drawn)
         if left_out:
-            console.print(f"[dim]hidden columns: {escape(', '.join(left_out))}[/]", soft_wrap=True)
+            console.print(f"[dim]hidden columns: {escape_markup(', '.join(left_out))}[/]", soft_wrap=True)
 
 
 SHORTEST_NAME = 16

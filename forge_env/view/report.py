@@ -95,7 +95,7 @@ def page(name: str, state: str, subtitle: str, body: Iterable[str]) -> str:
 
     Args:
         name: heading, and title of the page.
-        state: word beside it, which is also its class: "complete", "failed", ...
+        state: word beside it, which is also its class: "finished", "failed", ...
         subtitle: line below it.
         body: HTML of the sections.
     """

@@ -23,6 +23,7 @@ import yaml
 from forge_env.config.reader import read_yaml
 from forge_env.display.curves import evaluation_splits, merge_rows
 from forge_env.errors import UsageError
+from forge_env.figures import state
 from forge_env.files import NewLines
 from forge_env.machine import cache_dir
 from forge_env.reading import (
@@ -451,8 +452,7 @@ DOCUMENTS = Memory(LARGEST_DOCUMENT)
 def state_of(summary: Mapping[str, Any]) -> str:
     """Return `RunView.state` of a run that no process writes to; "finished" does not mean that it learned."""
     status = str(summary.get("exit") or summary.get("status") or "")
-    names = {"success": "finished", "complete": "finished", "": "stopped", "running": "stopped"}
-    return names.get(status, status)
+    return "stopped" if status in ("", "running") else state(status)
 
 
 def is_held(root: Path) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +64,32 @@ def test_the_readme_prints_what_it_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (program,) = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[3] / "README.md").read_text(), re.DOTALL)
-    exec(program, {"__name__": "double"})
+    exec(program, {"__name__": "__main__"})
     assert capsys.readouterr().out.strip() == program.rpartition("# ")[2].strip()
+
+
+@pytest.mark.slow
+def test_the_first_screen_of_the_readme_works_as_printed(tmp_path: Path) -> None:
+    """Beside the commands that fetch and install, and a model's endpoint."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    program, commands = re.findall(r"```(?:python)?\n(.*?)```", readme, re.DOTALL)[:2]
+    assert readme.index("```python") < 1000, "an environment is on the first screen"
+    assert "one H200" in readme[:4000]
+    assert "not yet on a GPU" in readme[:4000]
+    (tmp_path / "double.py").write_text(program)
+    lines = [line.split("#")[0].strip() for line in commands.splitlines()]
+    assert lines[1:3] == ["make setup", ". .venv/bin/activate"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    shown = {}
+    for line in lines[3:6]:
+        done = subprocess.run(
+            line, shell=True, cwd=tmp_path, env=environment, input="", capture_output=True, text=True, timeout=120
+        )
+        shown[line] = (done.returncode, done.stdout + done.stderr)
+    (first, text), validated, played = shown.values()
+    assert (first, text.strip()) == (0, program.rpartition("# ")[2].strip())
+    assert validated[0] == 0, validated[1]
+    assert "Double " in played[1], played[1]
 
 
 def test_every_kind_of_error_is_explained() -> None:
