@@ -30,7 +30,7 @@ from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.trajectory import NOT_CHEAT_PROOF
 from forge_env.view import answers, charts, episode, evaluations, records, text, timeline
 from forge_env.view.failures import failures, failures_of, unsolved_of
-from forge_env.view.filter import Filter
+from forge_env.view.filter import SORTS, Filter
 from forge_env.view.index import CACHE_FIX, Indexer
 from forge_env.view.listing import MOST_SORTED, Order, page_of
 from forge_env.view.news import news
@@ -300,6 +300,7 @@ class Pages:
             run=run,
             title=f"Trajectories of {run.name}",
             chosen=chosen,
+            sorts=SORTS,
             events=here(run, "events"),
             listed=run.queries.listed(chosen),
             facets=run.queries.facets(chosen),

@@ -151,7 +151,7 @@ def _body(found: Digest) -> Iterator[str]:
 def answers(found: Digest) -> Iterator[tuple[str, list[str]]]:
     """Yield each question with its answer in sentences, the short one first."""
     if found.is_evaluation:
-        yield "What is the score?", found.scores or ["No score yet."]
+        yield "What is the score?", found.scores or ["No score is recorded."]
         yield QUESTIONS[1], [found.failure_words, found.unsolved_words]
         yield QUESTIONS[3], [found.limit.words, found.limit.detail]
         return
