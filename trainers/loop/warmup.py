@@ -25,6 +25,7 @@ from trainers.model.tiny import FORMAT
 from trainers.model.tokenizer import training_task
 
 MICROBATCH_TOKENS = 8192
+"""Maximum tokens of a microbatch, if `trainer.microbatch_tokens` allows as many."""
 SORT_WINDOW = 16
 
 
@@ -142,7 +143,7 @@ async def warm_up(
         section.optimizer,
         loss=SFTLoss(),
         steps=section.steps,
-        microbatch_tokens=MICROBATCH_TOKENS,
+        microbatch_tokens=min(MICROBATCH_TOKENS, config.trainer.microbatch_tokens),
         share_prefixes=config.trainer.share_prefixes,
         threads=section.threads,
     )

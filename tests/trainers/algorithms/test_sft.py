@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 import forge_env as fe
 from forge_env.config import RunConfig, load_config
+from forge_env.config.finding import bundled_recipes
 from forge_env.errors import UsageError, root_cause
 from forge_env.job.needs import needed_memory
 from forge_env.run import Run, RunFolder
@@ -21,7 +22,7 @@ from forge_env.tasks.order import TaskOrder
 from tests.trainers.buffer import virtual_time
 from tests.trainers.loop.dry_run import stand_ins
 from tests.trainers.loop.stand_ins import STAND_INS, TitanTrainer, Trace
-from trainers.algorithms.sft import Conversations, play, train
+from trainers.algorithms.sft import Conversations, check_idle, play, train
 
 pytestmark = pytest.mark.stack
 ROWS = 11
@@ -131,6 +132,13 @@ def test_a_resumed_run_reads_on_where_it_was(recipe: Path) -> None:
     second, run = learn(config, "parts", resume=True)
     assert [*first, *second] == whole
     assert (len(first), run.state.step) == (3, 6)
+
+
+def test_no_bundled_recipe_has_keys_that_sft_does_not_use() -> None:
+    recipes = [config for config in map(load_config, bundled_recipes()) if config.method == "sft"]
+    assert len(recipes) > 2
+    for config in recipes:
+        check_idle(config)
 
 
 @pytest.mark.parametrize(
