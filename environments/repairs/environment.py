@@ -22,7 +22,7 @@ class RepairsConfig(fe.SandboxEnvironmentConfig):
     max_turns: int = Field(30, ge=1)
     """Maximum number of assistant messages before the episode is truncated."""
     levels: list[Level] = Field([1, 2, 3], min_length=1)
-    """1: one function; 2: a class; 3: several files; the report names something of another file than the broken one."""
+    """1: one function; 2: a class; 3: several files; the report describes a symptom in another file than the bug's."""
 
 
 class Repairs(fe.SandboxEnvironment):

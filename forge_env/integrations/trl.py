@@ -30,7 +30,7 @@ REWARD = "episode_reward"
 """Field of the rollouts that TRL passes to `reward`."""
 
 MARK = "(the answer)"
-"""Stands for an answer in a conversation of which only the end is used."""
+"""Placeholder for an answer, in a conversation of which only the end is used."""
 
 
 class Rollouts:
@@ -63,7 +63,7 @@ class Rollouts:
         """Play the prompts' episodes with the model of a trainer.
 
         Args:
-            prompts: prompts of `rows`; a group's are repeated.
+            prompts: prompts of `rows`, each repeated for its group.
             trainer: the `GRPOTrainer`.
 
         Returns:
@@ -191,7 +191,7 @@ class _Game:
         return ids
 
     def _following(self, observation: Observation, *, ended: bool) -> list[int]:
-        """Tokens from an answer to the next one: what the template writes after an answer and `observation`.
+        """Tokens between two answers, as the template writes them for `observation`.
 
         Args:
             observation: the messages in between.
@@ -215,7 +215,7 @@ INSTEAD = "give TRL a rollout_func: Rollouts(...)"
 
 
 class _Tools:
-    """Base of the classes that `environment_factory` makes: an episode at a time, whose tools are public methods."""
+    """Base of the classes that `environment_factory` makes. An object plays one episode at a time."""
 
     _environment: str
     _options: dict[str, Any]

@@ -1,4 +1,4 @@
-"""File system and network of a sandbox that is made by the program before the runner (`launch.py`, `boot.py`)."""
+"""File system and network of a sandbox, set up by the program that starts the runner (`launch.py`, `boot.py`)."""
 
 from __future__ import annotations
 
