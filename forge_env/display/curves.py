@@ -107,20 +107,31 @@ def training_curve(rows: Sequence[Mapping[str, Any]], score: str = "") -> Curve:
     return curve(rows, "training reward", REWARD)
 
 
-def reward_curves(rows: Sequence[Mapping[str, Any]], score: str = "") -> list[Curve]:
+APART = 0.05
+"""Difference of reward and score from which a chart shows both."""
+
+
+def reward_curves(rows: Sequence[Mapping[str, Any]], score: str = "", *, apart: bool = True) -> list[Curve]:
     """Return the curves of the headline chart: training first, then the held-out score of every split.
 
-    All show one quantity: training episodes are scored by the same metric, if they have it.
+    Both show one quantity: training episodes are scored by the same metric, if they have it. Their reward follows if it
+    is another one on the same scale, as in a run that learns to be rewarded for unsolved tasks.
 
     Args:
         rows: one row per step.
         score: metric of the held-out score; empty: unknown.
+        apart: whether to show a reward that differs.
     """
     curves = [training_curve(rows, score)]
     for split in evaluation_splits(rows):
         line = score_curve(rows, split)
         line.label = f"held-out {score}".rstrip() + ("" if split == "eval" else f" ({split})")
         curves.append(line)
+    reward = training_curve(rows)
+    scored = dict(zip(curves[0].x, curves[0].y, strict=True))
+    gaps = [abs(y - scored[x]) for x, y in zip(reward.x, reward.y, strict=True) if x in scored]
+    if apart and max(gaps, default=0.0) > APART and unit_bounds([reward, *curves]) is not None:
+        curves.append(reward)
     return [line for line in curves if line.x]
 
 

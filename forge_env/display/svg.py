@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from forge_env.display.curves import COLOURS, Curve, colour_of, is_waiting
-from forge_env.figures import number
+from forge_env.figures import number, percent
 
 SERIES = ("#2a6fdb", "#b9560f", "#0f7a64", "#b03a75", "#7558c9", "#7a6b0e")
 """Colours of lines on white, dark enough for text."""
@@ -160,9 +160,9 @@ def _share_bar(actor: str, account: Mapping[str, float]) -> str:
     pieces, words = [], []
     for what in order:
         kind = f"c{colour_of(what)}" if what in work else "waits"
-        text = f"{shares[what]:.0%}"
+        text = percent(shares[what])
         inside = f"{what} {text}" if shares[what] >= ROOM_FOR_WORDS else text if shares[what] >= ROOM_FOR_SHARE else ""
-        title = escape(f"{what} {shares[what]:.1%}", quote=True)
+        title = escape(f"{what} {percent(shares[what])}", quote=True)
         width = f"{shares[what] * 100:.2f}%"
         pieces.append(f'<i class="{kind}" style="width:{width}" title="{title}"><span>{escape(inside)}</span></i>')
         words.append(f'<span class="key"><i class="{kind}"></i>{escape(what)} {text}</span>')

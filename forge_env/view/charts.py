@@ -106,7 +106,9 @@ def charts(named: Mapping[str, Sequence[Mapping[str, Any]]], score: str = "") ->
         score: the measure of held-out scores; empty if the runs differ in it.
     """
     several = len(named) > 1
-    result = [_chart(REWARD_PANEL, "Reward", "", named, lambda rows: reward_curves(rows, score), several)]
+    result = [
+        _chart(REWARD_PANEL, "Reward", "", named, lambda rows: reward_curves(rows, score, apart=not several), several)
+    ]
     known: set[str] = {REWARD, "grpo_loss/clip_fraction"}
     for panel in PANELS:
         known |= set(panel.series.values())

@@ -31,7 +31,7 @@ from forge_env.display.curves import (
 )
 from forge_env.display.svg import SERIES, legend, line_chart, share_bars
 from forge_env.events import Subscriber
-from forge_env.figures import duration, number
+from forge_env.figures import duration, number, percent
 from forge_env.files import write_whole, written_whole
 from forge_env.reading import LARGEST_RECIPE, read_text
 from forge_env.run.contract import CLAUSES, in_a_sentence
@@ -187,7 +187,8 @@ def mixed_scores(rows: Sequence[Row]) -> Iterator[str]:
             low, high = (row.get(f"eval/{split}/{name}_version") for name in ("oldest", "newest"))
             if isinstance(share, float) and share < 1 and isinstance(low, float) and isinstance(high, float):
                 versions = f"version {low:.0f}" if low == high else f"versions {low:.0f} to {high:.0f}"
-                yield f"held-out ({split}) after step {row['step']}: sampled by {versions}, {share:.0%} by this step's"
+                after = f"held-out ({split}) after step {row['step']}"
+                yield f"{after}: sampled by {versions}, {percent(share)} by this step's"
 
 
 # ---
@@ -231,7 +232,7 @@ def _read(found: Digest) -> Iterator[str]:
         most = max(failure.count for failure in found.failures)
         rows = "".join(
             f'<tr><td>{escaped(failure.name)}{_eg(failure.example)}</td><td class="n whole">{failure.count:,}</td>'
-            f'<td class="n whole">{failure.share:.1%}</td>'
+            f'<td class="n whole">{percent(failure.share)}</td>'
             f'<td><span class="bar" style="width:{100 * failure.count / most:.0f}px"></span></td></tr>'
             for failure in found.failures[:12]
         )
@@ -359,7 +360,7 @@ def facts(summary: Row) -> Iterator[tuple[str, str]]:
 
 def section(title: str, cells: Sequence[tuple[str, str]], *, folded: bool = False) -> str:
     """A section with a table of names and values; `folded` shows only the title until it is opened."""
-    body = "".join(f'<tr><td>{escaped(name)}</td><td class="n">{escaped(value)}</td></tr>' for name, value in cells)
+    body = "".join(f'<tr><td>{escaped(name)}</td><td class="v">{escaped(value)}</td></tr>' for name, value in cells)
     if folded:
         return f"<section><details><summary>{escape(title)}</summary><table>{body}</table></details></section>"
     return f"<section><h2>{escape(title)}</h2><table>{body}</table></section>"
@@ -376,7 +377,9 @@ def markdown(found: Digest) -> str:
         lines += [f"**{question}** {_plain(in_a_row(sentences))}", ""]
     if found.failures:
         lines += ["| failure | episodes | share |", "|---|---:|---:|"]
-        lines += [f"| {_plain(item.name)} | {item.count:,} | {item.share:.1%} |" for item in found.failures[:8]] + [""]
+        lines += [
+            f"| {_plain(item.name)} | {item.count:,} | {percent(item.share)} |" for item in found.failures[:8]
+        ] + [""]
     if found.examples:
         lines += [*_folded(found.examples[0])]
     if found.contract:

@@ -192,7 +192,7 @@ def test_a_report_answers_and_shows_episodes(folder: RunFolder, capsys: pytest.C
         "What limited the speed?",
         "out of tool calls", "reward 1 of 1", "x + 1", "python 3.11", "generated",
         "tokens/s while training", "largest",
-        "wait for episodes 75%", "held-out (eval) after step 10: sampled by versions 10 to 11, 75% by this step's",
+        "wait for episodes 75 %", "held-out (eval) after step 10: sampled by versions 10 to 11, 75 % by this step's",
     ):  # fmt: skip
         assert part in page.text
     asked = [value for _, given in page.tags for name, value in given.items() if name in ("src", "href")]

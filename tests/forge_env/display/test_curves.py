@@ -18,6 +18,7 @@ from forge_env.display.curves import (
     evaluation_splits,
     is_waiting,
     merge_rows,
+    reward_curves,
     score_curve,
     time_account,
 )
@@ -83,7 +84,7 @@ def test_waiting_looks_other_than_work_and_shares_are_written() -> None:
     trainer, episodes = bars.split('class="who"')[1:]
     assert '<i class="waits" style="width:54.00%"' in trainer
     assert '<i class="c1" style="width:40.00%"' in trainer
-    assert "wait for episodes 54%" in trainer
+    assert "wait for episodes 54 %" in trainer
     assert 'class="waits"' in episodes
     assert 'class="c0"' not in episodes
 
@@ -120,3 +121,17 @@ def test_a_panel_draws_what_its_title_says(title: str, lines: int) -> None:
     (panel,) = [panel for panel in PANELS if panel.title == title]
     assert len(panel.series) == lines
     assert panel.unit
+
+
+def test_a_reward_that_parts_from_the_score_is_drawn_beside_it() -> None:
+    """A hacked run's chart was called "Reward" and showed two falling scores."""
+    rows = [{"step": step, "reward/mean": 0.5 + 0.04 * step, "reward/solved": 0.5 - 0.04 * step} for step in range(10)]
+    rows[0]["eval/eval/score"] = 0.5
+    assert [line.label for line in reward_curves(rows, "solved")] == [
+        "training solved",
+        "held-out solved",
+        "training reward",
+    ]
+    assert len(reward_curves(rows, "solved", apart=False)) == 2, "of several runs, one quantity"
+    assert len(reward_curves([{**row, "reward/mean": row["reward/solved"] + 0.01} for row in rows], "solved")) == 2
+    assert len(reward_curves([{**row, "reward/mean": 7.0} for row in rows], "solved")) == 2, "on another scale"

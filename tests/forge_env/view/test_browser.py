@@ -503,6 +503,8 @@ def test_a_report_fits_every_width_and_can_be_read(
             assert page.evaluate("() => document.documentElement.scrollWidth") <= width, width
             assert page.evaluate(CONTRAST) == [], width
             assert page.evaluate("() => window.ran") is None
+            narrowest = "(all) => Math.min(...all.filter((one) => one.checkVisibility()).map((one) => one.offsetWidth))"
+            assert page.locator("td:first-child").evaluate_all(narrowest) >= 90, "names break within words"
             if name in ("first", "hacked"):
                 seen = "(all) => all.filter((one) => one.checkVisibility())"
                 shown = page.locator(".narrow, .middle, .wide").evaluate_all(f"{seen}.map((one) => one.className)")
