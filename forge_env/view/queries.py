@@ -220,10 +220,9 @@ class Queries:
                 sums = difficulties.setdefault(row["difficulty"], [0.0, 0.0])
                 sums[0] += number
                 sums[1] += number * reward
-            for tag in json.loads(row["tags"]) if row["tags"] else ():
-                tags[tag] += number
-            for tool in json.loads(row["tools"]) if row["tools"] else ():
-                tools[tool] += number
+            for counted, names in ((tags, row["tags"]), (tools, row["tools"])):
+                for name in filter(None, json.loads(names) if names else ()):  # a call may lack its name
+                    counted[name] += number
         kinds = self.kept("kinds", lambda: [tuple(row) for row in self.rows("select kind, count(*) from t group by 1")])
         named = self.kept("environments", lambda: [row[0] for row in self.rows("select distinct environment from t")])
         return Facets(

@@ -507,6 +507,20 @@ NOTHING = {
 }
 
 
+async def test_a_call_without_a_name_is_no_choice_of_the_list(tmp_path: Path, cache: Path) -> None:
+    """A chip without a word was shown as chosen."""
+    with TrajectoryWriter(tmp_path / "run" / "trajectories" / "train.jsonl") as writer:
+        for place, name in enumerate(["python", "search", ""]):
+            turns = [Turn([Message(role="user", content="x")], Reply(call_tool(name, code="1")))]
+            writer.write(Trajectory(f"t-{place}", "e", "t", turns=turns, tags=["", "lists"]))
+    async with opened(tmp_path, cache) as client:
+        page = (await client.get("/run/run/trajectories")).text
+    chips = re.findall(r'class="chip"[^>]*>([^<]*)<b>', page)
+    assert {"python ", "search ", "lists "} <= {*chips}
+    assert " " not in chips
+    assert 'aria-current="true"' not in page.split('class="facets"')[1]
+
+
 async def test_an_empty_page_says_what_is_not_there(short: Path, tmp_path: Path) -> None:
     """Nothing is "yet" to come in a run that is over, and what a search left out is not called unrecorded."""
     (tmp_path / "runs" / "bare").mkdir(parents=True)
