@@ -260,6 +260,29 @@ def test_the_list_of_runs_is_sorted_and_searched(browser: Browser, site: Site) -
         expect(page.get_by_role("link", name="first", exact=True)).to_be_visible()
 
 
+SAYS = {
+    "/": ["finished", "lossy", "stopped"],
+    "/run/bare": ["No episode is recorded.", "stopped"],
+    "/run/bare/log": ["This run has no run.log."],
+    "/run/first/trajectories?q=nothing": ["No episode contains \u201cnothing\u201d."],
+    "/run/first": ["of the trainer's time waiting for episodes"],
+    "/run/eval-a": ["of a sample's time: other"],
+    "/run/first/g?kind=train&group=2": ["reference: the ", "diverges here from the reference"],
+    "/run/hacked": ["training reward"],
+}
+"""What pages say in words that are their own: states, empty pages, headlines, the reference of a group."""
+
+
+def test_pages_say_what_they_show(browser: Browser, site: Site) -> None:
+    with tab(browser, site) as watched:
+        for path, texts in SAYS.items():
+            watched.goto(path)
+            for text in texts:
+                expect(watched.page.locator("main").get_by_text(text).first).to_be_visible()
+        watched.goto("/run/bare")
+        expect(watched.page.get_by_role("heading", name="Curves")).to_be_hidden()
+
+
 def test_focus_is_seen_on_every_control(browser: Browser, site: Site) -> None:
     outline = "() => { const { outlineStyle, outlineWidth } = getComputedStyle(document.activeElement); "
     outline += "return [document.activeElement.outerHTML.slice(0, 80), outlineStyle, parseFloat(outlineWidth)]; }"

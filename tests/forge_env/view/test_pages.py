@@ -507,6 +507,26 @@ NOTHING = {
 }
 
 
+async def test_negative_scores_are_drawn_where_they_are_and_tasks_in_their_order(tmp_path: Path, cache: Path) -> None:
+    chance = random.Random(0)
+    with TrajectoryWriter(tmp_path / "run" / "trajectories" / "eval.jsonl") as writer:
+        for index in range(12):
+            made = held_out("eval", index, -1, 0.0, chance)
+            made.id, made.reward, made.group = f"made/eval/{index}/0", -1.0 if index % 3 else 1.0, None
+            made.info = {"index": index, "epoch": 0, "max_reward": 1.0}
+            writer.write(made)
+    (tmp_path / "run" / "config.yaml").write_text("model: m\nnum_tasks: 12\nenvironments:\n- name: made\n")
+    async with opened(tmp_path, cache) as client:
+        page = (await client.get("/run/run")).text
+    assert "\u22120.333" in page, "with a true minus sign"
+    marks = [*map(float, re.findall(r'<rect x="([-\d.]+)" y="2"', page))]
+    assert len(marks) > 2
+    assert min(marks) == 0.0, "difficulties 2 and 3 scored -1, the least on their axis, which ends at 1"
+    assert max(marks) == 98.0
+    tasks = re.findall(r'class="mono cut" title="(eval-\d+)"', page)
+    assert tasks == [f"eval-{number}" for number in (1, 2, 4, 5, 7, 8, 10, 11, 0, 3, 6, 9)]
+
+
 async def test_a_call_without_a_name_is_no_choice_of_the_list(tmp_path: Path, cache: Path) -> None:
     """A chip without a word was shown as chosen."""
     with TrajectoryWriter(tmp_path / "run" / "trajectories" / "train.jsonl") as writer:
