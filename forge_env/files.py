@@ -11,6 +11,7 @@ import os
 import pwd
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,14 @@ class FolderGoneError(ForgeError):
         return cls(f"{gone} was removed, renamed or replaced while it was written to", fix=fix)
 
 
+def _is_alive(pid: str) -> bool:
+    if sys.platform == "linux":
+        return Path("/proc", pid).exists()
+    import psutil
+
+    return psutil.pid_exists(int(pid))
+
+
 @contextmanager
 def written_whole(path: Path, as_good: Callable[[Path], object] = lambda path: False) -> Iterator[Path]:
     """Write a file or folder completely or not at all: yields a temporary path, renamed to `path` when the block ends.
@@ -54,7 +63,7 @@ def written_whole(path: Path, as_good: Callable[[Path], object] = lambda path: F
     path.parent.mkdir(parents=True, exist_ok=True)
     for partial in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
         owner = partial.name.removesuffix(".partial").rsplit(".", 1)[-1]
-        if not owner.isdigit() or not Path("/proc", owner).exists():
+        if not owner.isdigit() or not _is_alive(owner):
             remove(partial)
     staging = path.with_name(f"{path.name}.{os.getpid()}.partial")
     remove(staging)

@@ -79,7 +79,8 @@ def move_log(old: Path, new: Path) -> None:
     target = os.open(new, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if descriptors:  # the file may have been deleted
-            with open(f"/proc/self/fd/{descriptors[0]}", "rb") as written, open(target, "ab", closefd=False) as copy:
+            written_to = f"/proc/self/fd/{descriptors[0]}" if sys.platform == "linux" else old
+            with open(written_to, "rb") as written, open(target, "ab", closefd=False) as copy:
                 shutil.copyfileobj(written, copy)
         for descriptor in descriptors:
             os.dup2(target, descriptor, inheritable=os.get_inheritable(descriptor))

@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,6 +91,28 @@ def free_memory_gb() -> float:
     free = float(psutil.virtual_memory().available)
     group = _group_headroom()
     return (free if group is None else min(free, group)) / GIB
+
+
+def usable_cpus() -> int:
+    """Number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def needs_linux(what: str) -> str | None:
+    """Why something can't run on this machine, if that is not Linux; otherwise None.
+
+    Args:
+        what: subject of the sentence, such as `training`.
+    """
+    return None if sys.platform == "linux" else f"{what} needs Linux, and this is {platform.system()}"
+
+
+@cache
+def boot_id() -> str:
+    """A name of this machine's current boot; off Linux, of the machine."""
+    if sys.platform != "linux":
+        return os.uname().nodename
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def busy_cpu_s() -> float:
@@ -327,7 +350,7 @@ def describe() -> dict[str, Any]:
 
     return {
         "processor": _processor(),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": usable_cpus(),
         "memory_gb": round(psutil.virtual_memory().total / GIB, 1),
         "gpus": [f"{gpu.name}, {gpu.memory_gb:.0f} GiB" for gpu in gpus()],
         "system": f"{platform.system()} {platform.release()}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from io import BufferedReader
@@ -84,22 +85,31 @@ def open_file(path: Path, *, root: Path | None = None, largest: int | None = Non
         UnsafeFileError: it is not a regular file, is outside `root`, or is too large.
         OSError: it is missing or unreadable.
     """
+    folder = os.path.realpath(folder_of(path) if root is None else root)
+    if sys.platform != "linux":  # without O_PATH, a file that is replaced in between is opened unchecked
+        target = os.path.realpath(path, strict=True)
+        _check_file(path, target, folder, os.lstat(target), largest)
+        flags_more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return open(target, "rb", opener=lambda name, flags: os.open(name, flags | flags_more))
     # O_PATH does not open the file yet (no pipe blocks, no tape rewinds) but pins it for the later open
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         pinned = f"/proc/self/fd/{descriptor}"
-        folder, target = os.path.realpath(folder_of(path) if root is None else root), os.readlink(pinned)
-        if not target.startswith(os.path.join(folder, "")):
-            raise UnsafeFileError(f"{path} is a link to {target}, outside of {folder}", fix="replace it with a copy")
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(info.st_mode), "a special file")
-            raise UnsafeFileError(f"{path} is {kind}, not a file", fix="remove it")
-        if largest is not None and info.st_size > largest:
-            raise UnsafeFileError(f"{path} has {info.st_size:,} bytes; at most {largest:,} are read", fix="shorten it")
+        _check_file(path, os.readlink(pinned), folder, os.fstat(descriptor), largest)
         return open(path, "rb", opener=lambda _, flags: os.open(pinned, flags | os.O_NONBLOCK | os.O_CLOEXEC))
     finally:
         os.close(descriptor)
+
+
+def _check_file(path: Path, target: str, folder: str, info: os.stat_result, largest: int | None) -> None:
+    """Raise `UnsafeFileError` unless `target`, which `path` leads to, may be read."""
+    if not target.startswith(os.path.join(folder, "")):
+        raise UnsafeFileError(f"{path} is a link to {target}, outside of {folder}", fix="replace it with a copy")
+    if not stat.S_ISREG(info.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(info.st_mode), "a special file")
+        raise UnsafeFileError(f"{path} is {kind}, not a file", fix="remove it")
+    if largest is not None and info.st_size > largest:
+        raise UnsafeFileError(f"{path} has {info.st_size:,} bytes; at most {largest:,} are read", fix="shorten it")
 
 
 def read_bytes(path: Path, *, largest: int = LARGEST_DOCUMENT, root: Path | None = None) -> bytes:

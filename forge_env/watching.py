@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -43,7 +44,9 @@ async def changes(folders: Sequence[Path], anyway_s: float = ANYWAY_S) -> AsyncG
 
 
 def _watch(folders: Sequence[Path]) -> int:
-    """Create an inotify descriptor, which becomes readable on changes; -1 if the kernel refuses one."""
+    """Create an inotify descriptor, which becomes readable on changes; -1 if the kernel has or gives none."""
+    if sys.platform != "linux":
+        return -1
     library = ctypes.CDLL(None, use_errno=True)
     descriptor = int(library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
     if descriptor < 0:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from typing import Any
 
 from forge_env.errors import SandboxError, UsageError
-from forge_env.machine import free_memory_gb
+from forge_env.machine import free_memory_gb, usable_cpus
 from forge_env.sandbox import HOLDER, SANDBOXES_PER_CPU, TENANT, Sandbox, SandboxEngine, SandboxSpec, phase
 from sandboxes.box import Box, BoxSandbox
 from sandboxes.network import AllowList
@@ -38,7 +37,7 @@ class PooledEngine(SandboxEngine):
     """
 
     def __init__(self, *, concurrency: int | None = None, warm: int | None = None, max_uses: int = MAX_USES) -> None:
-        cpus = len(os.sched_getaffinity(0))
+        cpus = usable_cpus()
         size = SANDBOXES_PER_CPU * cpus if concurrency is None else concurrency
         if not 1 <= size <= MAX_SANDBOXES:
             raise UsageError(f"concurrency={size} is out of range", fix=f"use 1 to {MAX_SANDBOXES}")

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from functools import lru_cache
 from pathlib import Path
+
+import psutil
+
+from forge_env.machine import boot_id
 
 LABEL = "forge_env"
 """Label of every resource that this project creates; its value is the owner."""
@@ -27,20 +32,30 @@ def _machine() -> str:
 
 @lru_cache(maxsize=1)
 def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:8]
+    return boot_id().replace("-", "")[:8] if sys.platform == "linux" else "0"
 
 
 def _pid_namespace() -> str:
-    return str(os.stat("/proc/self/ns/pid").st_ino)
+    return str(os.stat("/proc/self/ns/pid").st_ino) if sys.platform == "linux" else "0"
 
 
 def _start_time(pid: int) -> str | None:
     """Clock ticks from boot to the start of process `pid`, or None if no such process is alive."""
+    if sys.platform != "linux":
+        return _start_second(pid)
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else fields[19]
+
+
+def _start_second(pid: int) -> str | None:
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.0f}"
+    except psutil.NoSuchProcess:
+        return None
 
 
 def this_process() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import subprocess
 import sys
@@ -102,6 +101,9 @@ def _install(extra: str) -> str:
 
 
 def _training() -> Iterator[Finding]:
+    if reason := machine.needs_linux("training"):
+        yield Finding("note", "training", reason)
+        return
     extra = machine.training_extra()
     absent = machine.missing_training_packages()
     if len(absent) == len(machine.TRAINING_MODULES):
@@ -174,7 +176,7 @@ def _sandboxes() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    yield Finding("ok", "processors", str(len(os.sched_getaffinity(0))))
+    yield Finding("ok", "processors", str(machine.usable_cpus()))
     free = machine.free_memory_gb()
     enough = free >= TRAINING_MEMORY_GB
     detail = f"{free:.1f} GiB free; the default recipe needs about {TRAINING_MEMORY_GB:.0f}"

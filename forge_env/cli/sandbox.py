@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from forge_env.cli.command import Parser, add_docker_host
 from forge_env.config.reader import construct, parse_overrides
 from forge_env.errors import ForgeError, UsageError
+from forge_env.machine import usable_cpus
 from forge_env.plugins import installed
 from forge_env.sandbox import (
     ExecResult,
@@ -216,12 +216,12 @@ def run_bench(args: argparse.Namespace) -> int:
     """`sandbox bench`: measure latency and throughput of sandboxes on this machine."""
     if args.seconds <= 0:
         raise UsageError(f"--seconds {args.seconds:g} is not a valid time", fix="give a positive number")
-    concurrency = args.concurrency or 2 * len(os.sched_getaffinity(0))
+    concurrency = args.concurrency or 2 * usable_cpus()
     asyncio.run(_bench(_opener(args), concurrency, args.seconds))
     return 0
 
 
-WARM = 4 * len(os.sched_getaffinity(0))
+WARM = 4 * usable_cpus()
 """Maximum sandboxes started before a benchmark; the pool then grows as far as the machine's memory allows."""
 
 

@@ -14,6 +14,7 @@ from forge_env.errors import ForgeError, UsageError
 from forge_env.interrupts import run_until_interrupted
 from forge_env.job.addresses import Address
 from forge_env.job.card import listen, serve_cards, tls_context
+from forge_env.machine import needs_linux
 from forge_env.plugins import load_plugin
 
 VARIABLE = "FORGE_ENV_WORKER"
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     from forge_env.run.scratch import reap_scratch, scratch_folder
 
+    if reason := needs_linux("training"):
+        raise UsageError(reason, fix="start workers on Linux machines or in WSL")
     address = _numeric(Address.of(args.address))
     tls_context(address, serving=True)  # report errors now, before seconds of imports
     listen(address).close()

@@ -22,7 +22,7 @@ from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.http import Connections
 from forge_env.errors import GeneratorError, UsageError
 from forge_env.files import parent_of_sockets
-from forge_env.machine import free_memory_gb, training_extra, user_path
+from forge_env.machine import free_memory_gb, needs_linux, training_extra, usable_cpus, user_path
 from forge_env.models import MODELS
 
 ERROR = re.compile(r"(?:^|\s)((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)\b: .*)")
@@ -54,6 +54,8 @@ class VLLMServer:
     """Seconds that the server may take to end when this process is killed."""
 
     def __init__(self, model: str, log: Path, args: Sequence[str] = (), *, ready_s: float = 900.0) -> None:
+        if reason := needs_linux("serving a model with vLLM"):
+            raise UsageError(reason, fix="serve it on another machine, and give --base-url")
         self.model = check_checkpoint(model)
         self.name = model.rstrip("/").rpartition("/")[2]
         """Name under which the server serves the model."""
@@ -175,7 +177,7 @@ def _cpu_environment() -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": str(cache_gb),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # otherwise vLLM replaces the executor `uni` by another process
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other programs may use the same processors
-        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+        "OMP_NUM_THREADS": str(usable_cpus()),
         "TORCHDYNAMO_DISABLE": "1",  # compiling sampling helpers takes seconds and gains nothing
     }
 

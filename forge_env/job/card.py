@@ -35,9 +35,10 @@ ANSWER_S = 10.0
 """Seconds that a worker may take to answer."""
 LOOK_S = 0.5
 """Seconds between attempts to reach a worker that has not started yet."""
+_IDLE = socket.TCP_KEEPIDLE if sys.platform == "linux" else getattr(socket, "TCP_KEEPALIVE", 0x10)
 ALIVE = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 4,
+    (socket.IPPROTO_TCP, _IDLE): 4,
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 2,
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
 }
@@ -124,7 +125,7 @@ def write_card(question: Question, monarch: str = "") -> Card:
         host=os.uname().nodename,
         python=sys.executable,
         python_version=platform.python_version().rpartition(".")[0],  # pickled code differs between versions
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=machine.usable_cpus(),
         free_memory_gb=machine.free_memory_gb(),
         gpus=[gpu.uuid for gpu in machine.unclaimed_gpus()] if question.gpus else [],
         modules={name: _digest_of_module(name) for name in question.modules},

@@ -112,7 +112,8 @@ def _answer(channel: socket.socket) -> str:
 
 def main() -> None:
     """Answer requests until the other side closes the channel."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB << 20,) * 2)
+    if sys.platform == "linux":  # macOS can't limit it
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB << 20,) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import logging

@@ -6,8 +6,9 @@ import logging
 import math
 import os
 import time
-from functools import cache
 from typing import NamedTuple
+
+from forge_env.machine import boot_id
 
 DRIFT = 1e-4
 """Maximum drift between two clocks, in seconds per second; usual machines drift less than half of that."""
@@ -32,13 +33,7 @@ class Reading(NamedTuple):
 
 def read_clock() -> Reading:
     """Read the clocks of this process."""
-    return Reading(os.uname().nodename, _boot(), time.perf_counter(), time.time())
-
-
-@cache
-def _boot() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
+    return Reading(os.uname().nodename, boot_id(), time.perf_counter(), time.time())
 
 
 class RemoteClock:

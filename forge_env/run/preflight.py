@@ -82,6 +82,8 @@ def check_packages(config: RunConfig) -> None:
     entry = installed("forge_env.trainers").get(config.method)
     if entry is None or not entry.value.startswith("trainers."):
         return
+    if reason := machine.needs_linux("training"):
+        raise ForgeError(reason, fix="train on a Linux machine or in WSL; environments and evaluations also run here")
     if missing := machine.missing_training_packages():
         stack = "gpu" if needed_gpus(config) else "cpu"
         raise ForgeError(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -458,14 +460,28 @@ def state_of(summary: Mapping[str, Any]) -> str:
 def is_held(root: Path) -> bool:
     """Whether a process of this machine holds the folder (`forge_env.files.HeldFolder`).
 
-    This reads the kernel's list of locks, since trying to take the lock would disturb a starting run.
+    This reads the kernel's list of locks, since trying to take the lock would disturb a starting run. Only Linux has
+    that list; elsewhere the lock is tried, for an instant.
     """
     try:
+        if sys.platform != "linux":
+            return _is_locked(root)
         inode = root.stat().st_ino
         locks = Path("/proc/locks").read_text()
     except OSError:
         return False
     return any("FLOCK" in line and f":{inode} " in line for line in locks.splitlines())
+
+
+def _is_locked(folder: Path) -> bool:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def is_run(path: Path) -> bool:

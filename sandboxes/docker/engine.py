@@ -30,7 +30,7 @@ from sandboxes.docker.reaper import bury, end_container, is_running, reap, remov
 from sandboxes.engine import MAX_USES, RESERVE_MB, RUNNER_MB, PooledEngine
 from sandboxes.images import BUNDLED
 from sandboxes.images.build import (
-    BASE_IMAGE_VARIABLE,
+    chosen_base,
     ensure_image,
     ensure_packages,
     ensure_seeds,
@@ -185,7 +185,7 @@ class DockerEngine(PooledEngine, Images, Inventory):
         """The tag of a sandbox's image, built if missing. Concurrent callers share one build."""
         key = SandboxSpec(spec.image, base=spec.base, packages=spec.packages, writable=spec.writable)
         if key not in self._images or (self._images[key].done() and self._images[key].exception()):
-            if not (self.base_image or os.environ.get(BASE_IMAGE_VARIABLE)):
+            if not chosen_base(self.base_image):
                 daemon.check_base(self._connected)
             self._images[key] = asyncio.ensure_future(self._built(key))
         return await asyncio.shield(self._images[key])

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -20,10 +21,17 @@ from forge_env.sandbox.dockerfile import with_base
 from sandboxes.images import BUNDLED, cache, packages, rootfs
 
 REPOSITORY = "forge-env"
+PUBLIC_BASE = "python:3.12-slim"
+"""Base of the bundled image on machines that aren't Linux, and whose own Python can't run in it."""
 BASE_IMAGE_VARIABLE = "FORGE_ENV_BASE_IMAGE"
 _CONFLICT = 409
 _HERE = Path(__file__).parent
 _FOLDERS = {"work": 0o700, "work-judge": 0o700, "run/forge_env": 0o755, "tmp": 0o1777}
+
+
+def chosen_base(base_image: str | None) -> str | None:
+    """The base of the bundled image: `base_image`, else $FORGE_ENV_BASE_IMAGE; None for this machine's Python."""
+    return base_image or os.environ.get(BASE_IMAGE_VARIABLE) or (None if sys.platform == "linux" else PUBLIC_BASE)
 
 
 def image_tag(base_image: str | None) -> str:
@@ -48,7 +56,7 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
     if instead and not os.path.isdir(image):
         raise UsageError(f"image {image!r} has no Dockerfile, so base={instead!r} has no effect", fix="leave base out")
     if image == BUNDLED:
-        base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or None
+        base = chosen_base(base_image)
     elif os.path.isdir(image):
         base = _ensure_folder_image(client, Path(image), base_image, instead)
     elif image.startswith(("/", "./", "../", "~")):
@@ -122,7 +130,7 @@ def _ensure_folder_image(client: Any, folder: Path, base_image: str | None, inst
     """Build an image from a user's Dockerfile, tagged by a hash of everything in its folder."""
     if not (folder / "Dockerfile").is_file():
         raise UsageError(f"no Dockerfile in {folder}", fix="name a folder that has one, or an image")
-    base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or _import_base(client)
+    base = chosen_base(base_image) or _import_base(client)
     dockerfile = (folder / "Dockerfile").read_bytes()
     if instead:
         text = dockerfile.decode(errors="surrogateescape")
@@ -161,7 +169,7 @@ def prune_images(client: Any) -> list[str]:
     Images used by a container stay. Returns the removed tags; a removed image is rebuilt when needed again.
     """
     current = {image_tag(None), f"{REPOSITORY}/base:{rootfs.fingerprint()}"}
-    if base := os.environ.get(BASE_IMAGE_VARIABLE):
+    if base := chosen_base(None):
         current.add(image_tag(base))
     removed = []
     for image in client.images.list(name=f"{REPOSITORY}/*"):

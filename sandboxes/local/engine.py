@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import IO, Any
 import psutil
 
 from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
+from forge_env.machine import needs_linux, usable_cpus
 from forge_env.sandbox import Images, Inventory, RunningSandbox, SandboxSpec
 from forge_env.sandbox.spec import PROXY_PORT
 from sandboxes.box import Box
@@ -76,14 +76,14 @@ class LocalEngine(PooledEngine, Images, Inventory):
     ) -> None:
         super().__init__(concurrency=concurrency, warm=warm, max_uses=max_uses)
         self.cpus = cpus
-        self._starts = asyncio.Semaphore(STARTS_PER_CPU * len(os.sched_getaffinity(0)))
+        self._starts = asyncio.Semaphore(STARTS_PER_CPU * usable_cpus())
         self._rootfs: Path | None = None
         self._runner: Path | None = None
 
     @classmethod
     def unavailable_reason(cls) -> str | None:  # noqa: D102
-        if sys.platform != "linux":
-            return "namespaces exist on Linux only"
+        if reason := needs_linux("it"):
+            return reason
         try:
             return _try(cache.ensure_rootfs(), cache.ensure_runner())
         except (OSError, SandboxUnavailableError) as error:
