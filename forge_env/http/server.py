@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Callable, Collection, Iterable
 from urllib.parse import urlsplit
 
@@ -131,6 +132,7 @@ class OwnUser:
 
     The application must be served by `serve` on 127.0.0.1. The kernel's table of connections, which is read once per
     connection, has the user of the other end. Connections that `ssh -L` forwards belong to the user who logged in.
+    Only Linux has that table: elsewhere every user is answered, so the application must also ask for a secret.
 
     Args:
         app: the application to guard.
@@ -141,7 +143,8 @@ class OwnUser:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with 403, or pass the request on."""
-        if scope["type"] not in ("http", "websocket") or peer_of(scope).user in (os.geteuid(), 0):
+        known = sys.platform == "linux"
+        if not known or scope["type"] not in ("http", "websocket") or peer_of(scope).user in (os.geteuid(), 0):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await PlainTextResponse(OTHER_USER, 403, {"connection": "close"})(scope, receive, send)
