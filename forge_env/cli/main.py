@@ -28,6 +28,7 @@ LEAVE_INTERRUPTED_S = 5
 """The same after a signal, so that threads blocked in downloads or locks don't delay the exit."""
 COMMANDS = {
     "train": "train a model on a recipe, or estimate what that takes",
+    "rehearse": "simulate a recipe's run without its GPUs, and name the keys to change",
     "config": "print a recipe with every key explained",
     "info": "list environments, or describe one: tasks, tools, options, an example episode",
     "validate": "test an environment without a model",
@@ -53,6 +54,7 @@ COMMANDS = {
 ALIASES = {
     **dict.fromkeys(("list", "ls", "envs", "environments", "describe"), "info [NAME]"),
     **dict.fromkeys(("plan", "estimate", "dry-run"), "train FILE --plan"),
+    **dict.fromkeys(("simulate", "rehearsal"), "rehearse FILE"),
     **dict.fromkeys(("evaluate", "eval-set", "vf-eval"), "eval ENV --model MODEL"),
     **dict.fromkeys(("score", "rescore"), "eval --rescore DIR"),
     **dict.fromkeys(("tail", "log", "watch", "follow"), "show RUN --follow"),

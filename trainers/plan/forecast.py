@@ -165,17 +165,25 @@ class Forecast:
             yield Holder("generator", count, memory, (room if shared else given) if generator.with_gpus else None)
 
     @cached_property
-    def batch(self) -> int:
-        """Number of sequences that one engine decodes together.
+    def capacity(self) -> int:
+        """Number of sequences that one engine can decode together.
 
-        The least of `max_num_seqs`, the engine's share of the episodes in flight, and the sequences whose keys and
-        values fit into its memory.
+        The lesser of `max_num_seqs`, and the sequences whose keys and values fit into its memory.
         """
         section = self.config.generator
+        return max(1, min(section.max_num_seqs, self.cached))
+
+    @cached_property
+    def cached(self) -> int:
+        """Number of sequences whose keys and values fit into the memory of one engine."""
         holder = next(holder for holder in self.holders if holder.name == "generator")
-        each = self.shape.kv_bytes(4 if self.config.model.dtype == "float32" else 2) / section.procs
-        fit = int(holder.memory.parts["keys and values"] / (each * (self.work.prompt + self.work.reply)))
-        return max(1, min(section.max_num_seqs, -(-self.work.in_flight // section.num_replicas), fit))
+        each = self.shape.kv_bytes(4 if self.config.model.dtype == "float32" else 2) / self.config.generator.procs
+        return int(holder.memory.parts["keys and values"] / (each * (self.work.prompt + self.work.reply)))
+
+    @cached_property
+    def batch(self) -> int:
+        """Number of sequences that one engine decodes together: at most its share of the episodes in flight."""
+        return max(1, min(self.capacity, -(-self.work.in_flight // self.config.generator.num_replicas)))
 
     @cached_property
     def decoding(self) -> Decoding:

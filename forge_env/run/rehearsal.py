@@ -1,0 +1,124 @@
+"""Rehearsals of recipes: what is assumed about hosts and episodes, and what a rehearsal finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge_env.config.recipe import RunConfig
+from forge_env.plugins import load_plugin
+from forge_env.schema import with_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Hosts and episodes that a rehearsal assumes; None: a default that the report states.
+
+    Attributes:
+        hosts: number of hosts.
+        gpus: GPUs of a host, such as 8xH100.
+        cpus: processors of a host.
+        memory_gb: main memory of a host, GiB.
+        disk_gb: free space for the run folder, GiB.
+        disk_speed: bytes per second that the run folder's disk writes.
+        prompt: tokens of an episode's first prompt.
+        reply: sampled tokens of an episode: the median.
+        reply_p95: sampled tokens that 95 % of the episodes don't exceed.
+        turns: turns of an episode.
+        tool_s: seconds of a turn in the environment.
+        like: folder of a run whose lengths and times are used.
+        steps: training steps to simulate.
+        real_s: seconds that the simulations may take on this machine.
+    """
+
+    hosts: int = 1
+    gpus: str | None = None
+    cpus: int | None = None
+    memory_gb: float | None = None
+    disk_gb: float | None = None
+    disk_speed: float = 1e9
+    prompt: int | None = None
+    reply: int | None = None
+    reply_p95: int | None = None
+    turns: int | None = None
+    tool_s: float | None = None
+    like: Path | None = None
+    steps: int | None = None
+    real_s: float = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault of a recipe.
+
+    Attributes:
+        key: the key to change.
+        text: what goes wrong.
+        fix: how to change the key.
+    """
+
+    key: str
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """Result of a rehearsal.
+
+    Attributes:
+        title: model, hosts and length of the simulation.
+        findings: faults, the gravest first.
+        step_s: forecast seconds of a training step; None if nothing was simulated.
+        shares: actor -> activity -> share of its time.
+        figures: further figures by name.
+        plan_step_s: seconds of a step by `forge-env train --plan`.
+        assumed: assumptions, as sentences.
+        notes: what was not rehearsed, and why.
+    """
+
+    title: str
+    findings: Sequence[Finding]
+    step_s: float | None = None
+    shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    plan_step_s: float | None = None
+    assumed: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+        return with_schema(asdict(self))
+
+    def lines(self) -> Iterator[str]:
+        """Format the result for the terminal."""
+        yield self.title
+        if self.step_s is not None:
+            yield ""
+            plan = "" if self.plan_step_s is None else f"; `forge-env train --plan` forecasts {self.plan_step_s:.3g} s"
+            yield f"a step takes {self.step_s:.3g} s{plan}"
+            for actor, shares in self.shares.items():
+                parts = sorted(shares.items(), key=lambda item: -item[1])
+                yield f"  {actor:<10} {', '.join(f'{name} {100 * share:.0f} %' for name, share in parts if share >= 0.005)}"
+            yield from (f"  {name}: {value:,.4g}" for name, value in self.figures.items())
+        yield ""
+        yield from (f"-- {text}" for text in self.notes)
+        yield from (f"-- assumed: {text}" for text in self.assumed)
+        for finding in self.findings:
+            yield f"!! {finding.key}: {finding.text}"
+            yield f"   -> {finding.fix}"
+        if not self.findings:
+            yield "ok nothing was found"
+
+
+def rehearse(config: RunConfig, conditions: Conditions) -> Rehearsal:
+    """Rehearse a recipe with the installed training packages.
+
+    Raises:
+        NotRegisteredError: they are not installed.
+        UsageError: the recipe's method, or the conditions, can't be rehearsed.
+    """
+    play: Callable[[RunConfig, Conditions], Rehearsal] = load_plugin("forge_env.forecasts", "rehearse")
+    return play(config, conditions)
