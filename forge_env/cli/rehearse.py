@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
 from forge_env.cli.command import Parser
 from forge_env.config.finding import read_run

@@ -11,6 +11,9 @@ from forge_env.config.recipe import RunConfig
 from forge_env.plugins import load_plugin
 from forge_env.schema import with_schema
 
+LEAST_SHOWN = 0.005
+"""Smallest share of an actor's time that the report shows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
@@ -101,7 +104,8 @@ class Rehearsal:
             yield f"a step takes {self.step_s:.3g} s{plan}"
             for actor, shares in self.shares.items():
                 parts = sorted(shares.items(), key=lambda item: -item[1])
-                yield f"  {actor:<10} {', '.join(f'{name} {100 * share:.0f} %' for name, share in parts if share >= 0.005)}"
+                shown = [f"{name} {100 * share:.0f} %" for name, share in parts if share >= LEAST_SHOWN]
+                yield f"  {actor:<10} {', '.join(shown)}"
             yield from (f"  {name}: {value:,.4g}" for name, value in self.figures.items())
         yield ""
         yield from (f"-- {text}" for text in self.notes)

@@ -301,18 +301,25 @@ class Step:
         return sum(both) if self.in_turns else max(both)
 
     @property
+    def transfer_s(self) -> float:
+        """Seconds for which a version of the weights is in transit; the next one is sent afterwards."""
+        return self.sync.seconds - self.sync.copy if self.sync and self.ahead else 0.0
+
+    @property
     def seconds(self) -> float:
-        """Seconds from one step to the next: the longer of `computing_s` and a round's share of its time.
+        """Seconds from one step to the next: the longest of `computing_s`, `transfer_s` and a round's share of it.
 
         Rounds overlap: `ahead` + 1 of them run at once, so one ends every `round_s` / (`ahead` + 1) seconds.
         """
-        return max(self.computing_s, self.round_s / (self.ahead + 1))
+        return max(self.computing_s, self.transfer_s, self.round_s / (self.ahead + 1))
 
     @property
     def why(self) -> str:
         """Explanation of `seconds`, as text."""
         if not self.generation:
             return "training alone"
+        if self.seconds == self.transfer_s:
+            return "the weight sync: one version is in transit at a time"
         if self.seconds > self.computing_s:
             overlap = f", of which {self.ahead + 1} are in progress" if self.ahead else ""
             return f"a round of generation, training and weight sync{overlap}"

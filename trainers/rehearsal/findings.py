@@ -20,6 +20,9 @@ CUT, LATE = 0.05, 0.02
 """Shares of cut replies or episodes, and of late episodes, that are a fault."""
 WAITS, FASTER = 0.15, 0.9
 """Share of an actor's time that is long to wait, and step time relative to the recipe's that confirms a cause."""
+FEW, FEW_BY_DEFAULT = 0.1, 0.5
+"""Shares of the episodes' time spent waiting for a sandbox that are a fault: of a stated number of sandboxes, and of
+the default, which depends on the processors, so that more need not help."""
 SAVING = 0.02
 """Share of the trainer's time that checkpoints may cost."""
 MOST_LOST_S = 3600.0
@@ -150,12 +153,12 @@ class Critic:
     def _replay(self) -> Iterator[Finding]:
         stats, replay = self.performance.stats, self.config.grpo.replay
         if stats.evicted > stats.reused and replay.max_uses > 1:
+            most = self.config.grpo.groups_per_step * (replay.max_uses - 1)
             yield Finding(
                 "grpo.replay.capacity",
                 f"the buffer drops {stats.evicted} of {stats.evicted + stats.reused} groups before their second use: a "
                 f"step has {self.config.grpo.groups_per_step} groups, and replay.capacity={replay.capacity}",
-                f"use grpo.replay.capacity={self.config.grpo.groups_per_step * (replay.max_uses - 1)} or more, or leave "
-                "it unset",
+                f"use grpo.replay.capacity={most} or more, or leave it unset",
             )
 
     def _staleness(self) -> Iterator[Finding]:
@@ -171,14 +174,13 @@ class Critic:
                 "grpo.max_off_policy_steps",
                 f"{grpo.max_off_policy_steps} starves the trainer: it waits for episodes {100 * waits:.0f} % of its "
                 f"time, while the generators wait for requests {100 * idle:.0f} % of theirs",
-                f"with {grpo.max_off_policy_steps + 1}, a step takes {other:.3g} s instead of {performance.step_s:.3g} s",
+                f"with {grpo.max_off_policy_steps + 1}, a step takes {other:.3g} instead of {performance.step_s:.3g} s",
             )
 
     def _sandboxes(self) -> Iterator[Finding]:
-        waits = self.performance.share("episodes", "wait for a sandbox")
-        if waits < 0.1:
+        waits, config = self.performance.share("episodes", "wait for a sandbox"), self.config
+        if waits < (FEW if config.sandbox.concurrency else FEW_BY_DEFAULT):
             return
-        config = self.config
         episodes = config.grpo.groups_per_step * config.grpo.group_size * (config.grpo.max_off_policy_steps + 1)
         other = self._again(sandbox__concurrency=episodes)
         if other < 0.95 * self.performance.step_s:

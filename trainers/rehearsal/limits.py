@@ -81,7 +81,7 @@ def memory(config: RunConfig, performance: Performance, plan: Plan, host: Host, 
                 "rollouts.workers",
                 f"the memory of host {number} runs out at step {step}: the run takes {used[number]:,.1f} of "
                 f"{host.memory_gb:,.0f} GiB from its start, and its workers keep {grows * 1024:,.1f} MiB of each step",
-                "let workers run on more hosts (rollouts.workers, job.place.rollouts), or end the run with Ctrl-C before "
-                "and --resume it: new processes begin without them",
+                "let workers run on more hosts (rollouts.workers, job.place.rollouts), or stop the run before with "
+                "Ctrl-C and --resume it: new processes begin without them",
             )
             return

@@ -50,7 +50,9 @@ class Record:
         """
         run = RunFolder(folder)
         if not run.config.is_file():
-            raise UsageError(f"--like: {folder} is not a run folder: it has no config.yaml", fix="name one, as runs/NAME")
+            raise UsageError(
+                f"--like: {folder} is not a run folder: it has no config.yaml", fix="name one, as runs/NAME"
+            )
         config = read_as(RunConfig, run.config)
         rows = [row for row in merge_rows(read_metrics(run.metrics)) if "reward/mean" in row]
         full = rows[config.grpo.max_off_policy_steps + FILLING :]
@@ -123,13 +125,17 @@ def fit(record: Record, scene: Scene) -> Fit:
         performance = perform(replace(scene, timing=fitted.apply(scene.timing)))
         if not performance.step_s:
             raise UsageError(
-                "--like: the recorded recipe can't be simulated" + (f": {performance.error}" if performance.error else "")
+                "--like: the recorded recipe can't be simulated"
+                + (f": {performance.error}" if performance.error else "")
             )
         generation, training = (
-            _ratio(record, performance, actor, doing) for actor, doing in (("generator", "generate"), ("trainer", "train"))
+            _ratio(record, performance, actor, doing)
+            for actor, doing in (("generator", "generate"), ("trainer", "train"))
         )
         fitted = replace(
-            fitted, generation=fitted.generation * generation, training=fitted.training * training
+            fitted,
+            generation=fitted.generation * generation,
+            training=fitted.training * training,
         )
     off, where = max(differences(record, performance))
     return replace(fitted, off=off, where=where)

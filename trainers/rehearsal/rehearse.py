@@ -23,9 +23,9 @@ from trainers.plan.hardware import Cluster, parse_cluster
 from trainers.plan.speed import PROMPT, Workload
 from trainers.rehearsal import limits
 from trainers.rehearsal.episodes import Drawn, Recorded, read_episodes
-from trainers.rehearsal.findings import Critic, refused
-from trainers.rehearsal.recorded import Fit, Record, fit
+from trainers.rehearsal.findings import CUT, Critic, refused
 from trainers.rehearsal.hosts import Host, deaths, placed, resumes
+from trainers.rehearsal.recorded import Fit, Record, fit
 from trainers.rehearsal.stage import Performance, Scene, perform
 from trainers.rehearsal.timing import Timing
 from trainers.rehearsal.workers import Sandboxed
@@ -158,8 +158,10 @@ def _shortage(problem: str, conditions: Conditions) -> Finding:
         )
     role = problem.partition(":")[0]
     fixes = {
-        "trainer": ("trainer.procs", "use more trainer.procs, trainer.activation_checkpoint=full, or fewer "
-                    "trainer.microbatch_tokens"),
+        "trainer": (
+            "trainer.procs",
+            "use more trainer.procs, trainer.activation_checkpoint=full, or fewer trainer.microbatch_tokens",
+        ),
         "generator": ("generator.procs", "use more generator.procs"),
         "reference": ("grpo.reference.procs", "use more grpo.reference.procs"),
     }
@@ -268,7 +270,7 @@ def _work(config: RunConfig, prompt: int, reply: int) -> Workload:
 
 def _assumed(conditions: Conditions, episodes: Drawn) -> Iterator[str]:
     if conditions.reply is None:
-        yield f"half of the episodes sample more than {episodes.reply:,} tokens, 5 % more than {episodes.p95:,}: --reply"
+        yield f"half of the episodes sample more than {episodes.reply:,} tokens, 5 % than {episodes.p95:,}: --reply N:N"
     elif conditions.reply_p95 is None:
         yield f"5 % of the episodes sample more than {episodes.p95:,} tokens: --reply MEDIAN:P95"
     if conditions.prompt is None:
@@ -282,7 +284,7 @@ def _assumed(conditions: Conditions, episodes: Drawn) -> Iterator[str]:
 def _recorded(folder: Path, config: RunConfig, sandboxed: Sandboxed) -> Cast:
     recorded = read_episodes(folder, config)
     text = f"episodes are as long as the {sum(map(len, recorded.groups)):,} recorded in {folder}"
-    if recorded.cut:
+    if recorded.cut >= CUT:
         text += f", where a limit cut {100 * recorded.cut:.0f} % of the replies: their true lengths are unknown"
     return Cast(recorded, _work(config, *recorded.mean()), sandboxed, [text])
 

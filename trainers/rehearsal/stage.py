@@ -17,9 +17,9 @@ from trainers.algorithms.grpo import GRPO
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings, BufferStats, Reservation
 from trainers.loop.checkpoints import Checkpoints
+from trainers.loop.stack import unless_stopped
 from trainers.loop.system import System
 from trainers.rehearsal.clock import simulate
-from trainers.loop.stack import unless_stopped
 from trainers.rehearsal.engines import Engine, Engines, Processors
 from trainers.rehearsal.episodes import Episodes
 from trainers.rehearsal.timing import Timing
@@ -377,9 +377,7 @@ async def _held(engines: Engines, *, pinned: bool) -> AsyncIterator[Engine | Non
         yield engine
 
 
-def _difference(
-    after: dict[str, dict[str, float]], before: dict[str, dict[str, float]]
-) -> dict[str, dict[str, float]]:
+def _difference(after: dict[str, dict[str, float]], before: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     return {
         actor: {doing: seconds - before.get(actor, {}).get(doing, 0.0) for doing, seconds in account.items()}
         for actor, account in after.items()

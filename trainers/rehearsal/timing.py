@@ -104,9 +104,7 @@ class Timing:
             config, work = self.forecast.config, self.forecast.work
             section = config.generator
             gpu = self.forecast.gpu(section.with_gpus)
-            each = decoding(
-                self.forecast.shape, work, batch, section.procs, gpu, config.model.dtype, section.threads
-            )
+            each = decoding(self.forecast.shape, work, batch, section.procs, gpu, config.model.dtype, section.threads)
             self._decoding[batch] = each.seconds
         return self._decoding[batch] * self.generation
 
@@ -117,5 +115,9 @@ class Timing:
             generation=self.generation * generation,
             training=self.training * training,
             _decoding=self._decoding,
-            **measured,
+            snapshot_s=measured.get("snapshot_s", self.snapshot_s),
+            publish_s=measured.get("publish_s", self.publish_s),
+            pull_s=measured.get("pull_s", self.pull_s),
+            load_s=measured.get("load_s", self.load_s),
+            book_keeping_s=measured.get("book_keeping_s", self.book_keeping_s),
         )

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from forge_env.config.recipe import RunConfig
@@ -169,7 +169,9 @@ class TimedRollouts:
                 late = sum(not task.done() for task in running)
                 if grpo.on_timeout == "wait":
                     await asyncio.wait(running)
-            kept = [each for each, task in zip(played, running, strict=True) if task.done() or grpo.on_timeout == "zero"]
+            kept = [
+                each for each, task in zip(played, running, strict=True) if task.done() or grpo.on_timeout == "zero"
+            ]
         finally:
             for task in running:
                 task.cancel()
