@@ -75,16 +75,16 @@ class Critic:
 
     def findings(self) -> Iterator[Finding]:
         """Yield all faults."""
-        if (error := self.performance.error) is not None:
-            yield refused(error, "grpo.group_timeout_s")
-        looks: list[Callable[[], Iterator[Finding]]] = [self._cuts, self._late, self._group]
+        looks: list[Callable[[], Iterator[Finding]]] = [self._sandboxes, self._cuts, self._late, self._group]
         if self.performance.steps > self.performance.skipped:
-            looks += [self._replay, self._sandboxes, self._staleness, self._batch]
+            looks += [self._replay, self._staleness, self._batch]
             looks += [self._checkpoints, self._lost_work, self._watchdog, self._evaluations]
         for look in looks:
             for finding in look():
                 self._found.add(finding.key)
                 yield finding
+        if (error := self.performance.error) is not None:
+            yield refused(error, "grpo.group_timeout_s")
 
     def _again(self, **values: Any) -> float:
         """Seconds of a step with other values of some keys."""
@@ -183,13 +183,14 @@ class Critic:
             return
         episodes = config.grpo.groups_per_step * config.grpo.group_size * (config.grpo.max_off_policy_steps + 1)
         other = self._again(sandbox__concurrency=episodes)
-        if other < 0.95 * self.performance.step_s:
+        before = self.performance.step_s
+        if 0 < other < (0.95 * before or float("inf")):
+            instead = f"instead of {before:.3g} s" if before else "and the run does not fail"
             now = config.sandbox.concurrency or f"unset, so {4 * self.scene.cpus}"
             yield Finding(
                 "sandbox.concurrency",
                 f"sandboxes are too few ({now}): episodes wait for one {100 * waits:.0f} % of their time",
-                f"with one for each of the {episodes} open episodes, a step takes {other:.3g} s instead of "
-                f"{self.performance.step_s:.3g} s",
+                f"with one for each of the {episodes} open episodes, a step takes {other:.3g} s {instead}",
             )
 
     def _batch(self) -> Iterator[Finding]:

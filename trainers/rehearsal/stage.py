@@ -320,14 +320,14 @@ class Stage(System):
         await self.healing.save_if_due()
         now = self._clock()
         if self.step <= skipped:
-            self._since = now, self._seconds(), sum(self.timed.turns.values())
+            self._since = now, self.seconds(), sum(self.timed.turns.values())
             result.skipped = self.step
         else:
             began, before, turns = self._since
             result.steps = self.step
             count = self.step - result.skipped
             result.step_s = (now - began) / count
-            result.seconds = _difference(self._seconds(), before)
+            result.seconds = _difference(self.seconds(), before)
             result.turns = (sum(self.timed.turns.values()) - turns) / count
         enough = time.perf_counter() - self._began > self.scene.real_s and self.step > skipped
         if self.step >= self.scene.steps or enough:
@@ -336,7 +336,8 @@ class Stage(System):
             result.queued_s = sum(engine.queued_s for engine in self.engines.each)
             self.run.stop.set()
 
-    def _seconds(self) -> dict[str, dict[str, float]]:
+    def seconds(self) -> dict[str, dict[str, float]]:
+        """Seconds of every activity of every actor since the beginning."""
         return {
             "trainer": self.account.seconds(),
             "generator": self.engines.shares(),
@@ -389,7 +390,12 @@ def perform(scene: Scene) -> Performance:
     result = Performance()
 
     async def play() -> None:
-        await Stage(scene, result).play()
+        stage = Stage(scene, result)
+        try:
+            await stage.play()
+        except* ForgeError:
+            result.seconds, result.cuts = stage.seconds(), stage.timed.cuts
+            raise
 
     try:
         simulate(play())

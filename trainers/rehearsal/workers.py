@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -162,20 +162,21 @@ class TimedRollouts:
         ]
         late = 0
         try:
-            try:
+            with suppress(TimeoutError):
                 async with deadline:
-                    await asyncio.gather(*running)
-            except TimeoutError:
-                late = sum(not task.done() for task in running)
-                if grpo.on_timeout == "wait":
-                    await asyncio.wait(running)
-            kept = [
-                each for each, task in zip(played, running, strict=True) if task.done() or grpo.on_timeout == "zero"
-            ]
+                    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            late = sum(not task.done() for task in running) if deadline.expired() else 0
+            if late and grpo.on_timeout == "wait":
+                await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            done = [task.done() for task in running]
+            for task in running:
+                if task.done():
+                    task.result()  # raises what failed
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+        kept = [each for each, whole in zip(played, done, strict=True) if whole or grpo.on_timeout == "zero"]
         self.cuts.late += late
         return await self._report(ticket, kept, late)
 

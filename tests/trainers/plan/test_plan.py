@@ -189,7 +189,6 @@ def test_512_gpus_have_an_answer(plan: Plan) -> None:
     wide, wider = (widest(config, replace(work, episodes=work.episodes * times), cluster) for times in (1, 32))
     assert wide is not None
     assert wider is not None
-    assert wide.step.generation_s < narrow.generation_s
     assert wide.step.seconds == narrow.seconds == narrow.transfer_s  # which more GPUs don't shorten
     assert wider.step.tokens / wider.step.seconds > wide.step.tokens / wide.step.seconds
     assert wider.needed <= 512
