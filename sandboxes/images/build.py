@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from docker.errors import APIError, BuildError, ContainerError, ImageNotFound
 
@@ -65,7 +65,7 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
         base = image
     tag = image_tag(base)
     if not _exists(client, tag):
-        _build(client, _context(), base or _import_base(client), tag)
+        _build(client, io.BytesIO(_context()), base or _import_base(client), tag)
     return tag
 
 
@@ -87,7 +87,8 @@ def ensure_packages(client: Any, image: str, wanted: Sequence[str]) -> str:
             _add_text(archive, "Dockerfile", lines)
             for name in ("site", "bin"):
                 archive.add(layer / name, arcname=name, filter=_owned_by_root)
-        _build(client, buffer.getvalue(), image, tag)
+        buffer.seek(0)
+        _build(client, buffer, image, tag)
     return tag
 
 
@@ -122,7 +123,8 @@ def ensure_seeds(client: Any, image: str, writable: Sequence[str]) -> str:
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             _add_text(archive, "Dockerfile", lines)
-        _build(client, buffer.getvalue(), image, tag)
+        buffer.seek(0)
+        _build(client, buffer, image, tag)
     return tag
 
 
@@ -142,11 +144,12 @@ def _ensure_folder_image(client: Any, folder: Path, base_image: str | None, inst
             digest.update(name.encode(errors="surrogateescape") + path.read_bytes())
     tag = f"{REPOSITORY}/user:{digest.hexdigest()[:16]}"
     if not _exists(client, tag):
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            archive.add(folder, arcname=".", filter=_owned_by_root)
-            _add_text(archive, "Dockerfile", dockerfile)  # the last entry of a name wins
-        _build(client, buffer.getvalue(), base, tag)
+        with tempfile.TemporaryFile() as context:  # folders may be larger than memory
+            with tarfile.open(fileobj=context, mode="w") as archive:
+                archive.add(folder, arcname=".", filter=_owned_by_root)
+                _add_text(archive, "Dockerfile", dockerfile)  # the last entry of a name wins
+            context.seek(0)
+            _build(client, context, base, tag)
     return tag
 
 
@@ -206,10 +209,10 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _build(client: Any, context: bytes, base: str, tag: str) -> None:
+def _build(client: Any, context: IO[bytes], base: str, tag: str) -> None:
     try:
         client.images.build(
-            fileobj=io.BytesIO(context),
+            fileobj=context,
             custom_context=True,
             buildargs={"BASE_IMAGE": base},
             tag=tag,
