@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -207,11 +208,17 @@ class PolicySession(ABC):
         return None
 
 
+READS_IMAGES: ContextVar[bool] = ContextVar("READS_IMAGES", default=True)
+"""Whether the policy of the episode that is being reset reads images."""
+
+
 class Policy:
     """Base class of everything that can play episodes: a generator, an endpoint, a script."""
 
     name: str = ""
     """Model name recorded by evaluations; if empty, the class's name."""
+    reads_images: bool = True
+    """Whether it may be shown images; programs are told if it may not."""
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
         """Open a conversation. A policy overrides this method or `session_inside`.

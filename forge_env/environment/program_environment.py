@@ -22,6 +22,7 @@ earlier conversation starts a new one (`forge_env.gateway.conversations`), named
 from __future__ import annotations
 
 import asyncio
+import inspect
 from asyncio import FIRST_COMPLETED
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from forge_env.concurrency import to_its_end
+from forge_env.environment import acp_client
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.sandbox_environment import SandboxEnvironment, SandboxEnvironmentConfig, as_text
 from forge_env.errors import (
@@ -45,6 +47,8 @@ from forge_env.errors import (
 from forge_env.gateway.conversations import Conversation, Conversations
 from forge_env.gateway.request import Answer, ModelRequest
 from forge_env.gateway.server import Access, shared_gateway
+from forge_env.http.limits import RefusedRequestError
+from forge_env.policy import READS_IMAGES
 from forge_env.rewards.reasons import explain
 from forge_env.rewards.rubric import RubricResult
 from forge_env.sandbox import ExecResult, Limits, Programs
@@ -112,6 +116,9 @@ class ProgramEnvironment(SandboxEnvironment):
     config_class: ClassVar[type[EnvironmentConfig]] = ProgramEnvironmentConfig
     command: ClassVar[Sequence[str]] = ()
     """The program and its arguments, run in the work folder; `{instruction}` is replaced by the task's prompt."""
+    acp: bool = False
+    """Whether the program is an agent that speaks the Agent Client Protocol on its standard input and output: it is
+    given the task's prompt, and permission for all that it asks for. The sandbox's image needs Python."""
 
     ended: ExecResult | None = None
     """Result of the program, for reward functions; None: it is still running."""
@@ -126,6 +133,7 @@ class ProgramEnvironment(SandboxEnvironment):
         self._conversations = Conversations()
         self._left_out: Counter[str] = Counter()
         """Requests that offered tools of a type that runs on the provider's servers, by type."""
+        self._reads_images = True
         self._overdue = False
         self._stopped = ""
         """Why the gateway has stopped the program, or an empty string."""
@@ -161,10 +169,14 @@ class ProgramEnvironment(SandboxEnvironment):
             task: the task to solve.
             access: access to the model.
         """
+        argv = list(self.argv(task))
+        if self.acp:
+            argv = ["python3", "-c", inspect.getsource(acp_client), task.prompt, *argv]
         process = await Programs.of(self.sandbox).spawn(
-            list(self.argv(task)), env={**_DIRECT, **access.environment, **self.environment(task)}, limits=self.limits
+            argv, env={**_DIRECT, **access.environment, **self.environment(task)}, limits=self.limits
         )
         try:
+            await process.write(b"", end=True)  # some read their standard input to its end
             result = await process.wait(self.config.lifetime_s)
             return ExecResult(exit_code=None, timed_out=True) if result is None else result
         except asyncio.CancelledError:
@@ -294,6 +306,7 @@ class ProgramEnvironment(SandboxEnvironment):
         self._asked = asyncio.Queue()
         self._conversations = Conversations()
         self._left_out.clear()
+        self._reads_images = READS_IMAGES.get()
         self._overdue = False
         self._stopped = ""
         await super()._begin(task)
@@ -306,6 +319,9 @@ class ProgramEnvironment(SandboxEnvironment):
 
     async def _ask(self, request: ModelRequest) -> Message:
         """Queue a request and wait for its answer; requests are answered one at a time."""
+        if request.images and not self._reads_images:
+            why = "a message has an image: this model reads text only"
+            raise RefusedRequestError(why, code="unsupported_content")
         asked = _Asked(request, asyncio.get_running_loop().create_future())
         self._asked.put_nowait(asked)
         return await asked.answer

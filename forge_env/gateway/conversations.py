@@ -215,7 +215,7 @@ def _key(message: Message, content: str) -> Hashable:
     calls = tuple(
         (call.id, call.function.name, _sorted(arguments_object(call.function.arguments))) for call in message.tool_calls
     )
-    return message.role, content, message.tool_call_id, calls
+    return message.role, content, message.tool_call_id, calls, message.images
 
 
 def _without_blanks(text: str) -> str:

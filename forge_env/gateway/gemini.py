@@ -15,6 +15,7 @@ from forge_env.gateway.request import (
     MOST_TOOLS,
     Answer,
     Arguments,
+    ImageSource,
     ModelRequest,
     Part,
     Wire,
@@ -55,16 +56,29 @@ class _Result(_Wire):
     response: Any = None
 
 
+class _Data(_Wire):
+    mime_type: str = ""
+    data: str = ""
+    file_uri: str = ""
+
+
 class _Part(_Wire):
     text: str | None = None
     thought: bool = False
     function_call: _Call | None = None
     function_response: _Result | None = None
+    inline_data: _Data | None = None
+    file_data: _Data | None = None
     thought_signature: str | None = None
     model_config = ConfigDict(extra="allow", alias_generator=to_camel, populate_by_name=True)
 
     def plain(self) -> Part:
         """The part as content of a message; a part of another type keeps the name of its field."""
+        if image := self.inline_data or self.file_data:
+            if image.mime_type.startswith("image/"):
+                source = ImageSource(url=image.file_uri, media_type=image.mime_type, data=image.data)
+                return Part(type="image", source=source)
+            return Part(type=f"{'inlineData' if self.inline_data else 'fileData'} {image.mime_type[:64]}")
         other = next(iter(self.model_extra or ()), "")
         return Part(type=other, text=None if other and self.text is None else self.text or "")
 

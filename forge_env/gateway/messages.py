@@ -23,7 +23,6 @@ from forge_env.gateway.request import (
     new_id,
     read,
     said,
-    text_of,
     tool_of,
 )
 from forge_env.http.limits import RefusedRequestError
@@ -92,13 +91,13 @@ class MessagesRequest(Wire):
 def read_messages(data: object) -> ModelRequest:
     """Parse a request body. `RefusedRequestError`: it is invalid or not supported."""
     body = read(MessagesRequest, data)
-    system = text_of(body.system, "the system prompt")
+    system = said("system", body.system)
     hosted = [tool.type for tool in body.tools or [] if tool.type and tool.type.startswith(AT_ANTHROPIC)]
     given = [tool for tool in body.tools or [] if tool.type not in hosted]
     offered = [] if body.tool_choice and body.tool_choice.type == "none" else given
     return ModelRequest(
         messages=[
-            *([Message(role="system", content=system)] if system else []),
+            *([system] if system.content else []),
             *(each for message in body.messages for each in message.messages()),
         ],
         tools=[_tool(tool) for tool in offered],

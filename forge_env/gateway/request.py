@@ -25,6 +25,8 @@ from forge_env.tools.json_text import (
 from forge_env.tools.json_text import read_json as parse_json
 from forge_env.types import Message, Role, ToolSpec
 
+IMAGE_TOKENS = 1_000
+"""Estimated tokens of an image."""
 AROUND_A_MESSAGE = 4
 """Estimated tokens that a chat format adds around a message."""
 MOST_MESSAGES = 10_000
@@ -82,6 +84,11 @@ class ModelRequest:
         tools = sum(estimated_tokens(tool.model_dump_json()) for tool in self.tools)
         return tools + sum(message_tokens(message) for message in self.messages)
 
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return sum(len(message.images) for message in self.messages)
+
 
 @dataclass(slots=True)
 class Answer:
@@ -117,7 +124,7 @@ class Answer:
 
 def message_tokens(message: Message) -> int:
     """Estimated tokens of a message, including the chat format's around it."""
-    return AROUND_A_MESSAGE + estimated_tokens(words_of(message))
+    return AROUND_A_MESSAGE + IMAGE_TOKENS * len(message.images) + estimated_tokens(words_of(message))
 
 
 class Wire(BaseModel):
@@ -173,16 +180,28 @@ def tool_of(name: str, description: str | None, parameters: dict[str, Any] | Non
 
 
 def text_of(content: str | Sequence[Part] | None, what: str) -> str:
-    """Text of a message's content. `RefusedRequestError`: the content has parts other than text."""
+    """Text of a message's content. `RefusedRequestError`: the content has parts other than text and images."""
     if content is None or isinstance(content, str):
         return content or ""
     for part in content:
-        if part.text is None:
+        if part.text is None and part.image is None:
             raise RefusedRequestError(
-                f"{what} has a part of the type {part.type!r}: this model reads text only",
+                f"{what} has a part of the type {part.type!r}: this model reads text and images only",
                 code="unsupported_content",
             )
     return "\n".join(part.text for part in content if part.text)
+
+
+class _URL(Wire):
+    url: str
+
+
+class ImageSource(Wire):
+    """Source of an image: its address, or its data in base64."""
+
+    url: str = ""
+    media_type: str = ""
+    data: str = ""
 
 
 class Part(Wire):
@@ -190,6 +209,22 @@ class Part(Wire):
 
     type: str = "text"
     text: str | None = None
+    image_url: str | _URL | None = None
+    source: ImageSource | None = None
+
+    @property
+    def image(self) -> str | None:
+        """URL of the image that this part is, or None. `RefusedRequestError`: it is neither `https:` nor `data:`."""
+        url: str | None = None
+        if self.type in ("image_url", "input_image"):
+            url = self.image_url.url if isinstance(self.image_url, _URL) else self.image_url
+        elif self.type == "image" and self.source is not None:
+            url = self.source.url or f"data:{self.source.media_type};base64,{self.source.data}"
+        if url is not None and not url.startswith(("https://", "http://", "data:image/")):
+            raise RefusedRequestError(
+                f"the image {url[:64]!r} is neither an https: nor a data:image/ URL", code="unsupported_content"
+            )
+        return url
 
 
 Arguments = Annotated[str, BeforeValidator(lambda value: arguments_text(shallow(value, "the arguments of a call")))]
@@ -200,7 +235,9 @@ Content = str | Annotated[list[Part], Field(max_length=MOST_MESSAGES, fail_fast=
 
 def said(role: Role, content: str | Sequence[Part] | None, **more: Any) -> Message:
     """Make a message from a program's request."""
-    return Message(role=role, content=text_of(content, f"a message of the {role}"), **more)
+    parts = [] if content is None or isinstance(content, str) else content
+    images = tuple(image for part in parts if (image := part.image))
+    return Message(role=role, content=text_of(content, f"a message of the {role}"), images=images, **more)
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:

@@ -181,7 +181,9 @@ class Access:
         """Store a response's conversation for later requests; drop the oldest beyond `MAX_REMEMBERED` characters."""
         history = [message for message in messages if message.role != "system"]
         self._earlier[name] = history
-        self._sizes[name] = sum(MESSAGE_CHARS + len(words_of(message)) for message in history)
+        self._sizes[name] = sum(
+            MESSAGE_CHARS + len(words_of(message)) + sum(map(len, message.images)) for message in history
+        )
         total = sum(self._sizes.values())
         while total > MAX_REMEMBERED:
             oldest = next(iter(self._earlier))

@@ -50,7 +50,7 @@ from forge_env.errors import (
     environment_code,
     suggestion,
 )
-from forge_env.policy import LimitReached, Policy, PolicySession, Reply
+from forge_env.policy import READS_IMAGES, LimitReached, Policy, PolicySession, Reply
 from forge_env.rewards.reasons import explanation
 from forge_env.sandbox.protocol import on_behalf_of
 from forge_env.tools.calls import measured_calls
@@ -216,7 +216,7 @@ async def _play(
         task = resolve_task(env, seed, None) if task is None else task
     trajectory.task_id, trajectory.split = task.id, task.split
     trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)
-    trajectory.final_observation, info = await _reset(env, task, seed, limits)
+    trajectory.final_observation, info = await _reset(env, task, seed, limits, images=sessions.read_images)
     trajectory.reset_s = _seconds(clock() - began)
     trajectory.rewards = dict.fromkeys(seats_of(env), 0.0)
     trajectory.opponents = sessions.names()
@@ -243,6 +243,8 @@ async def _play(
     trajectory.scores = why.scores
     for seat, reward in trajectory.rewards.items():
         trajectory.metrics[f"reward_{seat}"] = reward
+    if images := sum(len(message.images) for turn in trajectory.turns for message in turn.observation):
+        trajectory.metrics["images"] = float(images)
     if rerendered := sum(turn.reply.forked for turn in trajectory.turns):
         trajectory.metrics["fork/rendered_anew"] = float(rerendered)
     names = list(dict.fromkeys(turn.seat for turn in trajectory.turns if turn.seat))
@@ -252,12 +254,12 @@ async def _play(
         trajectory.answer = given_answer(env)
 
 
-async def _reset(env: Environment, task: Task, seed: int | None, limits: EpisodeLimits) -> ResetResult:
+async def _reset(env: Environment, task: Task, seed: int | None, limits: EpisodeLimits, *, images: bool) -> ResetResult:
     """Reset within the episode's time limits; exceeding them is an infrastructure failure rather than a score of 0."""
     bound = min((limit for limit in (limits.wall_s, limits.working_s) if limit is not None), default=None)
     working = WorkingTime(bound)  # excludes waiting for a free sandbox
     given_up: list[str] = []
-    token = GIVEN_UP.set(given_up)
+    token, reading = GIVEN_UP.set(given_up), READS_IMAGES.set(images)
     try:
         async with working:
             result = await checked_reset(env, task, seed)
@@ -268,6 +270,7 @@ async def _reset(env: Environment, task: Task, seed: int | None, limits: Episode
         raise InfrastructureError(f"reset did not end within {bound:g} s{location}") from error
     finally:
         GIVEN_UP.reset(token)
+        READS_IMAGES.reset(reading)
     return result
 
 
@@ -371,6 +374,11 @@ class Sessions:
         self._known = 0
         self.seat = ""
         self.current: PolicySession
+
+    @property
+    def read_images(self) -> bool:
+        """Whether every policy reads images."""
+        return all(policy.reads_images for policy in (self._policy, *self._opponents.values()))
 
     def names(self) -> dict[str, str]:
         """Names of the opponents, by seat."""

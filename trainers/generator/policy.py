@@ -40,6 +40,8 @@ class GeneratorPolicy(Policy):
         shaping: settings of `sampling` that differ from the defaults, without `stop_token_ids`.
     """
 
+    reads_images = False
+
     chat: Chat
     generate: GenerateFunction
     max_length: int

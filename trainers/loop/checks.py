@@ -12,6 +12,7 @@ from forge_env.config.recipe import ORDERS, ModelSection, RunConfig, Section
 from forge_env.endpoint.opponents import check_named
 from forge_env.environment.base import Environment, resolve_task
 from forge_env.environment.optional import demonstrate, seats_of
+from forge_env.environment.tool_environment import ToolEnvironment
 from forge_env.errors import UsageError, suggestion
 from forge_env.job.needs import gpus_by_role
 from forge_env.machine import user_path
@@ -31,6 +32,8 @@ from trainers.model.folder import (
 )
 from trainers.model.tiny import hf_config
 
+SHOWN = 4
+"""Tasks of each split whose prompts are checked."""
 GSPO_CLIP = 0.01
 """Smallest clip of GSPO's ratio that exceeds rounding errors in bfloat16 (measured in docs/losses.md)."""
 
@@ -282,6 +285,7 @@ def check_environment(config: RunConfig) -> None:
             f"{section.name}: evaluation.split={evaluation.split} has the training data, {undivided}",
             fix="hold some of it out: environment.options.dataset.eval_fraction=0.1, or name `splits`",
         )
+    check_images(section.name, environment, [environment.splits[0], evaluation.split, *evaluation.extra_splits])
     if config.tasks.order not in ORDERS:
         make_order(config.tasks, environment, environment.splits[0], seed=config.seed)
     if (config.model.path == TINY or warms_up(config)) and _has_no_demonstrations(environment):
@@ -290,6 +294,20 @@ def check_environment(config: RunConfig) -> None:
             f"{section.name} gives no demonstrations to {what}",
             fix="define `demonstrate(task, rng)`, or use a trained model: model.path=Qwen/Qwen3-0.6B warmup=null",
         )
+
+
+def check_images(name: str, environment: Environment, splits: Sequence[str]) -> None:
+    """Check that prompts have no images, by the first tasks of each split: the models trained here read text only."""
+    if not isinstance(environment, ToolEnvironment):
+        return
+    for split in dict.fromkeys(splits):
+        for index in range(min(environment.num_tasks(split) or SHOWN, SHOWN)):
+            task = resolve_task(environment, None, {"split": split, "index": index})
+            if any(message.images for message in environment.prompt(task)):
+                raise UsageError(
+                    f"{name}: the prompt of task {task.id!r} has images, and models trained here read text only",
+                    fix="evaluate it with a vision model: forge-env eval --model NAME --base-url URL, or show text",
+                )
 
 
 def _undivided(environment: Environment) -> str | None:

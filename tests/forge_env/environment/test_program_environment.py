@@ -789,6 +789,84 @@ async def test_tools_that_run_at_the_provider_are_counted(engine: SandboxEngine)
     assert counts == {"left_out/web_search": 2.0, "left_out/mcp": 1.0}
 
 
+ACP_AGENT = """
+from asking import *
+
+def send(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+def receive():
+    return json.loads(sys.stdin.readline())
+
+def called(method, **result):
+    request = receive()
+    assert request["method"] == method, request
+    return request["params"]
+
+called("initialize"), send(id=1, result={"protocolVersion": 1})
+called("session/new"), print("not JSON", flush=True), send(id=2, result={"sessionId": "s"})
+(part,) = called("session/prompt")["prompt"]
+send(id=7, method="fs/read_text_file", params={})
+assert receive()["error"]["code"] == -32601
+options = [{"optionId": "no", "kind": "reject_once"}, {"optionId": "yes", "kind": "allow_once"}]
+send(id=8, method="session/request_permission", params={"options": options})
+assert receive()["result"]["outcome"] == {"outcome": "selected", "optionId": "yes"}
+answer = ask(user(part["text"]))["content"]
+open("answer.txt", "w").write(answer)
+chunk = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": answer}}
+send(method="session/update", params={"sessionId": "s", "update": chunk})
+if answer == "crash":
+    sys.exit(3)
+send(id=3, result={"stopReason": "end_turn" if "DONE" in answer else "refusal"})
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "why"),
+    [("DONE 42", 0.0, ""), ("no", 1.0, "the agent stopped: refusal"), ("crash", 1.0, "ended with exit code 3")],
+)
+async def test_an_agent_that_speaks_acp_is_driven(engine: SandboxEngine, answer: str, code: float, why: str) -> None:
+    class Protocol(Agent):
+        acp = True
+        program = ACP_AGENT
+        command = ("python", "agent.py")
+
+    trajectory = await run_episode(lambda: Protocol(sandboxes=engine), Says(answer), seed=1)
+    assert trajectory.turns[0].observation[0].content == "What is the answer?"
+    assert (trajectory.reward, trajectory.answer) == (float(answer == "DONE 42"), answer)
+    assert trajectory.metrics["exit_code"] == code, trajectory.final_observation[0].content
+    assert why in trajectory.final_observation[0].content
+
+
+async def test_a_program_meets_the_end_of_its_standard_input(engine: SandboxEngine) -> None:
+    trajectory, _ = await play(engine, ["DONE 42"], "from asking import *\nsys.stdin.read()" + LOOP)
+    assert trajectory.reward == 1.0
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_images_are_counted_and_refused_for_a_policy_that_reads_text(engine: SandboxEngine, reads: bool) -> None:
+    """A program is told, and may go on without; so are programs in training."""
+
+    class Looking(Agent):
+        async def run(self, task: fe.Task, access: Access) -> ExecResult:
+            async with openai.AsyncOpenAI(base_url=access.openai_url, api_key=access.key) as client:
+                await client.responses.create(model="any", input="?")
+                url = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+                shown: Any = [{"role": "user", "content": [url]}]
+                try:
+                    await client.responses.create(model="any", input=shown)
+                except openai.BadRequestError as error:
+                    return ExecResult(exit_code=0, stdout=str(error))
+            return ExecResult(exit_code=0)
+
+    policy = Says("a", "b")
+    policy.reads_images = reads
+    trajectory = await run_episode(lambda: Looking(sandboxes=engine), policy, seed=1)
+    assert (trajectory.metrics.get("images"), len(trajectory.turns)) == ((1.0, 2) if reads else (None, 1))
+    assert ("this model reads text only" in trajectory.answer) is not reads
+
+
 async def test_an_episode_that_is_cancelled_ends_its_program(engine: SandboxEngine) -> None:
     asked = asyncio.Event()
 

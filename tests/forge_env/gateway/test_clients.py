@@ -52,7 +52,8 @@ SHOWN = {
     "`n`": ["test_several_answers_stop_words_and_no_tools", "test_what_cannot_be_answered_is_refused"],
     "stop words": ["test_several_answers_stop_words_and_no_tools", "test_an_answer_ends_where_a_stop_word_begins"],
     "`previous_response_id`": ["test_responses", "test_what_clients_cannot_have_is_refused"],
-    "images, audio, files": ["test_what_clients_cannot_have_is_refused"],
+    "images": ["test_images_reach_the_model", "test_what_clients_cannot_have_is_refused"],
+    "audio, files": ["test_what_clients_cannot_have_is_refused"],
     "tools that run at the provider": ["test_tools_that_run_at_the_provider_are_left_out"],
     "`model`, temperature, top-p, seed, `max_tokens`": ["test_what_the_run_decides"],
     "JSON mode, schemas": ["test_what_the_run_decides"],
@@ -332,7 +333,7 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ({"messages": [{"role": "user", "content": IMAGE}]}, "this model reads text only"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "reads text and images only"),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "wizard", "content": "?"}]}, r"messages\.0\.role: "),
         ({"messages": [{"role": "user", "content": "?"}], "n": 1000}, r"n: "),
@@ -466,13 +467,20 @@ def sends(content: Any) -> Any:
     return {"model": "m", "messages": [{"role": "user", "content": content}]}
 
 
+TEXT = "reads text and images only"
+PNG = "data:image/png;base64,AA=="
+FTP: Any = [{"type": "image_url", "image_url": {"url": "ftp://example.org/x.png"}}]
 IMAGE_BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 BASH = {"type": "bash_20250124", "name": "bash"}
 REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
-    "chat image": (lambda c: c[0].chat.completions.create(**sends(IMAGE)), 400, "reads text only"),
-    "chat audio": (lambda c: c[0].chat.completions.create(**sends([{"type": "input_audio"}])), 400, "reads text only"),
-    "chat file": (lambda c: c[0].chat.completions.create(**sends([{"type": "file"}])), 400, "reads text only"),
+    "chat image": (
+        lambda c: c[0].chat.completions.create(**sends(FTP)),
+        400,
+        "neither an https: nor a data:image/ URL",
+    ),
+    "chat audio": (lambda c: c[0].chat.completions.create(**sends([{"type": "input_audio"}])), 400, TEXT),
+    "chat file": (lambda c: c[0].chat.completions.create(**sends([{"type": "file"}])), 400, TEXT),
     "chat speech": (lambda c: c[0].chat.completions.create(**sends("?"), modalities=["audio"]), 400, "modalities"),
     "chat custom tool": (
         lambda c: c[0].chat.completions.create(**sends("?"), tools=[{"type": "custom", "custom": {"name": "x"}}]),
@@ -480,9 +488,9 @@ REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
         r"tools\.0\.type",
     ),
     "responses image": (
-        lambda c: c[0].responses.create(model="m", input=sends([{"type": "input_image"}])["messages"]),
+        lambda c: c[0].responses.create(model="m", input=sends([{"type": "input_image", "file_id": "f"}])["messages"]),
         400,
-        "reads text only",
+        TEXT,
     ),
     "responses shell": (
         lambda c: c[0].responses.create(model="m", input="?", tools=[{"type": "local_shell"}]),
@@ -494,7 +502,11 @@ REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
         400,
         "previous_response_id",
     ),
-    "messages image": (lambda c: c[1].messages.create(**sends([IMAGE_BLOCK]), max_tokens=5), 400, "reads text only"),
+    "messages file": (
+        lambda c: c[1].messages.create(**sends([{**IMAGE_BLOCK, "type": "document"}]), max_tokens=5),
+        400,
+        TEXT,
+    ),
     "messages shell": (
         lambda c: c[1].messages.create(**sends("?"), max_tokens=5, tools=[BASH]),  # type: ignore[list-item]
         400,
@@ -508,8 +520,42 @@ REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
 }
 
 
-MESSAGES = {"messages image", "messages shell", "batches", "files"}
+MESSAGES = {"messages file", "messages shell", "batches", "files"}
 """Of those, what Anthropic's client asks."""
+
+
+async def test_images_reach_the_model(gateway: Gateway) -> None:
+    """As parts of the user's messages and of tools' results."""
+    model = Model("a", "b", "c", "d")
+    shown: Any = [{"type": "text", "text": "See:"}, *IMAGE]
+    result: Any = {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE_BLOCK]}
+    use: Any = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    look: Any = {"type": "function_call", "call_id": "t", "name": "look", "arguments": "{}"}
+    output: Any = [{"type": "input_image", "image_url": PNG}]
+    with gateway.open(model) as access:
+        gpt, claude = clients(access)
+        async with gpt, claude:
+            await gpt.chat.completions.create(**sends(shown))
+            seen: Any = [{"type": "function_call_output", "call_id": "t", "output": output}]
+            await gpt.responses.create(model="m", input=[look, *seen])
+            turns: Any = [
+                *sends([IMAGE_BLOCK])["messages"],
+                {"role": "assistant", "content": [use]},
+                {"role": "user", "content": [result]},
+            ]
+            await claude.messages.create(model="m", max_tokens=5, messages=turns)
+        inline = {
+            "contents": [{"parts": [{"text": "See:"}, {"inlineData": {"mimeType": "image/png", "data": "AA=="}}]}]
+        }
+        async with httpx2.AsyncClient(headers={"x-goog-api-key": access.key}) as client:
+            await client.post(f"{access.url}/v1beta/models/m:generateContent", json=inline)
+    chat, responses, messages, gemini = (
+        [(m.role, m.content, m.images) for m in asked.messages] for asked in model.asked
+    )
+    assert chat == gemini == [("user", "See:", (PNG,))]
+    assert responses[-1] == ("tool", "", (PNG,))
+    assert messages == [("user", "", (PNG,)), ("assistant", "", ()), ("tool", "", (PNG,))]
+    assert [asked.images for asked in model.asked] == [1, 1, 2, 1]
 
 
 @pytest.mark.parametrize("name", REFUSED)

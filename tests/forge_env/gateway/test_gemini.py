@@ -118,10 +118,10 @@ async def test_what_a_request_sets(gateway: Gateway) -> None:
 REFUSED: dict[str, tuple[str, Any, int, str, str]] = {
     "audio": (
         f"{PATH}:generateContent",
-        {"contents": [{"parts": [{"text": "?"}, {"fileData": {"fileUri": "gs://x"}}]}]},
+        {"contents": [{"parts": [{"text": "?"}, {"fileData": {"fileUri": "gs://x", "mimeType": "audio/wav"}}]}]},
         400,
         "INVALID_ARGUMENT",
-        "'fileData'",
+        "'fileData audio/wav'",
     ),
     "no contents": (f"{PATH}:generateContent", {"contents": []}, 400, "INVALID_ARGUMENT", "contents: "),
     "cache": (f"{PATH}:generateContent", {"contents": [USER], "cachedContent": "c"}, 400, "INVALID_ARGUMENT", "cached"),

@@ -15,6 +15,7 @@ pytest.importorskip("safetensors")  # of the training stack; torch would cost ev
 import httpx
 from huggingface_hub.errors import GatedRepoError
 
+import forge_env as fe
 from forge_env.config import load_config
 from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import ForgeError, PluginError, UsageError
@@ -48,6 +49,23 @@ def refusal(*overrides: str) -> ForgeError:
 @pytest.mark.parametrize("recipe", ["coding_rlvr", "coding_rlvr/qwen3_0_6b", "grpo/math_cpu"])
 def test_bundled_recipes_are_sound(recipe: str) -> None:
     train.check(load_config(recipe))
+
+
+class Pictures(fe.ToolEnvironment):
+    """Its held-out tasks have a picture each."""
+
+    rubric = fe.Rubric(lambda completion: 1.0)
+
+    def task(self, split: str, index: int) -> fe.Task:
+        picture = ("data:image/png;base64,AA==",) if split == "eval" else ()
+        history = (fe.Message(role="user", content="Look.", images=picture),)
+        return fe.Task(id=f"{split}-{index}", split=split, prompt="What is it?", history=history)
+
+
+def test_prompts_with_images_are_refused_by_name() -> None:
+    name = "tests.trainers.loop.test_checks:Pictures"
+    error = refusal(f"environment={{name: '{name}'}}", "warmup=null", "evaluation.extra_splits=[]")
+    assert "Pictures: the prompt of task 'eval-0' has images, and models trained here read text only" in str(error)
 
 
 CORRECTED = "grpo.loss.options={correction: {name: tis, level: geometric}}"
