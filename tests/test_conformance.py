@@ -26,7 +26,10 @@ def test_a_kit_has_its_tests(kit: Kit) -> None:
     assert kit.venv in ("", *VENVS)
     for test in kit.tests.split():
         file, _, name = test.partition("::")
-        assert f"def {name}" in (ROOT / file).read_text()
+        function, _, case = name.removesuffix("]").partition("[")
+        text = (ROOT / file).read_text()
+        assert f"def {function}" in text
+        assert not case or f'"{case}"' in text
 
 
 def test_what_needs_a_package_of_others_belongs_to_a_kit() -> None:
@@ -44,6 +47,7 @@ def test_a_row_says_what_passed_and_why_the_rest_did_not(tmp_path: Path) -> None
     row = verdict(Kit("", "", "", "a.py"), checks)
     assert row == ("1 of 4: 3 of 3", "has no sound (2); FAILED test_three")
     assert verdict(Kit("", "", "", "a.py::test_two"), checks) == ("0 of 2", "has no sound (2)")
+    assert verdict(Kit("", "", "", "a.py::test_two[x]"), checks) == ("0 of 1", "has no sound")
     assert verdict(Kit("", "", "", "b.py"), checks) == ("0 of 1", "SKIPPED no Docker")
 
 

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from forge_env.config.evaluation import EndpointOptions
 from forge_env.endpoint.http import Connections
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.rollout.episode import run_episode
+from forge_env.sandbox import SandboxEngine
 from forge_env.trajectory import read_trajectories
-from tests.forge_env.gateway import test_node_program as node
+from tests.forge_env.gateway import test_coding_agents as coding
 from tests.forge_env.gateway import test_real_programs as python
 from tests.sandboxes.conftest import require
 
@@ -30,7 +32,7 @@ SOCKET, _, MODEL = os.environ.get("FORGE_ENV_VLLM", "").partition(" ")
 """The server that `benchmarks/conformance.py` starts: its socket, and the model's name."""
 PAGE = Path(fe.__file__).parents[1] / "docs/environments/programs.md"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-image = node.image
+engine, agents = coding.engine, coding.agents
 TURNS = 2
 """Requests of an episode: the model knows nothing of these programs, which would ask again and again."""
 
@@ -43,10 +45,10 @@ async def test_a_program_asks_a_real_server(name: str) -> None:
 
 
 @pytest.mark.docker
-async def test_a_program_in_node_asks_a_real_server(image: str) -> None:
-    require("docker")
-    async with fe.open_engine("docker", concurrency=1, warm=0) as engine:
-        await played(node.inside(image, engine, max_turns=TURNS))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_program_in_node_asks_a_real_server(agents: ModuleType, engine: SandboxEngine) -> None:
+    config = agents.Config(agent="qwen", max_turns=TURNS)
+    await played(lambda: agents.Agents(config, sandboxes=engine))
 
 
 def test_the_pages_evaluation_asks_a_real_server(
