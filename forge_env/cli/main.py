@@ -40,6 +40,7 @@ COMMANDS = {
     "compare": "compare two evaluations, paired by task",
     "view": "browse runs and evaluations in the browser",
     "show": "summarize a run, write its report, or follow it",
+    "replay": "train the recorded steps of a run again, and compare to the bit",
     "hacks": "look for reward hacking in a run or in transcripts",
     "credit": "estimate what each tool call of a recorded episode was worth",
     "trajectory": "list recorded episodes, or print one as a conversation",

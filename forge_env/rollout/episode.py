@@ -440,6 +440,11 @@ def _opponents_code(seat: str) -> Iterator[None]:
         raise EnvironmentBugError(f"the opponent at seat {seat!r} crashed: {error.message}") from error
 
 
+def episode_seed(run_seed: int, name: str) -> int:
+    """Seed of a training episode, below 2**32; depends only on the run's seed and the episode's name."""
+    return int.from_bytes(blake2b(f"{run_seed}/{name}".encode(), digest_size=4).digest())
+
+
 def seat_seed(seed: int | None, seat: str) -> int | None:
     """Seed of a seat's session, below 2**31, so that seats played by one model sample differently."""
     if seed is None or not seat:
@@ -450,11 +455,6 @@ def seat_seed(seed: int | None, seat: str) -> int | None:
 def held_out_name(split: str, index: int) -> str:
     """Name of a held-out task's episode."""
     return f"{split}-{index}"
-
-
-def episode_seed(run_seed: int, name: str) -> int:
-    """Seed of an episode, below 2**32; depends only on the run's seed and the episode's name."""
-    return int.from_bytes(blake2b(f"{run_seed}/{name}".encode(), digest_size=4).digest())
 
 
 def check_opponents(name: str, seats: Sequence[str], opponents: Collection[str]) -> None:

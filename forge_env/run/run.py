@@ -32,6 +32,7 @@ from forge_env.logs import move_log
 from forge_env.redaction import redact_json
 from forge_env.run.account import Account
 from forge_env.run.contract import Clause
+from forge_env.run.fingerprint import Fingerprint, names_of
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import REWARD, EpisodeLogger, JSONLMetrics, MetricsLogger, TensorBoardMetrics, read_metrics
 from forge_env.run.state import HeldOutScore, RunState, Stage
@@ -272,16 +273,29 @@ class Run:
         if is_kept(self.config.logging.trajectories, kind):
             self._trajectories.write(trajectory, kind)
 
-    def trained(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
+    def trained(self, step: int, groups: Sequence[Mapping[str, Any]], fingerprint: Fingerprint | None = None) -> None:
         """Record the groups that `step` was trained on.
 
         The thread that writes trajectories writes a line of `trained.jsonl` (docs/run_folder.md).
 
         Args:
             step: the training step.
-            groups: for each group "group", "task", "version", "staleness", "uses" and "episodes", JSON-ready.
+            groups: for each group "group", "task", "version", "staleness", "uses", "digest", "credit" and "episodes",
+                JSON-ready.
+            fingerprint: what the step computed, for a replay.
         """
-        self._annotate({"step": step, "groups": list(groups)})
+        more = {} if fingerprint is None else {"fingerprint": fingerprint.row()}
+        self._annotate({"step": step, "groups": list(groups), **more})
+
+    def began(self, after: int, beginning: Fingerprint, **facts: Any) -> None:
+        """Record that training begins or continues after step `after`: a line of `trained.jsonl`.
+
+        Args:
+            after: completed training steps.
+            beginning: checksums of the weights.
+            facts: the rest of what a replay needs, JSON-ready.
+        """
+        self._annotate({"after": after, "names": names_of(beginning), "beginning": beginning.row(), **facts})
 
     def not_trained(self, group: int, fate: str, why: str = "") -> None:
         """Record that a group was played but not trained on: it was "dropped" by the filter, "lost", or "stale".

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge_env.reading import LARGEST_COUNT, LARGEST_TABLE, is_bounded, open_file, whole_lines
+from forge_env.run.fingerprint import Fingerprint, read_names
 from forge_env.schema import without_schema
 
 
@@ -40,6 +42,26 @@ class TrainedGroup:
     uses: int
     """How often it was trained on by then, this time included."""
     episodes: list[TrainedEpisode]
+    digest: str = ""
+    """Hash of its tokens, log-probs, versions, advantages and masks; empty in runs from before this was recorded."""
+    credit: str = ""
+    """Its advantages and masks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The start of training, or its continuation after a resume or the death of an actor."""
+
+    after: int
+    """Completed training steps."""
+    model: str
+    """Checkpoint folder that the trainer was started on, relative to the run's folder if it is inside."""
+    recipe: dict[str, Any]
+    """Sections of the recipe that training depends on."""
+    names: dict[str, list[str]]
+    """Names of the tensors whose checksums the fingerprints hold."""
+    fingerprint: Fingerprint
+    """Its `weights` are the checksums before the first step."""
 
 
 @dataclass(slots=True)
@@ -50,6 +72,10 @@ class Trained:
     """Groups by training step, without the steps that a resumed run repeats."""
     fates: dict[int, str] = field(default_factory=dict)
     """Groups that no step was trained on: "dropped", "lost", "stale"."""
+    beginnings: list[Beginning] = field(default_factory=list)
+    """Starts of training, in order."""
+    fingerprints: dict[int, Fingerprint] = field(default_factory=dict)
+    """What each step computed."""
 
     def add(self, line: bytes | str) -> None:
         """Add one line of the file; lines that are no row of a known version are ignored."""
@@ -58,14 +84,33 @@ class Trained:
             if "fate" in row:
                 self.fates[_whole(row["group"])] = str(row["fate"])
                 return
+            if "after" in row:
+                self._begin(_beginning(row))
+                return
             step, groups = _whole(row["step"]), [_group(item) for item in row["groups"]]
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            fingerprint = None
+            if "fingerprint" in row and self.beginnings:
+                fingerprint = Fingerprint.of_row(row["fingerprint"], self.beginnings[-1].names)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, zlib.error):
             return
-        for later in [other for other in self.steps if other >= step]:
-            del self.steps[later]
+        self._forget(step)
         self.steps[step] = groups
+        if fingerprint is not None:
+            self.fingerprints[step] = fingerprint
         for group in groups:
             self.fates.pop(group.group, None)
+
+    def _begin(self, beginning: Beginning) -> None:
+        self._forget(beginning.after + 1)
+        self.beginnings = [each for each in self.beginnings if each.after <= beginning.after]
+        self.beginnings.append(beginning)
+
+    def _forget(self, first: int) -> None:
+        """Remove step `first` and later ones: the run was set back, and trains them again."""
+        tables: tuple[dict[int, Any], ...] = (self.steps, self.fingerprints)
+        for rows in tables:
+            for later in [step for step in rows if step >= first]:
+                del rows[later]
 
 
 def _group(item: dict[str, Any]) -> TrainedGroup:
@@ -76,7 +121,16 @@ def _group(item: dict[str, Any]) -> TrainedGroup:
         _whole(item["staleness"]),
         _whole(item.get("uses", 1)),
         [_episode(*values) for values in item["episodes"]],
+        str(item.get("digest", "")),
+        str(item.get("credit", "")),
     )
+
+
+def _beginning(row: dict[str, Any]) -> Beginning:
+    names = read_names(row["names"])
+    recipe = {str(section): dict(values) for section, values in row["recipe"].items()}
+    beginning = Fingerprint.of_row(row["beginning"], names)
+    return Beginning(_whole(row["after"]), str(row["model"]), recipe, names, beginning)
 
 
 def _episode(member: Any, reward: Any, advantage: Any, tokens: Any, turns: Any, truncated: Any) -> TrainedEpisode:

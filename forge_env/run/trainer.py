@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import PluginError, UsageError
 from forge_env.plugins import load_plugin
+from forge_env.run.fingerprint import Replayed
+from forge_env.run.recording import Recording
 from forge_env.run.run import Run
 
 
@@ -26,6 +28,26 @@ class Question:
     prompt: int | None = None
     reply: int | None = None
     price: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayQuestion:
+    """Optional inputs of `Trainer.replay`.
+
+    Attributes:
+        after: step after which the replay begins, or `changed` applies. The steps since the newest checkpoint before it
+            are computed too.
+        last: last step; None: the last recorded one.
+        model: checkpoint folder that the run started from; None: the recorded one.
+        changed: settings instead of the recorded ones; None: nothing is changed.
+        tokens: also sample the recorded replies again.
+    """
+
+    after: int = 0
+    last: int | None = None
+    model: str | None = None
+    changed: RunConfig | None = None
+    tokens: bool = False
 
 
 class Trainer:
@@ -48,6 +70,18 @@ class Trainer:
         raise UsageError(
             f"method={config.method} can't forecast a recipe",
             fix="derive it from forge_env.run.trainer.Trainer, with a method `plan`",
+        )
+
+    def replay(self, recording: Recording, config: RunConfig, question: ReplayQuestion) -> Iterator[Replayed]:
+        """Train recorded steps again and compare each with its record; by default this raises UsageError.
+
+        Args:
+            recording: the recorded run.
+            config: its recipe.
+            question: which steps, and what to change.
+        """
+        raise UsageError(
+            f"method={config.method} can't replay a run", fix="replay a run of method=grpo or method=distillation"
         )
 
     async def __call__(self, run: Run) -> None:

@@ -6,10 +6,13 @@ Python numbers would take seven times as much as the tensors.
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,8 @@ class GroupRecord:
         has_signal: whether any token to be learned has an advantage other than 0.
         members: number of each row's episode in the group, with its seat if it has one: "0", "3" or "3/white", [E].
             Empty in groups packed by an older version.
+        digest: hash of the tokens, log-probs, versions, advantages and masks.
+        credit: the advantages and masks as text, with which `repack` rebuilds the group from its episodes.
     """
 
     task_id: str
@@ -50,6 +55,8 @@ class GroupRecord:
     table: NDArray[np.float64]
     has_signal: bool
     members: tuple[str, ...] = ()
+    digest: str = ""
+    credit: str = ""
 
     def column(self, name: str) -> NDArray[np.float64]:
         """Values of a column of `FIXED`, one per episode, [E]."""
@@ -102,7 +109,18 @@ class PackedGroup:
     def record(self) -> GroupRecord:
         """Summary of the group without its tokens."""
         table = self._array("table").reshape(-1, len(self.columns))
-        return GroupRecord(self.task_id, self.columns, table, self.has_signal, self.members)
+        return GroupRecord(self.task_id, self.columns, table, self.has_signal, self.members, self.digest, self._credit)
+
+    @property
+    def digest(self) -> str:
+        """Hash of everything that is trained on: all arrays but the table."""
+        start = _layout(*self._header[1:9])["segments"][2]
+        return blake2b(self.data[start:], digest_size=8).hexdigest()
+
+    @property
+    def _credit(self) -> str:
+        parts = (self._array("advantages"), self._array("learned"))
+        return ",".join(base64.b64encode(zlib.compress(part.tobytes())).decode() if len(part) else "" for part in parts)
 
     @property
     def num_tokens(self) -> int:
@@ -262,6 +280,35 @@ def pack(
     numbers = tuple(number for number, parts in enumerate(by_episode) for _ in parts)
     data = header + b"".join(array.tobytes() for array in arrays)
     return PackedGroup(task_id, columns, data, members, receipts, numbers)
+
+
+def repack(episodes: Sequence[Trajectory], credit: str) -> PackedGroup:
+    """Pack recorded episodes with recorded advantages and masks, as `pack` did.
+
+    Args:
+        episodes: the episodes in the order of `GroupRecord.members`.
+        credit: `GroupRecord.credit`.
+
+    Raises:
+        ValueError: the text doesn't fit the episodes' tokens.
+    """
+    counts = [episode.num_sampled_tokens for episode in episodes]
+    advantages, learned = (_unzipped(part, 4 * sum(counts)) for part in credit.split(","))
+    values = _unpack_runs(np.frombuffer(advantages, "<i4"), sum(counts), np.float32)
+    if len(values) != sum(counts):
+        raise ValueError(f"{len(values)} advantages for {sum(counts)} tokens")
+    ends = np.cumsum(counts, dtype=np.int64)[:-1]
+    masks = None
+    if learned:
+        sampled = _joined([part.mask for episode in episodes for part in episode.segments()], np.bool_)
+        bits = np.unpackbits(np.frombuffer(learned, np.uint8), count=len(sampled)).astype(np.bool_)
+        masks = np.split(bits[sampled], ends)
+    return pack(episodes, np.split(values, ends), masks)
+
+
+def _unzipped(text: str, largest: int) -> bytes:
+    content = base64.b64decode(text, validate=True)
+    return zlib.decompressobj().decompress(content, max(largest, 64)) if content else b""
 
 
 def _member(episode: Trajectory) -> str:

@@ -198,9 +198,9 @@ class Engine(ABC):
         return Completion(np.asarray(prompt_ids, np.int32), NO_TOKENS, NO_TOKENS, NO_TOKENS, "stop", self.version)
 
     def _complete(self, completion: Completion, output: Any, starts: Sequence[tuple[int, int]]) -> None:
-        """Fill in a completion from vLLM's last output of its request; `starts` as in `_take`."""
+        """Fill in a completion from vLLM's last output of its request; `starts` as in `take`."""
         sampled = output.outputs[0]
-        _take(completion, sampled.token_ids, sampled.logprobs, starts)
+        take(completion, sampled.token_ids, sampled.logprobs, starts)
         self.stats.tokens += len(completion.token_ids)
         completion.stop_reason = sampled.finish_reason or "stop"
         completion.generator_version = self.version
@@ -280,7 +280,7 @@ class InProcessEngine(Engine):
             if request is None:
                 return
             if (state := request_states(self.engine).get(request_id)) is not None:
-                _take(request.completion, *sampled_tokens(state), request.starts)
+                take(request.completion, *sampled_tokens(state), request.starts)
             self.stats.tokens += len(request.completion.token_ids)
             self._orders.append(Abortion(request_id))
         request.completion.stop_reason = "abort"
@@ -429,20 +429,7 @@ class InProcessEngine(Engine):
         await self._in_thread(self._load, weights, version)
 
     def _load(self, weights: Weights, version: int) -> None:
-        from trainers.model.merging import whole_weights
-
-        device, base = self.engine.vllm_config.device_config.device, Path(self.engine.model_config.model)
-        if self._has_adapters:
-            from trainers.generator.adapters import load_adapters
-
-            published = dict(weights())
-            self.engine.apply_model(lambda model: load_adapters(model, published))
-        elif self._reorders:
-            whole = whole_weights(weights(), base, everything=True, device=device)
-            self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": whole})
-        else:
-            whole = whole_weights(weights(), base, device=device)
-            self.engine.apply_model(lambda model: _load(model, whole))
+        load_into(self.engine, weights(), has_adapters=self._has_adapters, reorders=self._reorders)
         if self._recompute_on_update:
             self.engine.reset_prefix_cache(True)
         self._set_version(version)
@@ -487,11 +474,36 @@ def refusals() -> Iterator[None]:
         ) from error
 
 
+def load_into(engine: Any, weights: Iterable[tuple[str, Any]], *, has_adapters: bool, reorders: bool) -> None:
+    """Load weights into vLLM's engine between two steps.
+
+    Args:
+        engine: vLLM's `LLMEngine`.
+        weights: whole weights or adapters, as published.
+        has_adapters: whether its layers take adapters (`register_adapters`).
+        reorders: whether it needs vLLM's full loading path (`reorders`).
+    """
+    from trainers.model.merging import whole_weights
+
+    device, base = engine.vllm_config.device_config.device, Path(engine.model_config.model)
+    if has_adapters:
+        from trainers.generator.adapters import load_adapters
+
+        published = dict(weights)
+        engine.apply_model(lambda model: load_adapters(model, published))
+    elif reorders:
+        whole = whole_weights(weights, base, everything=True, device=device)
+        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": whole})
+    else:
+        whole = whole_weights(weights, base, device=device)
+        engine.apply_model(lambda model: _load(model, whole))
+
+
 def _load(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
     model.load_weights(weights)
 
 
-def _take(completion: Completion, token_ids: Sequence[int], logprobs: Any, starts: Sequence[tuple[int, int]]) -> None:
+def take(completion: Completion, token_ids: Sequence[int], logprobs: Any, starts: Sequence[tuple[int, int]]) -> None:
     """Fill in a completion from the tokens that vLLM sampled.
 
     Args:

@@ -74,6 +74,12 @@ class Saved:
     buffer: dict[str, Any]
 
 
+def saved_in(root: Path) -> dict[int, Path]:
+    """Complete checkpoints in a folder by their step, oldest first."""
+    folders = (path.parent for path in root.glob(f"step-*/{MANIFEST}") if _is_step(path.parent))
+    return dict(sorted((_step(folder), folder) for folder in folders))
+
+
 class _NoRoomError(Exception):
     """Writing a checkpoint failed because the disk is full."""
 
@@ -101,9 +107,7 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(
-            (path.parent for path in self._root.glob(f"step-*/{MANIFEST}") if _is_step(path.parent)), key=_step
-        )
+        return list(saved_in(self._root).values())
 
     def newest(self) -> Path | None:
         """The newest checkpoint; None without one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,10 +16,12 @@ from forge_env.errors import PluginError
 from forge_env.job.survey import survey
 from forge_env.rewards.rubric import reward_definition
 from forge_env.run import Run
+from forge_env.run.fingerprint import Replayed
+from forge_env.run.recording import Recording
 from forge_env.run.scratch import scratch_folder
-from forge_env.run.trainer import Question, Trainer
+from forge_env.run.trainer import Question, ReplayQuestion, Trainer
 from trainers.loop import checks
-from trainers.loop.checkpoints import Checkpoints
+from trainers.loop.checkpoints import Checkpoints, saved_in
 from trainers.loop.prepare import find_model, start_actors
 from trainers.loop.stack import Stack, prepare_controller, tell_of_rdma, unless_stopped
 from trainers.loop.system import Algorithm, System
@@ -53,6 +56,18 @@ class Method(Trainer):
     def plan(self, config: RunConfig, question: Question) -> Iterator[str]:
         """Forecast the resources that a recipe needs, as lines of text."""
         return plan(config, question)
+
+    def replay(self, recording: Recording, config: RunConfig, question: ReplayQuestion) -> Iterator[Replayed]:
+        """Train recorded steps again in this process, and compare each with its record."""
+        prepare_controller()
+        warnings.filterwarnings("ignore", module=r"(torch|vllm)\.")  # of checkpoints in a process without ranks
+        if question.tokens:
+            from trainers.replay.sampling import prepare
+
+            prepare(config)
+        from trainers.replay.training import replay  # takes seconds: torch
+
+        return replay(recording, config, question, saved_in(recording.folder.checkpoints))
 
     async def __call__(self, run: Run) -> None:
         """Run the recipe `run.config` until it is complete or `run.stop` is set."""

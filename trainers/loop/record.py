@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forge_env.run import Run
+from forge_env.run.fingerprint import Fingerprint
 from trainers.buffer.packed import FIXED, GroupRecord
 from trainers.buffer.types import BufferStats, GroupBuffer, Reservation
 from trainers.rollout.rollouts import Rollouts
@@ -34,6 +35,7 @@ class Record:
     Attributes:
         counters: the buffer's counters as of the last step.
         pending: batch and metrics of a step that is trained but not logged yet.
+        fingerprint: fingerprint of that step.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Record:
         self._run, self._buffer, self._rollouts, self._more = run, buffer, rollouts, more
         self.counters = BufferStats()
         self.pending: tuple[Reservation, dict[str, float]] | None = None
+        self.fingerprint: Fingerprint | None = None
         self._trained_at: list[float] = []
 
     async def log_pending(self, step: int) -> None:
@@ -63,7 +66,7 @@ class Record:
         row |= batch_metrics(batch.groups) | self._rollouts.totals.metrics() | buffer_metrics(self.counters)
         self._trained_at.append(time.perf_counter())
         self._run.log(step, row)
-        self._run.trained(step, trained_row(batch))
+        self._run.trained(step, trained_row(batch), self.fingerprint)
         self.pending = None
         steps = self._run.config.grpo.steps
         eta_s = self._seconds_left(steps - step)
@@ -142,6 +145,8 @@ def trained_row(batch: Reservation) -> list[dict[str, Any]]:
             "version": version,
             "staleness": staleness,
             "uses": uses,
+            "digest": group.digest,
+            "credit": group.credit,
             "episodes": [
                 [member, round(reward, 6), round(advantage, 6), int(tokens), int(turns), int(truncated)]
                 for member, (reward, advantage, turns, tokens, truncated, _) in zip(

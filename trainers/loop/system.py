@@ -29,6 +29,7 @@ from forge_env.config.recipe import RunConfig
 from forge_env.errors import ContractError, ForgeError
 from forge_env.evaluation.estimates import Estimate
 from forge_env.run import Run
+from forge_env.run.recording import settings
 from forge_env.visible import one_line
 from trainers.buffer.types import GroupBuffer, Reservation, Ticket
 from trainers.generator.pool import GeneratorPool
@@ -217,10 +218,11 @@ class System:
             if isinstance(error, ContractError):
                 raise self.contract.tokens_differ(error) from error
             raise
+        fingerprint = await self.trainer.fingerprint()
         audit, metrics = split_audit(trained)
         self.step = batch.step + 1
         self.healing.step_trained()
-        self.record.pending = batch, metrics
+        self.record.pending, self.record.fingerprint = (batch, metrics), fingerprint
         self.contract.trained(batch.groups, metrics | audit)
         self.account.enter("book-keeping")
         if self.synchronous:  # every group is in the batch or gone; wait for the last reports
@@ -347,6 +349,7 @@ class System:
             self._tasks = group
             self._publisher = Publisher(self.trainer, self.generators, self.buffer, group, self.contract)
             await self.contract.before_weights()
+            await self._record_beginning()
             self.healing.checkpoints.start_clock()
             self._evaluate_what_was_lost()
             generating = group.create_task(self.algorithm.generate())
@@ -357,6 +360,12 @@ class System:
             await self._settled()
             self._publisher.close()
             self.contract.close()
+
+    async def _record_beginning(self) -> None:
+        folder, root = self.trainer.folder, self.run.folder.root
+        model = folder.relative_to(root) if folder.is_relative_to(root) else folder.absolute()
+        beginning = await self.trainer.fingerprint()
+        self.run.began(self.step, beginning, model=str(model), recipe=settings(self.config))
 
     async def _settled(self) -> None:
         """Wait until the pushed version has arrived, or until the run is asked to stop."""

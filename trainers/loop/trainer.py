@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from forge_env.config.recipe import OptimizerSection
 from forge_env.run.account import Account
+from forge_env.run.fingerprint import Fingerprint
 from forge_env.run.timeline import Timeline
 from forge_env.trajectory import Segment
 from trainers.actors.remote import agreed, result
@@ -112,6 +114,18 @@ class TrainerHandle:
         from trainers.weights.checksum import together
 
         return together((await result(self.actor.checksums.call())).values())
+
+    async def fingerprint(self) -> Fingerprint:
+        """Return the fingerprint of the last step, over all ranks."""
+        from trainers.weights.checksum import MODULUS, together
+
+        ranks: list[Fingerprint] = list((await result(self.actor.fingerprint.call())).values())
+        return replace(
+            ranks[0],
+            logprobs=sum(rank.logprobs for rank in ranks) % MODULUS,
+            gradients=together(rank.gradients for rank in ranks),
+            weights=together(rank.weights for rank in ranks),
+        )
 
     async def begin_save(self, folder: str) -> asyncio.Future[dict[str, float]]:
         """Start to write the current weights and training state.

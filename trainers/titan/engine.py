@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed.tensor import DTensor
 from torchtitan.distributed.utils import clip_grad_norm_
 
 from forge_env.config.recipe import OptimizerSection
 from forge_env.errors import ForgeError
+from forge_env.run.fingerprint import Fingerprint
 from forge_env.trajectory import Segment
 from trainers.buffer.sequences import BatchSizes
 from trainers.losses import metrics as figures
@@ -31,6 +33,7 @@ from trainers.titan.optimizer import build_optimizer, build_schedule
 from trainers.titan.packing import Run, split
 from trainers.titan.rounding import Rounding
 from trainers.titan.score import Scorer, Segments
+from trainers.weights.checksum import MODULUS, bit_sum, read_sums
 
 Value = tuple[torch.Tensor, dict[str, torch.Tensor]]
 """Loss and metrics of a microbatch, as its contributions to those of the minibatch."""
@@ -129,6 +132,14 @@ class TitanEngine(Scorer):
         self.updates = 0
         self.accumulated = 0
         self.skipped_in_a_row = 0
+        self._traces = False
+        """Whether a step's first update is being computed, which the fingerprint is of."""
+        self._first = math.nan, math.nan
+        """Loss and gradient norm of the last step's first update."""
+        self._logprob_sums: list[torch.Tensor] = []
+        """Checksums of its log-probabilities, by microbatch."""
+        self._gradient_sums: dict[str, torch.Tensor] = {}
+        """Checksums of its gradients before clipping, by parameter."""
         self._rounding: Rounding | None = None
         """The weights' first values in this phase, if they are rounded for the generators."""
 
@@ -191,14 +202,21 @@ class TitanEngine(Scorer):
             ForgeError: `MAX_SKIPPED_UPDATES` consecutive updates were not finite.
         """
         started = time.perf_counter()
+        self._first = math.nan, math.nan
+        self._logprob_sums.clear()
+        self._gradient_sums.clear()
         if self._rounding is None and self.model.dtype != torch.float32:
             self._rounding = Rounding(self.model)
         done = []
         proximal = self._proximal(share.minibatches, segments, loss)
-        for minibatch, logprobs in zip(share.minibatches, proximal, strict=True):
+        for number, (minibatch, logprobs) in enumerate(zip(share.minibatches, proximal, strict=True)):
+            self._traces = number == 0
             metrics = self._add_gradients(minibatch, segments, loss, logprobs)
             if self._update(metrics):
                 done.append(metrics)
+            if self._traces:
+                self._first = metrics["loss"], metrics.get("grad_norm", math.nan)
+        self._traces = False
         totals: dict[str, float] = {}
         for metrics in done:
             figures.add(totals, figures.share_of(metrics, 1 / len(done)))
@@ -326,6 +344,7 @@ class TitanEngine(Scorer):
         def forward(number: int) -> Value:
             batch = self.collate(minibatch.runs[number], segments)
             logprobs, entropy = self.forward(batch)
+            self._note(logprobs)
             if not len(batch.target_ids):  # no targets, but all ranks must make the same number of passes
                 return 0.0 * logprobs.sum(), {}
             value, metrics = value_of(number, batch, logprobs, entropy)
@@ -351,11 +370,29 @@ class TitanEngine(Scorer):
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
                 yield metrics
 
+    def _trained_parameters(self) -> dict[str, torch.nn.Parameter]:
+        named = self.model.module.named_parameters()
+        return {plain_name(name): parameter for name, parameter in named if parameter.requires_grad}
+
+    def _note(self, logprobs: torch.Tensor) -> None:
+        if self._traces and self.model.ranks.counts:
+            self._logprob_sums.append(bit_sum(logprobs))
+
+    def fingerprint(self) -> Fingerprint:
+        """Fingerprint of the last step on this rank: of its first update, and of the weights after all of them."""
+        weights = {name: bit_sum(local(item)) for name, item in self.model.trained_state().items()}
+        logprobs = sum(read_sums({str(number): part for number, part in enumerate(self._logprob_sums)}).values())
+        gradients = dict.fromkeys(self._trained_parameters(), 0) | read_sums(self._gradient_sums)
+        return Fingerprint(*self._first, logprobs % MODULUS, gradients, read_sums(weights))
+
     def optim_step(self) -> float:
         """Clip the gradients, update the weights and clear the gradients; returns the norm before clipping.
 
         If the norm is not finite, weights and optimizer state remain unchanged.
         """
+        if self._traces:
+            grads = ((name, item.grad) for name, item in self._trained_parameters().items() if item.grad is not None)
+            self._gradient_sums = {name: bit_sum(local(grad)) for name, grad in grads}
         norm = float(clip_grad_norm_(self.model.module.parameters(), self.section.max_norm))
         if math.isfinite(norm):
             self.optimizer.step()
@@ -412,6 +449,18 @@ def _token_batch(
         proximal_logprobs=proximal,
         sequence_targets=at_tokens(sizes.sequence_targets),
     )
+
+
+def local(item: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a tensor."""
+    return item.to_local() if isinstance(item, DTensor) else item
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without the wrappers of compilation and activation checkpoints."""
+    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name
 
 
 def _metrics(output: LossOutput, entropy: torch.Tensor, share: float) -> dict[str, torch.Tensor]:

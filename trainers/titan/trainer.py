@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forge_env.config.recipe import LoRASection, OptimizerSection, ParallelismSection
 from forge_env.errors import ContractError, UsageError
+from forge_env.run.fingerprint import Fingerprint
 from trainers.actors.actor import concurrent_endpoint, endpoint
 from trainers.actors.processes import leave_as_it_stands, settle_heap, settle_imports
 from trainers.actors.ranks import RankedActor, leave
@@ -270,6 +271,12 @@ class TitanTrainer(RankedActor):
         parts = ((part.name, part.values) for part in self._model.published())
         result: dict[str, int] = checksums(parts, self._model.dtype)
         return result
+
+    @endpoint
+    async def fingerprint(self) -> Fingerprint:
+        """Fingerprint of the last step on this rank; see `TitanEngine.fingerprint`."""
+        part: Fingerprint = await asyncio.to_thread(self._engine.fingerprint)
+        return part
 
     @endpoint
     async def push_weights(self, version: int) -> Published | None:

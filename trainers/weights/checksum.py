@@ -56,6 +56,18 @@ def checksum(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
     return result % MODULUS
 
 
+def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """The checksum of a tensor as an int64 scalar on its device, which the caller need not wait for."""
+    flat = tensor.detach().reshape(-1).contiguous()
+    return flat.view(_AS_INTEGERS[flat.element_size()]).sum(dtype=torch.int64)
+
+
+def read_sums(sums: Mapping[str, torch.Tensor]) -> Sums:
+    """Read the results of `bit_sum` from their device, all at once."""
+    values = torch.stack(list(sums.values())).tolist() if sums else []
+    return {name: value % MODULUS for name, value in zip(sums, values, strict=True)}
+
+
 def checksums(named: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None) -> Sums:
     """Checksum of each tensor. Parts of a tensor with the same name are added up."""
     sums: Sums = {}

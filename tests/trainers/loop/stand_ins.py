@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from safetensors.numpy import save_file
 
 from forge_env.run.clock import Reading, read_clock
+from forge_env.run.fingerprint import Fingerprint
 from trainers.actors.remote import Calls
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.sequences import Computed
@@ -118,6 +119,9 @@ class Actor:
 
         held = self.version_had
         return Served(held, {"w": held} if published[0] else None, held, whole=True) if published else {"w": held}
+
+    async def do_fingerprint(self) -> Fingerprint:
+        return Fingerprint(0.0, 0.0, 0, {"w": 0}, {"w": self.version_had})
 
     async def answer(self, endpoint: str, *args: Any, **kwargs: Any) -> Any:
         """What the endpoint returns; most return nothing."""

@@ -115,6 +115,9 @@ class Trainer(Actor):
         share = self._engine.share(sizes, self._minibatches)
         return self._engine.train_share(share, await buffer.sequences(step, sizes.numbers.tolist()), self._loss)
 
+    async def do_fingerprint(self) -> dict[str, Any]:
+        return self._engine.fingerprint()
+
     async def do_logprobs(self, sequences: Sequence[Segment]) -> list[Any]:
         return self._engine.logprobs(sequences)
 
