@@ -140,9 +140,8 @@ def line(step: Replayed, *, changes: bool, within: float | None) -> str:
     old, new = step.recorded, step.computed
     start = f"step {step.step:>4}  "
     if changes:
-        return (
-            f"{start}loss {old.loss:+.5f} -> {new.loss:+.5f}, gradient norm {old.grad_norm:.4f} -> {new.grad_norm:.4f}"
-        )
+        losses, norms = (f"{old.loss:+.6g} -> {new.loss:+.6g}", f"{old.grad_norm:.6g} -> {new.grad_norm:.6g}")
+        return f"{start}loss {losses}, gradient norm {norms}"
     if step.equal:
         return f"{start}equal"
     if within is not None:
