@@ -191,6 +191,13 @@ class TrainingReplay:
             self._configure(config)
             self._engine.load(Path(folder))
 
+    def _set_learning_rate(self) -> None:
+        """Use the new learning rate in the next step already, instead of the one that was loaded."""
+        for schedule in self._engine.schedule.schedulers:
+            rates = zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
+            for group, base, factor in rates:
+                group["lr"] = base * factor(schedule.last_epoch)
+
     def follow(self, last: int, *, changed: RunConfig | None = None) -> Iterator[Replayed]:
         """Train the recorded steps up to `last`, and compare each with its record.
 
@@ -203,6 +210,7 @@ class TrainingReplay:
         """
         if changed is not None:
             self.change(changed)
+            self._set_learning_rate()
         while self.step < last:
             config = self._recording.config(self._recipe, self.step)
             if changed is None and config != self.config:
