@@ -61,7 +61,11 @@ class Tracker(ABC):
     @classmethod
     def check(cls) -> None:
         """Raise `UsageError` if the tracker can't work here."""
-        if find_spec(cls.package) is None:
+        try:
+            missing = find_spec(cls.package) is None
+        except ModuleNotFoundError:  # a package that contains it
+            missing = True
+        if missing:
             raise UsageError(f"logging.loggers names {cls.package}, which isn't installed", fix=cls.install)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
