@@ -620,8 +620,8 @@ class LoggingSection(Section):
     wandb: bool = False
     """Log to Weights & Biases (respects WANDB_MODE)."""
     loggers: list[str] = Field(default_factory=list)
-    """Further loggers: `trackio`, `mlflow`, `prometheus`, other installed ones (entry points `forge_env.loggers`), or \
-`module:Class`."""
+    """Further loggers: `trackio`, `mlflow`, `prometheus`, `opentelemetry`, other installed ones (entry points \
+`forge_env.loggers`), or `module:Class`."""
     trajectories: Literal["all", "eval", "none"] = "all"
     """Which trajectories are written to the run folder."""
     timeline: bool = True
