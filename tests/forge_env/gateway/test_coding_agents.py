@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from types import ModuleType
@@ -53,15 +53,27 @@ LEFT_OUT = {"codex": "left_out/web_search", "codex-acp": "left_out/web_search"}
 """Metric of the tools that don't run here."""
 
 
+@pytest.fixture(scope="module")
+def built() -> Iterator[list[str]]:
+    """Names of images, removed after the engine's sandboxes."""
+    import docker
+
+    names: list[str] = []
+    yield names
+    with closing(docker.from_env()) as client:
+        for name in names:
+            client.images.remove(name, force=True)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[SandboxEngine]:
+async def engine(built: list[str]) -> AsyncIterator[SandboxEngine]:
     require("docker")
     async with fe.open_engine("docker", concurrency=1, warm=0) as engine:
         yield engine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def agents(tmp_path_factory: pytest.TempPathFactory, engine: SandboxEngine) -> AsyncIterator[ModuleType]:
+async def agents(tmp_path_factory: pytest.TempPathFactory, engine: SandboxEngine, built: list[str]) -> ModuleType:
     """The page's module, with an image of the installed packages."""
     import docker
 
@@ -78,9 +90,8 @@ async def agents(tmp_path_factory: pytest.TempPathFactory, engine: SandboxEngine
         before = {tag for known in client.images.list() for tag in known.tags}
         name = await Images.of(engine).build(spec)
         layers = [tag for layer in client.images.get(name).history() for tag in layer["Tags"] or ()]
-        yield module
-        for tag in [tag for tag in layers if tag not in before]:
-            client.images.remove(tag, force=True)
+    built += [tag for tag in layers if tag not in before]
+    return module
 
 
 def say(messages: list[Message], tools: list[ToolSpec]) -> Message:

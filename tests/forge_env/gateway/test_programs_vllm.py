@@ -32,7 +32,7 @@ SOCKET, _, MODEL = os.environ.get("FORGE_ENV_VLLM", "").partition(" ")
 """The server that `benchmarks/conformance.py` starts: its socket, and the model's name."""
 PAGE = Path(fe.__file__).parents[1] / "docs/environments/programs.md"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-engine, agents = coding.engine, coding.agents
+built, engine, agents = coding.built, coding.engine, coding.agents
 TURNS = 2
 """Requests of an episode: the model knows nothing of these programs, which would ask again and again."""
 
