@@ -301,13 +301,22 @@ def check_images(name: str, environment: Environment, splits: Sequence[str]) -> 
     if not isinstance(environment, ToolEnvironment):
         return
     for split in dict.fromkeys(splits):
-        for index in range(min(environment.num_tasks(split) or SHOWN, SHOWN)):
+        known = environment.num_tasks(split)
+        for index in range(1 if known is None else min(known, SHOWN)):
             task = resolve_task(environment, None, {"split": split, "index": index})
-            if any(message.images for message in environment.prompt(task)):
+            if _has_images(environment, task):
                 raise UsageError(
                     f"{name}: the prompt of task {task.id!r} has images, and models trained here read text only",
                     fix="evaluate it with a vision model: forge-env eval --model NAME --base-url URL, or show text",
                 )
+
+
+def _has_images(environment: ToolEnvironment, task: fe.Task) -> bool:
+    try:
+        prompt = environment.prompt(task)
+    except Exception:  # noqa: BLE001 - it may need an episode's state; its images are refused when they are rendered
+        prompt = list(task.history)
+    return any(message.images for message in prompt)
 
 
 def _undivided(environment: Environment) -> str | None:

@@ -21,7 +21,7 @@ from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import ForgeError, PluginError, UsageError
 from trainers.algorithms.grpo import train
 from trainers.generator.arguments import engine_arguments
-from trainers.loop.checks import check_loss
+from trainers.loop.checks import check_images, check_loss
 from trainers.model.folder import INDEX, check_heads, from_hub
 from trainers.model.tiny import chat_template, hf_config
 from trainers.model.tokenizer import save_tokenizer, train_tokenizer
@@ -66,6 +66,22 @@ def test_prompts_with_images_are_refused_by_name() -> None:
     name = "tests.trainers.loop.test_checks:Pictures"
     error = refusal(f"environment={{name: '{name}'}}", "warmup=null", "evaluation.extra_splits=[]")
     assert "Pictures: the prompt of task 'eval-0' has images, and models trained here read text only" in str(error)
+
+
+class Stateful(fe.ToolEnvironment):
+    """One task a split, and a prompt that needs the state of an episode."""
+
+    rubric = fe.Rubric(lambda completion: 1.0)
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return [fe.Task(id=f"{split}-0", split=split, prompt="What is it?")][index]
+
+    def prompt(self, task: fe.Task) -> list[fe.Message]:
+        raise RuntimeError("no episode")
+
+
+def test_a_prompt_that_needs_an_episode_is_not_checked_for_images() -> None:
+    check_images("Stateful", Stateful(), ["train", "eval"])
 
 
 CORRECTED = "grpo.loss.options={correction: {name: tis, level: geometric}}"
