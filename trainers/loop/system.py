@@ -349,7 +349,7 @@ class System:
             self._tasks = group
             self._publisher = Publisher(self.trainer, self.generators, self.buffer, group, self.contract)
             await self.contract.before_weights()
-            await self._record_beginning()
+            await self.record_beginning()
             self.healing.checkpoints.start_clock()
             self._evaluate_what_was_lost()
             generating = group.create_task(self.algorithm.generate())
@@ -361,7 +361,8 @@ class System:
             self._publisher.close()
             self.contract.close()
 
-    async def _record_beginning(self) -> None:
+    async def record_beginning(self) -> None:
+        """Record what a replay of the steps from here on needs."""
         folder, root = self.trainer.folder, self.run.folder.root
         model = folder.relative_to(root) if folder.is_relative_to(root) else folder.absolute()
         beginning = await self.trainer.fingerprint()

@@ -13,6 +13,7 @@ from typing import Any, cast
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import ForgeError, root_cause
 from forge_env.run.account import Account
+from forge_env.run.fingerprint import Fingerprint
 from trainers.algorithms.grpo import GRPO
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings, BufferStats, Reservation
@@ -149,6 +150,9 @@ class _Trainer:
         await self._processors.run(seconds, config.trainer.threads)
         return {}
 
+    async def fingerprint(self) -> Fingerprint:
+        return Fingerprint()
+
     async def begin_push(self, version: int) -> Coroutine[Any, Any, tuple[None, dict[str, float]]]:
         await asyncio.sleep(self._scene.timing.snapshot_s)
 
@@ -283,7 +287,7 @@ class Stage(System):
             "rollouts": self.timed,
             "contract": _Contract(),
             "healing": _Healing(scene, self.account, result),
-            "record": SimpleNamespace(pending=None),
+            "record": SimpleNamespace(pending=None, fingerprint=None),
             "evaluator": None,
         }
         vars(self).update(stand_ins)
@@ -308,6 +312,9 @@ class Stage(System):
             for task in stepping:
                 task.cancel()
             await asyncio.gather(*stepping, return_exceptions=True)
+
+    async def record_beginning(self) -> None:
+        """Nothing is recorded."""
 
     async def finish_step(self, batch: Reservation, metrics: dict[str, float]) -> None:
         """Start a held-out evaluation and a checkpoint if they are due, and stop after the last simulated step."""
