@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -76,6 +78,24 @@ def patch_for_cpu() -> None:
     """
     for path, replacement in ON_CPU.items():
         PACKAGE.replace(path, replacement)
+
+
+def leave_out_torchvision() -> None:
+    """Let modules of models that also read images be imported without torchvision, which has no build for this torch.
+
+    transformers' image processing, which vLLM imports with Qwen 3.5, needs one module of it at import. The module that
+    takes its place has no functions, and transformers still says that torchvision is missing.
+    """
+    from transformers.utils import is_torchvision_available
+
+    if is_torchvision_available() or "torchvision" in sys.modules:  # this also settles what transformers answers
+        return
+    parent = ModuleType("torchvision")
+    sys.modules["torchvision"] = parent
+    for name in ("transforms", "v2", "functional"):
+        child = ModuleType(f"{parent.__name__}.{name}")
+        setattr(parent, name, child)
+        parent = sys.modules[child.__name__] = child
 
 
 def kill_process_tree(pid: int) -> None:

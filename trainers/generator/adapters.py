@@ -128,6 +128,12 @@ def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> No
                 down = down.repeat(len(method.parts), 1)
             elif isinstance(layer, QKVParallelLinear):
                 layer.weight_loader(layer.lora_b, up, part[0])
+            elif part == "in_proj_qkv":  # three parts of vLLM's layer; the fourth is `in_proj_z`
+                layer.weight_loader(layer.lora_b, up, (0, 1, 2))
+                down = down.repeat(3, 1)
+            elif part == "in_proj_z":
+                number = 3
+                layer.weight_loader(layer.lora_b, up, number)
             else:
                 layer.weight_loader(layer.lora_b, up, number)
             layer.lora_a.data[number * method.rank : number * method.rank + len(down)].copy_(down)

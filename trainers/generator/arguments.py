@@ -14,7 +14,7 @@ from forge_env.config.recipe import RunConfig, SamplingSection
 from forge_env.errors import UsageError
 from forge_env.machine import GIB, versions
 from trainers.actors.gloo import close_complete_groups
-from trainers.compat.vllm import engine_arg_names, patch_for_cpu
+from trainers.compat.vllm import engine_arg_names, leave_out_torchvision, patch_for_cpu
 
 MARKS_TOKENS = "0.32.0"
 """First vLLM version whose outputs contain the weight version that sampled each token."""
@@ -219,8 +219,12 @@ def adapt(*, with_gpus: bool, threads: int) -> None:
     if not with_gpus:
         import torch
 
+        from trainers.generator.delta import patch_delta
+
         torch.set_num_threads(threads)
         patch_for_cpu()
+        patch_delta()
+        leave_out_torchvision()
 
 
 def show_model(folder: str) -> None:
@@ -231,7 +235,20 @@ def show_model(folder: str) -> None:
     """
     from vllm import ModelRegistry
 
-    file = Path(folder) / "config.json"
-    for name in json.loads(file.read_text(encoding="utf-8")).get("architectures") or () if file.is_file() else ():
+    for name in _config(folder).get("architectures") or ():
         if (known := ModelRegistry.models.get(name)) is not None:
             ModelRegistry.register_model(name, known.load_model_cls())
+
+
+def caches_prefixes_on_cpu(folder: str) -> bool:
+    """Whether vLLM can reuse what prompts begin with, on a CPU and for this checkpoint.
+
+    For layers that keep a state instead of keys and values, it needs prompts in chunks (`engine_arguments`).
+    """
+    return not str(_config(folder).get("model_type")).startswith("qwen3_5")
+
+
+def _config(folder: str) -> dict[str, Any]:
+    file = Path(folder) / "config.json"
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return config

@@ -15,7 +15,7 @@ from trainers.actors.actor import concurrent_endpoint
 from trainers.actors.processes import leave_as_it_stands, settle_heap, settle_imports
 from trainers.actors.ranks import LedActor
 from trainers.compat.vllm import name_rank
-from trainers.generator.arguments import prepare_process, show_model
+from trainers.generator.arguments import caches_prefixes_on_cpu, prepare_process, show_model
 from trainers.generator.lockstep import Order
 from trainers.generator.types import Completion, EngineFailedError, Hold, SamplingOptions, WeightsDroppedError
 
@@ -100,6 +100,8 @@ class Generator(LedActor):
     async def _start_engine(self) -> Engine:
         if not self._process["with_gpus"]:
             show_model(self._engine_args["model"])
+            if not caches_prefixes_on_cpu(self._engine_args["model"]):
+                self._engine_args["enable_prefix_caching"] = False
         if self._apart:
             from trainers.generator.async_llm import AsyncLLMEngine
 

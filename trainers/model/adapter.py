@@ -45,6 +45,11 @@ def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         attention = {"qkv_proj": (queries + 2 * keys, dim), "o_proj": (dim, queries)}
         return attention | {"gate_up_proj": (2 * inner, dim), "down_proj": (dim, inner)}
     shapes = {"q_proj": (queries, dim), "k_proj": (keys, dim), "v_proj": (keys, dim), "o_proj": (dim, queries)}
+    if hf["model_type"] == "qwen3_5_text":
+        shapes["q_proj"] = (2 * queries, dim)  # with the gate of the output
+        values = hf["linear_num_value_heads"] * hf["linear_value_head_dim"]
+        mixed = 2 * hf["linear_num_key_heads"] * hf["linear_key_head_dim"] + values
+        shapes |= {"in_proj_qkv": (mixed, dim), "in_proj_z": (values, dim), "out_proj": (dim, values)}
     if not hf.get("num_experts"):  # PEFT applies these names to the layers of experts
         inner = hf["intermediate_size"]
         shapes |= {"gate_proj": (inner, dim), "up_proj": (inner, dim), "down_proj": (dim, inner)}

@@ -36,6 +36,10 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "smollm3": _SHAPE,
     "phi3": _SHAPE,
     "gemma3_text": (*_SHAPE, "head_dim", "query_pre_attn_scalar", "sliding_window"),
+    "qwen3_5_text": (
+        *(*_SHAPE, "head_dim", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads"),
+        *("linear_num_value_heads", "linear_value_head_dim"),
+    ),
 }
 """Keys that `config.json` must have, by the `model_type` of each supported model family."""
 _ROPE = {
@@ -49,6 +53,7 @@ _ROPE_OF = {
     "mistral": {"default"},
     "phi3": {"default"},
     "gemma3_text": {"default"},
+    "qwen3_5_text": {"default"},
 }
 """Supported scalings of some families; all others support every scaling but Llama's."""
 _ACTIVATION = {"gemma3_text": ("hidden_activation", "gelu_pytorch_tanh")}
@@ -154,6 +159,8 @@ def rope_parameters(config: Mapping[str, Any], layer: int | None = None) -> dict
         parameters = {"rope_theta": config["rope_local_base_freq"]}
     parameters.setdefault("rope_type", parameters.pop("type", "default"))
     parameters.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
+    usual = 0.25 if config.get("model_type") == "qwen3_5_text" else 1.0
+    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or usual)
     if parameters["rope_type"] == "yarn":
         parameters = {"beta_fast": 32.0, "beta_slow": 1.0, **parameters}
         parameters.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
@@ -167,6 +174,14 @@ def is_mixture(config: Mapping[str, Any], layer: int) -> bool:
     return (
         layer not in (config.get("mlp_only_layers") or ()) and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
     )
+
+
+def is_linear(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has a state of fixed size instead of attention: in Qwen 3.5, three of four."""
+    if config.get("model_type") != "qwen3_5_text":
+        return False
+    kinds: Sequence[str] | None = config.get("layer_types")
+    return kinds[layer] == "linear_attention" if kinds else (layer + 1) % config.get("full_attention_interval", 4) != 0
 
 
 def window(config: Mapping[str, Any], layer: int) -> int | None:
@@ -196,8 +211,6 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
     for layer in (None, 0):
         if feature := _unsupported_rope(family, rope_parameters(config, layer)):
             return feature
-    if (config.get("partial_rotary_factor") or 1.0) != 1.0:
-        return "rotary positions in a part of each head"
     if (config.get("attention_bias") and family != "qwen2") or config.get("mlp_bias"):
         return "biases in its attention or feed-forward layers"
     if config.get("use_sliding_window") or (family in ("mistral", "phi3") and config.get("sliding_window")):
@@ -205,6 +218,8 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
     name, computed = _ACTIVATION.get(family, ("hidden_act", "silu"))
     if (activation := config.get(name, computed)) != computed:
         return f"the activation {activation!r}"
+    if config.get("output_gate_type", "silu") not in ("silu", "swish") or not config.get("attn_output_gate", True):
+        return "another gate of its layers"
     for feature in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
         if config.get(feature):
             return feature
@@ -217,7 +232,9 @@ def _unsupported_rope(family: str, rope: Mapping[str, Any]) -> str | None:
         return f"rotary positions scaled by {kind!r}"
     if kind != "default" and given != _ROPE[kind]:
         return f"rotary positions scaled by {kind!r} with {', '.join(sorted(given ^ _ROPE[kind]))}"
-    return "rotary positions in a part of each head" if rope.get("partial_rotary_factor", 1.0) != 1.0 else None
+    if rope["partial_rotary_factor"] != 1.0 and family != "qwen3_5_text":
+        return "rotary positions in a part of each head"
+    return None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -305,6 +322,11 @@ def check_heads(hf: Mapping[str, Any], degree: int) -> None:
             f"trainer.parallelism.tensor_parallel_degree={degree}: TorchTitan's gradients differ when "
             "experts are split over processes",
             fix="use data_parallel_shard_degree for a mixture of experts",
+        )
+    if degree > 1 and hf.get("model_type") == "qwen3_5_text":
+        raise UsageError(
+            f"trainer.parallelism.tensor_parallel_degree={degree}: gated delta layers are not split over processes",
+            fix="use data_parallel_shard_degree",
         )
     for key in ("num_attention_heads", "num_key_value_heads"):
         fix = "use a divisor, and data_parallel_shard_degree for the other processes"

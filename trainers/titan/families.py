@@ -35,7 +35,7 @@ from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
-from trainers.model.folder import is_mixture, rope_parameters, rotates, window
+from trainers.model.folder import is_linear, is_mixture, rope_parameters, rotates, window
 from trainers.titan.attention import PackedAttention, spread
 from trainers.titan.fused import FusedFeedForward, FusedQKV, FusedStateDictAdapter, shard_fused
 from trainers.titan.gemma import (
@@ -48,6 +48,7 @@ from trainers.titan.gemma import (
 )
 from trainers.titan.head import Head
 from trainers.titan.layout import ContextLayout, RowLayout
+from trainers.titan.qwen3_5 import GatedAttention, PartialRoPE, Qwen35StateDictAdapter, delta_config
 
 Init = dict[str, Callable[..., Any]]
 
@@ -218,6 +219,16 @@ def _gemma() -> Family:
     )
 
 
+def _qwen3_5() -> Family:
+    parallelize = qwen3.model_registry("debugmodel").parallelize_fn
+    parts = Qwen3TransformerBlock, PartialRoPE, Qwen35StateDictAdapter, parallelize, _unsharded
+    return Family(ScoringQwen, *parts, qk_norm=True, norm=GemmaNorm)
+
+
+def _unsharded(config: Any) -> None:
+    """Set nothing: `check_heads` rejects tensor parallelism for the family."""
+
+
 FAMILIES: Mapping[str, Family] = {
     "llama": _llama(),
     "mistral": _llama(),
@@ -227,6 +238,7 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": _qwen(qk_norm=False),
     "phi3": _phi(),
     "gemma3_text": _gemma(),
+    "qwen3_5_text": _qwen3_5(),
 }
 """Families by the `model_type` in `config.json`."""
 
@@ -244,7 +256,9 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
         mixture = is_mixture(hf, layer)
         return family.block.Config(
             **{name: _norm(family, dim, hf) for name in norms},
-            attention=_attention(family, hf, layer, max_length, normal, residual),
+            attention=delta_config(hf, normal, residual)
+            if is_linear(hf, layer)
+            else _attention(family, hf, layer, max_length, normal, residual),
             moe=_mixture(hf, normal, residual) if mixture else None,
             feed_forward=None if mixture else _feed_forward(family, hf, normal, residual),
         )
@@ -317,9 +331,11 @@ def _attention(family: Family, hf: Mapping[str, Any], layer: int, max_length: in
         wqkv_param_init=normal,
         wo_param_init=residual,
         inner_attention=PackedAttention.Config(scale=scale, window=window(hf, layer)),
-        rope=kind.Config(dim=head_dim, max_seq_len=max_length, theta=rope["rope_theta"], **scaling),
+        rope=kind.Config(dim=int(head_dim * rope["partial_rotary_factor"]), max_seq_len=max_length, theta=rope["rope_theta"], **scaling),
         qk_norm=_norm(family, head_dim, hf) if family.qk_norm else None,
     )
+    if family.rope is PartialRoPE:
+        attention = GatedAttention.Config.of(attention)
     if family.fused:
         attention.qkv_linear = _fused_qkv(hf, normal)
     else:

@@ -83,6 +83,41 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Paths:
+    """The paths of S branches one after the other, K tokens, for layers in which a token depends on all before it.
+
+    Attributes:
+        lengths: number of tokens of each path, [S].
+        positions: position of each token on its path, [K] int64.
+        take: index in the row of each token, [K] int64. None: the paths are the branches, in the order of the row.
+        last: where on the paths the tokens of the row are as part of a branch, [T] int64; None like `take`.
+    """
+
+    lengths: list[int]
+    positions: torch.Tensor
+    take: torch.Tensor | None = None
+    last: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, row: Row, device: torch.device) -> Paths:
+        """Build the paths of a row."""
+        paths = [row.paths[number] for number in row.branches]
+        lengths = [len(path) for path in paths]
+        position = np.concatenate([np.arange(length) for length in lengths])
+        positions = torch.from_numpy(position).to(device)
+        take = np.concatenate(paths)
+        if np.array_equal(take, np.arange(len(row))):
+            return cls(lengths, positions)
+        last = np.flatnonzero(position >= np.repeat(row.shared[row.branches], lengths))
+        return cls(lengths, positions, torch.from_numpy(take).to(device), torch.from_numpy(last).to(device))
+
+    @classmethod
+    def whole(cls, rows: int, length: int, device: torch.device) -> Paths:
+        """Build the paths of rows that hold one sequence each."""
+        return cls([length] * rows, torch.arange(length, device=device).repeat(rows))
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """Queries and keys of R branches as rows of equal length.
 
@@ -112,10 +147,12 @@ class PackedLayout:
     Attributes:
         grids: the grids; each branch has a row in one of them.
         slots: slot of each token among the queries of all grids, one grid after the other, [T] int64.
+        paths: the paths of all branches.
     """
 
     grids: tuple[Grid, ...]
     slots: torch.Tensor
+    paths: Paths
 
     @classmethod
     def of(cls, row: Row, device: torch.device) -> PackedLayout:
@@ -126,7 +163,7 @@ class PackedLayout:
             slots[own] = first + np.flatnonzero(_real(row, members))
             first += grid.rows * grid.query_width
             grids.append(grid)
-        return cls(tuple(grids), torch.from_numpy(slots).to(device))
+        return cls(tuple(grids), torch.from_numpy(slots).to(device), Paths.of(row, device))
 
     @property
     def padding(self) -> float:
@@ -188,6 +225,7 @@ class VarlenLayout:
         keys: indices of the tokens of all paths, one after the other, [K] int64. None: the paths are the branches.
         key_bounds: index in `keys` of the first token of each path, then their number, [S + 1] int32.
         key_width: length of the longest path.
+        paths: the paths of all branches.
     """
 
     bounds: torch.Tensor
@@ -195,6 +233,7 @@ class VarlenLayout:
     keys: torch.Tensor | None
     key_bounds: torch.Tensor
     key_width: int
+    paths: Paths
 
     @classmethod
     def of(cls, row: Row, device: torch.device) -> VarlenLayout:
@@ -204,11 +243,10 @@ class VarlenLayout:
         def bounds(of: NDArray[np.int64]) -> torch.Tensor:
             return torch.from_numpy(np.concatenate([[0], of.cumsum()]).astype(np.int32)).to(device)
 
-        branches = bounds(added)
-        keys = np.concatenate([row.paths[number] for number in row.branches])
-        if np.array_equal(keys, np.arange(len(row))):
-            return cls(branches, int(added.max()), None, branches, int(added.max()))
-        return cls(branches, int(added.max()), torch.from_numpy(keys).to(device), bounds(sizes), int(sizes.max()))
+        branches, paths = bounds(added), Paths.of(row, device)
+        if paths.take is None:
+            return cls(branches, int(added.max()), None, branches, int(added.max()), paths)
+        return cls(branches, int(added.max()), paths.take, bounds(sizes), int(sizes.max()), paths)
 
 
 RowLayout = PackedLayout | VarlenLayout

@@ -85,7 +85,7 @@ class Adapters:
         self.scaling = section.alpha / section.rank
         chosen = set(targets(section, hf))
         for block in config.layers:
-            if isinstance(block.attention.qkv_linear, QKVLinear.Config):
+            if isinstance(getattr(block.attention, "qkv_linear", None), QKVLinear.Config):
                 block.attention.qkv_linear = _separate(block.attention.qkv_linear)
         theirs = {ours: theirs for theirs, ours in names.from_hf_map.items() if ours is not None}
         order: dict[str, torch.Tensor | None] = {}

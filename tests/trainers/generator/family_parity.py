@@ -15,7 +15,7 @@ import numpy as np
 from forge_env.config import RunConfig
 from forge_env.config.recipe import EnvironmentSection, GeneratorSection, LoRASection, ModelSection
 from forge_env.trajectory import Segment
-from trainers.generator.arguments import ADAPTERS, engine_arguments, show_model
+from trainers.generator.arguments import ADAPTERS, caches_prefixes_on_cpu, engine_arguments, show_model
 from trainers.generator.generator import import_engine
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.model.adapter import layer_shapes
@@ -75,7 +75,8 @@ async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str,
         generator=GeneratorSection(max_num_seqs=8, engine_args={"num_gpu_blocks_override": 256}),
     )
     apart = {"hf_overrides": {"quantization_config": {"quant_method": ADAPTERS, "rank": 8}}} if beside else {}
-    engine = InProcessEngine(engine_arguments(config, folder) | apart)
+    cached = {"enable_prefix_caching": caches_prefixes_on_cpu(str(folder))}
+    engine = InProcessEngine(engine_arguments(config, folder) | cached | apart)
     prompts = torch.randint(0, VOCABULARY, (8, 40), generator=torch.Generator().manual_seed(0)).numpy()
 
     async def sample(tokens: int) -> list[Completion]:
@@ -96,7 +97,7 @@ async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str,
             with torch.no_grad():
                 for parameter in model.module.parameters():
                     if parameter.requires_grad:
-                        parameter.add_(0.05 * torch.randn_like(parameter))
+                        parameter.add_(float(os.environ.get("NOISE","0.05")) * torch.randn_like(parameter))
             await engine.load_weights(partial(_published, model), version + more)
         swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
         return {"after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}

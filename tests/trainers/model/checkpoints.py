@@ -49,6 +49,16 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "query_pre_attn_scalar": 24,
     },
+    "Qwen 3.5": {
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
     "Phi 4": {"model_type": "phi3", "pad_token_id": 0, "eos_token_id": 1},
 }
 """What each has of its own, by its name."""

@@ -1,0 +1,191 @@
+"""Parts of Qwen 3.5 that other families lack: gated delta layers, and attention whose output is gated.
+
+Three of four layers have no attention: a gated delta layer keeps a matrix for each head, which every token changes
+(`trainers.model.delta`). In a packed row each sequence has its own, also if it shares its first tokens with another:
+linear layers compute those once, and the rule of the layer once for each sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torchtitan.models.common import CosSinRoPE
+from torchtitan.models.common.attention import GQAttention
+from torchtitan.models.common.linear import Linear
+from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan.protocols.module import Module
+
+from trainers.model.delta import causal_convolution, gated_delta_rule
+from trainers.titan.attention import spread
+from trainers.titan.layout import ContextLayout, Paths, RowLayout
+
+
+class PartialRoPE(CosSinRoPE):  # type: ignore[misc]
+    """Rotary positions in the first `dim` elements of each head."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CosSinRoPE.Config):  # type: ignore[misc]
+        """Same fields as TorchTitan's."""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate queries and keys, [B, T, heads, head dim] each."""
+        size = self.config.dim
+        rotated = super().forward(query[..., :size], key[..., :size], positions)
+        first, second = (
+            torch.cat([part, whole[..., size:]], -1) for part, whole in zip(rotated, (query, key), strict=True)
+        )
+        return first, second
+
+
+class GatedAttention(GQAttention):  # type: ignore[misc]
+    """TorchTitan's attention, multiplied by the sigmoid of a gate that `wq` computes beside each head's query."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GQAttention.Config):  # type: ignore[misc]
+        """Same fields as TorchTitan's; `wq` has twice as many rows."""
+
+        @classmethod
+        def of(cls, plain: GQAttention.Config) -> GatedAttention.Config:
+            """Add the gate to a config without one, which is changed."""
+            plain.qkv_linear.wq.out_features *= 2
+            return cls(**{item.name: getattr(plain, item.name) for item in fields(plain) if item.init})
+
+    def forward(self, x: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Apply the layer, [B, T, D] -> [B, T, D]."""
+        both, key, value = self.qkv_linear(x)
+        query, gate = both.unflatten(2, (-1, 2)).unbind(3)
+        query, key = self.rope(self.q_norm(query), self.k_norm(key), positions)
+        seen = self.inner_attention(
+            query, key, value, attention_masks=attention_masks, scale=self.scaling, enable_gqa=self.enable_gqa
+        )
+        out: torch.Tensor = self.wo((seen * torch.sigmoid(gate)).flatten(2))
+        return out
+
+
+class GatedDelta(Module):  # type: ignore[misc]
+    """A gated delta layer: convolution, gated delta rule, and a norm that is multiplied by a gate."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):  # type: ignore[misc]
+        """Configuration of `GatedDelta`.
+
+        Attributes:
+            key_heads: number of heads of queries and keys, a divisor of `value_heads`.
+            key_dim: width of one of them.
+            value_heads: number of heads of values, each with its own state.
+            value_dim: width of one of them.
+            width: number of tokens that the convolution covers.
+            in_proj_qkv: queries, keys and values.
+            in_proj_z: gate of the output.
+            in_proj_a: decay of the state.
+            in_proj_b: strength of writing.
+            norm: norm of each head's output.
+            out_proj: projection to the residual stream.
+        """
+
+        key_heads: int
+        key_dim: int
+        value_heads: int
+        value_dim: int
+        width: int
+        in_proj_qkv: Linear.Config
+        in_proj_z: Linear.Config
+        in_proj_a: Linear.Config
+        in_proj_b: Linear.Config
+        norm: RMSNorm.Config
+        out_proj: Linear.Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        for name in ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj"):
+            setattr(self, name, getattr(config, name).build())
+        self.conv_weight = nn.Parameter(torch.empty(config.in_proj_qkv.out_features, 1, config.width))
+        self.A_log = nn.Parameter(torch.empty(config.value_heads))
+        self.dt_bias = nn.Parameter(torch.empty(config.value_heads))
+
+    def forward(
+        self, x: torch.Tensor, attention_masks: RowLayout | None, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Apply the layer, [B, T, D] -> [B, T, D]; without a layout, each row is a sequence."""
+        assert not isinstance(attention_masks, ContextLayout), "rows are not split for this family"
+        batch, length, _ = x.shape
+        config = self.config
+        paths = Paths.whole(batch, length, x.device) if attention_masks is None else attention_masks.paths
+        qkv, b, a = (layer(x).flatten(0, 1) for layer in (self.in_proj_qkv, self.in_proj_b, self.in_proj_a))
+        if paths.take is not None:
+            qkv, b, a = (spread(tokens, paths.take) for tokens in (qkv, b, a))
+        keys = config.key_heads * config.key_dim
+        mixed = causal_convolution(qkv, self.conv_weight[:, 0], paths.positions)
+        query, key, value = (
+            part.unflatten(-1, (heads, -1))
+            for part, heads in zip(
+                mixed.split([keys, keys, mixed.shape[1] - 2 * keys], -1),
+                (config.key_heads, config.key_heads, config.value_heads),
+                strict=True,
+            )
+        )
+        group = config.value_heads // config.key_heads
+        query, key = (part.repeat_interleave(group, 1) for part in (query, key))
+        decay = -self.A_log.float().exp() * nn.functional.softplus(a.float() + self.dt_bias.float())
+        out = gated_delta_rule(query, key, value, decay, b.float().sigmoid(), paths.lengths)[0].float()
+        if paths.last is not None:
+            out = out.index_select(0, paths.last)
+        normed = nn.functional.rms_norm(out, out.shape[-1:], self.norm.weight.float(), self.norm.eps)
+        gate = self.in_proj_z(x).view(normed.shape).float()
+        gated: torch.Tensor = self.out_proj((normed * nn.functional.silu(gate)).view(batch, length, -1).type_as(x))
+        return gated
+
+
+def delta_config(hf: Any, normal: dict[str, Any], residual: dict[str, Any]) -> GatedDelta.Config:
+    """Build the config of a gated delta layer from a Hugging Face config."""
+    dim, value_heads = hf["hidden_size"], hf["linear_num_value_heads"]
+    keys = hf["linear_num_key_heads"] * hf["linear_key_head_dim"]
+    values = value_heads * hf["linear_value_head_dim"]
+    bound = hf["linear_conv_kernel_dim"] ** -0.5
+
+    def linear(rows: int) -> Linear.Config:
+        return Linear.Config(in_features=dim, out_features=rows, param_init=normal)
+
+    return GatedDelta.Config(
+        key_heads=hf["linear_num_key_heads"],
+        key_dim=hf["linear_key_head_dim"],
+        value_heads=value_heads,
+        value_dim=hf["linear_value_head_dim"],
+        width=hf["linear_conv_kernel_dim"],
+        in_proj_qkv=linear(2 * keys + values),
+        in_proj_z=linear(values),
+        in_proj_a=linear(value_heads),
+        in_proj_b=linear(value_heads),
+        norm=RMSNorm.Config(
+            normalized_shape=hf["linear_value_head_dim"],
+            eps=hf["rms_norm_eps"],
+            param_init={"weight": nn.init.ones_},
+        ),
+        out_proj=Linear.Config(in_features=values, out_features=dim, param_init=residual),
+        param_init={
+            "conv_weight": partial(nn.init.uniform_, a=-bound, b=bound),
+            "A_log": partial(nn.init.uniform_, a=0.0, b=math.log(16.0)),
+            "dt_bias": nn.init.ones_,
+        },
+    )
+
+
+class Qwen35StateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
+    """TorchTitan's adapter for Qwen 3 with the names of gated delta layers."""
+
+    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        weights = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")
+        names = {f"{name}.weight": f"{name}.weight" for name in weights}
+        names |= {"conv1d.weight": "conv_weight", "A_log": "A_log", "dt_bias": "dt_bias"}
+        for theirs, ours in names.items():
+            self.from_hf_map[f"model.layers.{{}}.linear_attn.{theirs}"] = f"layers.{{}}.attention.{ours}"
