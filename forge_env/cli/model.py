@@ -44,11 +44,12 @@ def add_arguments(parser: Parser) -> None:
 
     convert = actions.add_parser(
         "convert",
-        help="convert a GGUF file to a checkpoint folder",
+        help="convert a GGUF file, or the text part of a model with vision, to a checkpoint folder",
         description="Convert a GGUF file, the format of llama.cpp, to a Hugging Face folder in bfloat16 that can be "
-        "trained and evaluated. What quantization took from the weights stays lost; the rounding is printed.",
+        "trained and evaluated. What quantization took from the weights stays lost; the rounding is printed. Of a "
+        "Qwen 3.5 folder, which also reads images, the text part is copied.",
     )
-    convert.add_argument("file", metavar="FILE", help="a .gguf file")
+    convert.add_argument("file", metavar="FROM", help="a .gguf file, or a checkpoint folder with a vision part")
     convert.add_argument("out", metavar="TO", help="folder to write, which must not exist")
     convert.set_defaults(act=run_convert)
 
@@ -80,12 +81,17 @@ def run_get(args: argparse.Namespace) -> int:
 def run_convert(args: argparse.Namespace) -> int:
     """Convert a file."""
     file, out = Path(args.file), Path(args.out)
-    if not file.is_file():
-        raise UsageError(f"there is no file {file}", fix="give a .gguf file")
+    if not file.exists():
+        raise UsageError(f"there is no {file}", fix="give a .gguf file, or a checkpoint folder with a vision part")
     if out.exists():
         raise UsageError(f"{out} already exists", fix="name a new folder")
-    convert: Callable[..., None] = load_plugin("forge_env.converters", "gguf")
-    convert(file, out, tell=say)
+    convert: Callable[..., None]
+    if file.is_dir():
+        convert = load_plugin("forge_env.converters", "text_part")
+        convert(file, out)
+    else:
+        convert = load_plugin("forge_env.converters", "gguf")
+        convert(file, out, tell=say)
     say(f"{file} -> {out}")
     return 0
 

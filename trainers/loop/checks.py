@@ -171,7 +171,7 @@ def check_parallelism(config: RunConfig) -> None:
     if config.model.path == TINY:
         hf = {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads}
     if hf is not None:
-        check_heads(hf, dims.tensor_parallel_degree)
+        check_heads(hf, dims.tensor_parallel_degree, dims.context_parallel_degree)
         check_generator_heads(hf, config.generator.procs)
 
 

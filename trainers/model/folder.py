@@ -93,7 +93,7 @@ def from_hub(name: str) -> Path:
     try:
         # some repositories contain the same weights again in their authors' format
         skipped = ["consolidated*", "original/*"]
-        return Path(
+        folder = Path(
             snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"], ignore_patterns=skipped)
         )
     except GatedRepoError as error:
@@ -107,6 +107,16 @@ def from_hub(name: str) -> Path:
             f"no model {name!r}: {str(error).splitlines()[0]}",
             fix="model.path is 'tiny', a checkpoint folder, or a hub name within reach (HF_TOKEN for private ones)",
         ) from error
+    if not has_vision(read_config(folder)):
+        return folder
+    from trainers.model.text_part import cached_text_part
+
+    return cached_text_part(folder, name)
+
+
+def has_vision(config: Any) -> bool:
+    """Whether a `config.json` is that of a model whose text part can be trained apart (`trainers.model.text_part`)."""
+    return isinstance(config, dict) and config.get("model_type") == "qwen3_5" and "text_config" in config
 
 
 def read_hf_config(folder: str | Path) -> dict[str, Any]:
@@ -114,19 +124,32 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
 
     The trainer must support its model family.
     """
+    return check_hf_config(read_config(folder), str(folder))
+
+
+def read_config(folder: str | Path) -> Any:
+    """Read the `config.json` of a checkpoint folder, unchecked.
+
+    Raises:
+        UsageError: there is none, or it can't be read.
+    """
     path = Path(folder) / "config.json"
     try:
-        config = read_json(path, root=ANYWHERE)  # the hub's cache is a folder of links
+        return read_json(path, root=ANYWHERE)  # the hub's cache is a folder of links
     except FileNotFoundError as error:
         raise UsageError(f"no config.json in {folder}", fix=FIX) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read: {error}", fix="fetch the checkpoint again") from error
-    return check_hf_config(config, str(folder))
 
 
 def check_hf_config(config: Any, name: str) -> dict[str, Any]:
     """Check that the trainer supports the `config.json` of checkpoint `name`; returns it, with `head_dim` added."""
     family = config.get("model_type") if isinstance(config, dict) else None
+    if has_vision(config):
+        raise UsageError(
+            f"{name} has a vision part, and only its text part can be trained",
+            fix=f"write that to a folder and use it: forge-env model convert {name} TO",
+        )
     if not isinstance(family, str) or family not in FAMILIES:
         raise UsageError(f"{name} is a {family!r} model", fix=f"use a checkpoint of {', '.join(FAMILIES)}")
     if "num_local_experts" in config:  # as newer versions of transformers write it
@@ -311,8 +334,10 @@ def check_folder(folder: Path, max_length: int) -> None:
             raise UsageError(f"{file} is damaged: {error}", fix="fetch the checkpoint again") from error
 
 
-def check_heads(hf: Mapping[str, Any], degree: int) -> None:
+def check_heads(hf: Mapping[str, Any], degree: int, context: int = 1) -> None:
     """Check that tensor parallelism gives every trainer process equally many heads, and splits no experts.
+
+    Neither tensor parallelism nor context parallelism of degree `context` can split layers that keep a state.
 
     Raises:
         UsageError: it doesn't.
@@ -323,10 +348,11 @@ def check_heads(hf: Mapping[str, Any], degree: int) -> None:
             "experts are split over processes",
             fix="use data_parallel_shard_degree for a mixture of experts",
         )
-    if degree > 1 and hf.get("model_type") == "qwen3_5_text":
+    if max(degree, context) > 1 and hf.get("model_type") == "qwen3_5_text":
+        name = "tensor_parallel_degree" if degree > 1 else "context_parallel_degree"
         raise UsageError(
-            f"trainer.parallelism.tensor_parallel_degree={degree}: gated delta layers are not split over processes",
-            fix="use data_parallel_shard_degree",
+            f"trainer.parallelism.{name}={max(degree, context)}: gated delta layers are not split over processes",
+            fix="use data_parallel_shard_degree for Qwen 3.5",
         )
     for key in ("num_attention_heads", "num_key_value_heads"):
         fix = "use a divisor, and data_parallel_shard_degree for the other processes"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from forge_env.config.recipe import OptimizerSection, ParallelismSection
-from trainers.plan.shape import Shape
+from trainers.plan.shape import Delta, Shape
 
 GIB = 2**30
 FLOAT32 = 4
@@ -23,6 +23,8 @@ TILE_BYTES = {"cpu": 2**23, "cuda": 2**28}
 """Bytes of the scores that the head holds at once, in float32 (`trainers.titan.head.TILE`)."""
 ENGINE_TOKENS = 8192
 """Tokens that an engine computes at once (vLLM's `max_num_batched_tokens` on a GPU)."""
+CHUNK = 64
+"""Tokens that a gated delta layer solves together (`trainers.model.delta.CHUNK`)."""
 GRID = 1.5
 """Padded tokens in attention for each token of a packed row; assumed, for unknown lengths.
 
@@ -119,13 +121,22 @@ def optimizer_bytes(shape: Shape, section: OptimizerSection) -> float:
     """Bytes of the optimizer's moments: AdamW keeps two per parameter, Muon one for hidden matrices except experts."""
     moments = 2 * FLOAT32 * shape.parameters
     if section.muon_lr > 0:
-        matrices = 2 * shape.dim * (shape.queries + shape.keys)
+        matrices = shape.dim * ((2 + shape.gated) * shape.queries + 2 * shape.keys)
         dense = (shape.layers - shape.mixtures) * 3 * shape.dim * shape.hidden
-        moments -= FLOAT32 * (shape.layers * matrices + dense)
+        moments -= FLOAT32 * ((shape.layers - shape.linear) * matrices + dense)
     return moments
 
 
-def saved_bytes(shape: Shape, layout: Layout, tokens: int, grid: float, *, mixture: bool, copies: float = 1.0) -> float:
+def saved_bytes(
+    shape: Shape,
+    layout: Layout,
+    tokens: int,
+    grid: float,
+    *,
+    mixture: bool,
+    linear: bool = False,
+    copies: float = 1.0,
+) -> float:
     """Bytes per token that the forward pass of one block keeps for its backward pass, without recomputation.
 
     Args:
@@ -134,6 +145,7 @@ def saved_bytes(shape: Shape, layout: Layout, tokens: int, grid: float, *, mixtu
         tokens: tokens of a row, over all processes that share it.
         grid: padded tokens in attention for each token (see `GRID`).
         mixture: whether the block has experts.
+        linear: whether the block has a gated delta layer.
         copies: copies of a token's keys and values: the sequences that share a prefix have one each.
     """
     itemsize, tensor = layout.precision, layout.tensor
@@ -145,10 +157,23 @@ def saved_bytes(shape: Shape, layout: Layout, tokens: int, grid: float, *, mixtu
     attention = grid * (2 * (q + copies * k) * itemsize + shape.heads / tensor * FLOAT32) + q * itemsize
     if layout.context > 1:  # keys and values of the whole row, and a mask of the tokens that each token attends to
         attention = 3 * q * itemsize + (2 * k * layout.context + tokens) * itemsize + shape.heads / tensor * FLOAT32
+    attention += 3 * q * itemsize * shape.gated  # queries beside their gates, the gate and its sigmoid
     rotary = 2 * shape.head_dim * FLOAT32 if shape.qk_norm else shape.head_dim * FLOAT32
     roots = FLOAT32 * (2 / tensor + (shape.heads + shape.kv_heads) / tensor * shape.qk_norm)
     inputs += layout.adapters * itemsize
-    return residual + inputs + heads + attention + rotary + roots + _feed_forward_bytes(shape, layout, mixture=mixture)
+    feed_forward = _feed_forward_bytes(shape, layout, mixture=mixture)
+    if linear:
+        return residual + inputs + _delta_bytes(shape.delta, layout, copies) + 2 * FLOAT32 + feed_forward
+    return residual + inputs + heads + attention + rotary + roots + feed_forward
+
+
+def _delta_bytes(delta: Delta, layout: Layout, copies: float) -> float:
+    """Bytes per token that a gated delta layer keeps: of its paths, and of the row."""
+    wide = 2 * FLOAT32 if layout.device == "cpu" else FLOAT32
+    keys, values = delta.heads * delta.key_dim, delta.values
+    convolution = (delta.width + 1) * delta.mixed
+    rule = 9 * keys + 3 * values + 5 * CHUNK * delta.heads + values * delta.key_dim / CHUNK
+    return copies * wide * (convolution + rule) + 6 * values * FLOAT32
 
 
 def _feed_forward_bytes(shape: Shape, layout: Layout, *, mixture: bool) -> float:
@@ -161,10 +186,10 @@ def _feed_forward_bytes(shape: Shape, layout: Layout, *, mixture: bool) -> float
 
 
 def _between(
-    shape: Shape, layout: Layout, tokens: int, grid: float, *, mixture: bool, copies: float
+    shape: Shape, layout: Layout, tokens: int, grid: float, *, mixture: bool, linear: bool, copies: float
 ) -> tuple[float, float]:
     """Bytes per token of a block: kept from forward to backward pass, and added in the latter by recomputation."""
-    everything = saved_bytes(shape, layout, tokens, grid, mixture=mixture, copies=copies)
+    everything = saved_bytes(shape, layout, tokens, grid, mixture=mixture, linear=linear, copies=copies)
     if layout.recompute == "none":
         return everything, 0.0
     itemsize, tensor = layout.precision, layout.tensor
@@ -211,11 +236,15 @@ def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float,
     """
     itemsize, tensor = layout.precision, layout.tensor
     rows, learned = ceil(tokens / layout.context), ceil(targets / layout.context)
-    dense, mixture = shape.layers - shape.mixtures, shape.mixtures
+    mixture, linear = shape.mixtures, shape.linear
     saved = recomputed = 0.0
-    for count, experts in ((dense, False), (mixture, True)):
+    for count, experts, delta in (
+        (shape.layers - mixture - linear, False, False),
+        (mixture, True, False),
+        (linear, False, True),
+    ):
         if count:
-            each, more = _between(shape, layout, tokens, grid, mixture=experts, copies=copies)
+            each, more = _between(shape, layout, tokens, grid, mixture=experts, linear=delta, copies=copies)
             saved, recomputed = saved + count * each * rows, max(recomputed, more * rows)
     hidden = shape.expert_hidden * shape.active if mixture else shape.hidden / tensor
     working = rows * (2 * hidden * itemsize + 2 * shape.dim * layout.residual / tensor)

@@ -15,8 +15,59 @@ from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import ModelSection
 from forge_env.errors import UsageError
 from forge_env.models import MODELS
-from trainers.model.folder import check_hf_config, is_mixture, local_folder, read_hf_config, window
+from trainers.model.folder import check_hf_config, is_linear, is_mixture, local_folder, read_hf_config, window
 from trainers.model.tiny import hf_config
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The sizes of a gated delta layer.
+
+    Attributes:
+        keys: width of all queries, or all keys, of a token.
+        key_dim: width of one of them.
+        heads: number of heads of values, each with its own state.
+        value_dim: width of one of them.
+        width: number of tokens that its convolution covers.
+    """
+
+    keys: int = 0
+    key_dim: int = 0
+    heads: int = 0
+    value_dim: int = 0
+    width: int = 0
+
+    @classmethod
+    def of(cls, hf: Mapping[str, Any]) -> Delta:
+        """Create the sizes from a Hugging Face config."""
+        key_dim = hf["linear_key_head_dim"]
+        return cls(
+            keys=hf["linear_num_key_heads"] * key_dim,
+            key_dim=key_dim,
+            heads=hf["linear_num_value_heads"],
+            value_dim=hf["linear_value_head_dim"],
+            width=hf["linear_conv_kernel_dim"],
+        )
+
+    @property
+    def values(self) -> int:
+        """Width of all values of a token."""
+        return self.heads * self.value_dim
+
+    @property
+    def mixed(self) -> int:
+        """Width of queries, keys and values of a token."""
+        return 2 * self.keys + self.values
+
+    def parameters(self, dim: int) -> int:
+        """Parameters of the layer, for a residual stream of width `dim`."""
+        matrices = dim * (self.mixed + 2 * self.values + 2 * self.heads)
+        return matrices + self.mixed * self.width + 2 * self.heads + self.value_dim
+
+    @property
+    def state(self) -> int:
+        """Elements of the states of all heads, and of the convolution's last tokens, of one sequence."""
+        return self.values * self.key_dim + self.mixed * (self.width - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +88,9 @@ class Shape:
         out_norms: whether the outputs of attention and of feed-forward layers have norms too.
         windowed: number of blocks in which a token attends to the last `window` tokens only.
         window: size of that window.
+        gated: whether the output of attention is multiplied by a gate, as wide as the queries.
+        linear: number of blocks with a gated delta layer, which keeps a state, instead of attention.
+        delta: sizes of those layers; all 0 without them.
         qkv_bias: whether the projections of queries, keys and values have biases.
         mixtures: number of blocks with experts.
         experts: number of experts in each of those blocks.
@@ -58,6 +112,9 @@ class Shape:
     out_norms: bool = False
     windowed: int = 0
     window: int = 0
+    gated: bool = False
+    linear: int = 0
+    delta: Delta = Delta()
     mixtures: int = 0
     experts: int = 0
     active: int = 0
@@ -68,6 +125,7 @@ class Shape:
         """Create a shape from a Hugging Face config."""
         layers = range(hf["num_hidden_layers"])
         mixtures = sum(is_mixture(hf, layer) for layer in layers)
+        linear = sum(is_linear(hf, layer) for layer in layers)
         windows = [size for layer in layers if (size := window(hf, layer)) is not None]
         return cls(
             name=name,
@@ -84,6 +142,9 @@ class Shape:
             out_norms=hf["model_type"] == "gemma3_text",
             windowed=len(windows),
             window=max(windows, default=0),
+            gated=hf["model_type"] == "qwen3_5_text",
+            linear=linear,
+            delta=Delta.of(hf) if linear else Delta(),
             mixtures=mixtures,
             experts=hf["num_experts"] if mixtures else 0,
             active=hf["num_experts_per_tok"] if mixtures else 0,
@@ -107,8 +168,8 @@ class Shape:
 
     @property
     def attention(self) -> int:
-        """Parameters of a block except its feed-forward layers."""
-        matrices = 2 * self.dim * (self.queries + self.keys)
+        """Parameters of a block with attention, except its feed-forward layers."""
+        matrices = self.dim * ((2 + self.gated) * self.queries + 2 * self.keys)
         biases = (self.queries + 2 * self.keys) * self.qkv_bias
         norms = 2 * self.dim * (1 + self.out_norms) + 2 * self.head_dim * self.qk_norm
         return matrices + biases + norms
@@ -124,14 +185,20 @@ class Shape:
         return self.attention + self.dim * self.experts + 3 * self.experts * self.dim * self.expert_hidden
 
     @property
+    def delta_block(self) -> int:
+        """Parameters of a block with a gated delta layer."""
+        return self.delta.parameters(self.dim) + 2 * self.dim + 3 * self.dim * self.hidden
+
+    @property
     def largest_block(self) -> int:
         """Parameters of the largest block."""
-        return self.mixture_block if self.mixtures else self.dense_block
+        return self.mixture_block if self.mixtures else max(self.dense_block, self.delta_block * (self.linear > 0))
 
     @property
     def blocks(self) -> int:
         """Parameters of all blocks."""
-        return self.mixtures * self.mixture_block + (self.layers - self.mixtures) * self.dense_block
+        dense = self.layers - self.mixtures - self.linear
+        return self.mixtures * self.mixture_block + dense * self.dense_block + self.linear * self.delta_block
 
     @property
     def parameters(self) -> int:
@@ -149,13 +216,16 @@ class Shape:
         return self.blocks - self.idle
 
     def context_flops(self, length: float) -> float:
-        """Attention operations of a token after `length` tokens: a multiply-add each for scores and weighted sum."""
-        seen = (self.layers - self.windowed) * length + self.windowed * min(length, self.window)
-        return 4.0 * self.queries * seen
+        """Attention operations of a token after `length` tokens: a multiply-add each for scores and weighted sum.
+
+        A gated delta layer reads and changes its states: three multiply-adds for each element of them.
+        """
+        seen = (self.layers - self.windowed - self.linear) * length + self.windowed * min(length, self.window)
+        return 4.0 * self.queries * seen + 6.0 * self.linear * self.delta.values * self.delta.key_dim
 
     def kv_bytes(self, bytes_each: int) -> int:
-        """Bytes of one token's keys and values in all layers."""
-        return 2 * self.layers * self.keys * bytes_each
+        """Bytes of one token's keys and values in all layers that have them."""
+        return 2 * (self.layers - self.linear) * self.keys * bytes_each
 
 
 @cache

@@ -18,7 +18,7 @@ from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from trainers.model import adapter
-from trainers.model.folder import check_heads, read_hf_config, weight_files, window
+from trainers.model.folder import check_heads, is_linear, read_hf_config, weight_files, window
 from trainers.model.merging import scaled
 from trainers.model.parts import Part
 from trainers.model.writer import read_companions, write_model
@@ -119,6 +119,11 @@ class TitanModel:
                 f"{folder} has sliding-window attention, which is not supported in float32 on a GPU",
                 fix="use model.dtype=bfloat16",
             )
+        linear = [is_linear(hf, layer) for layer in range(hf["num_hidden_layers"])]
+        if any(linear) and self.sharding.compile:
+            raise UsageError(
+                f"{folder} has gated delta layers, which can't be compiled", fix="use trainer.compile=false"
+            )
         self.config = titan_config(hf, max_length)
         self._family = FAMILIES[hf["model_type"]]
         self._adapter = self._family.adapter(self.config, None)
@@ -126,7 +131,7 @@ class TitanModel:
         self._seed = seed
         self.adapters: Adapters | None = None
         if not self.ranks.alone:
-            check_heads(hf, self.ranks.tensor_degree)
+            check_heads(hf, self.ranks.tensor_degree, 1 if self.ranks.context is None else self.ranks.context.degree)
             self._family.shard(self.config)
         if lora is not None:
             self.adapters = Adapters(lora, hf, self.config, self._adapter)
@@ -138,8 +143,8 @@ class TitanModel:
             self.load_hf(self._random_weights())
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
         # Multiply-adds of attention per squared token, halved because it is causal, without layers whose window is
-        # bounded; then the same relative to the multiply-adds of linear layers per token.
-        unbounded = sum(size >= max_length for size in windows)
+        # bounded or that keep a state; then the same relative to the multiply-adds of linear layers per token.
+        unbounded = sum(size >= max_length for size in windows) - sum(linear)
         self.attention_cost: int = unbounded * hf["num_attention_heads"] * hf["head_dim"]
         self.quadratic_cost = self.attention_cost / parameters
         self.head_parameters: int = hf["vocab_size"] * hf["hidden_size"]

@@ -43,6 +43,7 @@ def test_a_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("HuggingFaceTB/SmolLM3-3B", "smollm3", "tied to the head"),
         ("microsoft/phi-4", "phi3", "apart from the head"),
         ("google/gemma-3-270m-it", "gemma3_text", "tied to the head"),
+        ("Qwen/Qwen3.5-0.8B", "qwen3_5_text", "tied to the head"),
     ],
 )
 def test_a_name_on_the_hub_is_described_without_a_network(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 VOCABULARY = 320
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -53,8 +53,8 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_5_text",
         "num_hidden_layers": 3,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 32,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
         "tie_word_embeddings": True,
@@ -75,7 +75,7 @@ def write_checkpoint(name: str, folder: Path, *, shards: bool = False, **changes
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    values = {**_SHAPE, **CHECKPOINTS[name], **changes}
+    values = {**SHAPE, **CHECKPOINTS[name], **changes}
     if "rope_scaling" in values:
         values["rope_parameters"] = values.pop("rope_scaling")
     config = AutoConfig.for_model(**values)

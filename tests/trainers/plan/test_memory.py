@@ -44,6 +44,14 @@ SMALL: dict[str, Any] = {
 NARROW = {"hidden_size": 128, "intermediate_size": 512}
 """Fewer operations for as large a share of activations."""
 GEMMA = {"model_type": "gemma3_text", "query_pre_attn_scalar": 32, "sliding_window": 128}
+DELTA = {
+    "model_type": "qwen3_5_text",
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 64,
+}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 
 
@@ -74,6 +82,8 @@ def test_operations_of_gpus_are_those_that_torchtitan_knows(gpu: Gpu, monkeypatc
         ({"model_type": "phi3", "tie_word_embeddings": False}, "none", "float32", 0),
         (GEMMA, "none", "float32", 0),
         (GEMMA, "full", "float32", 0),
+        (DELTA, "none", "float32", 0),
+        (DELTA, "full", "float32", 0),
         ({}, "none", "float32", 8),
         ({"vocab_size": 40_000}, "full", "float32", 8),
         ({"num_hidden_layers": 8, "hidden_size": 128, "tie_word_embeddings": False}, "none", "float32", 32),

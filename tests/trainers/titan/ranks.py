@@ -166,9 +166,10 @@ def two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
     tied = folders["tied"]
     for kind, folder in folders.items():
         seen[f"fsdp {kind}"] = observe(engine(folder, {} if kind == "tied" else FSDP))
-        if kind != "mixture":  # refused
+        if kind not in ("mixture", "delta"):  # refused
             seen[f"tensor {kind}"] = observe(engine(folder, TENSOR))
-        seen[f"context {kind}"] = observe(engine(folder, CONTEXT))
+        if kind != "delta":
+            seen[f"context {kind}"] = observe(engine(folder, CONTEXT))
     seen["vocabulary"] = _score_a_part()
     for kind in ("tied", "llama", "fused"):
         for name, dims in {"fsdp": FSDP, "tensor": TENSOR, "context": CONTEXT}.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from tests.trainers.model.checkpoints import CHECKPOINTS, VOCABULARY, their_logp
 from trainers.losses.sft import SFTLoss
 from trainers.model.export import read_weights
 from trainers.model.folder import INDEX
-from trainers.plan.shape import hub_config, published
+from trainers.plan.shape import Shape, hub_config, published
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
-from trainers.titan.families import FAMILIES, titan_config
+from trainers.titan.families import FAMILIES, tensor_shapes, titan_config
 from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import build_optimizer
 
@@ -86,6 +87,12 @@ def test_weight_decay_shrinks_matrices_and_nothing_else(name: str, muon_lr: floa
         shrinks = parameter.dim() > 1 and id(parameter) not in embeddings
         expected = before[key] * (1 - 1e-2 * 0.5) if shrinks else before[key]
         assert torch.allclose(parameter, expected, rtol=1e-6, atol=0), key
+
+
+@pytest.mark.parametrize("name", [name for name in published() if "Qwen3.5" in name])
+def test_a_published_size_of_qwen_3_5_is_what_is_built(name: str) -> None:
+    hf = hub_config(name)
+    assert Shape.of(hf, name).parameters == sum(prod(shape) for shape in tensor_shapes(hf).values())
 
 
 OTHER_BASE = "Qwen/Qwen3-235B-A22B"

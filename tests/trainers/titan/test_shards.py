@@ -42,7 +42,7 @@ def sharded(folders: dict[str, Path], *ways: str) -> dict[str, Path]:
         f"{way}:{name}": folder
         for way in ways
         for name, folder in folders.items()
-        if way == "fsdp" or (name not in ("Qwen 3 MoE", "uneven") and (way == "tensor" or name == "Qwen 3"))
+        if way == "fsdp" or (name not in ("Qwen 3 MoE", "Qwen 3.5", "uneven") and (way == "tensor" or name == "Qwen 3"))
     }
 
 

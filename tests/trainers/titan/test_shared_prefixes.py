@@ -138,6 +138,20 @@ def test_sliding_windows_see_no_difference(tmp_path: Path) -> None:
     check_gradients(gradients(separate, data, GRPOLoss()), gradients(shared, data, GRPOLoss()))
 
 
+def test_states_of_gated_delta_layers_see_no_difference(tmp_path: Path) -> None:
+    sizes = {"linear_key_head_dim": 16, "linear_num_key_heads": 2, "linear_value_head_dim": 16}
+    layers = {"layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4}
+    changes = {"model_type": "qwen3_5_text", "linear_num_value_heads": 4, **sizes, **layers}
+    folder = model_folder(tmp_path, **changes)
+    separate, shared = engine(folder, packed=False), engine(folder)
+    data = tree(12, 7)
+    for one, other in zip(separate.logprobs(data), shared.logprobs(data), strict=True):
+        assert one.tolist() == pytest.approx(other.tolist(), abs=2e-6)
+    check_gradients(gradients(separate, data, GRPOLoss()), gradients(shared, data, GRPOLoss()))
+    packed = engine(folder, share=False)
+    check_gradients(gradients(separate, data, GRPOLoss()), gradients(packed, data, GRPOLoss()))
+
+
 def group(prompt: int, replies: list[int], seed: int = 0) -> list[Segment]:
     rng = np.random.default_rng(seed)
     first = rng.integers(0, VOCABULARY, prompt)

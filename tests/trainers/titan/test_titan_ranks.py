@@ -55,6 +55,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "layer_types": ["sliding_attention", "full_attention"],
             "sliding_window": 8,
         },
+        "delta": {
+            "model_type": "qwen3_5_text",
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_value_head_dim": 16,
+        },
     }
     for name, changes in kinds.items():
         result[name] = tmp_path_factory.mktemp(name)
@@ -106,6 +115,7 @@ def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
         ),
         ("fsdp", "mixture"),
         ("context", "mixture"),
+        ("fsdp", "delta"),
     ],
 )
 def test_two_ranks_give_the_gradients_and_weights_of_one(
