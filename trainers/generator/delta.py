@@ -5,6 +5,7 @@ The layers' states are vLLM's: of each sequence the last columns of the convolut
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def delta_attention(
     if step.has_initial_state is not None:
         begun = step.has_initial_state[:requests]
     columns, memory = layer.kv_cache[0], layer.kv_cache[1]
-    lengths = [end - start for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    lengths = [end - start for start, end in pairwise(bounds)]
 
     mixed = _convolved(layer, mixed_qkv[:total], columns, slots, begun, lengths)
     query, key, value = (part[0] for part in layer.rearrange_mixed_qkv(mixed))

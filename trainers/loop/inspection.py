@@ -9,7 +9,7 @@ from typing import Any
 from forge_env.config.recipe import LoRASection, OptimizerSection, TrainerSection
 from forge_env.endpoint.chat_format import ChatFormat
 from forge_env.errors import ForgeError
-from trainers.model.adapter import layer_shapes, targets
+from trainers.model.adapter import adapter_parameters, layer_shapes
 from trainers.model.folder import check_folder, local_folder, weight_files
 from trainers.plan.memory import BYTES, FLOAT32, GIB, Layout, trainer_memory
 from trainers.plan.shape import Shape, named_config
@@ -68,7 +68,7 @@ def _memory(shape: Shape, hf: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "generator", f"{weights}; keys and values of 1,000 tokens {cache:.3f} GiB in bfloat16"
     lora = LoRASection()
     sides = layer_shapes(hf)
-    trained = shape.layers * lora.rank * sum(sum(sides[name]) for name in targets(lora, hf))
+    trained = adapter_parameters(lora, hf)
     kinds = (("all weights", 0, None), (f"LoRA, rank {lora.rank}", lora.rank * len(sides), trained))
     for name, adapters, count in kinds:
         memory = trainer_memory(

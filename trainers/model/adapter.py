@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from forge_env.reading import ANYWHERE, read_json
-from trainers.model.folder import file_digests
+from trainers.model.folder import file_digests, is_linear
 
 FOLDER = "adapter"
 """Folder of a checkpoint that holds its adapters."""
@@ -30,6 +30,9 @@ PREFIX = "base_model.model."
 """PEFT's prefix of layer names."""
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 _BASE = "base"
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_DELTA = ("in_proj_qkv", "in_proj_z", "out_proj")
+"""Layers of blocks with attention, and of those with a gated delta layer."""
 
 
 def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
@@ -54,6 +57,14 @@ def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         inner = hf["intermediate_size"]
         shapes |= {"gate_proj": (inner, dim), "up_proj": (inner, dim), "down_proj": (dim, inner)}
     return shapes
+
+
+def adapter_parameters(section: LoRASection, hf: Mapping[str, Any]) -> int:
+    """Number of parameters of all adapters; see `targets`."""
+    shapes, total = layer_shapes(hf), hf["num_hidden_layers"]
+    linear = sum(is_linear(hf, layer) for layer in range(total))
+    counts = dict.fromkeys(_DELTA, linear) | dict.fromkeys(_ATTENTION, total - linear)
+    return sum(counts.get(name, total) * section.rank * sum(shapes[name]) for name in targets(section, hf))
 
 
 def targets(section: LoRASection, hf: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from forge_env.job.addresses import Address
 from forge_env.job.card import Card
 from forge_env.job.needs import needed_gpus
 from forge_env.job.plan import Plan, units
-from trainers.model.adapter import layer_shapes, targets
+from trainers.model.adapter import adapter_parameters, targets
 from trainers.model.folder import check_generator_heads, check_heads
 from trainers.plan.hardware import PER_HOST, Cluster, Gpu
 from trainers.plan.memory import GIB, RESERVED_GIB, Layout, Memory, generator_memory, scoring_memory, trainer_memory
@@ -75,15 +75,15 @@ class Forecast:
         hf = model_config(config.model)
         self.shape = Shape.of(hf, config.model.path)
         trainer, generator = config.trainer, config.generator
-        check_heads(hf, trainer.parallelism.tensor_parallel_degree)
+        dims = trainer.parallelism
+        check_heads(hf, dims.tensor_parallel_degree, dims.context_parallel_degree)
         if config.rolls_out:
             check_generator_heads(hf, generator.procs)
         self.trained_parameters, adapters = self.shape.parameters, 0
         """Number of parameters that are trained: all, or those of the adapters."""
         if config.lora is not None:
-            chosen, shapes = targets(config.lora, hf), layer_shapes(hf)
-            adapters = config.lora.rank * len(chosen)
-            self.trained_parameters = self.shape.layers * config.lora.rank * sum(sum(shapes[name]) for name in chosen)
+            adapters = config.lora.rank * len(targets(config.lora, hf))
+            self.trained_parameters = adapter_parameters(config.lora, hf)
         self.layout = Layout.of(
             trainer.procs,
             trainer.parallelism,

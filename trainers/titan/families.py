@@ -306,6 +306,7 @@ def _feed_forward(family: Family, hf: Mapping[str, Any], normal: Init, residual:
 
 def _attention(family: Family, hf: Mapping[str, Any], layer: int, max_length: int, normal: Init, residual: Init) -> Any:
     head_dim, rope = hf["head_dim"], rope_parameters(hf, layer)
+    rotated = int(head_dim * rope["partial_rotary_factor"])
     kind = family.rope if rotates(hf, layer) else Unrotated
     scaling: dict[str, Any] = {}
     scale = hf["query_pre_attn_scalar"] ** -0.5 if "query_pre_attn_scalar" in hf else None
@@ -331,7 +332,7 @@ def _attention(family: Family, hf: Mapping[str, Any], layer: int, max_length: in
         wqkv_param_init=normal,
         wo_param_init=residual,
         inner_attention=PackedAttention.Config(scale=scale, window=window(hf, layer)),
-        rope=kind.Config(dim=int(head_dim * rope["partial_rotary_factor"]), max_seq_len=max_length, theta=rope["rope_theta"], **scaling),
+        rope=kind.Config(dim=rotated, max_seq_len=max_length, theta=rope["rope_theta"], **scaling),
         qk_norm=_norm(family, head_dim, hf) if family.qk_norm else None,
     )
     if family.rope is PartialRoPE:

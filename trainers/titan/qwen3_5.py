@@ -123,16 +123,10 @@ class GatedDelta(Module):  # type: ignore[misc]
         qkv, b, a = (layer(x).flatten(0, 1) for layer in (self.in_proj_qkv, self.in_proj_b, self.in_proj_a))
         if paths.take is not None:
             qkv, b, a = (spread(tokens, paths.take) for tokens in (qkv, b, a))
-        keys = config.key_heads * config.key_dim
         mixed = causal_convolution(qkv, self.conv_weight[:, 0], paths.positions)
-        query, key, value = (
-            part.unflatten(-1, (heads, -1))
-            for part, heads in zip(
-                mixed.split([keys, keys, mixed.shape[1] - 2 * keys], -1),
-                (config.key_heads, config.key_heads, config.value_heads),
-                strict=True,
-            )
-        )
+        keys = config.key_heads * config.key_dim
+        query, key = (mixed[:, at : at + keys].unflatten(-1, (config.key_heads, -1)) for at in (0, keys))
+        value = mixed[:, 2 * keys :].unflatten(-1, (config.value_heads, -1))
         group = config.value_heads // config.key_heads
         query, key = (part.repeat_interleave(group, 1) for part in (query, key))
         decay = -self.A_log.float().exp() * nn.functional.softplus(a.float() + self.dt_bias.float())
