@@ -94,7 +94,8 @@ class LoRASection(Section):
     """An adapter's output is scaled by `alpha` / `rank`."""
     targets: list[str] = Field(default_factory=list)
     """Layers that get an adapter: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; empty: all of these. \
-In a mixture-of-experts model, only the first four are supported; Phi has qkv_proj, o_proj, gate_up_proj, down_proj."""
+In a mixture-of-experts model, only the first four are supported; Phi has qkv_proj, o_proj, gate_up_proj, down_proj; \
+Qwen 3.5 also in_proj_qkv, in_proj_z, out_proj."""
 
 
 class OptimizerSection(Section):
