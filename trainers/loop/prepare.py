@@ -22,7 +22,8 @@ from trainers.loop.stack import Stack
 from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
 from trainers.model.adapter import targets
-from trainers.model.folder import TINY, check_folder, from_hub, local_folder, read_hf_config, weight_files
+from trainers.model.folder import TINY, check_folder, local_folder, read_hf_config, weight_files
+from trainers.model.text_part import fetched
 from trainers.rollout.rollouts import Rollouts
 from trainers.rollout.types import Links, Preparation
 
@@ -43,7 +44,7 @@ async def find_model(run: Run) -> Path | None:
         return None
     if (local := local_folder(path)) is not None:
         return local
-    folder = await asyncio.to_thread(from_hub, path)
+    folder = await asyncio.to_thread(fetched, path)
     await asyncio.to_thread(check_checkpoint, folder, run.config.model)
     await asyncio.to_thread(check_tools, run.config, folder)
     if run.config.lora is not None:
@@ -125,7 +126,7 @@ async def _other_reference(config: RunConfig, own: Path) -> Path | None:
         return None
     folder = local_folder(name)
     if folder is None:
-        folder = await asyncio.to_thread(from_hub, name)
+        folder = await asyncio.to_thread(fetched, name)
     await asyncio.to_thread(check_files, folder, config.model.max_length)
     check_vocabulary(own, folder)
     return folder

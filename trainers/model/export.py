@@ -17,10 +17,11 @@ from forge_env.files import written_whole
 from forge_env.reading import ANYWHERE, check_files
 from forge_env.run.folder import RunFolder
 from trainers.model import adapter
-from trainers.model.folder import check_folder, from_hub, local_folder, weight_files
+from trainers.model.folder import check_folder, local_folder, weight_files
 from trainers.model.merging import merged, scaled
 from trainers.model.parts import Part
 from trainers.model.rounding import Change
+from trainers.model.text_part import fetched
 from trainers.model.writer import read_companions, write_model
 
 MOSTLY = 0.9
@@ -128,7 +129,7 @@ def _find(source: Path) -> Path:
 
 def _base(name: str) -> Path:
     if (folder := local_folder(name)) is None:
-        return from_hub(name)
+        return fetched(name)
     check_folder(folder, 1)
     return folder
 

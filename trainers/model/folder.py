@@ -93,7 +93,7 @@ def from_hub(name: str) -> Path:
     try:
         # some repositories contain the same weights again in their authors' format
         skipped = ["consolidated*", "original/*"]
-        folder = Path(
+        return Path(
             snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"], ignore_patterns=skipped)
         )
     except GatedRepoError as error:
@@ -107,11 +107,6 @@ def from_hub(name: str) -> Path:
             f"no model {name!r}: {str(error).splitlines()[0]}",
             fix="model.path is 'tiny', a checkpoint folder, or a hub name within reach (HF_TOKEN for private ones)",
         ) from error
-    if not has_vision(read_config(folder)):
-        return folder
-    from trainers.model.text_part import cached_text_part
-
-    return cached_text_part(folder, name)
 
 
 def has_vision(config: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from forge_env.machine import cache_dir
-from trainers.model.folder import INDEX, check_hf_config, has_vision, read_config, weight_files
+from trainers.model.folder import INDEX, check_hf_config, from_hub, has_vision, read_config, weight_files
 
 _PREFIX = "model.language_model."
 """Of the names of the text part's tensors, besides the head; those of the vision part and of draft heads differ."""
@@ -49,8 +49,14 @@ def text_part(folder: Path, out: Path) -> None:
             (staging / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def cached_text_part(folder: Path, name: str) -> Path:
-    """Write the text part of a model from the hub into the cache, unless it is there; return its folder."""
+def fetched(name: str) -> Path:
+    """Download a model from the hub, and return its folder; of one with a vision part, that of its text part.
+
+    The text part is written into the cache, unless it is there. Raises the errors of `from_hub`.
+    """
+    folder = from_hub(name)
+    if not has_vision(read_config(folder)):
+        return folder
     out = cache_dir() / "models" / f"{name.replace('/', '--')}-{folder.name[:12]}"
     if not out.is_dir():
         text_part(folder, out)

@@ -183,3 +183,6 @@ class Qwen35StateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
         names |= {"conv1d.weight": "conv_weight", "A_log": "A_log", "dt_bias": "dt_bias"}
         for theirs, ours in names.items():
             self.from_hf_map[f"model.layers.{{}}.linear_attn.{theirs}"] = f"layers.{{}}.attention.{ours}"
+
+    def _validate_hf_rope_config(self, expected: Any) -> None:
+        """Check nothing: gated delta layers have no rotary positions, and `check_hf_config` has checked the others."""

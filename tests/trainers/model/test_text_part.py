@@ -13,7 +13,8 @@ import torch
 from forge_env.cli.main import main
 from forge_env.errors import UsageError
 from tests.trainers.model.checkpoints import CHECKPOINTS, SHAPE, VOCABULARY, their_logprobs
-from trainers.model.folder import from_hub, read_hf_config
+from trainers.model.folder import read_hf_config
+from trainers.model.text_part import fetched
 from trainers.titan.model import check_weights
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -59,9 +60,9 @@ def test_of_a_model_from_the_hub_the_text_part_is_used_at_once(
 ) -> None:
     monkeypatch.setenv("FORGE_ENV_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(seeing))
-    folder = from_hub("Qwen/Qwen3.5-0.8B")
+    folder = fetched("Qwen/Qwen3.5-0.8B")
     assert folder.is_relative_to(tmp_path)
     check_weights(folder)
     written = folder.stat().st_mtime_ns
-    assert from_hub("Qwen/Qwen3.5-0.8B") == folder
+    assert fetched("Qwen/Qwen3.5-0.8B") == folder
     assert folder.stat().st_mtime_ns == written, "it is written once"
