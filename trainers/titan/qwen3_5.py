@@ -125,8 +125,8 @@ class GatedDelta(Module):  # type: ignore[misc]
             qkv, b, a = (spread(tokens, paths.take) for tokens in (qkv, b, a))
         mixed = causal_convolution(qkv, self.conv_weight[:, 0], paths.positions)
         keys = config.key_heads * config.key_dim
-        query, key = (mixed[:, at : at + keys].unflatten(-1, (config.key_heads, -1)) for at in (0, keys))
-        value = mixed[:, 2 * keys :].unflatten(-1, (config.value_heads, -1))
+        query, key = (mixed[:, at : at + keys].reshape(len(mixed), config.key_heads, -1) for at in (0, keys))
+        value = mixed[:, 2 * keys :].reshape(len(mixed), config.value_heads, -1)
         group = config.value_heads // config.key_heads
         query, key = (part.repeat_interleave(group, 1) for part in (query, key))
         decay = -self.A_log.float().exp() * nn.functional.softplus(a.float() + self.dt_bias.float())
