@@ -8,14 +8,26 @@ it ends its turn by itself, and 1 otherwise. Standard library of Python 3.9 alon
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 Message = dict[str, Any]
 ALLOW = ("allow_always", "allow_once")
+
+
+def acp_argv(prompt: str, command: Sequence[str]) -> list[str]:
+    """The command that runs an agent of the protocol with a prompt, for `ProgramEnvironment.argv`.
+
+    Args:
+        prompt: the task.
+        command: the agent and its arguments. Its image needs Python.
+    """
+    return ["python3", "-c", inspect.getsource(sys.modules[__name__]), prompt, *command]
 
 
 class Agent:

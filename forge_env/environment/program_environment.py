@@ -22,7 +22,6 @@ earlier conversation starts a new one (`forge_env.gateway.conversations`), named
 from __future__ import annotations
 
 import asyncio
-import inspect
 from asyncio import FIRST_COMPLETED
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,6 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from forge_env.concurrency import to_its_end
-from forge_env.environment import acp_client
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.sandbox_environment import SandboxEnvironment, SandboxEnvironmentConfig, as_text
 from forge_env.errors import (
@@ -116,10 +114,6 @@ class ProgramEnvironment(SandboxEnvironment):
     config_class: ClassVar[type[EnvironmentConfig]] = ProgramEnvironmentConfig
     command: ClassVar[Sequence[str]] = ()
     """The program and its arguments, run in the work folder; `{instruction}` is replaced by the task's prompt."""
-    acp: bool = False
-    """Whether the program is an agent that speaks the Agent Client Protocol on its standard input and output: it is
-    given the task's prompt, and permission for all that it asks for. The sandbox's image needs Python."""
-
     ended: ExecResult | None = None
     """Result of the program, for reward functions; None: it is still running."""
 
@@ -169,11 +163,8 @@ class ProgramEnvironment(SandboxEnvironment):
             task: the task to solve.
             access: access to the model.
         """
-        argv = list(self.argv(task))
-        if self.acp:
-            argv = ["python3", "-c", inspect.getsource(acp_client), task.prompt, *argv]
         process = await Programs.of(self.sandbox).spawn(
-            argv, env={**_DIRECT, **access.environment, **self.environment(task)}, limits=self.limits
+            list(self.argv(task)), env={**_DIRECT, **access.environment, **self.environment(task)}, limits=self.limits
         )
         try:
             await process.write(b"", end=True)  # some read their standard input to its end

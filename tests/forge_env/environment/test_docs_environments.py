@@ -176,7 +176,8 @@ def test_from_a_script_to_an_evaluation(
 
 
 def test_the_recipes_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program, seats, dataset, tasks = [yaml.safe_load(recipe) for recipe in RECIPES]
+    agent, program, seats, dataset, tasks = [yaml.safe_load(recipe) for recipe in RECIPES]
+    RunConfig.model_validate(agent)
     RunConfig.model_validate(program)
     RunConfig.model_validate(seats)
     TasksSection.model_validate(tasks["tasks"])

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 import forge_env as fe
+from forge_env.environment.acp_client import acp_argv
 from forge_env.errors import ContextLengthExceeded, EnvironmentBugError, UsageError
 from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Access, shared_gateway
@@ -828,9 +829,10 @@ sys.stdin.read()
 )
 async def test_an_agent_that_speaks_acp_is_driven(engine: SandboxEngine, answer: str, code: float, why: str) -> None:
     class Protocol(Agent):
-        acp = True
         program = ACP_AGENT
-        command = ("python", "agent.py")
+
+        def argv(self, task: fe.Task) -> list[str]:
+            return acp_argv(task.prompt, ["python", "agent.py"])
 
     trajectory = await run_episode(lambda: Protocol(sandboxes=engine), Says(answer), seed=1)
     assert trajectory.turns[0].observation[0].content == "What is the answer?"
