@@ -86,21 +86,24 @@ if [ "$part" != core ]; then
   need /usr/sbin/sshd "openssh-server openssh-client" "the test of Docker daemons behind ssh"
 fi
 
+failures=.pytest_cache/v/cache/lastfailed
+whole=
+if [ $# = 0 ] || [ "${CI:-}" = true ]; then whole=yes; fi
+
 # Third-party suites can't share an environment with vLLM: they run in separate environments, and first, so that the
 # summary of pytest comes last.
 kits_status=0
-if [ "$part" != core ] && { [ $# = 0 ] || [ "${CI:-}" = true ]; }; then
+if [ "$part" != core ] && [ -n "$whole" ]; then
   .venv/bin/python -m benchmarks conformance --ci || kits_status=$?
 fi
 status=0
 # Four workers; tests/conftest.py starts one with the heavy tests. With a debugger: ARGS="-n 0 --pdb ..."
-failures=.pytest_cache/v/cache/lastfailed
-rm -f "$failures"
+[ -z "$whole" ] || rm -f "$failures"
 .venv/bin/python -m pytest -n 4 "${select[@]}" "$@" || status=$?
 # On a busy machine a whole pass can fail by chance: up to three failed tests are run again, and named as flaky if they
 # pass then.
 flaky=
-if [ "$status" = 1 ] && [ -f "$failures" ] && { [ $# = 0 ] || [ "${CI:-}" = true ]; }; then
+if [ -n "$whole" ] && [ "$status" = 1 ] && [ -f "$failures" ]; then
   failed=$(grep -c '": true' "$failures" || true)
   if [ "$failed" -ge 1 ] && [ "$failed" -le 3 ]; then
     flaky=$(sed -n 's/^ *"\(.*\)": true,\{0,1\}$/\1/p' "$failures")

@@ -197,3 +197,43 @@ def test_what_is_added_for_amd_gpus_is_of_the_cuda_set_and_has_no_torch() -> Non
     assert {"torchtitan", "torchmonarch", "torchstore", "renderers", "pydantic"} <= names
     assert not names & {"torch", "triton", "vllm"}
     assert not [name for name in names if name.startswith(("nvidia", "cuda"))]
+
+
+@pytest.mark.parametrize(
+    ("failed", "again", "status", "runs", "flaky"),
+    [(0, 0, 0, 1, False), (1, 0, 0, 2, True), (3, 0, 0, 2, True), (4, 0, 1, 1, False), (2, 1, 1, 2, False)],
+)
+def test_up_to_three_failed_tests_are_run_again(
+    checkout: Path, failed: int, again: int, status: int, runs: int, flaky: bool
+) -> None:
+    (checkout / "stubs/up").touch()
+    cache = ".pytest_cache/v/cache"
+    stub(
+        checkout / ".venv/bin/python",
+        f"""#!/bin/sh
+[ "$2" != benchmarks ] || exit 0
+echo "run: $*"
+case "$*" in *--last-failed*) exit {again} ;; esac
+[ {failed} != 0 ] || exit 0
+mkdir -p {cache}
+for number in $(seq {failed}); do
+  echo "  \\"tests/test_a.py::test_$number\\": true,"
+done >{cache}/lastfailed
+exit 1
+""",
+    )
+    (checkout / cache).mkdir(parents=True)
+    (checkout / cache / "lastfailed").write_text('{\n  "tests/test_old.py::test_old": true\n}')
+    done = run(checkout, "rest")
+    assert (done.returncode, done.stdout.count("run: ")) == (status, runs), done.stdout + done.stderr
+    assert ("flaky, passed only when run again: tests/test_a.py::test_1" in done.stdout) is flaky
+    assert "test_old" not in done.stdout
+
+
+def test_the_record_of_failed_tests_stays_if_arguments_select_tests(checkout: Path) -> None:
+    record = checkout / ".pytest_cache/v/cache/lastfailed"
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    (checkout / "stubs/up").touch()
+    run(checkout, "core", "--lf", PYTEST_EXIT="1")
+    assert record.exists()

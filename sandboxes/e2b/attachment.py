@@ -77,6 +77,7 @@ class _Attachment(asyncio.WriteTransport):
         self._connection = connection
         self._input = bytearray()
         self._written = asyncio.Event()
+        self._aborted = asyncio.Event()
         self._line = ""
         self._serving: asyncio.Task[None] | None = None
 
@@ -88,10 +89,11 @@ class _Attachment(asyncio.WriteTransport):
     async def _serve(self, handle: AsyncCommandHandle[None]) -> None:
         sending = asyncio.create_task(self._send(handle))
         ending = asyncio.create_task(handle.wait())
+        aborted = asyncio.create_task(self._aborted.wait())
         try:
-            await asyncio.wait([sending, ending], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([sending, ending, aborted], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (sending, ending):
+            for task in (sending, ending, aborted):
                 task.cancel()
             for result in await asyncio.gather(sending, ending, return_exceptions=True):
                 if isinstance(result, Exception) and not self._connection.said:
@@ -128,5 +130,4 @@ class _Attachment(asyncio.WriteTransport):
         self._connection.said = (self._connection.said + text.encode())[-_SAID:]
 
     def abort(self) -> None:
-        if self._serving is not None:
-            self._serving.cancel()
+        self._aborted.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -211,7 +210,7 @@ def host_of(config: RunConfig, conditions: Conditions) -> tuple[Host, list[str]]
     if not on_gpus:
         cluster = replace(cluster, count=0)
     defaults: dict[str, Callable[[], float]] = {
-        "cpus": (lambda: CPUS) if on_gpus else lambda: len(os.sched_getaffinity(0)),
+        "cpus": (lambda: CPUS) if on_gpus else machine.usable_cpus,
         "memory_gb": (lambda: MEMORY_GB) if on_gpus else machine.free_memory_gb,
         "disk_gb": (lambda: DISK_GB) if on_gpus else lambda: machine.free_disk_gb(Path(config.output_dir)),
     }

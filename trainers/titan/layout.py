@@ -37,6 +37,7 @@ class Row:
     shared: NDArray[np.int64]
     starts: NDArray[np.int64]
     paths: list[NDArray[np.int64]]
+    gathered: bool = False
 
     @classmethod
     def of(cls, lengths: Sequence[int], shared: Sequence[int] | None = None) -> Row:
@@ -73,7 +74,7 @@ class Row:
                     shared.append(joined + begin - start)
                     paths.append(keys[self.paths[number][: joined + end - start]])
             first += len(piece)
-        return Row(np.array([len(path) for path in paths]), np.array(shared), np.array(starts), paths)
+        return Row(np.array([len(path) for path in paths]), np.array(shared), np.array(starts), paths, gathered=True)
 
     @property
     def branches(self) -> list[int]:
@@ -105,9 +106,9 @@ class Paths:
         lengths = [len(path) for path in paths]
         position = np.concatenate([np.arange(length) for length in lengths])
         positions = torch.from_numpy(position).to(device)
-        take = np.concatenate(paths)
-        if np.array_equal(take, np.arange(len(row))):
+        if not row.gathered and not row.shared.any():
             return cls(lengths, positions)
+        take = np.concatenate(paths)
         last = np.flatnonzero(position >= np.repeat(row.shared[row.branches], lengths))
         return cls(lengths, positions, torch.from_numpy(take).to(device), torch.from_numpy(last).to(device))
 

@@ -239,6 +239,15 @@ def test_tokens_on_any_rank_see_their_path_and_no_more(
         assert (seen(made, window, len(mine), len(row))[:, order.argsort()] == sees[mine]).all()
 
 
+def test_keys_of_a_part_are_never_taken_for_the_whole_row() -> None:
+    row = Row.of([4, 4, 4, 4])
+    context = Context(None, 0, 2)  # type: ignore[arg-type]
+    order = torch.cat([context.tokens(len(row), rank) for rank in range(2)])
+    layout = VarlenLayout.of(row.part(context.pieces(len(row), 0), order.argsort().numpy()), CPU)
+    assert layout.keys is not None, "kernels would get 16 keys, and bounds of 8"
+    assert VarlenLayout.of(row, CPU).keys is None
+
+
 def seen(layout: PackedLayout | VarlenLayout, window: int, queries: int, keys: int) -> np.ndarray:
     """Keys that each query attends to, [queries, keys] bool."""
     values = torch.eye(keys)[:, None]
