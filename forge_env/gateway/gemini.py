@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel, to_snake
 
 from forge_env.gateway.request import (
@@ -22,6 +22,7 @@ from forge_env.gateway.request import (
     arguments_object,
     compact,
     event,
+    known_type,
     new_id,
     read,
     said,
@@ -34,14 +35,34 @@ from forge_env.types import Message, ToolCall, ToolSpec
 
 MOST_CANDIDATES = 64
 """Maximum number of answers per request."""
+AT_GOOGLE = (
+    "google_search",
+    "google_search_retrieval",
+    "google_maps",
+    "enterprise_web_search",
+    "url_context",
+    "code_execution",
+    "file_search",
+    "retrieval",
+    "mcp_servers",
+)
+"""Types of tools that run on Google's servers."""
 _FINISH = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
 _STATUS = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED"}
 _TYPES = ("OBJECT", "ARRAY", "STRING", "NUMBER", "INTEGER", "BOOLEAN", "NULL")
 _Name = Annotated[str, Field(min_length=1)]
+_ITEM = BeforeValidator(lambda value: [value] if isinstance(value, dict) else value)
+"""A list of one item may be sent as the item."""
 
 
 class _Wire(Wire):
     model_config = ConfigDict(extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        """Treat a null as a field that isn't set."""
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
 class _Call(_Wire):
@@ -85,7 +106,7 @@ class _Part(_Wire):
 
 class _Content(_Wire):
     role: Literal["user", "model", "function", "system"] = "user"
-    parts: list[_Part] = Field([], max_length=MOST_MESSAGES, fail_fast=True)
+    parts: Annotated[list[_Part], Field(max_length=MOST_MESSAGES, fail_fast=True), _ITEM] = []
 
 
 class _Function(_Wire):
@@ -155,23 +176,24 @@ def read_gemini(data: object, model: str = "", *, stream: bool = False) -> Model
         count=body.generation_config.candidate_count or 1,
         model=model,
         stream=stream,
-        left_out=[to_snake(kind) for kind in other],
+        left_out=[known_type(to_snake(kind), AT_GOOGLE) for kind in other],
     )
 
 
 def _messages(contents: Iterable[_Content]) -> Iterator[Message]:
-    waiting: dict[str, deque[str]] = defaultdict(deque)
-    """Ids given to calls of each function that had none: a result without an id answers the oldest."""
+    waiting: dict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
+    """Ids of each function's calls without a result: a result without an id answers the oldest."""
     for number, content in enumerate(contents):
         for result in (part.function_response for part in content.parts if part.function_response):
-            name = result.id or (waiting[result.name].popleft() if waiting[result.name] else "")
+            calls = waiting[result.name]
+            name = result.id or next(iter(calls), "")
+            calls.pop(name, None)
             yield Message(role="tool", content=_result(result.response), tool_call_id=name)
         calls_of_turn: list[ToolCall] = []
         for call in (part.function_call for part in content.parts if part.function_call):
             name = call.id or f"call-{number}-{len(calls_of_turn)}"
             calls_of_turn.append(call_of(call.name, call.args, name))
-            if not call.id:
-                waiting[call.name].append(name)
+            waiting[call.name][name] = None
         thoughts = "".join(part.text or "" for part in content.parts if part.thought)
         rest = [part for part in content.parts if not (part.thought or part.function_call or part.function_response)]
         if rest or calls_of_turn or thoughts or not content.parts:

@@ -20,6 +20,7 @@ from forge_env.gateway.request import (
     arguments_object,
     compact,
     event,
+    known_type,
     new_id,
     read,
     said,
@@ -105,7 +106,7 @@ def read_messages(data: object) -> ModelRequest:
         max_tokens=body.max_tokens,
         model=body.model,
         stream=bool(body.stream),
-        left_out=hosted,
+        left_out=[known_type(kind, AT_ANTHROPIC) for kind in hosted],
     )
 
 

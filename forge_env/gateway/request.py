@@ -65,7 +65,8 @@ class ModelRequest:
         model: the program's name for the model; it is returned in the response and selects nothing.
         stream: whether the program wants server-sent events.
         names: what the program calls tools that the model knows by another name or kind.
-        left_out: types of offered tools that run on the provider's servers, which the model doesn't get.
+        left_out: known types of offered tools that run on the provider's servers, which the model doesn't get; `other`
+            for an unknown type.
     """
 
     messages: list[Message]
@@ -172,11 +173,18 @@ def shallow(value: T_Value, what: str) -> T_Value:
 
 
 def tool_of(name: str, description: str | None, parameters: dict[str, Any] | None) -> ToolSpec:
-    """Make a `ToolSpec` for a program's tool. `RefusedRequestError`: its parameters are nested too deeply."""
+    """Make a `ToolSpec` for a program's tool. `RefusedRequestError`: it has no name, or too deep parameters."""
+    if not name:
+        raise RefusedRequestError("a tool of the request has no name: give each tool a name")
     shallow(parameters, f"the parameters of the tool {name[:64]!r}")
     return ToolSpec(
         name=name, description=description or "", parameters=parameters or {"type": "object", "properties": {}}
     )
+
+
+def known_type(kind: str, known: Iterable[str]) -> str:
+    """The longest of these known types with which a tool's type begins, or `other`; it names a metric."""
+    return max((each for each in known if kind.startswith(each)), key=len, default="other")
 
 
 def text_of(content: str | Sequence[Part] | None, what: str) -> str:

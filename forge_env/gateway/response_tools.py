@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from forge_env.gateway.request import MOST_TOOLS, ToolName, Wire, arguments_object, new_id, tool_of
+from forge_env.gateway.request import MOST_TOOLS, ToolName, Wire, arguments_object, known_type, new_id, tool_of
 from forge_env.http.limits import RefusedRequestError
 from forge_env.tools.mcp import safe_names
 from forge_env.types import ToolCall, ToolSpec
@@ -43,14 +43,22 @@ class Offer:
     Attributes:
         tools: the tools as the model sees them.
         names: the program's names of those whose kind or name differs, by the model's names.
-        left_out: types of the tools that run on OpenAI's servers.
+        left_out: types of the tools that run on OpenAI's servers, without dates.
+
+    Raises:
+        RefusedRequestError: a tool's type is unknown, there are too many tools, or two have one name.
     """
 
     def __init__(self, declared: Sequence[Declaration]) -> None:
-        self.left_out = [tool.type for tool in declared if _runs_at_openai(tool)]
-        known = dict(_flat(tool for tool in declared if not _runs_at_openai(tool)))
+        placed = [*_placed(declared)]
+        self.left_out = [known_type(tool.type, AT_OPENAI) for _, tool in placed if _runs_at_openai(tool)]
+        known = {_key(namespace, tool): tool for namespace, tool in placed if not _runs_at_openai(tool)}
         if len(known) > MOST_TOOLS:
             raise RefusedRequestError(f"the request has more than {MOST_TOOLS:,} tools with those of its namespaces")
+        for custom in (each for each in known if each.custom):
+            if custom._replace(custom=False) in known:
+                why = f"a function and a custom tool are both named {custom.name[:64]!r}: rename one of them"
+                raise RefusedRequestError(why)
         plain = {each.name for each in known if not each.namespace}
         joined = {each: _joined(each.namespace, each.name) for each in known if each.namespace}
         safe = safe_names(joined.values(), others=plain)
@@ -75,14 +83,19 @@ def _runs_at_openai(tool: Declaration) -> bool:
     return tool.type.startswith(AT_OPENAI)
 
 
-def _flat(declared: Iterator[Declaration], namespace: str = "") -> Iterator[tuple[ToolName, Declaration]]:
+def _placed(declared: Sequence[Declaration]) -> Iterator[tuple[str, Declaration]]:
+    """Each tool with its namespace, or an empty string."""
     for tool in declared:
-        if tool.type == "namespace" and not namespace:
-            yield from _flat(iter(tool.tools), tool.name)
-        elif tool.type in ("function", "custom"):
-            yield ToolName(namespace, tool.name, tool.type == "custom"), tool
+        if tool.type == "namespace":
+            yield from ((tool.name, each) for each in tool.tools)
         else:
-            raise RefusedRequestError(f"this model can't call a tool of the type {tool.type[:64]!r}: give a function")
+            yield "", tool
+
+
+def _key(namespace: str, tool: Declaration) -> ToolName:
+    if tool.type not in ("function", "custom"):
+        raise RefusedRequestError(f"this model can't call a tool of the type {tool.type[:64]!r}: give a function")
+    return ToolName(namespace, tool.name, tool.type == "custom")
 
 
 def _spec(name: str, tool: Declaration, custom: bool) -> ToolSpec:

@@ -110,6 +110,7 @@ class Access:
             "ANTHROPIC_API_KEY": self.key,
             "GOOGLE_GEMINI_BASE_URL": self.url,
             "GEMINI_API_KEY": self.key,
+            "GOOGLE_API_KEY": self.key,
         }
 
     def close(self, reason: str = "the episode has ended") -> None:

@@ -265,7 +265,8 @@ async def test_namespaces_and_custom_tools(gateway: Gateway, stream: bool, place
 
 async def test_tools_that_run_at_the_provider_are_left_out(gateway: Gateway) -> None:
     model = Model("a", "b")
-    tools: Any = [{"type": "web_search"}, {"type": "function", "name": "weather", "parameters": WEATHER}]
+    inside = {"type": "namespace", "name": "docs", "tools": [{"type": "file_search"}]}
+    tools: Any = [{"type": "web_search"}, inside, {"type": "function", "name": "weather", "parameters": WEATHER}]
     blocks: Any = [SEARCH, {"name": "weather", "input_schema": WEATHER}]
     with gateway.open(model) as access:
         gpt, claude = clients(access)
@@ -273,7 +274,36 @@ async def test_tools_that_run_at_the_provider_are_left_out(gateway: Gateway) -> 
             await gpt.responses.create(model="m", input="?", tools=tools)
             await claude.messages.create(**sends("?"), max_tokens=5, tools=blocks)
     assert [[tool.name for tool in asked.tools] for asked in model.asked] == [["weather"]] * 2
-    assert [asked.left_out for asked in model.asked] == [["web_search"], ["web_search_20250305"]]
+    assert [asked.left_out for asked in model.asked] == [["web_search", "file_search"], ["web_search"]]
+
+
+@pytest.mark.parametrize("namespace", ["", "ns"])
+def test_two_tools_of_one_name_are_refused(namespace: str) -> None:
+    tools: Any = [{"type": kind, "name": "run"} for kind in ("function", "custom")]
+    if namespace:
+        tools = [{"type": "namespace", "name": namespace, "tools": tools}]
+    with pytest.raises(RefusedRequestError, match="both named 'run'"):
+        read_responses({"input": "?", "tools": tools}, {})
+
+
+def test_a_tool_without_a_name_is_refused() -> None:
+    with pytest.raises(RefusedRequestError, match="a tool of the request has no name"):
+        read_messages({"messages": USER, "tools": [{"input_schema": WEATHER}]})
+
+
+def test_programs_cannot_choose_names_of_metrics() -> None:
+    """Types count under their known beginning: a program can't make up metrics."""
+    types = ["web_search_1", "web_search_2", "mcp_toolset_x"]
+    request = read_messages({"messages": USER, "tools": [{"type": kind, "name": "x"} for kind in types]})
+    assert request.left_out == ["web_search", "web_search", "mcp_toolset"]
+    request = read_responses({"input": "?", "tools": [{"type": kind} for kind in types]}, {})
+    assert request.left_out == ["web_search", "web_search", "mcp"]
+
+
+async def test_each_client_takes_its_key_from_the_environment(gateway: Gateway) -> None:
+    with gateway.open(Model()) as access:
+        keys = {value for name, value in access.environment.items() if name.endswith("_API_KEY")}
+        assert keys == {access.environment["GOOGLE_API_KEY"]} == {access.key}
 
 
 async def test_a_program_is_told_that_its_answer_was_cut_short(gateway: Gateway) -> None:

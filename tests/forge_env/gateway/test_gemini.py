@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from forge_env.gateway.gemini import read_gemini
 from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Access, Gateway
 from forge_env.types import Message, call_tool
@@ -95,6 +96,37 @@ async def test_results_without_ids_answer_calls_in_order(gateway: Gateway) -> No
         (answer.tool_call_id, answer.content.replace(":", ": ")) for answer in answers
     ]
     assert len({call.id for call in said.tool_calls}) == 2
+
+
+async def test_results_without_ids_answer_calls_with_ids(gateway: Gateway) -> None:
+    """A result with an id answers its call; one without answers the oldest of the others."""
+    model = Model("ok")
+    calls = [{"functionCall": {"id": name, "name": "f"}} for name in "abc"]
+    result = {"name": "f", "response": {}}
+    results: Any = [{"functionResponse": part} for part in ({**result, "id": "a"}, result, result)]
+    contents = [USER, {"role": "model", "parts": calls}, {"role": "user", "parts": results}]
+    with gateway.open(model) as access:
+        assert (await post(access, f"{PATH}:generateContent", {"contents": contents})).status_code == 200
+    assert [message.tool_call_id for message in model.asked[0].messages[2:]] == ["a", "b", "c"]
+
+
+def test_nulls_are_unset_and_one_part_may_stand_alone() -> None:
+    body = {
+        "contents": [{"role": None, "parts": {"text": "Rain?"}}],
+        "toolConfig": {"functionCallingConfig": None},
+        "generationConfig": {"stopSequences": None, "maxOutputTokens": None},
+        "tools": [{"functionDeclarations": None, "googleSearch": None, "computerUse": None}],
+    }
+    for unset in ({}, {"toolConfig": None, "generationConfig": None, "tools": None}):
+        request = read_gemini(body | unset)
+        assert request.messages == [Message(role="user", content="Rain?")]
+        assert (request.tools, request.stop, request.left_out) == ([], [], [])
+
+
+def test_programs_cannot_choose_names_of_metrics() -> None:
+    tools: Any = [{"googleSearchRetrieval": {}, "enterpriseWebSearch": {}, "aNew": {}, "another": {}}]
+    request = read_gemini({"contents": [USER], "tools": tools})
+    assert request.left_out == ["google_search_retrieval", "enterprise_web_search", "other", "other"]
 
 
 async def test_what_a_request_sets(gateway: Gateway) -> None:
