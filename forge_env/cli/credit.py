@@ -47,6 +47,12 @@ def add_arguments(parser: Parser) -> None:
         "(default: the evaluation's, or the run's newest checkpoint)",
     )
     parser.add_argument("--base-url", metavar="URL", help="address of its endpoint (default: the evaluation's)")
+    parser.add_argument(
+        "--api-key-env",
+        metavar="NAME",
+        help="environment variable with its API key (default: the evaluation's; with another --base-url: "
+        "OPENAI_API_KEY)",
+    )
     parser.add_argument("--temperature", type=float, metavar="T", help="sampling temperature (default: the run's)")
     parser.add_argument(
         "-n",
@@ -78,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if not root.is_dir():
         raise UsageError(f"{one_line(args.folder)} is a file", fix="give the folder of its run or evaluation")
     path, row, _ = find(root, args.episode, args.kind)
-    changed = {key: getattr(args, key) for key in ("model", "base_url", "temperature")}
+    changed = {key: getattr(args, key) for key in ("model", "base_url", "api_key_env", "temperature")}
     episode = recorded_episode(
         root,
         read_episode(path, row),
@@ -91,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
             fix="add --model: an endpoint's model, vllm:PATH, or module:function",
         )
     stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in args.episode)
+    if find(root, args.episode, None)[2]:  # each evaluation of a run plays the same held-out tasks
+        stem = f"{path.stem}-{stem}"
     out = root / "credit" / stem if args.out is None else user_path(args.out)
     with new_folder(out):
         credits = run_until_interrupted(_estimate(episode, args))

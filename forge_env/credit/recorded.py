@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.config.evaluation import EnvironmentChoice, EvaluationConfig
-from forge_env.config.reader import build, read_file, refuse_redacted
+from forge_env.config.reader import Source, build, read_file, refuse_redacted
 from forge_env.config.recipe import RunConfig
 from forge_env.endpoint.vllm_server import newest_model
 from forge_env.environment.base import Environment, resolve_task
@@ -25,6 +25,9 @@ from forge_env.types import Task
 
 SEARCHED = 100_000
 """Maximum tasks of a split that are searched for the task of an episode."""
+
+USED = {"environments", "model", "base_url", "docker_host", "sandbox_options"}
+"""Keys that may have held a secret, and are needed to play an episode again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,8 @@ def recorded_episode(root: Path, trajectory: Trajectory, *, kind: str, changed: 
         root: folder of its run or evaluation.
         trajectory: the episode.
         kind: name of its file: `eval`, `train`, `eval-00010`, ...
-        changed: keys of the evaluation (`model`, `base_url`, ...) that differ from the run's.
+        changed: keys of the evaluation (`model`, `base_url`, ...) that differ from the run's. With another `base_url`,
+            the recorded `api_key_env` and `uds` are not used: they belong to the recorded endpoint.
 
     Raises:
         UsageError: the settings are not recorded, or the episode can't be continued.
@@ -104,6 +108,9 @@ def recorded_episode(root: Path, trajectory: Trajectory, *, kind: str, changed: 
         )
     source = read_file(path)
     if "environments" in source.data:
+        if changed.get("base_url", source.data.get("base_url")) != source.data.get("base_url"):
+            fields = EvaluationConfig.model_fields
+            changed = {key: fields[key].default for key in ("api_key_env", "uds")} | changed
         config = build(EvaluationConfig, source, changed.items())
         label, split, index, epoch = trajectory.id.rsplit("/", 3)
         choice = next((choice for choice in config.environments if choice.label == label), None)
@@ -114,9 +121,8 @@ def recorded_episode(root: Path, trajectory: Trajectory, *, kind: str, changed: 
         choice, seed, number = config.environments[0], episode_seed(run.seed, trajectory.id), None
     if choice is None:
         raise UsageError(f"{path} has no environment {trajectory.environment!r}", fix="restore the file")
-    used = {"environments"} if "model" in changed else {"environments", "model", "base_url"}
     refuse_redacted(
-        config.model_dump(include=used),
+        config.model_dump(include=USED - changed.keys()),
         fix=f"let the environment read it from an environment variable, or add it to {path} temporarily",
     )
     return RecordedEpisode(trajectory, choice, seed, number, config)
@@ -143,9 +149,9 @@ def _of_run(run: RunConfig, root: Path, kind: str, changed: dict[str, Any]) -> E
         "model": "" if model is None else f"{VLLM}{model}",
         "temperature": run.grpo.temperature if kind == "train" else run.evaluation.temperature,
         "max_tokens": run.grpo.max_tokens_per_turn,
-        "environments": [EnvironmentChoice(name=section.name, options=section.options)],
+        "environments": [{"name": section.name, "options": section.options}],
         "sandbox": run.sandbox.engine,
         "docker_host": options.pop("docker_host", None),
         "sandbox_options": options,
     }
-    return EvaluationConfig(**{**settings, **changed})
+    return build(EvaluationConfig, Source(str(RunFolder(root).config), settings), changed.items())

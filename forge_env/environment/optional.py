@@ -239,9 +239,9 @@ def random_action(env: Environment, rng: random.Random) -> Action | None:
     return env.random_action(rng) if isinstance(env, HasRandomActions) else None
 
 
-def scores_groups(env: Environment) -> bool:
+def scores_groups(env: Environment | type[Environment]) -> bool:
     """Whether the environment compares the episodes of a task."""
-    return isinstance(env, ScoresGroups) or (env.rubric is not None and env.rubric.scores_groups)
+    return isinstance(env, ScoresGroups) or getattr(env.rubric, "scores_groups", False) is True
 
 
 async def score_group(env: Environment, task: Task, trajectories: Sequence[Trajectory]) -> None:

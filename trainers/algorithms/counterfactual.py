@@ -8,20 +8,22 @@ have the advantages
     from b on    r - (sum(c) + v) / (m + 1)         was this better than other ways from there?
 
 Without continuations both are r - v (`leave_one_out`). The gradient is unbiased: whether and where an episode is
-continued depends on the other episodes only, and continuations from turn b don't depend on what was done there.
+continued depends on the other episodes only, and continuations from turn b don't depend on what was done there. The
+exception are episodes cut at the group's deadline (`grpo.on_timeout=zero`), which are never continued.
 VinePPO (arXiv 2410.01679) continues from every step, without a group.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from forge_env.trajectory import Trajectory
 from trainers.algorithms.parts import AdvantageEstimator, Weight
-from trainers.rollout.types import Cut, Group
+from trainers.rollout.types import LATE, Cut, Group
 
 
 class Counterfactual(AdvantageEstimator):
@@ -30,7 +32,7 @@ class Counterfactual(AdvantageEstimator):
     Args:
         budget: number of continuations of a group whose rewards differ as much as possible (half of them 0, half 1).
             Groups with less variance get fewer, in proportion; those with equal rewards get none.
-        each: maximum number of continuations from one turn; an episode with more has several such turns.
+        each: number of continuations from one turn; an episode with more has several such turns, if it is long enough.
     """
 
     def __init__(self, budget: int = 16, each: int = 2) -> None:
@@ -44,11 +46,11 @@ class Counterfactual(AdvantageEstimator):
         if len(episodes) < 3 or any(turn.seat for episode in episodes for turn in episode.turns):
             return []
         rewards, lengths = group.rewards, np.array([len(episode.turns) for episode in episodes])
-        cuts: list[Cut] = []
+        numbers: Counter[tuple[int, int]] = Counter()  # several shares fall on one turn of a short episode
         for index, episode in enumerate(episodes):
             others = np.arange(len(episodes)) != index
             span = float(np.ptp(rewards[others]))
-            if span <= 1e-8:
+            if span <= 1e-8 or episode.truncation == LATE:
                 continue
             share = 4.0 * float(rewards[others].var()) / span**2
             number = round(self.budget * share / len(episodes))
@@ -56,8 +58,8 @@ class Counterfactual(AdvantageEstimator):
             for k in range(turns):
                 turn = math.ceil(lengths[others].mean() * (k + 1) / (turns + 1))
                 if 0 < turn < len(episode.turns):
-                    cuts.append(Cut(index, turn, number // turns + (k < number % turns)))
-        return cuts
+                    numbers[index, turn] += number // turns + (k < number % turns)
+        return [Cut(index, turn, number) for (index, turn), number in numbers.items()]
 
     def __call__(self, group: Group) -> Sequence[Weight]:
         """One advantage per turn."""

@@ -23,8 +23,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from forge_env.config.recipe import RunConfig
+from forge_env.environment.optional import scores_groups
 from forge_env.errors import UsageError
-from trainers.algorithms.parts import learned, make_advantage, make_filter, make_mask, token_advantages
+from forge_env.registry import environment_class
+from trainers.algorithms.parts import (
+    AdvantageEstimator,
+    learned,
+    make_advantage,
+    make_filter,
+    make_mask,
+    token_advantages,
+)
 from trainers.buffer.packed import PackedGroup, pack
 from trainers.buffer.types import Ticket
 from trainers.loop.method import Method
@@ -76,10 +85,17 @@ class GRPO(Algorithm):
     def check(cls, config: RunConfig) -> None:
         """Check a recipe; refuse one whose parts can't be created."""
         make_filter(config.grpo.filter)
-        make_advantage(config.grpo.advantage)
+        advantage = make_advantage(config.grpo.advantage)
         make_mask(config.grpo.mask)
         if config.grpo.group_size < 2:
             raise UsageError("grpo.group_size=1: GRPO compares the episodes of a group", fix="use 2 or more")
+        name = config.environment.name
+        if type(advantage).cuts is not AdvantageEstimator.cuts and scores_groups(environment_class(name)):
+            raise UsageError(
+                f"{name} scores groups, so its episodes can't be continued one by one, as "
+                f"grpo.advantage.name={config.grpo.advantage.name} does",
+                fix="use another grpo.advantage.name",
+            )
 
     async def generate(self) -> None:
         """Roll out groups while the buffer has room, until cancelled. Cancellation also cancels the rollouts."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from forge_env.config.recipe import RunConfig
@@ -186,7 +188,7 @@ class Player:
             elif player.differed is None and played.valid:
                 group.continued.setdefault((cut.episode, cut.turn), []).append(played.reward)
 
-        playing = [asyncio.create_task(one(cut, number)) for cut in cuts for number in range(cut.number)]
+        playing = [asyncio.create_task(one(cut, number)) for cut, number in _numbered(cuts)]
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.grpo.group_timeout_s):
@@ -285,6 +287,14 @@ def _counts_as_zero(episode: Trajectory, wall_s: float) -> Trajectory:
         truncation=LATE,
         wall_s=round(wall_s, 3),
     )
+
+
+def _numbered(cuts: Sequence[Cut]) -> Iterator[tuple[Cut, int]]:
+    """Yield each continuation with its number among those from the same turn: the number is part of its seed."""
+    numbers: defaultdict[tuple[int, int], Iterator[int]] = defaultdict(count)
+    for cut in cuts:
+        for _ in range(cut.number):
+            yield cut, next(numbers[cut.episode, cut.turn])
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -12,8 +12,11 @@ import pytest
 
 import forge_env as fe
 from forge_env.cli.main import main
-from forge_env.config.reader import render
+from forge_env.config.evaluation import EvaluationConfig
+from forge_env.config.reader import changed_yaml, read_as, render
 from forge_env.config.recipe import RunConfig
+from forge_env.credit.recorded import recorded_episode
+from forge_env.errors import UsageError
 from forge_env.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 from forge_env.types import Message, Task, ToolSpec
 
@@ -321,8 +324,6 @@ def test_episodes_of_training_runs_have_credits(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_training_run_continues_with_its_newest_checkpoint(tmp_path: Path) -> None:
-    from forge_env.credit.recorded import recorded_episode
-
     root = tmp_path / "run"
     episode = training_run(root, recorded(tmp_path / "e"))
     for step in ("step-1", "step-2"):
@@ -332,3 +333,51 @@ def test_a_training_run_continues_with_its_newest_checkpoint(tmp_path: Path) -> 
     config = recorded_episode(root, episode, kind="train", changed={}).config
     assert config.model == f"vllm:{root}/checkpoints/step-2/model"
     assert (config.temperature, config.max_tokens) == (1.0, RunConfig.model_fields["grpo"].default.max_tokens_per_turn)
+
+
+def changed_config(root: Path, **settings: Any) -> None:
+    config = read_as(EvaluationConfig, root / "config.yaml").model_copy(update=settings)
+    (root / "config.yaml").write_text(changed_yaml(config))
+
+
+def test_another_endpoint_gets_neither_the_key_nor_the_socket_of_the_recorded_one(tmp_path: Path) -> None:
+    root = recorded(tmp_path / "e")
+    address = "https://llm.corp/v1"
+    changed_config(root, model="m", base_url=address, api_key_env="CORP_KEY", uds="/run/corp.sock")
+
+    def endpoint(**changed: Any) -> tuple[str, str | None]:
+        config = recorded_episode(root, episodes(root)[0], kind="eval", changed=changed).config
+        return config.api_key_env, config.uds
+
+    other = "https://api.other/v1"
+    assert endpoint(model="n") == endpoint(base_url=address) == ("CORP_KEY", "/run/corp.sock")
+    assert endpoint(model="n", base_url=other) == ("OPENAI_API_KEY", None)
+    assert endpoint(base_url=other, api_key_env="OTHER_KEY") == ("OTHER_KEY", None)
+
+
+def test_redacted_settings_are_refused_unless_changed(tmp_path: Path) -> None:
+    root = recorded(tmp_path / "e")
+    changed_config(root, sandbox_options={"api_key": "(redacted API_KEY)"})
+    with pytest.raises(UsageError, match="sandbox_options"):
+        recorded_episode(root, episodes(root)[0], kind="eval", changed={"model": "n"})
+
+
+def test_wrong_options_are_refused_for_training_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "run"
+    episode = training_run(root, recorded(tmp_path / "e"))
+    message = refused(capsys, str(root), episode.id, "--model", f"{__name__}:guess", "--temperature", "-1")
+    assert "temperature" in message
+    assert "pydantic" not in message
+    message = refused(capsys, str(root), episode.id, "--model", "m", "--api-key-env", "not a name")
+    assert "should be the name of an environment variable" in message
+
+
+def test_episodes_of_two_evaluations_have_two_folders(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    episode = training_run(root, recorded(tmp_path / "e"))
+    for kind in ("eval-00010", "eval-00020"):
+        with_writer(root / "trajectories" / f"{kind}.jsonl", [episode])
+        flags = ("--kind", kind, "--model", f"{__name__}:guess", "--turn", "3", "-n", "2")
+        assert main(["credit", str(root), episode.id, *flags]) == 0
+    names = {path.name for path in (root / "credit").iterdir()}
+    assert names == {f"eval-00010-{episode.id}", f"eval-00020-{episode.id}"}

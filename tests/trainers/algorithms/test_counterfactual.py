@@ -19,9 +19,10 @@ from forge_env.types import Message, Task, ToolSpec
 from tests.trainers.algorithms.test_parts import episode
 from tests.trainers.rollout.test_rollouts import Make, made
 from trainers.algorithms.counterfactual import Counterfactual
+from trainers.algorithms.grpo import GRPO
 from trainers.algorithms.parts import LeaveOneOut, make_advantage, token_advantages
 from trainers.rollout.player import Player
-from trainers.rollout.types import Cut, Group
+from trainers.rollout.types import LATE, Cut, Group
 
 __all__ = ["made"]
 
@@ -66,6 +67,16 @@ def test_a_larger_budget_has_more_turns() -> None:
     assert [cut.turn for cut in cuts if cut.episode == 0] == [1, 2, 3]
     short = Group([*group_of(*[1.0, 0.0] * 4).episodes, episode(0.0, (1,))])
     assert not [cut for cut in Counterfactual().cuts(short) if cut.episode == 8]
+
+
+def test_a_short_episode_has_one_cut_for_each_turn() -> None:
+    assert Counterfactual().cuts(group_of(1.0, 0.0, 1.0, turns=2)) == [Cut(0, 1, 4), Cut(2, 1, 4)]
+
+
+def test_late_episodes_are_not_continued() -> None:
+    group = group_of(1.0, 0.0, 1.0, 0.0)
+    group.episodes[1].truncation = LATE
+    assert {cut.episode for cut in Counterfactual().cuts(group)} == {0, 2, 3}
 
 
 def test_options_are_checked() -> None:
@@ -229,6 +240,33 @@ async def test_continuations_that_differ_do_not_count() -> None:
     assert group.continued == {}
     assert len(warnings) == 1
     assert "the environment answers differently" in warnings[0]
+
+
+async def test_continuations_of_equal_cuts_have_seeds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    original = Player._episode
+
+    async def named(self: Player, task: Task, place: tuple[int, int], name: str, *rest: Any, **more: Any) -> Any:
+        names.append(name)
+        return await original(self, task, place, name, *rest, **more)
+
+    plays, _ = player(Steps)
+    group = await plays.group(0, 0, Coins())
+    monkeypatch.setattr(Player, "_episode", named)
+    await plays.continue_group(group, 0, [Cut(0, 1, 2), Cut(0, 1, 2)], Coins())
+    assert sorted(names) == [f"train-0-0+1.{number}" for number in range(4)]
+
+
+def test_environments_that_score_groups_are_refused_early() -> None:
+    def check(env: str, advantage: str) -> None:
+        GRPO.check(
+            load_config("coding_rlvr", [f"environment.name={__name__}:{env}", f"grpo.advantage.name={advantage}"])
+        )
+
+    check("Steps", "counterfactual")
+    check("Compared", "leave_one_out")
+    with pytest.raises(UsageError, match="scores groups"):
+        check("Compared", "counterfactual")
 
 
 async def test_rewards_that_compare_a_group_can_not_be_continued() -> None:
