@@ -8,8 +8,8 @@ have the advantages
     from b on    r - (sum(c) + v) / (m + 1)         was this better than other ways from there?
 
 Without continuations both are r - v (`leave_one_out`). The gradient is unbiased: whether and where an episode is
-continued depends on the other episodes only, and continuations from turn b don't depend on what was done there. The
-exception are episodes cut at the group's deadline (`grpo.on_timeout=zero`), which are never continued.
+continued depends on the other episodes only, and continuations from turn b don't depend on what was done there. This
+assumes that no episode is cut at the group's deadline (`grpo.on_timeout=zero`): those are never continued.
 VinePPO (arXiv 2410.01679) continues from every step, without a group.
 """
 
