@@ -17,9 +17,9 @@ from forge_env.evaluation.evaluation import VLLM
 from forge_env.evaluation.plan import Sample, task_digest
 from forge_env.registry import maker
 from forge_env.rollout.episode import EpisodeLimits, episode_seed
+from forge_env.rollout.recorded import Tasks
 from forge_env.run.folder import RunFolder
 from forge_env.sandbox.protocol import SandboxEngine
-from forge_env.tasks.splits import number_of_tasks
 from forge_env.trajectory import Trajectory
 from forge_env.types import Task
 
@@ -60,8 +60,16 @@ class RecordedEpisode:
             UsageError: the environment no longer has the task, or has changed it.
         """
         trajectory, split = self.trajectory, self.trajectory.split
-        index = self._index(env) if self.index is None else self.index
-        task = resolve_task(env, None, {"split": split, "index": index})
+        task: Task | None
+        if self.index is None:
+            task = Tasks(env, split).find(trajectory.task_id)
+        else:
+            task = resolve_task(env, None, {"split": split, "index": self.index})
+        if task is None:
+            raise UsageError(
+                f"{self.environment.name} has no task {trajectory.task_id!r} in split {split!r}",
+                fix="use the version of the environment that the episode was played in",
+            )
         digest = trajectory.info.get("task")
         if task.id != trajectory.task_id or (digest is not None and digest != task_digest(task)):
             raise UsageError(
@@ -69,21 +77,6 @@ class RecordedEpisode:
                 fix="use the version of the environment that it was played in",
             )
         return task
-
-    def _index(self, env: Environment) -> int:
-        """Index of the task with the recorded id; many environments end their ids with it."""
-        trajectory = self.trajectory
-        count = number_of_tasks(env, trajectory.split)
-        last = trajectory.task_id.rpartition("-")[2]
-        guesses = [int(last)] if last.isascii() and last.isdecimal() and len(last) < 10 else []
-        indices: list[int] = [*guesses, *range(SEARCHED if count is None else min(count, SEARCHED))]
-        for index in indices:
-            if resolve_task(env, None, {"split": trajectory.split, "index": index}).id == trajectory.task_id:
-                return index
-        raise UsageError(
-            f"{self.environment.name} has no task {trajectory.task_id!r} in split {trajectory.split!r}",
-            fix="use the version of the environment that the episode was played in",
-        )
 
 
 def recorded_episode(root: Path, trajectory: Trajectory, *, kind: str, changed: dict[str, Any]) -> RecordedEpisode:

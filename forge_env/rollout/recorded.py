@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -11,6 +12,7 @@ from forge_env.environment.base import Environment, resolve_task
 from forge_env.errors import ContextLengthExceeded
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.rollout.episode import episode_seed, run_episode
+from forge_env.tasks.splits import number_of_tasks
 from forge_env.trajectory import Trajectory
 from forge_env.types import Observation, Task, ToolSpec
 
@@ -63,26 +65,35 @@ class Answers:
 
 
 class Tasks:
-    """Tasks of an environment's training split by their ids."""
+    """Tasks of a split by their ids.
 
-    def __init__(self, env: Environment) -> None:
+    Args:
+        env: the environment.
+        split: name of the split; None: the training split.
+    """
+
+    def __init__(self, env: Environment, split: str | None = None) -> None:
         self._env = env
-        self._by_id: dict[str, int] | None = None
+        self._split = env.splits[0] if split is None else split
+        count = number_of_tasks(env, self._split)
+        self._count = sys.maxsize if count is None else count
+        self._by_id: dict[str, int] = {}
+        self._searched = 0
 
     def find(self, name: str) -> Task | None:
-        """The task with this id, or None: of a split without end, only ids that end in the task's number are known."""
+        """The task with this id; None if the first `MOST_TASKS` don't have it. Many ids end in the task's number."""
         number = name.rpartition("-")[2]
-        if number.isdecimal() and len(number) < 16 and (task := self._task(int(number))).id == name:
-            return task
-        count = self._env.num_tasks(self._env.splits[0])
-        if count is None or count > MOST_TASKS:
-            return None
-        if self._by_id is None:
-            self._by_id = {self._task(index).id: index for index in range(count)}
+        if number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < self._count:
+            task = self._task(int(number))
+            if task.id == name:
+                return task
+        while name not in self._by_id and self._searched < min(self._count, MOST_TASKS):
+            self._by_id.setdefault(self._task(self._searched).id, self._searched)
+            self._searched += 1
         return self._task(self._by_id[name]) if name in self._by_id else None
 
     def _task(self, index: int) -> Task:
-        return resolve_task(self._env, None, {"split": self._env.splits[0], "index": index})
+        return resolve_task(self._env, None, {"split": self._split, "index": index})
 
 
 async def play_again(

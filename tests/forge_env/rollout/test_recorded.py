@@ -11,7 +11,7 @@ import pytest
 import forge_env as fe
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.rollout.episode import episode_seed
-from forge_env.rollout.recorded import Answers, play_again
+from forge_env.rollout.recorded import Answers, Tasks, play_again
 from forge_env.rollout.scripted import GoldPolicy
 from forge_env.trajectory import Trajectory
 from forge_env.types import Message
@@ -53,6 +53,23 @@ async def recorded(make: Callable[[], fe.Environment], policy: Policy, index: in
     name = f"train-{index}-0"
     task = fe.resolve_task(make(), None, {"index": index})
     return await fe.run_episode(make, policy, task=task, seed=episode_seed(SEED, name), trajectory_id=name)
+
+
+@pytest.mark.parametrize("count", [12, None])
+def test_tasks_are_found_by_their_ids(count: int | None) -> None:
+    class Named(Moody):
+        def num_tasks(self, split: str) -> int | None:
+            return count
+
+        def task(self, split: str, index: int) -> fe.Task:
+            names = {3: "alike", 4: "alike", 5: "year-2024", 6: "task-6"}
+            return fe.Task(id=names.get(index, f"{split} {index}!"), prompt=str(index), split=split)
+
+    tasks = Tasks(Named(), "eval")
+    for name, prompt in {"alike": "3", "year-2024": "5", "task-6": "6", "eval 11!": "11"}.items():
+        assert (task := tasks.find(name)) is not None
+        assert task.prompt == prompt
+    assert count is None or tasks.find("another") is None
 
 
 async def test_a_deterministic_environment_answers_alike() -> None:
