@@ -54,10 +54,6 @@ _NOTHING = object()
 def translated(source: Source, defaults: Mapping[str, int]) -> Source:
     """Translate torchforge's keys in a source to the recipe's keys.
 
-    Args:
-        source: the configuration as written, overrides included.
-        defaults: default values, by recipe key, that translated values are computed from.
-
     Raises:
         ConfigError: a torchforge key is unknown, has a wrong value, or is given together with its recipe key.
     """

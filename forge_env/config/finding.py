@@ -77,8 +77,6 @@ def read_run(
     """Read a recipe, apply overrides, and translate torchforge's keys (`forge_env.config.documents`).
 
     Args:
-        file: as in `read_recipe`.
-        overrides: dotted keys with values; they take precedence over the file and the environment.
         environment: environment variables; MODEL sets `model.path`. None: no variable is read.
 
     Raises:

@@ -116,9 +116,6 @@ def meant(path: Sequence[str], siblings: Collection[str], keys: Collection[str],
     """List the dotted keys that an unknown key probably stands for, the likeliest first; empty if there is none.
 
     Args:
-        path: the unknown key.
-        siblings: keys of its section.
-        keys: all dotted keys of the model.
         method: training method of the recipe, whose section is preferred.
     """
     name, section = path[-1].replace("-", "_"), list(path[:-1])

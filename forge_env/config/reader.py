@@ -356,11 +356,7 @@ class Override(NamedTuple):
         return self.written.replace("-", "_")
 
     def value(self, model: Any = None) -> Any:
-        """Parse the text as YAML; for a text field of `model`, return unquoted text unchanged.
-
-        Raises:
-            UsageError: the text is not a YAML value.
-        """
+        """Parse the text as YAML; for a text field of `model`, return unquoted text unchanged."""
         known = _at(model, tuple(self.key.split(".")))
         kinds = {kind for info in known for kind in _members(info.annotation)}
         if kinds and kinds <= {str, Path, type(None)} and self.text[:1] not in ("'", '"'):
@@ -375,7 +371,6 @@ def read_arguments(given: Iterable[str], short: Mapping[str, str] | None = None)
     """Split a command line into plain words and overrides, each in order.
 
     Args:
-        given: arguments that are not flags of the command itself.
         short: key by letter, for `-n 5` and `-n5`.
 
     Raises:
@@ -405,11 +400,7 @@ def _next(argument: str, rest: list[str]) -> str:
 
 
 def parse_overrides(arguments: Iterable[str], model: Any = None) -> list[tuple[str, Any]]:
-    """Parse arguments that must all be overrides into dotted keys and values.
-
-    Raises:
-        UsageError: an argument is not an override.
-    """
+    """Parse arguments that must all be overrides into dotted keys and values."""
     words, overrides = read_arguments(arguments)
     if words:
         raise not_understood(words[0])
@@ -458,8 +449,6 @@ def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", o
     engines).
 
     Args:
-        make: a class or function; its parameters are the known options.
-        options: the configured options.
         at: dotted key of the options, if they come from a file.
         owner: name of the plug-in to use in errors, if they don't.
 
@@ -576,7 +565,6 @@ def refuse_redacted(settings: Any, fix: str | None = None) -> None:
     """Raise if recorded settings still hold redaction marks in place of their secrets.
 
     Args:
-        settings: mapping of keys to values.
         fix: advice in the error; None: give the keys on the command line.
 
     Raises:
@@ -716,11 +704,7 @@ def make_plugin(
     """Call the class (or function) registered as `name` with its options, and return the result.
 
     Args:
-        group: entry-point group.
         name: registered name, or import path `module:attribute`.
-        options: arguments by name; unknown names are refused with a suggestion.
-        name_at: dotted key of `name` in the recipe.
-        options_at: dotted key of `options` in the recipe.
         own: built-in classes by name, which need no entry point.
 
     Raises:

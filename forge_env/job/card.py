@@ -80,13 +80,7 @@ class Card:
     """A worker's description of its host.
 
     Attributes:
-        forge_env: its version.
         monarch: the address that Monarch attaches to; changes whenever the worker restarts.
-        host: name of the machine.
-        python: the interpreter's path.
-        python_version: its version.
-        cpus: processors that the worker may use.
-        free_memory_gb: GiB.
         gpus: ids of GPUs that no run has claimed.
         modules: digest of the code of each requested module; None: it is missing.
         packages: version of each requested package; None: it is missing.
@@ -220,11 +214,7 @@ def tls_context(address: Address, *, serving: bool) -> ssl.SSLContext | None:
 
 
 def listen(address: Address) -> socket.socket:
-    """Open a socket that listens at a numeric address of this machine.
-
-    Raises:
-        ForgeError: it can't listen there.
-    """
+    """Open a socket that listens at a numeric address of this machine."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         return socket.create_server((address.plain_host, address.port), family=family)
@@ -235,15 +225,7 @@ def listen(address: Address) -> socket.socket:
 
 
 async def serve_cards(address: Address, monarch: str) -> asyncio.Server:
-    """Start a server that answers questions at a worker's address.
-
-    Args:
-        address: of the worker.
-        monarch: the address to which Monarch attaches.
-
-    Raises:
-        ForgeError: it can't listen there.
-    """
+    """Start a server that answers questions at a worker's address."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer):
@@ -275,8 +257,6 @@ async def ask(address: Address, question: Question | None = None, *, patience_s:
     """Ask a worker for its card.
 
     Args:
-        address: of the worker.
-        question: optional contents of the card.
         patience_s: seconds to wait for the worker to start.
 
     Raises:
@@ -346,7 +326,6 @@ async def ask_all(addresses: list[Address], question: Question, *, patience_s: f
 
     Raises:
         NoWorkerError: nothing answers at some addresses; lists all of them.
-        ForgeError: as in `ask`, for the first that fails.
     """
 
     async def card(address: Address) -> Card | NoWorkerError:

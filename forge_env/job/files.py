@@ -36,14 +36,7 @@ _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts to request from a platform.
-
-    Attributes:
-        count: number of hosts.
-        gpus: GPUs of each host.
-        cpus: processors of each host.
-        memory_gb: GiB of each host.
-    """
+    """The hosts to request from a platform."""
 
     count: int
     gpus: int
@@ -60,9 +53,6 @@ class Request:
     """The parameters of a job.
 
     Attributes:
-        name: of the job.
-        config: the recipe.
-        hosts: the hosts to request.
         image: container image with forge-env (Kubernetes, SkyPilot).
         accelerator: kind of GPU (SkyPilot).
         secrets: names of environment variables whose values the platform stores.
@@ -141,11 +131,7 @@ def needed_hosts(config: RunConfig, count: int = 2, cpus: int = 4) -> Hosts:
 
 
 def check_secrets(config: RunConfig) -> None:
-    """Refuse a recipe with a value that looks like a secret, since its text would be in the job's files.
-
-    Raises:
-        UsageError: names the key.
-    """
+    """Refuse a recipe with a value that looks like a secret, since its text would be in the job's files."""
     learn_environment()
     for key, value in _texts(config.model_dump(mode="json"), ""):
         if redact_settings(value, key) != value:

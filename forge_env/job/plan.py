@@ -20,8 +20,6 @@ class Unit:
     """The unit of placement: a replica, with all its processes.
 
     Attributes:
-        role: of the actor.
-        name: unique name of the unit.
         hosts: number of hosts that it is spread over.
         procs: processes on each host.
         gpus: GPUs on each host.
@@ -64,7 +62,6 @@ class Place:
     """The placement of a unit.
 
     Attributes:
-        hosts: numbers of its hosts.
         gpus: ids of its GPUs on each host.
     """
 
@@ -78,15 +75,6 @@ class Plan:
     Every GPU is given to one unit, or to one of each role (`job.share_gpus`). A unit goes to the least busy hosts that
     its role may use (`job.place`) and that have GPUs and memory for it; a unit without GPUs prefers hosts without any.
     Weight store and buffer go to the trainer's host.
-
-    Args:
-        section: of the recipe.
-        addresses: of the workers.
-        cards: of the workers.
-
-    Attributes:
-        units: placed units, by name.
-        places: their placements, by name.
 
     Raises:
         UsageError: `job.place` names a worker that does not exist.
@@ -109,7 +97,6 @@ class Plan:
         """Place a unit, or move a unit that is already placed.
 
         Args:
-            unit: to be placed.
             among: numbers of the hosts that can be used; default: all.
 
         Raises:
@@ -206,11 +193,7 @@ def _needs(unit: Unit) -> str:
 
 
 def make_plan(config: RunConfig, addresses: Sequence[Address], cards: Sequence[Card]) -> Plan:
-    """Place everything that the recipe asks for.
-
-    Raises:
-        UsageError: there is not enough room.
-    """
+    """Place everything that the recipe asks for."""
     plan = Plan(config.job, addresses, cards)
     for unit in units(config):
         plan.place(unit)

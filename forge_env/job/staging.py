@@ -15,7 +15,6 @@ def stage(folder: Path, cache: Path) -> Path:
     """Copy a model's folder into the cache; a copy of an unchanged folder is reused.
 
     Args:
-        folder: of the model.
         cache: a folder that all hosts see under this path.
 
     Raises:

@@ -20,9 +20,7 @@ class _Way(NamedTuple):
     """Commands for submitting a job to a platform.
 
     Attributes:
-        program: the platform's command-line program.
         script: submits the files of the current folder, shows the run's output, and exits with the run's exit code.
-        end: command that ends the job.
     """
 
     program: str
@@ -67,10 +65,6 @@ def to_be_submitted(section: JobSection) -> bool:
 
 def submit(request: Request, folder: Path) -> int:
     """Write the files of a job, submit them, and show the run's output; return the run's exit code.
-
-    Args:
-        request: for the platform that its recipe names.
-        folder: for the files.
 
     Raises:
         ForgeError: the platform's program is not installed.

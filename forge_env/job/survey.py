@@ -33,9 +33,6 @@ class Survey:
     """The result of a survey.
 
     Attributes:
-        addresses: of the workers.
-        cards: of the workers.
-        plan: placement of the actors.
         unseen: model folders that not every host sees.
     """
 

@@ -56,12 +56,7 @@ class _Host:
 
 
 class Hosts:
-    """Attaches to the workers and chooses the hosts on which each unit is started.
-
-    Args:
-        run: the run.
-        found: survey of the run's hosts.
-    """
+    """Attaches to the workers and chooses the hosts on which each unit is started."""
 
     def __init__(self, run: Run, found: Survey) -> None:
         self._run = run
@@ -125,11 +120,7 @@ class Hosts:
         return metrics
 
     async def staged(self, model: Path) -> Path:
-        """Return a path of the model's folder that all hosts see: a copy in the cache if one of them doesn't see it.
-
-        Raises:
-            ForgeError: the folder can't be copied.
-        """
+        """Return a path of the model's folder that all hosts see: a copy in the cache if one of them doesn't see it."""
         if not any(model.is_relative_to(folder) for folder in self._unseen):
             return model
         copy = await asyncio.to_thread(stage, model, cache_dir(self._run.config.model.cache_dir))

@@ -51,7 +51,6 @@ class Lease:
             ...
 
     Args:
-        mesh: processes on another host.
         lease_s: seconds without a renewal after which the lease has run out.
         last_chance_s: seconds that processes then wait before they exit, to read renewals that arrived while stopped.
         renew_s: seconds between two renewals.

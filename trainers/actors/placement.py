@@ -25,7 +25,6 @@ class Placement:
         """Assign `count` GPUs to an actor and return its processes' environment variables. Rank r uses the r-th GPU.
 
         Args:
-            count: number of GPUs.
             role: role of the actor; the same for all its replicas.
 
         Raises:

@@ -48,9 +48,6 @@ class Setting:
 
     Attributes:
         gpus: ids of the GPUs of the actor's processes on that host; rank r uses the r-th.
-        log: file that it prints to.
-        folder: its working directory.
-        address: address of its host's worker.
     """
 
     gpus: Sequence[str]
@@ -64,9 +61,6 @@ class Ground:
     """Other hosts to start processes on.
 
     Attributes:
-        mesh: Monarch's mesh of the hosts.
-        hosts: number of hosts.
-        name: names of the hosts.
         settings: settings of each host's processes, by the Monarch address of its worker.
         lost: one future per host, done when the host is lost.
     """
@@ -138,9 +132,7 @@ async def start_processes(
 
     Args:
         count: number of processes on all hosts together.
-        name: name of the processes.
         environment: variables in addition to those of this process, or of the worker on another host.
-        ground: the other hosts; None: this one.
 
     Raises:
         ForgeError: they did not start within Monarch's time limit.
@@ -193,7 +185,6 @@ async def stop_processes(mesh: ProcMesh, pids: Sequence[int] = (), *, dead: bool
     """End processes; those that do not end within `STOP_S` are killed.
 
     Args:
-        mesh: the processes.
         pids: ids of those on this machine.
         dead: the processes have failed: kill those on this machine at once.
     """

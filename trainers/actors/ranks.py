@@ -51,7 +51,6 @@ class RankedActor(ForgeActor):
         """Choose, in the first process, the store through which the processes connect; returns its file or address.
 
         Args:
-            size: number of processes.
             host: address of this host to serve the store at; None: all processes are on this machine and share a file.
         """
         if host is None:
@@ -84,11 +83,7 @@ class Followers:
         self._died = died
 
     async def call(self, endpoint: str, *args: Any) -> None:
-        """Call an endpoint on all followers.
-
-        Raises:
-            InfrastructureError: of the class `died`: a follower has died.
-        """
+        """Call an endpoint on all followers."""
         try:
             await result(getattr(self._actor, endpoint).call(*args))
         except ActorDiedError as error:

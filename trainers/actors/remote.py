@@ -140,8 +140,6 @@ async def withdrawn_when_cancelled(
     """Make a call from the caller's side; if this is cancelled, withdraw the call and wait for its end.
 
     Args:
-        make: makes the call with the given id.
-        withdraw: withdraws the call with the given id.
         undo: called with the result if the call returned one although it was withdrawn, to release it.
         patience_s: maximum seconds to wait for a withdrawn call to end, since a blocked event loop can't cancel it;
             None: no limit.
@@ -174,9 +172,6 @@ class Client:
     """Base class of clients of a served object; they can be sent to other actors, which then call it directly.
 
     A subclass is given the methods of its `interface`, which raise what the object raises.
-
-    Args:
-        actor: the actor that serves the object.
     """
 
     def __init_subclass__(cls, interface: type, granting: Collection[str] = ()) -> None:

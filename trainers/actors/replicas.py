@@ -76,10 +76,6 @@ class ReplicaMetrics:
     """Metrics of one replica since the service was started.
 
     Attributes:
-        state: the replica's state.
-        total_requests: number of calls made.
-        failed_requests: number of calls that raised.
-        in_flight: number of calls in progress.
         deaths: number of times it ended without being stopped.
         seconds: total duration of its calls.
         start_s: duration of its last start, until it was healthy.
@@ -101,7 +97,6 @@ class Replica:
     """One actor of a service, restarted when it ends; each start begins a new life.
 
     Attributes:
-        number: index among the service's replicas.
         actor: actor of the current life, or None while it is restarted.
         life: number of starts so far.
     """
@@ -160,7 +155,6 @@ class Replicas:
     """Replicas of `actor_class`, each constructed with `args` and `kwargs`.
 
     Attributes:
-        replicas: all replicas.
         failure: future that fails with the error of the first replica that is given up.
     """
 

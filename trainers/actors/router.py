@@ -33,13 +33,11 @@ class Router:
     more in flight than the least busy one, waiting would cost more than the cache saves: the least busy one is chosen.
 
     Args:
-        replicas: number of replicas.
         slack: how many more calls than the least busy replica one may have in flight and still be chosen for its cache.
         max_in_flight: maximum concurrent calls per replica; other calls wait in order of arrival. None: no limit.
         max_queue: maximum number of waiting calls; the next one fails. None: no limit.
 
     Attributes:
-        in_flight: number of calls in flight, by replica.
         refused: number of calls that failed because the queue was full.
     """
 
@@ -71,8 +69,6 @@ class Router:
             call: calls the replica with the given number.
             serving: returns the replicas to choose from; while there are none, the call waits for `wake`.
             retry: called with the replica's number and the error; raises if the call is not to be repeated.
-            session: as for `choose`.
-            prefix: as for `choose`.
 
         Raises:
             ServiceOverloadedError: the queue of waiting calls is full.
@@ -138,7 +134,6 @@ class Router:
         """Choose the replica for a call, and count the call as in flight until `done`.
 
         Args:
-            serving: replicas to choose from, at least one.
             session: weakly referenced key of the session, which is forgotten when the object is deleted.
             prefix: beginning of the prompt; calls with equal ones go to the same replica. None: nothing to be cached.
         """

@@ -54,10 +54,6 @@ class ServiceMetrics:
     """Metrics of a service.
 
     Attributes:
-        replicas: metrics of each replica, by its number.
-        total_sessions: number of open sessions.
-        healthy_replicas: number of replicas that can be called.
-        total_replicas: number of all replicas.
         queued: number of calls that wait for a replica.
         repeated: number of calls repeated because their replica died.
         refused: number of calls rejected because the queue was full.

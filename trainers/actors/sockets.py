@@ -118,9 +118,6 @@ def own_log_folder() -> None:
     """Create the folder, at a fixed path, in which Monarch opens its log at import; make an existing one private.
 
     If another user owned the folder, the log could be a link to any file of this user.
-
-    Raises:
-        ForgeError: the folder belongs to another user.
     """
     folder = monarch_logs()
     if folder is None:

@@ -70,11 +70,6 @@ class Spare:
 
     Args:
         work: a module-level function, mostly imports; must not initialize CUDA.
-        first_after_s: seconds to wait before the first ones are prepared.
-
-    Attributes:
-        pids: ids of the newest processes.
-        ready: event that is set while processes can be taken.
     """
 
     def __init__(self, work: Callable[[], object], first_after_s: float = FIRST_AFTER_S) -> None:

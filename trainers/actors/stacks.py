@@ -64,8 +64,6 @@ class ProcessState:
 
     Attributes:
         name: its name and rank, such as "generator0-1".
-        pid: its process id.
-        doing: its activity in words.
         stacks: stacks of all its threads; empty if it didn't answer.
     """
 

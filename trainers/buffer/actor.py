@@ -12,9 +12,6 @@ class ReplayBuffer(Served, interface=GroupBuffer):
     """A `LocalReplayBuffer` behind endpoints; `RemoteReplayBuffer` is its client.
 
     Calls run concurrently; a waiting call blocks no other.
-
-    Args:
-        settings: settings of the buffer.
     """
 
     def __init__(self, settings: BufferSettings) -> None:

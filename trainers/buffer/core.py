@@ -182,11 +182,7 @@ class BufferCore(Generic[G]):
             raise UsageError(f"there is no step {step}: the run has {self.settings.steps}, counted from 0")
 
     def take(self, step: int) -> Reservation | None:
-        """Hand out the groups of `step`, in order of admission; None if they are not available yet.
-
-        Raises:
-            UsageError: as for `check_step`.
-        """
+        """Hand out the groups of `step`, in order of admission; None if they are not available yet."""
         self.check_step(step)
         self.evict(step)
         quotas = self.window.quotas()

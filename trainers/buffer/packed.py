@@ -40,7 +40,6 @@ class GroupRecord:
     """A group without its tokens: the data for a training step's metrics.
 
     Attributes:
-        task_id: identifier of the task.
         columns: names of the table's columns, `FIXED` first.
         table: one row per episode, one column for each of `columns`, [E, C].
         has_signal: whether any token to be learned has an advantage other than 0.
@@ -73,8 +72,6 @@ class PackedGroup:
     """The valid episodes of one task, ready to train on.
 
     Attributes:
-        task_id: identifier of the task.
-        columns: names of the table's columns, `FIXED` first.
         data: header, table, segment lengths and token data, written by `pack`.
         members: as in `GroupRecord`.
         receipts: `Segment.receipt` of each segment; empty in groups packed by an older version.
@@ -215,7 +212,6 @@ def pack(
     """Pack the valid episodes of one task, without their messages.
 
     Args:
-        episodes: the episodes, [E].
         advantages: for each episode the advantages of its N sampled tokens, in the order of its turns, float32 [N].
         masks: for each episode, which of its N sampled tokens are to be learned, bool [N]; the others are context.
             None: all.
@@ -287,7 +283,6 @@ def repack(episodes: Sequence[Trajectory], credit: str) -> PackedGroup:
 
     Args:
         episodes: the episodes in the order of `GroupRecord.members`.
-        credit: `GroupRecord.credit`.
 
     Raises:
         ValueError: the text doesn't fit the episodes' tokens.

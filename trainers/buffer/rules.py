@@ -108,13 +108,7 @@ EVICTION: dict[str, Any] = {"oldest": Oldest, "least_advantage": LeastAdvantage,
 
 
 def make_rules(section: ReplaySection) -> tuple[SamplingRule, EvictionRule]:
-    """Create the sampling and eviction rules named in a recipe.
-
-    Raises:
-        NotRegisteredError: no rule has that name.
-        PluginError: the rule can't be imported, or is not a rule.
-        UsageError: the rule doesn't take these options.
-    """
+    """Create the sampling and eviction rules named in a recipe."""
     sampling = _make("sampling", section.sampling, SAMPLING, section.options)
     return sampling, _make("eviction", section.eviction, EVICTION, {})
 

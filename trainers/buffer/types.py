@@ -72,11 +72,8 @@ class Held(Generic[G]):
     """A complete group in the buffer.
 
     Attributes:
-        index: index of the group's ticket.
         version: policy version of the oldest token.
-        tokens: number of sampled tokens.
         priority: mean absolute advantage.
-        group: the group itself.
         uses: number of training steps that the group was handed out for.
     """
 
@@ -97,7 +94,6 @@ class Reservation:
         indices: ticket indices of the groups, ascending, [P].
         versions: policy version of each group's oldest token, [P].
         uses: number of times each group was handed out, including this one, [P].
-        tokens: number of sampled tokens of all groups.
         groups: summary of each group, without its tokens (`Trainable.record`), [P].
     """
 

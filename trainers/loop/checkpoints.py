@@ -64,7 +64,6 @@ class Saved:
     """State in a checkpoint besides the trainer's.
 
     Attributes:
-        step: number of completed training steps.
         state: state of everything else except the buffer, as JSON.
         buffer: state of the replay buffer: which groups are finished, and the groups that wait to be trained on.
     """
@@ -269,9 +268,6 @@ class Checkpoints:
         """Save the last checkpoint of a session and wait until it is complete.
 
         On a full disk, wait for free space if `patient`, else return None.
-
-        Raises:
-            Exception: any error other than a full disk.
         """
         await self.settled()
         while True:

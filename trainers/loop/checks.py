@@ -39,11 +39,7 @@ GSPO_CLIP = 0.01
 
 
 def check(config: RunConfig) -> None:
-    """Reject a recipe that this loop can't run, cheapest checks first.
-
-    Raises:
-        ForgeError: the recipe can't run; its `fix` suggests a change.
-    """
+    """Reject a recipe that this loop can't run, cheapest checks first."""
     check_devices(config)
     check_engine_args(config)
     check_sampling(config)
@@ -252,11 +248,7 @@ def check_reference(config: RunConfig) -> None:
 
 
 def check_vocabulary(own: Path, reference: Path) -> None:
-    """Check that the reference model has the same vocabulary as the trained model.
-
-    Raises:
-        UsageError: the vocabularies differ.
-    """
+    """Check that the reference model has the same vocabulary as the trained model."""
     if vocabulary(own) != vocabulary(reference):
         raise UsageError(
             f"grpo.reference.path: {reference} has another vocabulary than the trained model",
@@ -361,7 +353,6 @@ def check_tools(config: RunConfig, folder: Path | None = None) -> None:
     """Check that the model's chat format can offer the environment's tools.
 
     Args:
-        config: the recipe.
         folder: the model's folder; None: that of `model.path`, which is not checked if it is built or downloaded later.
     """
     if folder is None and config.model.path != TINY and user_path(config.model.path).is_dir():

@@ -83,9 +83,6 @@ class Difference:
     """Difference of the generator's and the trainer's log-probabilities of the same tokens, in nats.
 
     Attributes:
-        tokens: number of tokens compared.
-        mean: mean absolute difference.
-        largest: largest absolute difference.
         shift: mean signed difference, generator minus trainer.
         shift_error: standard error of `shift`.
     """
@@ -114,14 +111,7 @@ class Difference:
 
 
 class Contract:
-    """Judges the clauses in one session of a run.
-
-    Args:
-        run: records the verdicts.
-        trainer: the trainer to check.
-        generators: the generators to check.
-        buffer: holds the groups that are trained on.
-    """
+    """Judges the clauses in one session of a run."""
 
     def __init__(self, run: Run, trainer: TrainerHandle, generators: Serving, buffer: GroupBuffer[Any]) -> None:
         self._run = run
@@ -178,11 +168,7 @@ class Contract:
     # --- prompt and answers
 
     def opened(self, opening: Opening | None) -> None:
-        """Add the opening of a group, and judge `prompt` and `answers` when there are enough tasks.
-
-        Raises:
-            ContractError: the model is not shown its tasks.
-        """
+        """Add the opening of a group, and judge `prompt` and `answers` when there are enough tasks."""
         if opening is None or not (self._is_open("prompt") or self._is_open("answers")):
             return
         self._openings.setdefault(opening.task, opening)
@@ -222,11 +208,7 @@ class Contract:
     # --- log-probabilities
 
     async def before_training(self, batch: Reservation) -> None:
-        """Compare log-probabilities of trainer and generator on a batch that is about to be trained on.
-
-        Raises:
-            ContractError: they differ by more than the tolerance.
-        """
+        """Compare log-probabilities of trainer and generator on a batch that is about to be trained on."""
         self._step = batch.step
         if not self._is_open("log-probs"):
             return
@@ -304,11 +286,7 @@ class Contract:
         return await self._trainer.checksums() if self._is_open("weights") else None
 
     async def weights_arrived(self, version: int, published: Published, trained: Sums | None) -> None:
-        """Compare the generators' weights with the trainer's, after `version` arrived and before another is published.
-
-        Raises:
-            ContractError: a generator has different weights.
-        """
+        """Compare the generators' weights with the trainer's before another version is published."""
         if trained is None or not self._is_open("weights"):
             return
         by_replica = await self._generators.checksums(published)
@@ -343,7 +321,6 @@ class Contract:
         """Judge tokens, rounding, rewards and scores after a training step.
 
         Args:
-            groups: the groups of the step's batch.
             figures: the step's metrics, and counts from the trainer's audit of its tokens
                 (`trainers.generator.receipt.Audit`).
         """

@@ -54,11 +54,6 @@ class Evaluator:
 
     With `evaluation.pinned`, all episodes of a score use one policy version, whose weights are held meanwhile. If the
     generator that holds them dies, all episodes are repeated with the weights that are then the newest.
-
-    Args:
-        run: receives scores and warnings.
-        rollouts: rolls out and records the episodes.
-        generators: serve the episodes' requests.
     """
 
     def __init__(self, run: Run, rollouts: Rollouts, generators: GeneratorPool) -> None:

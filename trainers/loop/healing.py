@@ -35,7 +35,6 @@ class Healing:
     """Checkpoints of a run, and its recovery from the death of an actor.
 
     Attributes:
-        checkpoints: the run's checkpoints.
         unsettled: whether trainer or buffer may not be at `System.step`: during a training step, and while both are
             being restored.
         at_rest: state collected when no group was in progress; only synchronous mode has such a moment, in every step.
@@ -136,11 +135,7 @@ class Healing:
         self._save_counts()
 
     async def save(self, *, patient: bool = True) -> None:
-        """Save a checkpoint of the current step and wait for it.
-
-        Args:
-            patient: wait for room on a full disk.
-        """
+        """Save a checkpoint of the current step and wait for it."""
         system = self._system
         with system.account.during("save"):
             await self.checkpoints.settled()

@@ -60,13 +60,6 @@ async def start_actors(
     """Start all actors on the recipe's model, which is first built and warmed up if necessary.
 
     Actors that don't depend on each other start concurrently: buffer, workers, the generators' imports, trainer.
-
-    Args:
-        run: the run.
-        stack: starts the actors.
-        environment: the recipe's environment.
-        found: the checkpoint folder; None if the run builds the model.
-        preparation: the algorithm's class that prepares groups in the rollout workers.
     """
     resumed = resumed_model(run)
     warm = None if resumed else _warm_folder(run, environment, found)

@@ -26,16 +26,9 @@ _METRIC_NAMES = {
 class Record:
     """Logs the training steps of a run, and keeps its summary up to date.
 
-    Args:
-        run: the run that is logged.
-        buffer: its counters are logged.
-        rollouts: their totals are logged.
-        more: return further metrics of a step, since the last one.
-
     Attributes:
         counters: the buffer's counters as of the last step.
         pending: batch and metrics of a step that is trained but not logged yet.
-        fingerprint: fingerprint of that step.
     """
 
     def __init__(

@@ -22,10 +22,6 @@ class Reference:
 
     After a resume, a lagging copy starts from the policy of the checkpoint. This equals its earlier weights if
     checkpoints are saved at multiples of `every`.
-
-    Args:
-        actor: `ReferenceModel` actor, which processes one call at a time.
-        section: reference section of the recipe.
     """
 
     def __init__(self, actor: Any, section: ReferenceSection) -> None:

@@ -72,11 +72,7 @@ def tell_of_rdma(run: Run) -> None:
 
 
 class RoleDiedError(ForgeError):
-    """An actor without replicas has died.
-
-    Attributes:
-        role: "trainer", "reference" or "buffer".
-    """
+    """An actor without replicas has died."""
 
     def __init__(self, role: str, why: str) -> None:
         super().__init__(f"the {ROLES[role]} died: {why}", fix="see run.log, then continue with --resume")
@@ -98,7 +94,6 @@ class Stack:
     the caller may then `restart` the actor.
 
     Args:
-        config: the recipe.
         hosts: hosts to start actors on; None: this machine.
     """
 
@@ -187,11 +182,7 @@ class Stack:
             await ForgeActor.shutdown(actor, dead=dead)
 
     async def _start(self, role: str, placed: Placed, *args: Any, **kwargs: Any) -> Any:
-        """Place and launch an actor, watch it, and run its setup.
-
-        Raises:
-            RoleDiedError: the actor died before it could be watched.
-        """
+        """Place and launch an actor, watch it, and run its setup."""
         try:
             actor_class = await placed()
             actor = self._actors[role] = await actor_class.launch(*args, **kwargs)
@@ -216,7 +207,6 @@ class Stack:
         """Start the trainer on a Hugging Face checkpoint folder.
 
         Args:
-            folder: the checkpoint folder.
             adapters: train adapters if the recipe says so; False: train all weights until the trainer is restarted.
         """
         from trainers.titan.trainer import TitanTrainer

@@ -91,10 +91,6 @@ class System:
     """Interface between an algorithm and the actors of a run, from the first rollout to the last training step.
 
     Attributes:
-        config: the recipe.
-        rollouts: rolls out groups and held-out tasks in the rollout workers.
-        buffer: groups that wait to be trained on.
-        trainer: the trainer's endpoints.
         step: number of completed training steps, which equals the trainer's policy version.
     """
 
@@ -418,13 +414,6 @@ class Publisher:
     than the others doesn't delay (`trainers.generator.pool`). The buffer's window allows for this: the trainer's
     version is at most one step ahead of the version that has arrived, and that step's groups still hold their slots
     (`trainers.buffer.window`).
-
-    Args:
-        trainer: provides the weights.
-        generators: receive the weights.
-        buffer: releases groups when a version has arrived.
-        tasks: task group of the run; a failure to publish ends the run.
-        contract: checks that the weights that arrive are those of the trainer.
     """
 
     def __init__(

@@ -32,8 +32,6 @@ class TrainerHandle:
     """Client with the trainer's endpoints as methods.
 
     Args:
-        actor: the trainer's processes.
-        folder: checkpoint folder that the trainer started from.
         uploads: whether published weights can be read only after an upload.
     """
 
@@ -62,9 +60,6 @@ class TrainerHandle:
         """Update the weights from a step's groups, which the trainer fetches from the buffer, and return metrics.
 
         A reference model, if any, scores the batch first. A step without signal counts too: the schedule counts steps.
-
-        Args:
-            account: time account that records the activities.
         """
         metrics: dict[str, float] = {}
         if self.reference is not None:
@@ -159,12 +154,7 @@ class TrainerHandle:
 
 
 class BaseReference:
-    """Reference for training with adapters: the policy before RL, computed by the trainer's processes without adapters.
-
-    Attributes:
-        actor: actor for the rollout workers' requests: None.
-        version: policy version of the reference.
-    """
+    """Reference for training with adapters: the policy before RL, computed by the trainer without adapters."""
 
     actor = None
     version = 0

@@ -33,9 +33,6 @@ def cache_key(config: RunConfig, environment: Environment, *, warm: bool, found:
     """Hash everything a checkpoint depends on: model, environment, its demonstrations, seed and warm-up.
 
     Args:
-        config: the recipe.
-        environment: the recipe's environment.
-        warm: whether the checkpoint has been warmed up.
         found: the checkpoint folder that it is made from; None if the run builds the model.
     """
     rng = random.Random(0)
@@ -58,11 +55,7 @@ def cache_key(config: RunConfig, environment: Environment, *, warm: bool, found:
 
 
 def demonstration(environment: Environment, task: Task, rng: random.Random) -> list[Message]:
-    """Return the environment's demonstration for a task, as messages.
-
-    Raises:
-        UsageError: the environment gives no demonstrations.
-    """
+    """Return the environment's demonstration for a task, as messages."""
     messages = demonstrate(environment, task, rng)
     if messages is None:
         raise UsageError(
@@ -121,14 +114,6 @@ async def warm_up(
 
     The trainer never waits: a thread makes the next demonstrations during a step, and each batch is sent before the
     previous one is trained.
-
-    Args:
-        run: receives the progress.
-        environment: provides demonstrations.
-        trainer: trainer with the initial model.
-        folder: output folder, written atomically.
-        dtype: data type of the saved weights.
-        log: called with each step's number and metrics.
     """
     from trainers.losses.sft import SFTLoss  # takes seconds: torch
 

@@ -29,10 +29,7 @@ class Watchdog:
     """Measures how long the run's progress, passed to `look` from time to time, has not changed.
 
     Args:
-        run: receives the warning.
-        section: time limits for warning and failure.
         diagnose: describes the stuck parts; called only when progress has stopped.
-        clock: returns seconds; by default the event loop's clock.
     """
 
     def __init__(

@@ -40,9 +40,6 @@ class Holder:
     """A kind of process, the number of such processes, and the memory of one.
 
     Attributes:
-        name: `trainer`, `reference` or `generator`.
-        count: number of processes.
-        memory: memory of one process, by part.
         room: bytes of its GPU that other processes don't hold; None: the process uses the host's memory, which it
             shares with others.
     """
@@ -60,11 +57,6 @@ class Holder:
 
 class Forecast:
     """Forecast of a recipe on a cluster; roles without GPUs are forecast on CPUs.
-
-    Args:
-        config: the recipe.
-        work: episodes and tokens of a step.
-        cluster: the available GPUs.
 
     Raises:
         UsageError: the model's shape isn't known, or the recipe's parallel layout doesn't fit the model.
@@ -244,11 +236,7 @@ class Forecast:
         return hosts, hosts >= used
 
     def placement(self) -> list[str]:
-        """Place the run's actors on hosts of eight GPUs, and return one line for each host.
-
-        Raises:
-            UsageError: no placement is possible.
-        """
+        """Place the run's actors on hosts of eight GPUs, and return one line for each host."""
         if not self.needed:
             return ["this machine's processors: everything"]
         hosts = max(-(-self.needed // PER_HOST), self.config.trainer.hosts, self.config.generator.hosts)

@@ -16,14 +16,12 @@ class Gpu:
     """A kind of GPU with the peak figures of its vendor's data sheet.
 
     Attributes:
-        name: name of the kind.
         memory_gib: memory available to programs, GiB.
         flops: dense bfloat16 operations per second, without sparsity.
         bandwidth: memory bandwidth, bytes per second.
         link: bandwidth to other GPUs of the host, bytes per second in one direction.
         network: bandwidth to other hosts in the vendor's server, bytes per second and GPU in one direction.
         bus: bandwidth to the host's memory, bytes per second in one direction.
-        source: the data sheet.
     """
 
     name: str

@@ -40,9 +40,6 @@ class Layout:
         data: number of parts of the batch that are computed in parallel.
         tensor: number of processes that split each matrix.
         context: number of processes that split each row of tokens.
-        recompute: `none`, `selective` or `full`.
-        dtype: data type of the arithmetic.
-        device: `cpu` or `cuda`.
         threads: number of concurrent passes in a single process on a CPU.
         adapters: sum of the ranks of a block's adapters; 0: the weights are trained.
     """
@@ -98,7 +95,6 @@ class Layout:
 
         Args:
             each: bytes of an element of the norm's input.
-            mixed: whether input and weight differ in precision.
         """
         if self.device == "cuda" and not mixed:
             return each
@@ -140,12 +136,7 @@ def saved_bytes(
     """Bytes per token that the forward pass of one block keeps for its backward pass, without recomputation.
 
     Args:
-        shape: the model's sizes.
-        layout: the trainer's parallel layout.
         tokens: tokens of a row, over all processes that share it.
-        grid: padded tokens in attention for each token (see `GRID`).
-        mixture: whether the block has experts.
-        linear: whether the block has a gated delta layer.
         copies: copies of a token's keys and values: the sequences that share a prefix have one each.
     """
     itemsize, tensor = layout.precision, layout.tensor
@@ -227,12 +218,8 @@ def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float,
     """Bytes of one microbatch's pass in one process.
 
     Args:
-        shape: the model's sizes.
-        layout: the trainer's parallel layout.
         tokens: tokens of a row, before context parallelism splits it.
         targets: tokens of the row that contribute to the loss.
-        grid: padded tokens in attention for each token (see `GRID`).
-        copies: copies of a token's keys and values (see `saved_bytes`).
     """
     itemsize, tensor = layout.precision, layout.tensor
     rows, learned = ceil(tokens / layout.context), ceil(targets / layout.context)
@@ -287,13 +274,6 @@ def trainer_memory(
     """Peak bytes of one trainer process from its second step on, when gradients and optimizer state exist.
 
     Args:
-        shape: the model's sizes.
-        layout: the trainer's parallel layout.
-        optimizer: the recipe's optimizer section.
-        tokens: tokens of a microbatch.
-        targets: tokens of it that contribute to the loss.
-        grid: padded tokens in attention for each token (see `GRID`).
-        copies: copies of a token's keys and values (see `saved_bytes`).
         trained: number of parameters of the adapters; None: all weights are trained.
     """
     weights = FLOAT32 * shape.parameters / layout.ranks
@@ -336,10 +316,6 @@ def generator_memory(shape: Shape, procs: int, dtype: str, device: str, *, given
     """Bytes of one process of an engine.
 
     Args:
-        shape: the model's sizes.
-        procs: number of processes of the engine.
-        dtype: data type of the weights.
-        device: `cpu` or `cuda`.
         given: bytes of the GPU that the process may use; keys and values take the part that weights and activations
             leave. None: they take `cache`.
         cache: bytes for the engine's keys and values.

@@ -28,7 +28,6 @@ class Delta:
         key_dim: width of one of them.
         heads: number of heads of values, each with its own state.
         value_dim: width of one of them.
-        width: number of tokens that its convolution covers.
     """
 
     keys: int = 0
@@ -75,25 +74,15 @@ class Shape:
     """The sizes of a decoder.
 
     Attributes:
-        name: name of the model.
-        layers: number of transformer blocks.
-        dim: width of the residual stream.
-        heads: number of query heads.
-        kv_heads: number of heads of keys and values.
-        head_dim: width of a head.
         hidden: width of a feed-forward layer without experts.
-        vocabulary: number of tokens in the vocabulary.
         tied: whether embedding and head are one matrix.
-        qk_norm: whether queries and keys have norms.
         out_norms: whether the outputs of attention and of feed-forward layers have norms too.
         windowed: number of blocks in which a token attends to the last `window` tokens only.
         window: size of that window.
         gated: whether the output of attention is multiplied by a gate, as wide as the queries.
         linear: number of blocks with a gated delta layer, which keeps a state, instead of attention.
-        delta: sizes of those layers; all 0 without them.
         qkv_bias: whether the projections of queries, keys and values have biases.
         mixtures: number of blocks with experts.
-        experts: number of experts in each of those blocks.
         active: number of experts that a token uses.
         expert_hidden: width of one expert.
     """

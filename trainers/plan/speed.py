@@ -23,7 +23,6 @@ class Workload:
     """Episodes and tokens of a training step.
 
     Attributes:
-        episodes: number of episodes in a step.
         group: number of episodes that begin with the same prompt.
         shared: number of episodes whose prompt the trainer computes once.
         prompt: tokens of an episode that are not sampled.
@@ -47,9 +46,7 @@ class Workload:
         """Create the workload of a recipe.
 
         Args:
-            config: the recipe.
             prompt: tokens of an episode that are not sampled; None: `PROMPT`, at most half of `model.max_length`.
-            reply: sampled tokens of an episode; None: half of the maximum.
 
         Raises:
             UsageError: an episode doesn't fit into `model.max_length`.
@@ -161,13 +158,7 @@ def reference_s(shape: Shape, work: Workload, gpu: Gpu | None, procs: int, threa
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """A decoding step of one engine.
-
-    Attributes:
-        batch: number of sequences decoded together.
-        seconds: seconds of a step, the sum of `parts`.
-        parts: seconds of a step, by part.
-    """
+    """A decoding step of one engine."""
 
     batch: int
     parts: Mapping[str, float]
@@ -217,7 +208,6 @@ class Sync:
     """Duration of sending new weights to the generators, by part.
 
     Attributes:
-        bytes: size of the weights.
         copy: seconds for which the trainer waits while every rank copies its shards to its host's memory.
         publish: seconds until the weights can be pulled.
         pull: seconds until all hosts have fetched them.
@@ -242,12 +232,7 @@ def weight_sync(
     """Forecast the transfer of new weights from the trainer to all generators.
 
     Args:
-        shape: the model's sizes.
-        layout: the trainer's parallel layout.
-        gpu: the kind of GPU; None on CPUs.
         procs: number of processes of one engine; each reads all weights from its host's memory and keeps its part.
-        generator_hosts: number of hosts with generators.
-        trainer_host: whether the trainer's host is one of them.
     """
     size = shape.parameters * BYTES[layout.dtype]
     copy = size / layout.ranks / gpu.bus if gpu is not None else 0.0

@@ -54,12 +54,7 @@ def prepare(config: RunConfig) -> None:
 
 
 class SamplingReplay:
-    """A vLLM engine that samples recorded replies again.
-
-    Args:
-        config: the run's recipe.
-        model: checkpoint folder that the generators started from.
-    """
+    """A vLLM engine that samples recorded replies again."""
 
     def __init__(self, config: RunConfig, model: Path) -> None:
         from vllm import EngineArgs, LLMEngine

@@ -39,7 +39,6 @@ class Start:
     """A point of a run that a replay can begin at.
 
     Attributes:
-        after: completed training steps.
         model: checkpoint folder with the weights that the run started from.
         checkpoint: checkpoint of that step; None: the beginning of the run.
     """
@@ -53,12 +52,6 @@ def replay(
     recording: Recording, config: RunConfig, question: ReplayQuestion, checkpoints: Mapping[int, Path]
 ) -> Iterator[Replayed]:
     """Train recorded steps again, and compare each with its record.
-
-    Args:
-        recording: the recorded run.
-        config: its recipe.
-        question: which steps, and what to change.
-        checkpoints: the run's checkpoints by step.
 
     Raises:
         UsageError: the recording has no such steps, or lacks what they need.
@@ -110,15 +103,6 @@ def find_start(recording: Recording, question: ReplayQuestion, checkpoints: Mapp
 
 class TrainingReplay:
     """A trainer that follows a recording.
-
-    Args:
-        recording: the recorded run.
-        config: its recipe.
-        start: where to begin.
-        sampler: samples the episodes of each step again; None: they are not.
-
-    Attributes:
-        step: completed training steps.
 
     Raises:
         UsageError: the weights at the start are not the recorded ones.
@@ -202,7 +186,6 @@ class TrainingReplay:
         """Train the recorded steps up to `last`, and compare each with its record.
 
         Args:
-            last: the last step.
             changed: settings to train with instead of the recorded ones.
 
         Raises:
@@ -238,11 +221,7 @@ class TrainingReplay:
             yield from self._recording.episodes(group)
 
     def batch(self, step: int) -> tuple[list[PackedGroup], list[int]]:
-        """Rebuild the groups that a step was trained on; also returns the numbers of those that differ.
-
-        Raises:
-            UsageError: the recording lacks episodes.
-        """
+        """Rebuild the groups that a step was trained on; also returns the numbers of those that differ."""
         groups, altered = [], []
         for item in self._recording.trained.steps[step]:
             try:

@@ -55,7 +55,6 @@ class DatasetActor(ForgeActor):
         path: a .jsonl, .json or .parquet file, a folder, or a dataset on the hub.
         split: split to read; None: all files, or `train`.
         streaming: read a hub dataset while tasks are requested; tasks then come in the dataset's order.
-        seed: seeds the order of tasks in each epoch.
         shuffle: False: tasks come in the order of the rows.
         options: other fields of `DatasetConfig`: `columns`, `name`, `limit`, ...
     """

@@ -65,9 +65,6 @@ class WorkerSettings:
     """Settings of a worker.
 
     Attributes:
-        number: the worker's number, from 0.
-        config: the recipe.
-        folder: the run's folder.
         model: checkpoint folder with the tokenizer.
         preparation: class of the algorithm's part in the workers.
     """
@@ -122,7 +119,6 @@ class LocalWorker:
     """Plays and records groups and held-out episodes, and hands groups to the buffer.
 
     Args:
-        settings: the worker's settings.
         host: name of the worker's host if the run has several; otherwise empty.
     """
 

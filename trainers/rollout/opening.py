@@ -23,7 +23,6 @@ class Opening:
     """First prompt and first replies of a group.
 
     Attributes:
-        task: id of the group's task.
         prompt: hash of the first prompt's tokens.
         words: number of words in the messages that the first prompt was rendered from.
         missing: those of the words that the prompt's text lacks, in order; expected to be empty.
@@ -38,12 +37,7 @@ class Opening:
 
 
 def opening(episodes: Sequence[Trajectory], decode: Callable[[list[int]], str]) -> Opening | None:
-    """Build the `Opening` of a group's valid episodes; None if none of them has sampled tokens.
-
-    Args:
-        episodes: the group's valid episodes, all of one task.
-        decode: converts token ids to text with the model's tokenizer.
-    """
+    """Build the `Opening` of a group's valid episodes; None if none of them has sampled tokens."""
     firsts = [turn for episode in episodes if (turn := _first(episode)) is not None]
     if not firsts:
         return None

@@ -40,18 +40,11 @@ class Player:
     If the environment's own code fails, that episode is invalid and its task is set aside.
 
     Args:
-        config: the recipe.
-        make_env: creates a new environment for each episode.
-        warn: called with messages for the user.
         on_span: called with timeline spans of the groups, of each group's first episode, and of that episode's
             sandboxes; None: no spans.
-        opponents: policies that play a seat instead of the trained one, by seat.
-        held_out_opponents: the same for held-out episodes.
 
     Attributes:
         set_aside: ids of tasks whose environment has raised; they are not played again.
-        accounts: time accounts of the episodes, by phase.
-        ended: number of episodes that have ended.
     """
 
     def __init__(
@@ -91,11 +84,6 @@ class Player:
         """Play all episodes of a training task; `grpo.on_timeout` decides about those not done by the deadline.
 
         The time limit starts with the model's first answer to the group: waiting behind other groups doesn't count.
-
-        Args:
-            position: position of the group in the order of tasks, used in its name.
-            index: index of the task in the training split.
-            policy: the policy to sample from.
         """
         started = time.perf_counter()
         name, split = f"group {position}", self._tasks.splits[0]
@@ -157,15 +145,6 @@ class Player:
 
         Continuations that are lost, or not done within `grpo.group_timeout_s`, are left out, and so are those in which
         the environment answers differently than in the episode.
-
-        Args:
-            group: the group.
-            index: index of its task in the training split.
-            cuts: where to continue.
-            policy: the policy that continues.
-
-        Raises:
-            UsageError: the environment compares the episodes of a group, which continuations don't belong to.
         """
         if scores_groups(self._tasks):
             raise UsageError(

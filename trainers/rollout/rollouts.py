@@ -66,7 +66,6 @@ class Crew(Replicas):
     """Starts, calls, restarts and stops the rollout workers.
 
     Args:
-        settings: one per worker.
         placed: one function per worker, called at each start: it returns the actor class, configured for the host to
             start on. None: all workers start on this machine.
 
@@ -173,11 +172,9 @@ class _Seen:
     """The controller's record of one worker.
 
     Attributes:
-        status: its last status report.
         before: totals over its previous lives.
         state: state of its preparation.
         untold: ids of tasks set aside that haven't been sent to it yet.
-        clock: offset of its machine's clock.
     """
 
     status: WorkerStatus = field(default_factory=WorkerStatus)
@@ -210,10 +207,6 @@ class MemoryGate:
 
     That is memory of this machine, or of its control group. Running episodes continue, since memory is freed when they
     end. If no memory becomes free, the run makes no progress, and the watchdog ends it with the message of `diagnose`.
-
-    Args:
-        run: the run, for its configuration and warnings.
-        free_gb: returns the free memory in GiB; None: `machine.free_memory_gb`.
     """
 
     def __init__(self, run: Run, free_gb: Callable[[], float] | None = None) -> None:
@@ -256,7 +249,6 @@ class Rollouts:
         order: maps a position to the index of its task.
         set_aside: ids of tasks whose environment has raised; they are not played again.
         totals: counts since the start of the run, each group counted once.
-        gate: delays new episodes while memory is short.
     """
 
     def __init__(self, run: Run, environment: Environment, workers: Crew) -> None:
@@ -367,8 +359,6 @@ class Rollouts:
         be thousands, and each needs memory.
 
         Args:
-            split: name of the split.
-            count: number of tasks.
             kind: stem of the trajectory file that the workers record the episodes in.
             add: called with every episode as it ends, without messages and tokens.
             held: `Member.key` of the replica that holds its weights for this evaluation; None: any replica.
@@ -412,11 +402,7 @@ class Rollouts:
                 seen.untold |= new
 
     def _watch_bugs(self, bug: str | None) -> None:
-        """Update the rate of environment bugs with a task that was played.
-
-        Raises:
-            ForgeError: the rate exceeds `environment.max_bug_rate`.
-        """
+        """Update the rate of environment bugs with a task that was played."""
         if (message := self._bugs.add(bug)) is not None:
             raise ForgeError(message, fix="fix the environment, then --resume; environment.max_bug_rate is the limit")
 

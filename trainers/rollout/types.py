@@ -45,7 +45,6 @@ class Group:
     """Episodes of one task.
 
     Attributes:
-        episodes: the recorded episodes, in order.
         late: number of episodes that missed `grpo.group_timeout_s`, including those not in `episodes`.
         continued: rewards of continuations, by episode (index in `valid`) and turn.
         continued_tokens: number of tokens that the policy sampled in continuations.
@@ -104,12 +103,7 @@ ScoreFunction = Callable[[list[Segment]], Awaitable[list[NDArray[np.float32]]]]
 
 
 class Preparation(ABC):
-    """An algorithm's part in the rollout workers: turns groups into training data. Each worker has its own instance.
-
-    Args:
-        config: the recipe.
-        score: queries the reference model, if the recipe has one.
-    """
+    """An algorithm's part in the rollout workers: turns groups into training data. Each worker has its own instance."""
 
     def __init__(self, config: RunConfig, score: ScoreFunction) -> None:
         self.config = config
@@ -140,8 +134,6 @@ class Links:
     """Actors that a worker calls directly.
 
     Attributes:
-        generators: the living generator replicas.
-        buffer: receives the groups.
         reference: the `ReferenceModel` actor, or None.
     """
 
@@ -156,7 +148,6 @@ class RollOut:
 
     Attributes:
         ticket: the group's reservation in the buffer; its index is the position in the order of tasks.
-        task: index of the group's task in the training split.
         set_aside: ids of tasks set aside since the last request to this worker; they are not played again.
         again: the request is a retry: the worker died during the first one, and may have completed the group.
     """
@@ -172,11 +163,8 @@ class HeldOut:
     """Request to play a held-out episode.
 
     Attributes:
-        split: name of the task's split.
-        task: index of the task in the split.
         kind: stem of the trajectory file to record the episode in.
         held: `Member.key` of the replica that holds its weights for this evaluation; None: any replica.
-        again: as in `RollOut`.
     """
 
     split: str
@@ -259,7 +247,6 @@ class Report:
     """Fields that every worker's report has.
 
     Attributes:
-        warnings: messages to show to the user.
         set_aside: ids of tasks newly set aside because their environment raised.
     """
 
@@ -272,13 +259,10 @@ class GroupReport(Report):
     """Report on a group.
 
     Attributes:
-        fate: outcome: added to the buffer, or why not.
-        totals: counts of its episodes.
         success: mean reward as a share of the environment's maximum; None if no episode is valid or the maximum is
             unknown or 0.
         bug: error that the environment's own code raised, or None.
         why_lost: why no episode is valid, and a suggested fix; two empty strings unless `fate` is LOST.
-        state: state of the worker's `Preparation`.
         opening: first prompt and replies; None except for a worker's first groups.
     """
 
@@ -307,16 +291,11 @@ class WorkerStatus(Report):
     """Status of a worker.
 
     Attributes:
-        running: episodes in progress.
         ended: episodes ended since the worker's start.
         oldest: the episode that has been in one phase for the longest: its name, the phase, and seconds in it.
         seconds: seconds spent in each phase since the worker's start, summed over all episodes.
         busy_s: CPU seconds of its event loop's thread.
-        age_s: seconds since the worker's start.
         began: time of the worker's start by its own clock; differs after each restart.
-        spans: timeline spans since the last report; times by its own clock.
-        engine: name of its sandbox engine.
-        clock: a reading of its clocks.
     """
 
     running: int = 0

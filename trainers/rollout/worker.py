@@ -15,11 +15,7 @@ from trainers.rollout.types import WorkerStatus
 
 
 class RolloutWorker(Served, interface=LocalWorker):
-    """A `LocalWorker` behind endpoints, which run concurrently.
-
-    Args:
-        settings: the worker's configuration.
-    """
+    """A `LocalWorker` behind endpoints, which run concurrently."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         super().__init__()
