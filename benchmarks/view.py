@@ -253,7 +253,7 @@ def main() -> None:
         about = f"{args.episodes:,} episodes, {size / 1e6:.0f} MB, and {index_size / 1e6:.0f} MB of index rows."
         weight = f"Scripts, styles and pictures of a page weigh {own_bytes() / 1000:.0f} kB, not compressed."
         note = (
-            "Without index rows the pages are there at once and the records are read in the background, newest first. "
+            "Without index rows the pages are there at once and the records are read in the background. "
             "Of the 32,000 tokens the turns in sight are drawn; the others are when they come into sight. "
             f"Load of the machine at the end {' '.join(f'{value:.1f}' for value in os.getloadavg())}: on two cores, "
             "what others do beside it makes these figures larger."

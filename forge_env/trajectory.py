@@ -25,7 +25,7 @@ from forge_env.reading import (
     whole_lines,
 )
 from forge_env.schema import with_schema, without_schema
-from forge_env.trajectory_index import BAD_RECORD, IndexRow, IndexWriter, row_of
+from forge_env.trajectory_index import BAD_RECORD, MOST_ROWS_HELD, IndexRow, encode, index_path, row_of
 from forge_env.types import Message
 
 if TYPE_CHECKING:
@@ -597,7 +597,11 @@ class TrajectoryWriter(LineWriter):
         super().__init__(path, **options)
         self._rows: deque[IndexRow | None] = deque()
         """Index rows of the lines that are held back or being written."""
-        self._index = IndexWriter(path)
+        self._index = self._new_index(path)
+
+    @staticmethod
+    def _new_index(path: Path) -> LineWriter:
+        return LineWriter(index_path(path), what="rows of the index", most_held=MOST_ROWS_HELD)
 
     def write(self, trajectory: Trajectory) -> None:
         """Append one record and its index row, or hold them while the disk is full (see `LineWriter`).
@@ -625,14 +629,14 @@ class TrajectoryWriter(LineWriter):
         super().move(path)
         with suppress(DiskFullError):
             self._index.close()
-        self._index = IndexWriter(path)
+        self._index = self._new_index(path)
 
     def written(self, offset: int, length: int) -> None:
         """Add the index row of the record that was just written."""
         row = self._rows.popleft()
         if row is not None:
             row.offset, row.length = offset, length
-            self._index.append(row)
+            self._index.append(encode(row))
 
     def close(self) -> None:
         """Close both files. Raises as `LineWriter.close`, for the record file only."""

@@ -1,25 +1,23 @@
 """`KIND.index.jsonl` beside `KIND.jsonl`: one short row per trajectory, so that lists need not read the transcripts.
 
-The trajectory writer appends rows after the records. The file may be missing or lack rows: for the newest records, in
-an old folder, after a process was killed between the two writes, or after the disk was full. `IndexReader` rebuilds
-such rows from the records, so the index only saves time and can be deleted.
+The trajectory writer appends each row after its record. The file may be missing or lack rows: in an old folder, after a
+process was killed between the two writes, or after the disk was full. `IndexReader` rebuilds such rows from the
+records, so the index only saves time and can be deleted.
 
 A row is a JSON array in the order of `COLUMNS`; its first value is the row's format version. Long values are cut off at
-the limits below (`MOST_...`). A line of the file is a row, or packs the rows of about 64 kB of records (`pack`), so
-that the file stays below 5 % of the size of the records. Lines are only appended. Several processes append to one pair
-of files, so the rows needn't be in the order of the records. If two rows have the same offset, the later one counts. A
-row that ends beyond the end of the record file belongs to a record that was lost.
+the limits below (`MOST_...`). Several processes append to one pair of files, so the rows needn't be in the order of the
+records. If two rows have the same offset, the later one counts. A row that ends beyond the end of the record file
+belongs to a record that was lost.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from operator import attrgetter
@@ -28,12 +26,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from forge_env.files import LineWriter
 from forge_env.reading import LARGEST_NUMBER, UnsafeFileError, is_bounded, open_file, whole_lines
 
 VERSION = 1
-PACKED = b'[2,"'
-"""Prefix of a line that holds several rows."""
 SUFFIX = ".index.jsonl"
 SCORED = ("ended", "limit", "crashed")
 """Outcomes of episodes that are scored."""
@@ -44,12 +39,11 @@ LIMITS = (
 """Known limits of an episode; other limits are shown by their names."""
 MOST_METRICS, MOST_TAGS, MOST_NAME, MOST_ANSWER = 12, 8, 64, 48
 """Limits of a row: number of metrics, number of tags, characters of a name, characters of the answer."""
-PACKED_RECORDS = 1 << 16
-"""Bytes of records after which their rows are written; until then readers build them from the records."""
-MOST_UNPACKED = 1 << 22
-"""Maximum bytes of unpacked rows in one line; a line that claims more is damaged."""
 MOST_ROWS_HELD = 1 << 20
-"""Maximum bytes of lines held while the disk is full; readers rebuild the other rows from the records."""
+"""Maximum bytes of rows held while the disk is full; readers rebuild the other rows from the records."""
+PART = 1 << 20
+"""Bytes of the index that are read at once: many more rows would keep Python's garbage collector busy."""
+LONGEST_ROW = 1 << 16
 BAD_RECORD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Exceptions raised when a line that is not a record is read."""
 
@@ -125,12 +119,12 @@ class IndexRow:
 COLUMNS = ("version", *(item.name for item in fields(IndexRow)))
 """Columns of a row on disk."""
 _values = attrgetter(*COLUMNS[1:])
-_EMPTY: list[tuple[int, type]] = [
+_TYPES: list[tuple[int, type]] = [
     (COLUMNS.index(item.name), {"str": str, "dict": dict, "list": list}[str(item.type).partition("[")[0]])
     for item in fields(IndexRow)
     if item.type not in ("int", "float", "int | None")
 ]
-"""Index and type of each column that is not a number; in these columns 0 represents an empty value."""
+"""Index and type of each column that is not a number."""
 _FIGURES = [COLUMNS.index(item.name) for item in fields(IndexRow) if item.type == "float"]
 
 
@@ -291,153 +285,35 @@ def _beginning(record: Mapping[str, Any], turns: Any) -> str:
 
 
 def encode(row: IndexRow) -> bytes:
-    """Encode a row as a line of the index, without the line feed.
-
-    Values that are the default or follow from the id are replaced by 0.
-    """
-    left_out = {
-        "outcome": row.outcome == "ended",
-        "environment": row.environment == _environment_in(row.id),
-        "split": row.split == _split_in(row.id, row.group, row.member),
-    }
-    values = [
-        0 if left_out.get(name) or not (value or value is None) else value
-        for name, value in zip(COLUMNS, [VERSION, *_values(row)], strict=True)
-    ]
-    values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in values]
+    """Encode a row as a line of the index, without the line feed."""
+    values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in _values(row)]
     try:
-        return json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
+        return json.dumps([VERSION, *values], separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError:  # an unpaired surrogate, valid in JSON but not in UTF-8
-        return json.dumps(values, separators=(",", ":")).encode()
+        return json.dumps([VERSION, *values], separators=(",", ":")).encode()
 
 
 def decode(line: bytes) -> IndexRow:
-    """Decode a line of the index that holds one row.
+    """Decode a line of the index.
 
     Raises:
-        ValueError, TypeError: the line is not a row, or has a version unknown to this forge-env.
+        ValueError, TypeError, RecursionError: the line is not a row, or has a version unknown to this forge-env.
     """
-    return _row(json.loads(line))
-
-
-def _row(values: Any) -> IndexRow:
+    try:
+        values = from_json(line, cache_strings="none")
+    except ValueError:  # an unpaired surrogate, which only Python's parser accepts
+        values = json.loads(line)
     if not isinstance(values, list) or values[:1] != [VERSION] or len(values) < len(COLUMNS):
-        raise ValueError("not a row of version 1")
-    for column, kind in _EMPTY:
-        value = values[column]
-        if value.__class__ is kind:
-            continue
-        if value == 0:
-            values[column] = kind()
-        else:
-            raise ValueError(f"{COLUMNS[column]} is a {type(value).__name__}")
+        raise ValueError(f"not a row of version {VERSION}")
+    if wrong := [COLUMNS[column] for column, kind in _TYPES if values[column].__class__ is not kind]:
+        raise ValueError(f"{wrong[0]} has another type")
     if None in values:
         for column in _FIGURES:
-            if values[column] is None:
-                values[column] = math.nan
+            values[column] = math.nan if values[column] is None else values[column]
     row = IndexRow(*values[1 : len(COLUMNS)])
-    row.outcome = row.outcome or "ended"
-    row.environment = row.environment or _environment_in(row.id)
-    row.split = row.split or _split_in(row.id, row.group, row.member)
     if type(row.offset) is not int or type(row.length) is not int or row.offset < 0 or row.length < 1:
         raise ValueError("not an offset in a file")
     return row
-
-
-def pack(rows: Sequence[bytes]) -> bytes:
-    """Combine rows into one line of the index, without its line feed.
-
-    A single row is returned unchanged. Several become `[2, TEXT]`, where TEXT encodes the rows, separated by
-    commas, with zlib and base64.
-    """
-    if len(rows) == 1:
-        return rows[0]
-    return b'%b%b"]' % (PACKED, base64.b64encode(zlib.compress(b",".join(rows))))
-
-
-def unpack(line: bytes) -> list[Any]:
-    """Parse the values of the rows in a line.
-
-    Raises:
-        ValueError, zlib.error, RecursionError: the line is damaged.
-    """
-    content = line
-    if line.startswith(PACKED):
-        packed = base64.b64decode(line.removeprefix(PACKED).removesuffix(b"\n").removesuffix(b'"]'), validate=True)
-        unpacking = zlib.decompressobj()
-        content = unpacking.decompress(packed, MOST_UNPACKED)
-        if not unpacking.eof:
-            raise ValueError("truncated, or longer than the maximum")
-    content = b"[%b]" % content
-    try:
-        return list(from_json(content, cache_strings="none"))
-    except ValueError:  # an unpaired surrogate, which only Python's parser accepts
-        return list(json.loads(content))
-
-
-def _decoded(lines: Iterable[bytes]) -> Iterator[IndexRow]:
-    """Decode the rows of these lines, skipping unreadable ones."""
-    for line in lines:
-        try:
-            values = unpack(line)
-        except (ValueError, zlib.error, RecursionError):
-            continue
-        for row in values:
-            try:
-                yield _row(row)
-            except (ValueError, TypeError):
-                continue
-
-
-class IndexWriter:
-    """Writes rows to the index of a trajectory file; the rows of `PACKED_RECORDS` bytes of records form one line.
-
-    Rows that are not written yet, or don't fit on the disk, only cost time: readers rebuild them from the records.
-
-    Args:
-        records: path of the trajectory file.
-    """
-
-    def __init__(self, records: Path) -> None:
-        self._file = LineWriter(index_path(records), what="rows of the index", most_held=MOST_ROWS_HELD)
-        self._rows: list[bytes] = []
-        self._bytes = 0
-
-    def append(self, row: IndexRow) -> None:
-        """Add a row, and write the collected rows once they cover enough records."""
-        self._rows.append(encode(row))
-        self._bytes += row.length
-        if self._bytes >= PACKED_RECORDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the collected rows."""
-        if self._rows:
-            self._file.append(pack(self._rows))
-        self._rows, self._bytes = [], 0
-
-    def close(self) -> None:
-        """Write the collected rows and close the file.
-
-        Raises:
-            DiskFullError: the disk is full.
-        """
-        self.flush()
-        self._file.close()
-
-
-def _environment_in(name: str) -> str:
-    """The environment in the id of an evaluation's sample: ENVIRONMENT/SPLIT/INDEX/EPOCH."""
-    return name.partition("/")[0] if "/" in name else ""
-
-
-def _split_in(name: str, group: int | None, member: int | None) -> str:
-    """The split in the id of a training run's episode, SPLIT-GROUP-MEMBER or SPLIT-INDEX; empty if there is none."""
-    if group is not None:
-        for suffix in (f"-{group}-{member}", f"-{group}"):
-            if name.endswith(suffix):
-                return name.removesuffix(suffix)
-    return ""
 
 
 def scan(records: Path, start: int = 0, end: int | None = None) -> Iterator[IndexRow]:
@@ -451,52 +327,46 @@ def scan(records: Path, start: int = 0, end: int | None = None) -> Iterator[Inde
             if end is not None and offset >= end:
                 return
             try:
-                row = row_of(json.loads(line), offset, length) if line else _too_long(offset, length)
+                if not line:
+                    raise ValueError(f"the line has {length:,} bytes")
+                row = row_of(json.loads(line), offset, length)
             except BAD_RECORD as error:
                 why = " ".join(f"{type(error).__name__}: {error}".split())
                 row = IndexRow(offset, length, outcome="unreadable", why=why[:200])
             yield row
 
 
-def _too_long(offset: int, length: int) -> IndexRow:
-    return IndexRow(offset, length, outcome="unreadable", why=f"the line has {length:,} bytes")
-
-
-def new_lines(records: Path, read: int, most: float = math.inf) -> tuple[list[bytes], int]:
-    """Read the complete lines of an index from byte `read` on, and the next offset. A truncated index is read again.
-
-    Args:
-        records: path of the trajectory file.
-        read: bytes of its index that have been read already.
-        most: approximate number of bytes to read now.
-
-    Raises:
-        OSError: the index exists but can't be read.
-    """
-    lines, start = [], read
+def _new_lines(records: Path, read: int) -> tuple[list[bytes], int]:
+    """Read about `PART` bytes of an index from byte `read` on: its complete lines, and the offset after them."""
+    lines: list[bytes] = []
     try:
         file = open_file(index_path(records))
-    except (FileNotFoundError, UnsafeFileError):  # the caller rebuilds the rows from the records
+    except (FileNotFoundError, UnsafeFileError):  # the rows are built from the records
         return [], read
     with file:
-        if os.fstat(file.fileno()).st_size < read:
-            read = start = 0
+        read = read if os.fstat(file.fileno()).st_size >= read else 0  # a truncated index is read again
         file.seek(read)
-        for line in whole_lines(file, 2 * MOST_UNPACKED):
+        end = read + PART
+        for line in whole_lines(file, LONGEST_ROW):
             lines.append(line.text)
             read += line.length
-            if read - start >= most:
+            if read >= end:
                 break
     return lines, read
 
 
-def rows_of(lines: Iterable[bytes], start: int, end: int) -> list[IndexRow]:
+def _rows_of(lines: Iterable[bytes], start: int, end: int) -> list[IndexRow]:
     """Rows in index lines whose records are between two offsets, in order of offset.
 
-    Damaged lines and those of a newer version yield no rows; readers build them from the records. If rows overlap, the
+    Damaged lines and those of a newer version yield no rows; they are built from the records. If rows overlap, the
     later one counts: the record of the other was lost in a crash of the machine and overwritten.
     """
-    rows = [row for row in _decoded(lines) if start <= row.offset and row.end <= end]
+    rows: list[IndexRow] = []
+    for line in lines:
+        with suppress(ValueError, TypeError, RecursionError):
+            row = decode(line)
+            if start <= row.offset and row.end <= end:
+                rows.append(row)
     if all(one.end <= other.offset for one, other in pairwise(rows)):
         return rows
     current: list[tuple[int, IndexRow]] = []
@@ -517,19 +387,23 @@ class IndexReader:
 
     Args:
         records: path of the trajectory file; it need not exist yet.
+        read, covered, inode: attributes of an earlier reader, to continue from there.
 
     Attributes:
         begun_anew: whether the file was replaced or truncated since the previous call, which makes earlier rows
             invalid. Set by `news`.
         covered: bytes of the records, from the start, whose rows have been returned.
+        size: bytes of the record file when it was last looked at.
+        scanned: bytes of records whose rows were missing from the index.
+        read: bytes of the index that have been read.
+        inode: of the record file; 0: unknown.
     """
 
-    def __init__(self, records: Path) -> None:
+    def __init__(self, records: Path, *, read: int = 0, covered: int = 0, inode: int = 0) -> None:
         self.records = records
         self.begun_anew = False
-        self.covered = 0
-        self._read = 0
-        self._file: tuple[int, int] | None = None
+        self.read, self.covered, self.inode = read, covered, inode
+        self.size = self.scanned = 0
         self._ahead: dict[int, int] = {}
         """Offset -> end of rows that follow a gap."""
 
@@ -540,25 +414,31 @@ class IndexReader:
             OSError, UnsafeFileError: a file can't be read.
         """
         self.begun_anew = False
-        lines, self._read = new_lines(self.records, self._read)  # before `stat`, so that their records are in the file
         try:
             status = self.records.stat()
         except FileNotFoundError:
             return
-        if self._file not in (None, (status.st_dev, status.st_ino)) or status.st_size < self.covered:
-            self.begun_anew, self.covered = True, 0
+        if self.inode not in (0, status.st_ino) or status.st_size < self.covered:
+            self.begun_anew, self.covered, self.read = True, 0, 0
             self._ahead.clear()
-            lines, self._read = new_lines(self.records, 0)
-        self._file = (status.st_dev, status.st_ino)
-        for row in rows_of(lines, self.covered, status.st_size):
-            self._ahead[row.offset] = row.end
-            yield row
-        self._close_up()
-        while self.covered < status.st_size:
+        self.inode = status.st_ino
+        while True:
+            lines, self.read = _new_lines(self.records, self.read)
+            self.size = self.records.stat().st_size  # after the rows were read, whose records are in the file by now
+            if not lines:
+                break
+            for row in _rows_of(lines, self.covered, self.size):
+                if row.offset == self.covered:
+                    self.covered = row.end
+                else:
+                    self._ahead[row.offset] = row.end
+                yield row
+            self._close_up()
+        while self.covered < self.size:
             gap_ends = min((start for start in self._ahead if start > self.covered), default=None)
             before = self.covered
             for row in scan(self.records, self.covered, gap_ends):
-                self.covered = row.end
+                self.covered, self.scanned = row.end, self.scanned + row.length
                 yield row
             self._close_up()
             if self.covered == before:

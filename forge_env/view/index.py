@@ -1,8 +1,8 @@
 """Index of a run's trajectories for the lists, in an SQLite file of the cache folder, never in the run's folder.
 
 It is built from the index rows that the writer stores beside the trajectories (`forge_env.trajectory_index`) or, for
-records without rows, from the records: newest first, a part at a time, so that a page can be shown meanwhile. The file
-is disposable: it is rebuilt if its version or an indexed file has changed.
+records without rows, from the records: a part at a time, so that a page can be shown meanwhile. The file is disposable:
+it is rebuilt if its version or an indexed file has changed.
 """
 
 from __future__ import annotations
@@ -22,29 +22,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from forge_env.files import end_of_last_line
 from forge_env.machine import cache_dir
-from forge_env.reading import (
-    LONGEST_LINE,
-    LONGEST_SKIPPED,
-    UnsafeFileError,
-    open_file,
-    regular_files,
-    whole_lines,
-)
-from forge_env.trajectory_index import IndexRow, is_index, new_lines, rows_of, scan
+from forge_env.reading import UnsafeFileError, open_file, regular_files
+from forge_env.trajectory_index import IndexReader, IndexRow, is_index
 
 log = logging.getLogger(__name__)
 CACHE_FIX = "make room there, or set FORGE_ENV_CACHE to a folder that can be written"
-VERSION = 8
+VERSION = 9
 """Version of the tables below."""
-PART = 8 << 20
-"""Bytes of records without index rows that are read at once."""
-ROWS_PART = 1 << 17
-"""Bytes of index rows that are read at once, some 4,000 rows.
-
-Many more would be slow, since Python's garbage collector would scan them repeatedly.
-"""
+BATCH = 4_000
+"""Rows that are stored at once; many more would keep Python's garbage collector busy."""
 PLACES = 1 << 42
 """Maximum bytes of a file's records; a row's key is its file's number times this, plus the record's offset."""
 GROUPED = re.compile(r"^(?P<split>.+)-(?P<group>\d{1,15})-(?P<member>\d{1,9})$")
@@ -57,7 +44,7 @@ SOLVED = "solved"
 TABLES = """
 create table file (
     number integer primary key, name text unique, kind text, inode integer,
-    low integer, high integer, rows_read integer, size integer
+    covered integer, rows_read integer, size integer
 );
 create table t (
     key integer primary key, kind text, id text, length integer, environment text, task text, split text,
@@ -206,34 +193,30 @@ class RunIndex:
             size, row = entry.stat().st_size, known.get(entry.name)
             total += size
             if row is not None and row["inode"] == entry.inode():
-                indexed += row["high"] - row["low"]
-                indexed += size - row["high"] if row["size"] == size else 0  # incomplete last line
+                indexed += size if row["size"] == size else row["covered"]  # the last line may be incomplete
         return Progress(min(indexed, total), total)
 
     def update(self, budget: int | None = None) -> bool:
-        """Read new records, then records not indexed yet, newest first; return whether anything changed.
+        """Read new rows, the most recently written file first; return whether anything changed.
 
         Args:
-            budget: maximum bytes of records without index rows to read; None: unlimited.
+            budget: bytes of records without index rows after which reading ends; None: unlimited.
         """
         with self._alone():
-            changed, left = False, budget
             entries = trajectory_files(self.folder)
-            changed |= self._forget({entry.name: entry.inode() for entry in entries})
+            changed = self._forget({entry.name: entry.stat() for entry in entries})
             self._register(entries)
             for entry in reversed(entries):
+                if budget is not None and budget <= 0:
+                    break
                 try:
-                    grown, used = self._grow(entry, left)
+                    grown, scanned = self._grow(entry.name, budget)
                 except UnsafeFileError as error:
                     self.unread[entry.name] = error.message
                     continue
                 self.unread.pop(entry.name, None)
                 changed |= grown
-                left = None if left is None else left - used
-                if left is not None and left <= 0:
-                    break
-            if changed:
-                self.connection().execute("update changes set generation = generation + 1")
+                budget = None if budget is None else budget - scanned
             self._order()
             return changed
 
@@ -244,12 +227,17 @@ class RunIndex:
             connection.executescript(INDEXES)
             self._ordered = True
 
-    def _forget(self, there: dict[str, int]) -> bool:
-        """Drop the rows of files that are gone or were replaced."""
-        connection = self.connection()
-        gone = [row for row in connection.execute("select * from file") if there.get(row["name"]) != row["inode"]]
-        for row in gone:
-            self._drop(row["number"])
+    def _forget(self, there: dict[str, os.stat_result]) -> bool:
+        """Drop the rows of files that are gone, or were replaced or truncated."""
+        gone = [
+            row["number"]
+            for row in self.connection().execute("select * from file").fetchall()
+            if (status := there.get(row["name"])) is None
+            or status.st_ino != row["inode"]
+            or status.st_size < row["covered"]
+        ]
+        for number in gone:
+            self._drop(number)
         return bool(gone)
 
     def _register(self, entries: Iterable[os.DirEntry[str]]) -> None:
@@ -260,81 +248,54 @@ class RunIndex:
             if entry.name not in known:
                 number = (connection.execute("select max(number) from file").fetchone()[0] or 0) + 1
                 values = (number, entry.name, kind_of(entry.name), entry.inode())
-                connection.execute("insert into file values (?, ?, ?, ?, -1, -1, 0, 0)", values)
+                connection.execute("insert into file values (?, ?, ?, ?, 0, 0, 0)", values)
 
     def _drop(self, number: int) -> None:
         connection = self.connection()
         connection.execute("begin")
         connection.execute("delete from t where key between ? and ?", (number * PLACES, (number + 1) * PLACES - 1))
         connection.execute("delete from file where number = ?", (number,))
-        connection.execute("update changes set dropped = dropped + 1")
+        connection.execute("update changes set generation = generation + 1, dropped = dropped + 1")
         connection.execute("commit")
 
-    def _grow(self, entry: os.DirEntry[str], budget: int | None) -> tuple[bool, int]:
+    def _grow(self, name: str, budget: int | None) -> tuple[bool, int]:
         """Continue reading one file; return whether rows changed, and the bytes of records that were parsed."""
-        connection, path = self.connection(), self.folder / "trajectories" / entry.name
-        row = connection.execute("select * from file where name = ?", (entry.name,)).fetchone()
-        try:
-            lines, read = new_lines(path, row["rows_read"], ROWS_PART)
-            size, end = _ends(path)  # measured after reading the rows, whose records are in the file by now
-            if size < row["high"]:  # truncated
-                self._drop(row["number"])
-                self._register([entry])
-                lines, read = new_lines(path, 0, ROWS_PART)
-                size, end = _ends(path)
-            row = connection.execute("select * from file where name = ?", (entry.name,)).fetchone()
-            if row["low"] < 0:  # nothing of it has been read yet
-                connection.execute("update file set low = ?, high = ? where number = ?", (end, end, row["number"]))
-            while lines:
-                row = connection.execute("select * from file where name = ?", (entry.name,)).fetchone()
-                self._from_rows(row, lines, read, end)
-                lines, read = new_lines(path, read, ROWS_PART)
-                size, end = _ends(path)
-        except OSError:
-            return False, 0  # the file has been removed
-        row = connection.execute("select * from file where name = ?", (entry.name,)).fetchone()
-        changed, used = (row["rows_read"] > 0 and row["size"] != size), 0
-        low, high = row["low"], row["high"]
-        while high < end and (budget is None or used < budget):  # new records, in order
-            before = high
-            part = min(high + PART, end)
-            part = end if part >= end else _line_after(path, part)
-            self._store(row["number"], row["kind"], scan(path, high, part), low=low, high=part, size=size)
-            used, high, changed = used + part - before, part, True
-        while low > 0 and (budget is None or used < budget):  # earlier records, newest first
-            start = _line_after(path, max(0, low - PART)) if low > PART else 0
-            start = start if start < low else _line_before(path, low)
-            self._store(row["number"], row["kind"], scan(path, start, low), low=start, high=high, size=size)
-            used, low, changed = used + low - start, start, True
-        if row["size"] != size:
-            connection.execute("update file set size = ? where number = ?", (size, row["number"]))
-        return changed, used
-
-    def _from_rows(self, row: sqlite3.Row, lines: list[bytes], read: int, end: int) -> None:
-        """Store the rows that the writer left, as far as they continue the indexed range without a gap."""
-        connection = self.connection()
-        fresh = row["low"] == row["high"]
-        low, high = (0, 0) if fresh else (row["low"], row["high"])
-        joined: list[IndexRow] = []
-        for item in rows_of(lines, high, end):
-            if item.offset != high:
-                break
-            joined.append(item)
-            high = item.end
-        if fresh and high == 0:
-            low = high = row["high"]
-        if joined:
-            self._store(row["number"], row["kind"], joined, low=low, high=high, size=0)
-        connection.execute(
-            "update file set low = ?, high = ?, rows_read = ? where number = ?", (low, high, read, row["number"])
+        known = self.connection().execute("select * from file where name = ?", (name,)).fetchone()
+        reader = IndexReader(
+            self.folder / "trajectories" / name,
+            read=known["rows_read"],
+            covered=known["covered"],
+            inode=known["inode"],
         )
+        rows: list[IndexRow] = []
+        whole = False
+        with suppress(OSError):  # the file has been removed
+            for row in reader.news():
+                if reader.begun_anew:  # replaced just now: read the next time
+                    return False, 0
+                rows.append(row)
+                if len(rows) == BATCH:
+                    self._store(known, rows, reader, known["size"])
+                    rows = []
+                if budget is not None and reader.scanned >= budget:
+                    break
+            else:
+                whole = not reader.begun_anew
+        size = reader.size if whole else known["size"]
+        changed = (reader.covered, size) != (known["covered"], known["size"])
+        if rows or changed:
+            self._store(known, rows, reader, size)
+        return changed, reader.scanned
 
-    def _store(self, number: int, kind: str, rows: Iterable[IndexRow], *, low: int, high: int, size: int) -> None:
-        with self.connection() as connection:  # all of it, or nothing
+    def _store(self, file: sqlite3.Row, rows: Iterable[IndexRow], reader: IndexReader, size: int) -> None:
+        """Store rows and the position of the reader: all of it, or nothing."""
+        with self.connection() as connection:
             connection.execute("begin")
-            connection.executemany(INSERT, (_values(number, kind, self.measure, row) for row in rows))
+            values = (_values(file["number"], file["kind"], self.measure, row) for row in rows)
+            connection.executemany(INSERT, values)
             connection.execute(
-                "update file set low = ?, high = ?, size = ? where number = ?", (low, high, size, number)
+                "update file set covered = ?, rows_read = ?, size = ? where number = ?",
+                (reader.covered, reader.read, size, file["number"]),
             )
             connection.execute("update changes set generation = generation + 1")
 
@@ -359,39 +320,6 @@ class RunIndex:
         with open_file(path) as file:
             file.seek(offset)
             return file.read(length)
-
-
-def _ends(path: Path) -> tuple[int, int]:
-    """Return the size of a file, and the offset at which its last complete line ends."""
-    with open_file(path) as file:
-        return os.fstat(file.fileno()).st_size, end_of_last_line(file.fileno(), LONGEST_LINE)
-
-
-def _line_after(path: Path, offset: int) -> int:
-    """Return the offset of the first line that begins at or behind `offset`."""
-    if offset <= 0:
-        return 0
-    with open_file(path) as file:
-        file.seek(offset - 1)
-        for line in whole_lines(file, 1):
-            return line.offset + line.length
-        return file.seek(0, os.SEEK_END)
-
-
-def _line_before(path: Path, offset: int) -> int:
-    """Return the offset of the line that ends at `offset`."""
-    with open_file(path) as file:
-        end = offset - 1
-        while end > max(0, offset - LONGEST_SKIPPED):
-            start = max(0, end - (1 << 20))
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            end = start
-    if end > 0:
-        raise UnsafeFileError(f"{path}: the line before byte {offset:,} is too long", fix="remove it")
-    return 0
 
 
 def _utf8(text: str) -> str:

@@ -6,7 +6,6 @@ import errno
 import json
 import math
 import os
-import random
 from pathlib import Path
 from typing import Any
 
@@ -149,14 +148,13 @@ def test_a_row_is_read_back(row: IndexRow) -> None:
 @given(
     keep=st.lists(st.sampled_from(["keep", "drop", "damage", "swap"]), min_size=5, max_size=5),
     half=st.booleans(),
-    together=st.sampled_from([1, 2_000, module.PACKED_RECORDS]),
+    part=st.sampled_from([1, 500, module.PART]),
 )
 def test_whatever_happens_to_the_index_every_record_has_its_row(
-    keep: list[str], half: bool, together: int, tmp_path_factory: pytest.TempPathFactory
+    keep: list[str], half: bool, part: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("index") / "a.jsonl"
-    with pytest.MonkeyPatch.context() as patch, TrajectoryWriter(path) as writer:
-        patch.setattr(module, "PACKED_RECORDS", together)
+    with TrajectoryWriter(path) as writer:
         for number in range(5):
             writer.write(played(number))
     whole = rows(path)
@@ -170,7 +168,9 @@ def test_whatever_happens_to_the_index_every_record_has_its_row(
         elif what == "keep":
             kept.append(line)
     index_path(path).write_bytes(b"".join(kept) + (b"[1,0" if half else b""))
-    assert rows(path) == whole
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PART", part)
+        assert rows(path) == whole
 
 
 def test_a_folder_from_before_is_read_and_goes_on_with_an_index(tmp_path: Path) -> None:
@@ -276,49 +276,14 @@ def test_the_index_goes_with_its_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in recorded(tmp_path, "eval-00010")) == [names[1], names[3]]
 
 
-@pytest.mark.parametrize(("answer", "length"), [("```text\n2\n```", 1_100), ("word " * 3_000, 16_000)])
-def test_the_index_is_a_twentieth_of_the_records_at_most(answer: str, length: int, tmp_path: Path) -> None:
-    path, chance = tmp_path / "train.jsonl", random.Random(1)
-    with TrajectoryWriter(path) as writer:
-        for number in range(400):
-            figures = {"reward": chance.random(), "wall_s": chance.random(), "started": 1.7e9 + chance.random()}
-            writer.write(played(10_000 + number // 8, number % 8, answer=answer, **figures))
-    assert path.stat().st_size / 400 == pytest.approx(length, rel=0.1)
-    assert index_path(path).stat().st_size < path.stat().st_size / 20
-    assert [encode(row) for row in rows(path)] == [encode(row) for row in scan(path)]
-
-
-def test_rows_of_long_records_are_written_at_once(tmp_path: Path) -> None:
+def test_rows_hold_what_is_no_utf_8(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     with TrajectoryWriter(path) as writer:
-        writer.write(played(1, answer="long " * module.PACKED_RECORDS))
-        (line,) = index_path(path).read_bytes().splitlines()
-        assert len(COLUMNS) == len(json.loads(line))
-        writer.write(played(2))
-        assert [row.id for row in rows(path)] == ["train-1-0", "train-2-0"]
-        assert index_path(path).read_bytes().count(b"\n") == 1
-
-
-def test_a_line_that_claims_gigabytes_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "train.jsonl"
-    with TrajectoryWriter(path) as writer:
-        for number in range(3):
-            writer.write(played(number))
-    own = index_path(path).read_bytes()
-    assert len(module.unpack(own)) == 3
-    monkeypatch.setattr(module, "MOST_UNPACKED", 100)
-    with pytest.raises(ValueError, match="longer than the maximum"):
-        module.unpack(own)
-    assert len(rows(path)) == 3
-
-
-def test_packed_rows_hold_what_is_no_utf_8(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    with TrajectoryWriter(path) as writer:
-        for number in range(3):
-            writer.write(played(number, answer="half \ud800 of it"))
-    assert {row.answer for row in rows(path)} == {"half \ud800 of it"}
-    assert len(module.unpack(index_path(path).read_bytes())) == 3
+        writer.write(played(1, answer="half \ud800 of it"))
+    (line,) = index_path(path).read_bytes().splitlines()
+    assert len(COLUMNS) == len(json.loads(line))
+    assert rows(path) == [decode(line)]
+    assert rows(path)[0].answer == "half \ud800 of it"
 
 
 @pytest.mark.parametrize(

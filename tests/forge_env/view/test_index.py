@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -37,29 +38,19 @@ def test_records_with_and_without_rows_are_indexed_alike(rows: bool, tmp_path: P
     assert not index.update(), "nothing is new"
 
 
-def test_what_was_written_last_is_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_without_rows_are_read_a_part_at_a_time_from_the_newest_file_on(tmp_path: Path) -> None:
     write(tmp_path / "run", range(20))
-    index_path(tmp_path / "run" / "trajectories" / "train.jsonl").unlink()
-    monkeypatch.setattr(module, "PART", 4_000)
+    write(tmp_path / "run", range(2), "eval-00000")
+    for kind in ("train", "eval-00000"):
+        index_path(tmp_path / "run" / "trajectories" / f"{kind}.jsonl").unlink()
+    os.utime(tmp_path / "run" / "trajectories" / "train.jsonl", (1e9, 1e9))
     index = RunIndex(tmp_path / "run", tmp_path)
     index.update(budget=1)
-    found = ids(index)
-    assert found[-1] == "train-19-3"
-    assert len(found) < 20
+    assert [row["kind"] for row in index.connection().execute("select kind from t")] == ["eval-00000"]
     assert 0 < index.progress().share < 1
     while not index.progress().whole:
-        index.update(budget=1)
-    assert len(ids(index)) == 80
-
-
-def test_a_line_longer_than_a_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "run", range(3))
-    index_path(tmp_path / "run" / "trajectories" / "train.jsonl").unlink()
-    monkeypatch.setattr(module, "PART", 100)
-    index = RunIndex(tmp_path / "run", tmp_path)
-    while not index.progress().whole:
-        index.update(budget=1)
-    assert len(ids(index)) == 12
+        index.update(budget=20_000)
+    assert len(ids(index)) == 88
 
 
 def test_what_is_appended_is_read_on_and_what_is_replaced_anew(tmp_path: Path) -> None:
@@ -117,7 +108,6 @@ def test_what_fails_in_the_background_is_logged_and_the_next_run_has_its_turn(
     for name in ("broken", "whole"):
         write(tmp_path / name, range(20))
         index_path(tmp_path / name / "trajectories" / "train.jsonl").unlink()
-    monkeypatch.setattr(module, "PART", 4_000)
     monkeypatch.setattr(module, "AT_ONCE", 1)
     broken, whole = (RunIndex(tmp_path / name, tmp_path) for name in ("broken", "whole"))
     read, update = threading.Event(), RunIndex.update
