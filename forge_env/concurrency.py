@@ -99,7 +99,6 @@ class Pace:
         """Schedule work.
 
         Args:
-            seconds: estimated duration of the work.
             alone: no other client needs the event loop; the work may begin at once, but uses up the burst.
 
         Returns:

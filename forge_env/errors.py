@@ -331,7 +331,6 @@ def agent_code(what: str, function: object = None) -> Iterator[None]:
     endpoint or a sandbox that the agent uses. A `UsageError` caused by the agent's call is the agent's mistake.
 
     Args:
-        what: description of the code, for messages.
         function: the function called; its first line is named if the traceback has no frame of it (a wrong signature).
     """
     try:
@@ -381,7 +380,6 @@ def author_place(stack: traceback.StackSummary, called: Callable[..., object] | 
     """Innermost frame of a stack that belongs to neither a library nor the platform, as `judge (file.py:12)`.
 
     Args:
-        stack: frames, innermost last.
         called: the author's function that was called. Its definition is used if the stack has no frame of an author,
             because the call has not begun or has just ended.
     """
@@ -423,8 +421,6 @@ def environment_code(what: str, task_id: str | None = None, *, limit_s: float = 
     """Run an environment author's code; unexpected exceptions become `EnvironmentBugError`, typed ones propagate.
 
     Args:
-        what: description of the code, for messages.
-        task_id: task that it runs for.
         limit_s: seconds that it may block the event loop; 0 inherits the limit of the enclosing block.
     """
     suffix = "" if task_id is None else f" on task {task_id!r}"

@@ -32,10 +32,7 @@ def upload(folder: Path, repository: str, kind: Kind, *, message: str, public: b
     """Upload a folder as one commit; return the address of the repository.
 
     Args:
-        folder: what to upload.
         repository: OWNER/NAME; created if it doesn't exist.
-        kind: kind of repository.
-        message: message of the commit.
         public: whether a new repository is public, and an existing one may be.
 
     Raises:

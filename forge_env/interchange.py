@@ -31,7 +31,6 @@ def atif(trajectory: Trajectory, model: str = "") -> dict[str, Any]:
     Prompt tokens are only counted; sampled tokens are included with their log-probabilities.
 
     Args:
-        trajectory: from an evaluation or a run.
         model: name of the model, or "" if unknown.
     """
     seats: dict[str, list[Turn]] = {}
@@ -140,7 +139,6 @@ def write_inspect(trajectories: Iterable[Trajectory], path: Path, *, model: str 
 
     Args:
         trajectories: from an evaluation; for equal ids, the last one is used.
-        path: the file, with suffix `.eval`.
         model: name of the model, or "" if unknown.
         created: time of the evaluation, in seconds since the epoch.
     """

@@ -57,10 +57,8 @@ def run_until_interrupted(
     sandboxes and temporary files that such an exit leaves behind.
 
     Args:
-        work: coroutine to run.
         finish: starts an orderly end and returns a description of the work being finished ("the samples under way"),
             or None if there is nothing to finish now. None: there is never anything to finish.
-        tell: shows a line to the user.
         grace_s: seconds from a SIGTERM until its sender kills the process. All work ends within that time: finished if
             there is enough time, otherwise cancelled. 0: no kill is expected.
 

@@ -23,10 +23,7 @@ class Listener:
     """One kind of listening socket.
 
     Attributes:
-        commands: forge-env commands whose processes open the socket.
         purpose: the listening component, and when it listens.
-        address: description of the address.
-        access: users and programs that can connect.
         protection: mechanism that keeps others out.
         pattern: regular expression for `unix:PATH` or `tcp:HOST:PORT`.
     """
@@ -198,7 +195,6 @@ def matching(kind: str, address: str, command: str) -> list[Listener]:
     Args:
         kind: "unix" or "tcp".
         address: a path, or HOST:PORT.
-        command: forge-env command that opened it.
     """
     text = f"{kind}:{address}"
     return [each for each in LISTENERS if command in each.commands and re.fullmatch(each.pattern, text)]

@@ -35,7 +35,6 @@ def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Ite
     """Write the log to `path` while the block runs; the file is created with its first line.
 
     Args:
-        path: the log file.
         level: minimum level of the packages `OWN`.
         debug: log everything, and to stderr as well.
     """

@@ -178,7 +178,6 @@ class PolicySession(ABC):
             turns: number of this session's replies to share, at least one.
             tools: tools that the model may call in the new session. If they are not this session's, the prompt of its
                 first reply is rendered anew, and the tokens after it are shared.
-            seed: sampling seed of the new session.
 
         Returns:
             The new session, or None if branching is not supported. The caller then opens a new session and sends it all
@@ -188,9 +187,6 @@ class PolicySession(ABC):
 
     def resume(self, turns: Sequence[tuple[Observation, Reply]]) -> bool:
         """Take over a conversation that another session began, before the first reply of this one.
-
-        Args:
-            turns: the observations and replies so far, in order.
 
         Returns:
             Whether the session now has this history, with the exact tokens. If not, the caller sends the messages as

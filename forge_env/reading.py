@@ -151,7 +151,6 @@ def whole_lines(file: BinaryIO, longest: int = LONGEST_LINE) -> Iterator[Line]:
     """Yield the lines of a file from its current position; an incomplete last line is omitted.
 
     Args:
-        file: as returned by `open_file`.
         longest: maximum bytes of a line; the text of a longer one is omitted.
 
     Raises:
@@ -262,10 +261,6 @@ def unreadable(root: Path) -> Iterator[str]:
 
 
 def check_readable(root: Path) -> None:
-    """Refuse a folder with a file that can't be read.
-
-    Raises:
-        UsageError: names the first such file.
-    """
+    """Refuse a folder with a file that can't be read. `UsageError`: names the first such file."""
     if why := next(unreadable(root), ""):
         raise UsageError(why, fix="remove it, or put a copy of the file in its place")

@@ -55,12 +55,7 @@ _forms: list[tuple[str, bytes, str]] = []
 
 
 def add(value: str, name: str) -> None:
-    """Register a secret, to be redacted in all text written from now on.
-
-    Args:
-        value: the secret; "" is ignored.
-        name: shown in its place.
-    """
+    """Register a secret, to be redacted in all text written from now on."""
     global _forms
     value = value.strip()
     if not value or value in _names or MARK.search(value):
@@ -158,8 +153,6 @@ def learn_address(address: str, name: str, *, path: bool = False) -> None:
     """Register the secrets of a URL: its password, and keys in its query or path.
 
     Args:
-        address: the URL.
-        name: name of its setting.
         path: whether random-looking parts of the path are secrets too.
     """
     try:
@@ -200,7 +193,6 @@ def redact_value(value: Any, exact: Sequence[str] = ()) -> Any:
     """Copy JSON-like data with secrets redacted.
 
     Args:
-        value: mappings, lists, strings and numbers.
         exact: keys of the outermost mapping whose values are not redacted.
     """
     if isinstance(value, str):

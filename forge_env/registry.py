@@ -191,9 +191,6 @@ def make_config(name: str, cls: type[Environment], options: dict[str, Any], at: 
     """Validate `options`, and the option in the name, against the environment's config model.
 
     Args:
-        name: name of the environment.
-        cls: class of the environment.
-        options: options by name.
         at: dotted key of the options in a file; empty if they are not from a file.
 
     Raises:

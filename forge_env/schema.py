@@ -25,8 +25,6 @@ def without_schema(data: Mapping[str, Any], name: str, newest: int = VERSION) ->
     """Check the version of a file's content and remove it.
 
     Args:
-        data: content of the file.
-        name: name of the file in messages.
         newest: newest supported version.
 
     Raises:

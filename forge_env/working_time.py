@@ -96,8 +96,6 @@ async def limited_code(what: str, task_id: str, limit_s: float) -> AsyncIterator
     """Run `environment_code` with a time limit, after which the code is cancelled.
 
     Args:
-        what: name of the code that runs.
-        task_id: id of the task it runs for.
         limit_s: working seconds, without code that has separate limits, such as tools (`limited_elsewhere`).
 
     Raises:

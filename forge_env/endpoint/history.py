@@ -29,12 +29,7 @@ REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
 
 class History:
-    """The messages of one conversation with an endpoint.
-
-    Args:
-        tools: tools that the model may call.
-        as_text: whether to describe tools and results as text.
-    """
+    """The messages of one conversation with an endpoint."""
 
     def __init__(self, tools: Sequence[ToolSpec], *, as_text: bool) -> None:
         self._as_text = as_text
@@ -61,7 +56,6 @@ class History:
 
         Args:
             text: content as the endpoint returned it.
-            message: the parsed turn.
             thoughts: fields of `REASONING` as the endpoint returned them. They are sent back only with calls: some
                 endpoints require them there, and several reject them without calls.
         """
@@ -101,7 +95,6 @@ def tools_as_text(messages: Iterable[Message], tools: Sequence[ToolSpec]) -> lis
     """A conversation with its tools, calls and results as text, as `History` writes them.
 
     Args:
-        messages: the conversation, or a part of it.
         tools: tools to describe in the system message; none for a later part.
     """
     result: list[Message] = []

@@ -25,9 +25,6 @@ def check_named(name: str, seats: tuple[str, ...], named: Named, at: str) -> Non
     """Check configured opponents.
 
     Args:
-        name: name of the environment.
-        seats: seats of the environment.
-        named: opponents by seat.
         at: dotted configuration key of the opponents.
 
     Raises:

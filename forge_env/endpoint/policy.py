@@ -305,10 +305,6 @@ class EndpointPolicy(Policy):
     async def ask(self, body: dict[str, Any], on_failure: Callable[[EndpointError], None] = lambda _: None) -> Answer:
         """Send one request, and retry it while it fails for transient reasons.
 
-        Args:
-            body: the request.
-            on_failure: called with the error of every failed attempt.
-
         Raises:
             ContextLengthExceeded: the conversation doesn't fit.
             EndpointError: the last attempt failed.

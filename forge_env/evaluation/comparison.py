@@ -147,10 +147,7 @@ def compare_folders(
     """Compare the evaluations in two folders.
 
     Args:
-        a: folder of the baseline.
-        b: folder of the other evaluation.
         score: name of the score to compare; A's configured score if not given.
-        confidence: confidence level of the intervals.
 
     Raises:
         UsageError: a folder holds no evaluation, or the two have no environment or no task in common, or they played

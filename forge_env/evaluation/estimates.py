@@ -234,8 +234,6 @@ def bounds(scores: Sequence[float], unscored: int, *, highest: float | None = 1.
     """Mean if every sample without a score had the lowest score, and if every one had the highest.
 
     Args:
-        scores: scores of the samples that have one.
-        unscored: number of samples without a score.
         highest: score of a perfect episode; None if unknown. The lowest is 0. A score beyond one of these limits
             replaces it.
 
@@ -270,7 +268,6 @@ def passes(counts: Totals, *, confidence: float = CONFIDENCE) -> dict[int, tuple
 
     Args:
         counts: number of valid samples that solved the task, and number of valid samples, of each task.
-        confidence: confidence level of the intervals.
     """
     import numpy as np
 
@@ -344,11 +341,6 @@ class SignFlipTest:
 
     Exact if all sign patterns can be enumerated; else it draws `flips` random patterns and adds the +1 that keeps the
     test valid.
-
-    Args:
-        differences: difference of each task.
-        seed: seed of the random patterns.
-        flips: number of random patterns.
     """
 
     EXACT = 14
@@ -413,11 +405,5 @@ def _patterns(number: int) -> NDArray[np.float64]:
 
 
 def sign_flip_test(differences: Sequence[float], *, seed: int = 0, flips: int = 20_000) -> float:
-    """The p-value of `SignFlipTest` for no difference.
-
-    Args:
-        differences: difference of each task.
-        seed: seed of the random patterns.
-        flips: number of random patterns, used if there are too many to enumerate.
-    """
+    """The p-value of `SignFlipTest` for no difference."""
     return SignFlipTest(differences, seed=seed, flips=flips).p_value()

@@ -435,12 +435,6 @@ async def open_policy(
 ) -> tuple[Policy, VLLMServer | None]:
     """Open the model of a configuration, until the stack is closed: an endpoint, or a checkpoint behind vLLM.
 
-    Args:
-        stack: closes the policy and its server.
-        config: names the model and its endpoint; scripted policies are opened by `scripted`.
-        log_file: file for the output of vLLM.
-        note: called with a message when vLLM is started.
-
     Returns:
         The policy, and the server that was started for it.
     """

@@ -147,13 +147,7 @@ class Planned:
 
 
 def planned(config: EvaluationConfig, possible: Plan, samples: Plan) -> dict[str, Planned]:
-    """Numbers of samples to play of each environment, by label.
-
-    Args:
-        config: configuration of the evaluation.
-        possible: all samples, as `plan` returns them.
-        samples: the subset to play.
-    """
+    """Numbers of samples to play of each environment, by label."""
     return {
         choice.label: Planned(
             possible.shares[choice.label].split,
@@ -308,7 +302,6 @@ def result_of(trajectory: Trajectory, score: str) -> SampleResult:
     """Result of a stored trajectory.
 
     Args:
-        trajectory: a trajectory that the runner recorded.
         score: "reward", or the name of the metric to report.
 
     Raises:

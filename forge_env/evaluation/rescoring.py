@@ -88,9 +88,6 @@ async def rescore(
     """Score the samples of `source` again into the folder `out`, including those failed by a bug of the environment.
 
     Args:
-        source: folder of an evaluation.
-        out: a new folder, which `forge-env compare` can compare with the old one.
-        stream: stream to draw progress on.
         on_start: called with the evaluation before it runs, so that the caller can stop it.
     """
     folder = open_folder(source)

@@ -86,7 +86,6 @@ class WatchedEngine(LazyEngine):
     Args:
         name: name of the engine, which the first sandbox starts.
         given: a started engine to use instead.
-        options: options of the engine.
     """
 
     def __init__(self, name: str, given: SandboxEngine | None = None, **options: Any) -> None:

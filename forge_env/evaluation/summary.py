@@ -144,9 +144,7 @@ def summarize(
     """Compute the summary of the samples recorded so far.
 
     Args:
-        config: configuration of the evaluation.
         results: results of samples; of several results of one sample, the last counts.
-        planned: planned samples by label.
         progress: usage of the run and errors of this process.
     """
     labels = {label: number for number, label in enumerate(planned)}

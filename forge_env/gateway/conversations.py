@@ -33,7 +33,6 @@ class Conversation:
 
     Attributes:
         name: `c1`, `c2` and so on, in the order in which the conversations began.
-        tools: tools that its requests offer.
         why: why it began: `NEW`, or the reason that its first request does not continue another conversation.
         messages: the messages so far, as the program sees them.
         numbers: a number for each message; messages of the same words have the same number.
@@ -102,8 +101,6 @@ class Conversations:
         """Add the model's answer, and return it as sent to the program: with call ids that are unique in the episode.
 
         Args:
-            conversation: the conversation that the answer belongs to.
-            message: the answer.
             cut: whether the answer was cut at a stop word. The model generated more, so the next request starts a new
                 conversation.
         """
@@ -150,14 +147,7 @@ class Conversations:
             self._rewrites["order_of_tools"] += 1
 
     def _branch(self, why: str, messages: Sequence[Message], numbers: Sequence[int], new: Conversation) -> Branch:
-        """Find the answer of an earlier conversation after which `new` branches off; copy that one's call ids to `new`.
-
-        Args:
-            why: why the new conversation begins.
-            messages: messages of the request.
-            numbers: numbers of the messages.
-            new: the new conversation.
-        """
+        """Find the answer of an earlier conversation after which `new` branches off; copy that one's call ids."""
         last = max((number for number, each in enumerate(messages) if each.role == "assistant"), default=-1) + 1
         for known in reversed(self._all):  # the latest of several that match
             branches = last in known.answers and last < len(messages)

@@ -151,9 +151,7 @@ def read_gemini(data: object, model: str = "", *, stream: bool = False) -> Model
     """Parse a request body.
 
     Args:
-        data: the body.
         model: the program's name for the model, from the address.
-        stream: whether the program wants server-sent events.
 
     Raises:
         RefusedRequestError: it is invalid or not supported.

@@ -43,7 +43,6 @@ class ToolName(NamedTuple):
 
     Attributes:
         namespace: the tool's namespace, or an empty string.
-        name: its name there.
         custom: whether it takes a text, not JSON.
     """
 
@@ -58,12 +57,10 @@ class ModelRequest:
 
     Attributes:
         messages: the whole conversation, as sent by the program.
-        tools: tools that the model may call.
         stop: texts at which the answer is cut.
         max_tokens: maximum tokens of the answer; None: no limit.
         count: number of answers requested.
         model: the program's name for the model; it is returned in the response and selects nothing.
-        stream: whether the program wants server-sent events.
         names: what the program calls tools that the model knows by another name or kind.
         left_out: known types of offered tools that run on the provider's servers, which the model doesn't get; `other`
             for an unknown type.
@@ -96,8 +93,6 @@ class Answer:
     """An answer of the model.
 
     Attributes:
-        message: the assistant's message.
-        finish: why the answer ended.
         stopped_at: the text in the request's `stop` at which it was cut, or None.
     """
 

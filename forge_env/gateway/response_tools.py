@@ -37,9 +37,6 @@ class Declaration(Wire):
 class Offer:
     """The tools of a request.
 
-    Args:
-        declared: the tools as the program sent them.
-
     Attributes:
         tools: the tools as the model sees them.
         names: the program's names of those whose kind or name differs, by the model's names.

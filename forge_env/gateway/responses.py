@@ -81,7 +81,6 @@ def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequ
     """Parse a request body.
 
     Args:
-        data: the body.
         earlier: the conversation up to each earlier response, without instructions, by the response's id.
 
     Raises:

@@ -72,7 +72,6 @@ class Access:
 
     Attributes:
         key: key that its programs send in place of an API key.
-        url: URL of the gateway.
         client: its open requests; access is stopped, with a reason, if all its requests are refused.
         stopped: set when access was stopped for that reason.
     """
@@ -296,7 +295,6 @@ class Gateway:
         """Open access for a new episode.
 
         Args:
-            ask: gets answers to its requests.
             url: URL at which its programs reach the gateway, if it differs from `self.url`.
             most_open: maximum number of requests waiting for an answer at once.
         """

@@ -98,7 +98,6 @@ def env(environment: str, **options: Any) -> AECEnvironment:
     """Make an AEC game of an environment.
 
     Args:
-        environment: registered name, or `module:Class`.
         options: options of the environment; also `render_mode="ansi"`, and `sandboxes`, the name of an engine.
     """
     return AECEnvironment(environment, **options)

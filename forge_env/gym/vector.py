@@ -48,7 +48,6 @@ class GymVectorEnvironment(VectorEnv[Observations, Sequence[Action], NDArray[Any
 
         Args:
             seed: one seed per environment, or the first of consecutive seeds.
-            options: as for one environment.
         """
         seeds = self._seeds(seed)
         options = dict(options or {})

@@ -49,12 +49,7 @@ def most_connections() -> int:
 
 
 class Peer:
-    """The other end of a connection.
-
-    Args:
-        client: its address and port.
-        server: address and port of this end.
-    """
+    """The other end of a connection."""
 
     def __init__(self, client: tuple[str, int] | None, server: tuple[str, int | None] | None) -> None:
         self._client = client

@@ -135,12 +135,9 @@ class Client:
     """The open requests of one client, and the work it has caused.
 
     Attributes:
-        max_open: maximum number of open requests and WebSockets.
         stop: called with the reason after `MAX_REFUSED` consecutive refused requests.
-        open: number of open requests and WebSockets.
         held: bytes of their bodies in memory.
         refused: consecutive refused requests, without those that may be retried (429) or whose client is gone (499).
-        pace: spaces out its requests.
     """
 
     max_open: int = MAX_OPEN
@@ -179,11 +176,7 @@ class Client:
 
 
 class Hosts:
-    """Clients by the address from which they connect, while they have open requests.
-
-    Args:
-        max_open: maximum number of open requests and WebSockets per client.
-    """
+    """Clients by the address from which they connect, while they have open requests."""
 
     def __init__(self, max_open: int = MAX_OPEN) -> None:
         self._max_open = max_open
@@ -227,7 +220,6 @@ class RequestLimits:
     """ASGI middleware that refuses requests beyond the limits of this module.
 
     Args:
-        app: the application.
         identify: returns the client of a request, and an error if the request is refused regardless of its body.
         refuse: makes the answer to a refused request in the format of the protocol.
         share: divides the event loop between clients; None: requests are served as they arrive.

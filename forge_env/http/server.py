@@ -32,11 +32,8 @@ async def serve(
     """Serve until cancelled.
 
     Args:
-        app: the application.
-        host: address to listen on.
         port: port to listen on; 0 lets the system choose one.
         ready: called with the port once the server listens.
-        lifespan: whether the application handles lifespan events.
 
     Raises:
         UsageError: the server can't listen on this address.
@@ -107,7 +104,6 @@ class OwnPages:
     (`Origin`) must belong to this machine or to the server itself. Programs other than browsers send no `Origin`.
 
     Args:
-        app: the application to guard.
         names: further names of the server.
     """
 
@@ -133,9 +129,6 @@ class OwnUser:
     The application must be served by `serve` on 127.0.0.1. The kernel's table of connections, which is read once per
     connection, has the user of the other end. Connections that `ssh -L` forwards belong to the user who logged in.
     Only Linux has that table: elsewhere every user is answered, so the application must also ask for a secret.
-
-    Args:
-        app: the application to guard.
     """
 
     def __init__(self, app: ASGIApp) -> None:

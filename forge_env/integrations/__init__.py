@@ -14,12 +14,7 @@ __all__ = ["needs"]
 
 @contextmanager
 def needs(package: str, install: str) -> Iterator[None]:
-    """Turn a missing package into a `UsageError`; its imports go inside.
-
-    Args:
-        package: name of the package, for the message.
-        install: what to install.
-    """
+    """Turn a missing package into a `UsageError`; its imports go inside."""
     try:
         yield
     except ModuleNotFoundError as error:

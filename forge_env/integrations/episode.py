@@ -64,11 +64,7 @@ class Episode:
     """One episode of an environment, played by the caller.
 
     Args:
-        environment: name of the environment.
         split: split of the task; None: the environment's first, which is the one to train on.
-        index: index of the task in its split.
-        sandboxes: name of the sandbox engine.
-        options: options of the environment.
 
     Raises:
         UsageError: there is no such environment, option or task, or the environment has seats.
@@ -123,7 +119,6 @@ class Episode:
         """Apply one assistant message.
 
         Args:
-            action: the message, or its text.
             cut: whether a limit of tokens cut it.
 
         Returns:

@@ -27,13 +27,7 @@ with needs("SkyRL", "skyrl-gym==0.4.0"):
 
 
 def register(environment: str, *, sandboxes: str = "auto", **options: Any) -> None:
-    """Register an environment with `skyrl_gym` under its name.
-
-    Args:
-        environment: name of the environment.
-        sandboxes: name of the sandbox engine.
-        options: options of the environment.
-    """
+    """Register an environment with `skyrl_gym` under its name."""
     Episode(environment, sandboxes=sandboxes, **options)  # mistakes are reported here
     kwargs = {"environment": environment, "sandboxes": sandboxes, "options": options}
     skyrl_gym.register(id=environment, entry_point="forge_env.integrations.skyrl:ForgeTextEnv", kwargs=kwargs)
@@ -43,7 +37,6 @@ def rows(environment: str, count: int, split: str | None = None) -> list[dict[st
     """Rows of SkyRL's dataset. The environment writes the prompt itself.
 
     Args:
-        environment: name of the environment.
         count: number of tasks, from the first on; a split with fewer repeats them.
         split: split of the tasks; None: the environment's first.
     """

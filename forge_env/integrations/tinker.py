@@ -66,12 +66,7 @@ class ForgeEnv(Env):  # type: ignore[misc]
 
 
 class ForgeGroupBuilder(EnvGroupBuilder):  # type: ignore[misc]
-    """The episodes of one task.
-
-    Args:
-        builder: what they have in common.
-        index: index of the task.
-    """
+    """The episodes of one task."""
 
     def __init__(self, builder: ForgeDatasetBuilder, index: int) -> None:
         self._builder = builder

@@ -38,11 +38,6 @@ class Rollouts:
 
     Prompts are the rows of `rows`; the conversation begins with the environment's messages. Turns are joined as tokens,
     so what was sampled is trained on; log-probs are those of the trainer's vLLM, if it has one.
-
-    Args:
-        environment: name of the environment.
-        sandboxes: name of the sandbox engine.
-        options: options of the environment.
     """
 
     def __init__(self, environment: str, *, sandboxes: str = "auto", **options: Any) -> None:
@@ -64,7 +59,6 @@ class Rollouts:
 
         Args:
             prompts: prompts of `rows`, each repeated for its group.
-            trainer: the `GRPOTrainer`.
 
         Returns:
             `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` (1 for sampled tokens), and `episode_reward`: None if
@@ -194,7 +188,6 @@ class _Game:
         """Tokens between two answers, as the template writes them for `observation`.
 
         Args:
-            observation: the messages in between.
             ended: whether the model sampled the end of its turn.
         """
         answer: dict[str, Any] = {"role": "assistant", "content": MARK}
@@ -274,11 +267,6 @@ def environment_factory(environment: str, *, sandboxes: str = "auto", **options:
     """Make the class for TRL's `environment_factory`; `reward` is its reward function.
 
     Rows of the dataset have `prompt` (a user message, to which the environment's is appended), `index`, and `split`.
-
-    Args:
-        environment: name of the environment.
-        sandboxes: name of the sandbox engine.
-        options: options of the environment.
 
     Raises:
         UsageError: the environment has no tools, or one that can't be a method.

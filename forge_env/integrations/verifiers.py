@@ -98,11 +98,7 @@ class ForgeTaskset(_Tasks, vf.Taskset[ForgeTask, ForgeConfig]):  # type: ignore[
 
 
 def taskset_of(name: str) -> type[Any]:
-    """Make the taskset of one environment, for a package of its own that exports it together with `ForgeHarness`.
-
-    Args:
-        name: name of the environment.
-    """
+    """Make the taskset of one environment, for a package of its own that exports it together with `ForgeHarness`."""
 
     class Config(ForgeConfig):
         """Which tasks."""
@@ -132,11 +128,7 @@ class ForgeHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: ForgeData,
     ) -> ProgramResult:
-        """Play the episode of a task.
-
-        Raises:
-            InfrastructureError: the episode is lost.
-        """
+        """Play the episode of a task. `InfrastructureError`: the episode is lost."""
         call = get_host().call
         episode = Episode(
             data.environment, split=data.split, index=data.index, sandboxes=data.sandboxes, **data.options

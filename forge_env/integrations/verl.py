@@ -36,7 +36,6 @@ def rows(environment: str, count: int, split: str | None = None) -> list[dict[st
     """Rows of verl's dataset. The environment writes the prompt itself.
 
     Args:
-        environment: name of the environment.
         count: number of tasks, from the first on; a split with fewer repeats them.
         split: split of the tasks; None: the environment's first.
     """
@@ -45,15 +44,7 @@ def rows(environment: str, count: int, split: str | None = None) -> list[dict[st
 
 
 class ForgeAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """Plays an episode with verl's server, as the tokens of one conversation.
-
-    Args:
-        given: what verl gives to every agent loop.
-        environment: name of the environment.
-        options: options of the environment.
-        sandboxes: name of the sandbox engine.
-        more: as `given`.
-    """
+    """Plays an episode with verl's server, as the tokens of one conversation."""
 
     def __init__(
         self, *given: Any, environment: str, options: Mapping[str, Any] = {}, sandboxes: str = "auto", **more: Any
@@ -64,11 +55,7 @@ class ForgeAgentLoop(AgentLoopBase):  # type: ignore[misc]
         self._options = {"sandboxes": sandboxes, **plain}
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        """Play the episode of a row.
-
-        Raises:
-            InfrastructureError: it was lost `ATTEMPTS` times.
-        """
+        """Play the episode of a row. `InfrastructureError`: it was lost `ATTEMPTS` times."""
         at = {"split": row["extra_info"].get("split"), "index": int(row["extra_info"]["index"])}
         for attempt in range(1, ATTEMPTS + 1):
             episode = Episode(self._environment, **at, **self._options)

@@ -117,11 +117,7 @@ class McpEndpoint:
 
     @contextlib.asynccontextmanager
     async def _episode(self, context: Context, episode_id: object = None) -> AsyncIterator[Session]:
-        """Find or begin the episode of a request.
-
-        Raises:
-            MCPError: there is no such episode, or none could begin.
-        """
+        """Find or begin the episode of a request. `MCPError`: there is no such episode, or none could begin."""
         try:
             if not _stateless(context):
                 yield await self._episode_of_session(context)
@@ -298,7 +294,6 @@ async def answer_rpc(data: Any, sessions: Sessions, own: Session | None = None) 
 
     Args:
         data: its JSON value, or the `WireError` raised when it was parsed.
-        sessions: sessions of the server.
         own: session of the WebSocket that carried the request, if any.
     """
     request_id: Any = None

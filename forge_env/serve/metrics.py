@@ -14,12 +14,7 @@ from forge_env.serve.sessions import Sessions
 
 
 class Metrics:
-    """The figures of a server.
-
-    Args:
-        name: the environment.
-        sessions: sessions of the server.
-    """
+    """The figures of a server."""
 
     def __init__(self, name: str, sessions: Sessions) -> None:
         self._name = name

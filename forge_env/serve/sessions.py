@@ -143,11 +143,7 @@ def schemas() -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse the JSON of a message or a body.
-
-    Raises:
-        WireError: it is not JSON.
-    """
+    """Parse the JSON of a message or a body. `WireError`: it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -182,11 +178,7 @@ def message_of(data: Any) -> dict[str, Any]:
 
 
 def parse_action(data: Mapping[str, Any], call_id: str) -> Message:
-    """Convert the data of a `step` into an assistant message.
-
-    Raises:
-        WireError: the data is not a valid action.
-    """
+    """Convert the data of a `step` into an assistant message. `WireError`: the data is not a valid action."""
     try:
         if data.get("type") == "call_tool":
             call = CallTool.model_validate(data)
@@ -321,7 +313,6 @@ class Session:
         """Run an assistant message or a tool call, or list the tools (which is not a step).
 
         Args:
-            data: the action.
             timeout_s: wall-clock limit in seconds, if lower than the server's.
         """
         if data.get("type") == "list_tools":

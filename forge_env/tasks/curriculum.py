@@ -45,7 +45,6 @@ class Curriculum(Order):
     """Maps a position to the index of a task, depending on the results of earlier tasks.
 
     Args:
-        task: returns the task of an index.
         num_tasks: number of tasks; None for an endless generator.
         seed: seed of the draws, and of the permutation of each level.
         explore: constant added to every level's share; 0 excludes levels that never or always succeed.
@@ -200,7 +199,6 @@ class _Endless:
     """Tasks in their original order, sorted by level as far as they have been read.
 
     Args:
-        task: returns the task of an index.
         num_tasks: number of tasks after which they repeat; None: endless.
     """
 

@@ -424,15 +424,7 @@ ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def read_messages(rows: Sequence[Any], place: str) -> list[Message]:
-    """Parse the messages of a conversation in a row.
-
-    Args:
-        rows: messages in the file's format.
-        place: location of the row, for errors.
-
-    Raises:
-        UsageError: one of them is not a message.
-    """
+    """Parse the messages of a conversation in a row. `UsageError`: one of them is not a message."""
     return [_message(row, place) for row in rows]
 
 

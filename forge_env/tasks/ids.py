@@ -16,9 +16,7 @@ def check_unique(ids: Iterable[tuple[str, int]], source: str, unit: str, fix: st
 
     Args:
         ids: each id with the number of its task.
-        source: source of the tasks, for the error.
         unit: name of the numbered unit, "row" or "task".
-        fix: advice for the error.
 
     Raises:
         UsageError: ids are repeated; it names them and the numbers of their tasks.

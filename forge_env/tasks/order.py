@@ -51,7 +51,6 @@ class TaskOrder(Order):
 
     Args:
         num_tasks: number of tasks; None for an endless generator, whose order is not changed.
-        seed: seed of the permutations.
         shuffle: whether to shuffle; if False, the tasks remain in their order.
     """
 
