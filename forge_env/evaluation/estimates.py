@@ -402,8 +402,3 @@ def _patterns(number: int) -> NDArray[np.float64]:
 
     bits = np.arange(2**number) >> np.arange(number)[:, None] & 1
     return np.where(bits, -1.0, 1.0)
-
-
-def sign_flip_test(differences: Sequence[float], *, seed: int = 0, flips: int = 20_000) -> float:
-    """The p-value of `SignFlipTest` for no difference."""
-    return SignFlipTest(differences, seed=seed, flips=flips).p_value()

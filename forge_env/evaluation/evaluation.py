@@ -9,10 +9,10 @@ import asyncio
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -27,7 +27,7 @@ from forge_env.environment.base import Environment
 from forge_env.environment.optional import gold_actions, seats_of
 from forge_env.errors import EnvironmentBugError, ForgeError, UsageError
 from forge_env.evaluation.metering import Meter, TokenUsage, read_price
-from forge_env.evaluation.plan import Plan, Planned, Sample, SampleResult, check_score, plan, planned
+from forge_env.evaluation.plan import Plan, Planned, Sample, SampleResult, check_score, plan
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder
 from forge_env.evaluation.results import Results, ResultTable
@@ -39,7 +39,7 @@ from forge_env.loop_guard import LoopGuard
 from forge_env.policy import Policy
 from forge_env.reading import check_readable
 from forge_env.redaction import learn
-from forge_env.registry import environment_class, make, make_config
+from forge_env.registry import environment_class, make_config, maker
 from forge_env.rewards.rubric import SHOWN_TASKS, check_targets
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
 from forge_env.tasks.ids import check_unique
@@ -111,12 +111,12 @@ class Evaluation:
         self._sources = {
             choice.label: TaskSource(self._maker(choice, index)) for index, choice in enumerate(config.environments)
         }
-        possible = self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
+        self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
         for label, source in self._sources.items():
             check_score(config.score, label, source.environment)
-            share = self.samples.shares[label]
-            check_targets(source.environment, self._tasks(share[index] for index in range(share.tasks)))
-            check_unique(self._ids(label), label, "task", UNIQUE_FIX)
+            check_targets(source.environment, (task for task, _ in self._tasks(label)))
+            first = islice(self._tasks(label), CHECKED_TASKS)
+            check_unique(((task.id, index) for task, index in first), label, "task", UNIQUE_FIX)
         if self.policy is None:
             self.policy = scripted(config)
         if self.policy is None and config.model.startswith(VLLM):
@@ -129,7 +129,8 @@ class Evaluation:
             self._check_opponents(choice)
         if isinstance(self.policy, GoldPolicy):
             self.samples = self._with_gold(self.samples)
-        self.planned: dict[str, Planned] = planned(config, possible, self.samples)
+        shares = self.samples.shares
+        self.planned = {label: Planned(share.split, share.played, share.asked) for label, share in shares.items()}
         """Numbers of samples that the summary refers to, by label."""
         self.progress = self._new_progress()
         self._runner: Runner | None = None
@@ -149,25 +150,16 @@ class Evaluation:
         return self._sources[sample.label].task(sample.split, sample.index)
 
     def _maker(self, choice: EnvironmentChoice, index: int) -> Callable[[], Environment]:
-        cls = self.classes.get(choice.name)
-        known = cls or environment_class(choice.name)
-        options = make_config(choice.name, known, choice.options, at=f"environments.{index}.options")
-        if cls is None:
-            return partial(make, choice.name, sandboxes=self._engine, **choice.options)
-        return partial(cls, options, sandboxes=self._engine)
+        known = self.classes.get(choice.name, choice.name)
+        make_config(choice.name, environment_class(known), choice.options, at=f"environments.{index}.options")
+        return maker(known, sandboxes=self._engine, **choice.options)
 
-    def _tasks(self, samples: Iterable[Sample]) -> Iterator[Task]:
-        """Tasks of the samples; those that can't be created are skipped, as playing them counts the bug."""
-        for sample in samples:
-            with suppress(EnvironmentBugError):
-                yield self.task(sample)
-
-    def _ids(self, label: str) -> Iterator[tuple[str, int]]:
-        """Id and index of the first `CHECKED_TASKS` tasks of an environment."""
+    def _tasks(self, label: str) -> Iterator[tuple[Task, int]]:
+        """An environment's tasks with their indices, without those whose creation fails: playing them counts it."""
         share = self.samples.shares[label]
-        for index in range(min(share.tasks, CHECKED_TASKS)):
-            with suppress(EnvironmentBugError):  # playing the sample counts this bug
-                yield self.task(share[index]).id, index
+        for index in range(share.tasks):
+            with suppress(EnvironmentBugError):
+                yield self.task(share[index]), index
 
     def _check_tools(self, model: str) -> None:
         """Refuse native tools that the checkpoint's chat template can't write."""

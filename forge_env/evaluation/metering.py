@@ -54,12 +54,8 @@ class TokenUsage:
 
     def add(self, other: TokenUsage) -> None:
         """Add the values of another `TokenUsage`."""
-        self.prompt += other.prompt
-        self.completion += other.completion
-        self.cached += other.cached
-        self.cost += other.cost
-        self.requests += other.requests
-        self.estimated += other.estimated
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class BudgetExhaustedError(ForgeError):
@@ -154,25 +150,18 @@ class MeteredPolicy(Policy):
             raise LimitReached("cost")
 
     def count(self, observation: Observation, reply: Reply) -> None:
-        """Count a reply. Raises `LimitReached` if the reply exceeded one of the sample's limits."""
-        used = self.meter.of(reply)
-        for usage in (self.tried, self.usage, self.meter.total):
+        """Count a reply. Raises `LimitReached` if it exceeded one of the sample's limits, or was cut at one."""
+        config, tried, used = self.config, self.tried, self.meter.of(reply)
+        for usage in (tried, self.usage, self.meter.total):
             usage.add(used)
         self.turns.append(Turn(observation, reply))
-        if (passed := self._passed(reply)) is not None:
-            raise LimitReached(passed, reply=reply)
-
-    def _passed(self, reply: Reply) -> str | None:
-        """The limit that this reply exceeded or was cut at."""
-        config, tried = self.config, self.tried
-        calls = sum(len(turn.message.tool_calls) for turn in self.turns)
+        calls = sum(len(turn.reply.message.tool_calls) for turn in self.turns)
         if config.tool_call_limit is not None and calls > config.tool_call_limit:
-            return "tool_calls"
-        if config.token_limit is not None and tried.completion + (reply.was_cut) > config.token_limit:
-            return "tokens"
+            raise LimitReached("tool_calls", reply=reply)
+        if config.token_limit is not None and tried.completion + reply.was_cut > config.token_limit:
+            raise LimitReached("tokens", reply=reply)
         if config.cost_limit is not None and tried.cost > config.cost_limit:
-            return "cost"
-        return None
+            raise LimitReached("cost", reply=reply)
 
 
 class _MeteredSession(PolicySession):

@@ -63,6 +63,8 @@ class Share:
     split: str
     tasks: int
     epochs: int
+    asked: int = 0
+    """Number of samples requested; above the number planned if the split has too few tasks or gold solutions."""
     left_out: Set[int] = frozenset()
     """Numbers of the samples that are not played."""
 
@@ -99,10 +101,7 @@ class Plan:
         return sum(share.played for share in self.shares.values())
 
     def __iter__(self) -> Iterator[Sample]:
-        return (sample for sample, _ in self._numbered())
-
-    def _numbered(self) -> Iterator[tuple[Sample, int]]:
-        """Samples with their numbers, interleaved: at any point every environment is about equally far through."""
+        """Samples, interleaved: at any point every environment is about equally far through."""
 
         def places(order: int, share: Share) -> Iterator[tuple[float, int, int]]:
             for number in range(len(share)):
@@ -111,11 +110,16 @@ class Plan:
 
         shares = list(self.shares.values())
         for _, order, number in heapq.merge(*(places(order, share) for order, share in enumerate(shares))):
-            yield shares[order][number], number
+            yield shares[order][number]
 
     def only(self, wanted: Callable[[Sample], bool]) -> Plan:
         """Restrict the plan to the samples for which `wanted` is true."""
-        return self.without((sample.label, number) for sample, number in self._numbered() if not wanted(sample))
+        return self.without(
+            (label, number)
+            for label, share in self.shares.items()
+            for number in range(len(share))
+            if number not in share.left_out and not wanted(share[number])
+        )
 
     def without(self, samples: Iterable[tuple[str, int]]) -> Plan:
         """Remove samples, given by label and number in the label's share."""
@@ -127,12 +131,7 @@ class Plan:
 
 def plan(config: EvaluationConfig, environments: dict[str, Environment]) -> Plan:
     """Build the plan of all samples that are configured and that the environments have."""
-    return Plan(
-        [
-            Share(choice.label, *tasks_of(choice, config, environments[choice.label]), config.epochs)
-            for choice in config.environments
-        ]
-    )
+    return Plan([_share(choice, config, environments[choice.label]) for choice in config.environments])
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,23 +142,10 @@ class Planned:
     samples: int
     """Number of samples to play."""
     asked: int
-    """Number of samples requested; above `samples` if the split has too few tasks, or too few reference solutions."""
+    """See `Share.asked`."""
 
 
-def planned(config: EvaluationConfig, possible: Plan, samples: Plan) -> dict[str, Planned]:
-    """Numbers of samples to play of each environment, by label."""
-    return {
-        choice.label: Planned(
-            possible.shares[choice.label].split,
-            samples.shares[choice.label].played,
-            max(possible.shares[choice.label].played, (choice.num_tasks or config.num_tasks or 0) * config.epochs),
-        )
-        for choice in config.environments
-    }
-
-
-def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environment) -> tuple[str, int]:
-    """`(split, number of tasks)` to play of one environment."""
+def _share(choice: EnvironmentChoice, config: EvaluationConfig, env: Environment) -> Share:
     split = choice.split or config.split or ("eval" if "eval" in env.splits else env.splits[0])
     if split not in env.splits:
         raise UsageError(f"{choice.label} has no split {split!r}", fix=f"use one of {', '.join(env.splits)}")
@@ -171,7 +157,7 @@ def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environme
         raise UsageError(
             f"{count * config.epochs:,} samples of {choice.label} are too many", fix="lower --num-tasks or --epochs"
         )
-    return split, count
+    return Share(choice.label, split, count, config.epochs, max(count, wanted or 0) * config.epochs)
 
 
 class Outcome:

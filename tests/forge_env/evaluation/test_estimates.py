@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.evaluation.estimates import (
+    SignFlipTest,
     TaskScores,
     bootstrap,
     clustered,
@@ -22,7 +23,6 @@ from forge_env.evaluation.estimates import (
     pass_at,
     passes,
     share_of,
-    sign_flip_test,
 )
 from forge_env.evaluation.plan import Planned, result_of
 from forge_env.evaluation.progress import EvaluationProgress
@@ -153,16 +153,16 @@ def test_a_comparison_pairs_tasks() -> None:
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=7))
 def test_the_permutation_test_is_symmetric_and_a_probability(differences: list[float]) -> None:
-    p = sign_flip_test(differences)
+    p = SignFlipTest(differences).p_value()
     assert 0 < p <= 1
-    assert sign_flip_test([-value for value in differences]) == pytest.approx(p)
+    assert SignFlipTest([-value for value in differences]).p_value() == pytest.approx(p)
 
 
 def test_random_flips_agree_with_all_of_them() -> None:
     rng = np.random.default_rng(2)
     values = rng.normal(0.3, 1.0, size=14).tolist()
     extra = [*values, 1e-6]  # one more than is tried exactly, which changes next to nothing
-    assert sign_flip_test(extra) == pytest.approx(sign_flip_test(values), abs=0.02)
+    assert SignFlipTest(extra).p_value() == pytest.approx(SignFlipTest(values).p_value(), abs=0.02)
 
 
 def test_a_share_has_an_interval_at_its_ends_and_a_wider_one_if_samples_are_alike() -> None:
