@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from time import perf_counter
 from typing import Any
 
 from forge_env.concurrency import settled, to_its_end
@@ -55,7 +56,7 @@ from forge_env.rewards.reasons import explanation
 from forge_env.sandbox.protocol import on_behalf_of
 from forge_env.tools.calls import measured_calls
 from forge_env.trajectory import Trajectory, Turn
-from forge_env.types import Branch, Message, Observation, ResetResult, Task
+from forge_env.types import Branch, Observation, ResetResult, Task
 from forge_env.working_time import WorkingTime, limited_code
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,6 @@ async def run_episode(
     trajectory_id: str = "",
     place: tuple[int, int] | None = None,
     retry: Retry = Retry(),
-    clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     rng: random.Random | None = None,
     watch: Callable[[str], None] = lambda doing: None,
@@ -128,7 +128,6 @@ async def run_episode(
         trajectory_id: id to record; if empty, the task's id.
         place: `Trajectory.group` and `Trajectory.member` to record.
         retry: handling of `InfrastructureError`.
-        clock: returns monotonic seconds.
         sleep: waits between attempts.
         rng: varies the delay between attempts.
         watch: called with the name of each phase as it starts: "reset", "generate" (the policy), "environment" (tools,
@@ -148,7 +147,7 @@ async def run_episode(
         >>> episode.reward, episode.turns[-1].reply.message.role
         (1.0, 'assistant')
     """
-    started, began = clock(), round(time.time(), 3)
+    started, began = perf_counter(), round(time.time(), 3)
     for tries in itertools.count():
         trajectory = Trajectory(id=trajectory_id, environment=environment_name, task_id=task.id if task else "")
         trajectory.group, trajectory.member = place or (None, None)
@@ -156,9 +155,9 @@ async def run_episode(
         on_try(trajectory)
         try:
             async with _opened(make_env, environment_name, watch) as env:
-                await _play(env, Sessions(env, policy, opponents, seed), trajectory, task, limits, clock, watch)
-                played = clock()
-            trajectory.close_s = _seconds(clock() - played)
+                await _play(env, Sessions(env, policy, opponents, seed), trajectory, task, limits, watch)
+                played = perf_counter()
+            trajectory.close_s = round(perf_counter() - played, 6)
             break
         except AgentError as error:
             log.warning("the agent crashed on task %s: %s", trajectory.task_id or seed, error)
@@ -173,7 +172,7 @@ async def run_episode(
         watch("retry")
         await sleep(retry.delay(tries, rng or random.Random()))
     trajectory.id = trajectory.id or trajectory.task_id
-    trajectory.wall_s = _seconds(clock() - started)
+    trajectory.wall_s = round(perf_counter() - started, 6)
     return trajectory
 
 
@@ -194,30 +193,24 @@ async def _opened(
     await _close(env)
 
 
-def _seconds(measured: float) -> float:
-    """Round to microseconds: further digits are noise and take space in every record."""
-    return round(measured, 6)
-
-
 async def _play(
     env: Environment,
     sessions: Sessions,
     trajectory: Trajectory,
     task: Task | None,
     limits: EpisodeLimits,
-    clock: Callable[[], float],
     watch: Callable[[str], None],
 ) -> None:
     """Play one attempt, filling `trajectory` incrementally so that it survives a failure."""
     watch("reset")
-    began = clock()
+    began = perf_counter()
     seed = sessions.seed
     with environment_code(f"{type(env).__name__}.task", f"seed {seed}"):
         task = resolve_task(env, seed, None) if task is None else task
     trajectory.task_id, trajectory.split = task.id, task.split
     trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)
     trajectory.final_observation, info = await _reset(env, task, seed, limits, images=sessions.read_images)
-    trajectory.reset_s = _seconds(clock() - began)
+    trajectory.reset_s = round(perf_counter() - began, 6)
     trajectory.rewards = dict.fromkeys(seats_of(env), 0.0)
     trajectory.opponents = sessions.names()
     sessions.turn_to(checked_seat(env, "reset", info, task.id), task)
@@ -227,7 +220,7 @@ async def _play(
         limit: str | None
         try:
             async with deadline, working:
-                limit = await _take_turns(env, sessions, trajectory, task, limits, clock, watch)
+                limit = await _take_turns(env, sessions, trajectory, task, limits, watch)
         except TimeoutError:
             if not deadline.expired() and not working.expired:
                 raise
@@ -235,7 +228,7 @@ async def _play(
                 raise lost from None
             limit = "working_time" if working.expired else "time"
         finally:
-            trajectory.waited_s = _seconds(working.waited_s)
+            trajectory.waited_s = round(working.waited_s, 6)
         if limit is not None:
             await _truncate(env, trajectory, limit, limits)
     if env.max_reward is None or trajectory.reward < env.max_reward - 1e-9:
@@ -280,7 +273,6 @@ async def _take_turns(
     trajectory: Trajectory,
     task: Task,
     limits: EpisodeLimits,
-    clock: Callable[[], float],
     watch: Callable[[str], None],
 ) -> str | None:
     """Take turns until the environment ends the episode (returns None) or another limit does (returns its name)."""
@@ -288,7 +280,7 @@ async def _take_turns(
     while True:
         seat = sessions.seat
         observation = trajectory.final_observation
-        asked = clock()
+        asked = perf_counter()
         watch("generate")
         try:
             reply = await sessions.current.reply(sessions.unknown_of(observation))
@@ -302,15 +294,18 @@ async def _take_turns(
                 trajectory.turns.append(Turn(observation, reached.reply, seat=seat))
                 trajectory.final_observation = []
             return reached.message
-        answered = clock()
-        turn = Turn(observation, reply, generate_s=_seconds(answered - asked), seat=seat)
+        answered = perf_counter()
+        turn = Turn(observation, reply, generate_s=round(answered - asked, 6), seat=seat)
         trajectory.turns.append(turn)
         trajectory.final_observation = []  # an unanswered turn has none until `step` returns one
         watch("environment")
         with measured_calls(turn.calls_s):
-            checked = await checked_step(env, _ended(reply), trajectory.task_id)
+            message = reply.message
+            if reply.stop_reason in ("length", "content_filter"):
+                message = message.model_copy(update={"stop_reason": reply.stop_reason})
+            checked = await checked_step(env, message, trajectory.task_id)
         observation, reward, terminated, truncated, info = checked
-        turn.step_s = _seconds(clock() - answered)
+        turn.step_s = round(perf_counter() - answered, 6)
         if "rewards" in info:
             others = checked_rewards(env, info, trajectory.task_id)
             trajectory.earn({**others, seat: reward + others.get(seat, 0.0)})
@@ -343,13 +338,6 @@ def _branched(env: Environment, info: dict[str, Any], trajectory: Trajectory) ->
     if branch is not None:
         trajectory.info.setdefault("branches", {})[info.get("seat", "")] = branch.model_dump()
     return branch
-
-
-def _ended(reply: Reply) -> Message:
-    """The message for the environment, with the stop reason if the reply was cut short."""
-    if reply.stop_reason in ("length", "content_filter"):
-        return reply.message.model_copy(update={"stop_reason": reply.stop_reason})
-    return reply.message
 
 
 class Sessions:

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
 from forge_env.concurrency import gather_or_cancel
@@ -74,51 +74,49 @@ class ToolCalls:
     async def run_all(
         self, tools: Mapping[str, Tool], calls: Sequence[ToolCall], *, timeout_s: float, task_id: str
     ) -> list[ToolResult]:
-        """Run the calls of one message concurrently; return their answers (see `run`)."""
+        """Run the calls of one message concurrently; return their answers."""
         seconds = [0.0] * len(calls)
-
-        async def run(place: int, call: ToolCall) -> ToolResult:
-            started = time.perf_counter()
-            try:
-                return await self.run(tools, call, timeout_s=timeout_s, task_id=task_id)
-            finally:
-                seconds[place] = round(time.perf_counter() - started, 4)
-
         try:
-            if len(calls) == 1:
-                return [await run(0, calls[0])]
-            return await gather_or_cancel([run(place, call) for place, call in enumerate(calls)])
+            work = [self._run(tools, call, timeout_s, task_id, seconds, place) for place, call in enumerate(calls)]
+            return await gather_or_cancel(work)
         finally:
             if (measured := CALLS_S.get()) is not None:
                 measured.extend(seconds)
 
-    async def run(self, tools: Mapping[str, Tool], call: ToolCall, *, timeout_s: float, task_id: str) -> ToolResult:
-        """Run one call and return its answer, subject to `max_calls`. Functions in threads run one at a time."""
-        name, arguments = call.function.name, call.function.arguments
+    async def _run(
+        self,
+        tools: Mapping[str, Tool],
+        call: ToolCall,
+        limit_s: float,
+        task_id: str,
+        seconds: list[float],
+        place: int,
+    ) -> ToolResult:
+        """Run one call, subject to `max_calls`, and store its duration. Functions in threads run one at a time."""
+        name = call.function.name
         if (tool := tools.get(name)) is None:
             return unknown_tool(call, tools)
         self._counts[name] += 1
         if tool.max_calls is not None and self._counts[name] > tool.max_calls:
             return ToolResult(f"Error: {name} can be called {tool.max_calls} times only", error=True)
-        if not tool.in_thread:
-            return await self._answer(tool, arguments, timeout_s, task_id)
-        async with self._turn_of_threads:  # so that the state of an episode needs no locks
-            limit_s = timeout_s if tool.timeout_s is None else tool.timeout_s
-            # after an interrupt request, don't wait for a thread that may never end
-            if self._straggler is not None and not await self._straggler.ended(0 if requested() else limit_s):
-                return ToolResult(f"Error: {name} can't run: a call that timed out is still running", error=True)
-            return await self._answer(tool, arguments, timeout_s, task_id)
-
-    async def _answer(self, tool: Tool, arguments: str, timeout_s: float, task_id: str) -> ToolResult:
+        started = time.perf_counter()
         scope = CallScope(self._owner, self._episode)
-        token = CURRENT_CALL.set(scope)
-        try:
-            return await tool.answer(self._owner, arguments, timeout_s=timeout_s, task_id=task_id)
-        except BaseException:  # the caller was cancelled, so the answer is dropped
-            scope.given_up = True
-            raise
-        finally:
-            CURRENT_CALL.reset(token)
-            if scope.runs_on:
+        async with self._turn_of_threads if tool.in_thread else nullcontext():  # an episode's state needs no locks
+            limit_s = limit_s if tool.timeout_s is None else tool.timeout_s
+            # after an interrupt request, don't wait for a thread that may never end
+            if tool.in_thread and self._straggler and not await self._straggler.ended(0 if requested() else limit_s):
+                return ToolResult(f"Error: {name} can't run: a call that timed out is still running", error=True)
+            token = CURRENT_CALL.set(scope)
+            try:
+                return await tool.answer(
+                    self._owner, call.function.arguments, scope, timeout_s=limit_s, task_id=task_id
+                )
+            except BaseException:  # the caller was cancelled, so the answer is dropped
                 scope.given_up = True
-                self._straggler = scope
+                raise
+            finally:
+                CURRENT_CALL.reset(token)
+                seconds[place] = round(time.perf_counter() - started, 4)
+                if scope.runs_on:
+                    scope.given_up = True
+                    self._straggler = scope

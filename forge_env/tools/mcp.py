@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from forge_env import redaction
 from forge_env.errors import InfrastructureError, ToolError, UsageError, root_cause
 from forge_env.sharing import Shared
-from forge_env.tools.schema import LONGEST_NAME, UNSAFE, Tool
+from forge_env.tools.schema import LONGEST_NAME, UNSAFE, CallScope, Tool
 from forge_env.types import ToolSpec
 
 if TYPE_CHECKING:
@@ -463,7 +463,7 @@ class McpTool(Tool):
             raise ToolError(f"wrong arguments: {missing[0]}: missing. {self.usage()}")
         return data
 
-    async def invoke(self, owner: Any, arguments: dict[str, Any]) -> str:
+    async def invoke(self, owner: Any, arguments: dict[str, Any], scope: CallScope) -> str:
         """Call the tool on the server; if that changed the tools, the answer says so."""
         try:
             text = await self._server.call(self._name, arguments)

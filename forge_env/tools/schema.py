@@ -212,40 +212,36 @@ class Tool:
         ]
         return f"Call {self.spec.name} with {{{', '.join(shown)}}}"
 
-    async def invoke(self, owner: Any, arguments: dict[str, Any]) -> Any:
+    async def invoke(self, owner: Any, arguments: dict[str, Any], scope: CallScope) -> Any:
         """Run the function with validated arguments."""
-        positional = (owner,) if self._method else ()
-        if self.is_async:
-            return await self.function(*positional, **arguments)
-        if not self.in_thread:
-            return self.function(*positional, **arguments)
-        thread = start_in_thread(lambda: self.function(*positional, **arguments))
-        if (scope := CURRENT_CALL.get()) is not None:
-            scope.thread = thread
-        return await result_of(thread)
+        call = partial(self.function, *([owner] if self._method else []), **arguments)
+        if self.in_thread:
+            scope.thread = start_in_thread(call)
+            return await result_of(scope.thread)
+        return await call() if self.is_async else call()
 
-    async def answer(self, owner: Any, arguments: str, *, timeout_s: float, task_id: str) -> ToolResult:
+    async def answer(
+        self, owner: Any, arguments: str, scope: CallScope, *, timeout_s: float, task_id: str
+    ) -> ToolResult:
         """Run one call with the arguments that the model wrote.
 
         Raises:
             InfrastructureError: raised by the tool.
             EnvironmentBugError: the tool's code failed.
         """
-        limit = self.timeout_s if self.timeout_s is not None else timeout_s
-        deadline = asyncio.timeout(limit)
+        deadline = asyncio.timeout(timeout_s)
         try:
             parsed = self.parse(arguments)
             with environment_code(f"tool {self.spec.name!r}", task_id):
                 try:
                     async with deadline:
-                        value = await self.invoke(owner, parsed)
+                        value = await self.invoke(owner, parsed, scope)
                 except TimeoutError as error:
                     if not deadline.expired():
                         raise
-                    if (scope := CURRENT_CALL.get()) is not None:
-                        scope.given_up = True
-                    _report_timeout(self.spec.name, self.function, limit, error, scope)
-                    return ToolResult(f"Error: {self.spec.name} timed out after {limit:g} s", error=True)
+                    scope.given_up = True
+                    _report_timeout(self.spec.name, self.function, timeout_s, error, scope)
+                    return ToolResult(f"Error: {self.spec.name} timed out after {timeout_s:g} s", error=True)
                 except (ToolError, SandboxPathError, SandboxFileError) as error:
                     return ToolResult(f"Error: {error}", error=True)
                 return ToolResult(as_text(value, self.spec.name))
@@ -277,7 +273,7 @@ _REPORTED: set[tuple[str, object]] = set()
 
 
 def _report_timeout(
-    name: str, function: Callable[..., Any], limit_s: float, error: TimeoutError, scope: CallScope | None
+    name: str, function: Callable[..., Any], limit_s: float, error: TimeoutError, scope: CallScope
 ) -> None:
     """Log, once per tool, the function and line in which it timed out."""
     function = inspect.unwrap(function)
@@ -287,7 +283,7 @@ def _report_timeout(
     _REPORTED.add(tool)
     cancelled = error.__cause__ or error.__context__  # before Python 3.11.4, only the context is set
     stack = traceback.extract_tb(cancelled.__traceback__ if cancelled else None)
-    thread = scope.thread if scope is not None and scope.runs_on else None
+    thread = scope.thread if scope.runs_on else None
     if thread is not None and (frame := sys._current_frames().get(thread.ident or 0)) is not None:
         stack = traceback.extract_stack(frame)
     text = f"tool {name!r} timed out after {limit_s:g} s: it was in {author_place(stack, function)}"
