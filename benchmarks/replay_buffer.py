@@ -32,7 +32,7 @@ from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.packed import PackedGroup, pack
-from trainers.buffer.types import BufferSettings, GroupBuffer
+from trainers.buffer.types import BufferSettings
 
 GROUP = 8
 GROUPS_PER_STEP = 32
@@ -59,7 +59,7 @@ def group_of(rng: random.Random, version: int) -> PackedGroup:
     return pack(trajectories(rng, version), [np.full(SAMPLED, sign, np.float32) for sign in (0.5, -0.5) * (GROUP // 2)])
 
 
-async def ours(buffer: GroupBuffer[PackedGroup], held: int, steps: int) -> Step:
+async def ours(buffer: LocalReplayBuffer[PackedGroup], held: int, steps: int) -> Step:
     """Fill the buffer with `held` episodes, one batch per version within the bound; return a function for one step."""
     rng = random.Random(0)
     bound = held // EPISODES_PER_STEP

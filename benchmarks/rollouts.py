@@ -41,7 +41,8 @@ from forge_env.config import RunConfig  # noqa: E402
 from forge_env.run import Run, RunFolder  # noqa: E402
 from trainers.algorithms.grpo import Weighing  # noqa: E402
 from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer  # noqa: E402
-from trainers.buffer.types import BufferSettings, GroupBuffer  # noqa: E402
+from trainers.buffer.local import LocalReplayBuffer  # noqa: E402
+from trainers.buffer.types import BufferSettings  # noqa: E402
 from trainers.generator.client import Member  # noqa: E402
 from trainers.rollout.local import LocalWorker, WorkerSettings  # noqa: E402
 from trainers.rollout.rollouts import Crew, Rollouts  # noqa: E402
@@ -195,7 +196,7 @@ async def play(case: Case, scratch: Path) -> Measured:
         run.folder.release()
 
 
-async def measure(case: Case, rollouts: Rollouts, buffer: GroupBuffer[Any], pids: Mapping[str, int]) -> Measured:
+async def measure(case: Case, rollouts: Rollouts, buffer: LocalReplayBuffer[Any], pids: Mapping[str, int]) -> Measured:
     """Play all groups and measure from the first ticket to the last step."""
     if case.counted:
         tracemalloc.start()

@@ -1,7 +1,7 @@
 """Calls of actors' endpoints: their results and errors, their withdrawal, and clients made from an interface.
 
-    class ReplayBuffer(Served, interface=GroupBuffer): ...          # the actor; `setup` sets `self.served`
-    class RemoteReplayBuffer(Client, interface=GroupBuffer): ...    # its client, with the same methods
+    class ReplayBuffer(Served, interface=LocalReplayBuffer): ...          # the actor; `setup` sets `self.served`
+    class RemoteReplayBuffer(Client, interface=LocalReplayBuffer): ...    # its client, with the same methods
 
 If the caller of a client's method is cancelled, its call is withdrawn: it is cancelled in the actor's process too.
 Monarch is imported at the first call, so that a process can prepare for it; `Served` is in `trainers.actors.actor`.

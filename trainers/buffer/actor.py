@@ -5,10 +5,10 @@ from __future__ import annotations
 from trainers.actors.actor import Served, concurrent_endpoint
 from trainers.actors.remote import Client
 from trainers.buffer.local import LocalReplayBuffer
-from trainers.buffer.types import BufferSettings, GroupBuffer
+from trainers.buffer.types import BufferSettings
 
 
-class ReplayBuffer(Served, interface=GroupBuffer):
+class ReplayBuffer(Served, interface=LocalReplayBuffer):
     """A `LocalReplayBuffer` behind endpoints; `RemoteReplayBuffer` is its client.
 
     Calls run concurrently; a waiting call blocks no other.
@@ -24,5 +24,5 @@ class ReplayBuffer(Served, interface=GroupBuffer):
         self.served = LocalReplayBuffer(self._settings)
 
 
-class RemoteReplayBuffer(Client, interface=GroupBuffer, granting=("admit", "sample", "reserve")):
-    """Client of a `ReplayBuffer` actor: a `GroupBuffer`."""
+class RemoteReplayBuffer(Client, interface=LocalReplayBuffer, granting=("admit", "sample", "reserve")):
+    """Client of a `ReplayBuffer` actor, with the methods of `LocalReplayBuffer`."""

@@ -35,7 +35,9 @@ def _changing(
 
 
 class LocalReplayBuffer(Generic[G]):
-    """A `GroupBuffer` for one event loop. Waiting calls are woken by changes of the buffer; nothing polls.
+    """The replay buffer of one event loop. Waiting calls are woken by changes of the buffer; nothing polls.
+
+    `trainers.buffer.actor` derives an actor and its client from it. Cancelling a waiting call takes nothing.
 
     buffer = LocalReplayBuffer(BufferSettings(per_step=24, max_off_policy_steps=2))
     ticket = await buffer.admit()                    # rollout worker, once per group
@@ -67,13 +69,13 @@ class LocalReplayBuffer(Generic[G]):
                 waiting.set_result(None)
 
     async def admit(self) -> Ticket:
-        """See `GroupBuffer`."""
+        """Admit a new group, waiting until there is room."""
         while (ticket := self._core.admit()) is None:
             await self._change()
         return ticket
 
     async def add(self, group: G, ticket: Ticket | None = None) -> Outcome:
-        """See `GroupBuffer`.
+        """Add the complete group of `ticket`. Without a ticket, wait until the group can be admitted.
 
         Raises:
             TicketDoneError: the ticket's group is not in progress (added twice, discarded, lost in a restart).
@@ -88,11 +90,11 @@ class LocalReplayBuffer(Generic[G]):
         return outcome
 
     async def in_progress(self, ticket: Ticket) -> bool:
-        """See `GroupBuffer`."""
+        """Whether the group of `ticket` has been neither added nor discarded."""
         return self._core.in_progress(ticket)
 
     async def sample(self, curr_policy_version: int) -> Batch[G]:
-        """See `GroupBuffer`.
+        """Return the groups that the trainer at this policy version trains on, waiting until they are available.
 
         Raises:
             UsageError: the step already has its groups, or is after the end of the run.
@@ -100,7 +102,7 @@ class LocalReplayBuffer(Generic[G]):
         return await self.fetch((await self.reserve(curr_policy_version)).step)
 
     async def reserve(self, curr_policy_version: int) -> Reservation:
-        """See `GroupBuffer`; raises as `sample` does."""
+        """Choose groups as `sample` does, but leave their data in the buffer until `fetch`."""
         self._core.check_step(curr_policy_version)
         if self._core.evict(curr_policy_version):
             self._changed()  # dropped groups may have made room
@@ -113,7 +115,7 @@ class LocalReplayBuffer(Generic[G]):
             await self._change()
 
     async def fetch(self, step: int) -> Batch[G]:
-        """See `GroupBuffer`.
+        """Return the groups handed out for `step`. Can be repeated until they are released.
 
         Raises:
             UsageError: no groups are in training for that step.
@@ -122,16 +124,16 @@ class LocalReplayBuffer(Generic[G]):
             return self._core.batch(step)
 
     async def batch_sizes(self, step: int, computed: Computed = "all") -> BatchSizes:
-        """See `GroupBuffer`; raises as `fetch` does."""
+        """Sizes of the segments of `step`, with the segments that `computed` selects."""
         return BatchSizes.of(self._open(step), computed)
 
     async def sequences(self, step: int, numbers: Sequence[int]) -> list[Segment]:
-        """See `GroupBuffer`; raises as `fetch` does."""
+        """Return the token sequences of `step` with these numbers. Can be repeated until they are released."""
         opened = self._open(step)
         return [opened[number] for number in numbers]
 
     async def set_reference(self, step: int, logprobs: Mapping[int, NDArray[np.float32]]) -> None:
-        """See `GroupBuffer`; raises as `fetch` does."""
+        """Store a reference model's log-probabilities of the target tokens of sequences of `step`, by number."""
         opened = self._open(step)
         for number, values in logprobs.items():
             opened[number].ref_logprobs = at_targets(opened[number], values)
@@ -143,7 +145,7 @@ class LocalReplayBuffer(Generic[G]):
         return self._opened[step]
 
     async def release(self, version: int) -> None:
-        """See `GroupBuffer`.
+        """Finish the groups of steps before `version`, which the generators have loaded, and free their slots.
 
         Raises:
             UsageError: the version is lower than the current one, or higher than the steps handed out can produce.
@@ -167,10 +169,10 @@ class LocalReplayBuffer(Generic[G]):
         self._changed()
 
     async def stats(self) -> BufferStats:
-        """See `GroupBuffer`."""
+        """Counters and current contents."""
         return replace(self._core.stats(), seconds=self._account.seconds())
 
     async def state_dict(self, trained: int = 0) -> dict[str, Any]:
-        """See `GroupBuffer`."""
+        """Complete state, including the random state; groups of steps before `trained` count as finished."""
         with self._account.during("save"):
             return self._core.state_dict(trained)

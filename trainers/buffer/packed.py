@@ -44,7 +44,6 @@ class GroupRecord:
         table: one row per episode, one column for each of `columns`, [E, C].
         has_signal: whether any token to be learned has an advantage other than 0.
         members: number of each row's episode in the group, with its seat if it has one: "0", "3" or "3/white", [E].
-            Empty in groups packed by an older version.
         digest: hash of the tokens, log-probs, versions, advantages and masks.
         credit: the advantages and masks as text, with which `repack` rebuilds the group from its episodes.
     """
@@ -74,16 +73,16 @@ class PackedGroup:
     Attributes:
         data: header, table, segment lengths and token data, written by `pack`.
         members: as in `GroupRecord`.
-        receipts: `Segment.receipt` of each segment; empty in groups packed by an older version.
-        episodes: `Segment.episode` of each segment; empty in groups packed by an older version.
+        receipts: `Segment.receipt` of each segment.
+        episodes: `Segment.episode` of each segment.
     """
 
     task_id: str
     columns: tuple[str, ...]
     data: bytes
-    members: tuple[str, ...] = ()
-    receipts: tuple[int | None, ...] = ()
-    episodes: tuple[int, ...] = ()
+    members: tuple[str, ...]
+    receipts: tuple[int | None, ...]
+    episodes: tuple[int, ...]
 
     def __post_init__(self) -> None:  # groups with equal names share one tuple
         object.__setattr__(self, "columns", _NAMES.setdefault(self.columns, self.columns))
@@ -162,10 +161,8 @@ class PackedGroup:
             part = slice(start, start + length)
             start += length
             segments.append(Segment(token_ids[part], mask[part], logprobs[part], versions[part], advantages[part]))
-        for segment, receipt in zip(segments, self.receipts, strict=False):
-            segment.receipt = receipt
-        for segment, episode in zip(segments, self.episodes, strict=False):
-            segment.episode = episode
+        for segment, receipt, episode in zip(segments, self.receipts, self.episodes, strict=True):
+            segment.receipt, segment.episode = receipt, episode
         return segments
 
 
@@ -328,8 +325,8 @@ def _joined(arrays: Sequence[NDArray[Any]], kind: Any) -> NDArray[Any]:
 
 # --- the buffer's file in a checkpoint; loading an untrusted one executes no code
 
-LATER = ("members", "receipts", "episodes")
-"""Fields of a group that files written by earlier versions lack."""
+FIELDS = ("task_id", "columns", "members", "receipts", "episodes")
+"""Fields of a group besides its data."""
 
 
 def save_buffer(state: dict[str, Any], file: Path) -> None:
@@ -340,8 +337,7 @@ def save_buffer(state: dict[str, Any], file: Path) -> None:
         if isinstance(value, PackedGroup):
             name = str(len(blocks))
             blocks[name] = np.frombuffer(value.data, np.uint8)
-            names = ("task_id", "columns", *LATER)
-            return {"group": name, **{each: getattr(value, each) for each in names}}
+            return {"group": name, **{each: getattr(value, each) for each in FIELDS}}
         if isinstance(value, dict):
             return {key: plain(item) for key, item in value.items()}
         return [plain(item) for item in value] if isinstance(value, list) else value
@@ -359,8 +355,8 @@ def load_buffer(file: Path) -> dict[str, Any]:
     def restore(value: Any) -> Any:
         if isinstance(value, dict) and "group" in value:
             data = blocks.get_tensor(value["group"]).tobytes()
-            later = {name: tuple(value.get(name, ())) for name in LATER}
-            return PackedGroup(value["task_id"], tuple(value["columns"]), data, **later)
+            lists = {name: tuple(value[name]) for name in FIELDS[1:]}
+            return PackedGroup(task_id=value["task_id"], data=data, **lists)
         if isinstance(value, dict):
             return {key: restore(item) for key, item in value.items()}
         return [restore(item) for item in value] if isinstance(value, list) else value

@@ -125,11 +125,6 @@ class BatchSizes:
             int((~finite).sum()),
         )
 
-    @classmethod
-    def with_signal(cls, segments: Sequence[Segment]) -> Self:
-        """Sizes of a batch, with only the segments that have an advantage."""
-        return cls.of(segments, "segments")
-
     def shared_among(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """`shared` of some of the segments among themselves; `places` are their ascending indices in `numbers`."""
         if not len(places):

@@ -1,19 +1,15 @@
-"""Data types of the replay buffer, and the interface shared by its local and remote implementations."""
+"""Data types of the replay buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Generic, Protocol, TypeVar
 
 from forge_env.config.recipe import ReplaySection
 from forge_env.errors import UsageError
 from forge_env.trajectory import Segment
-from trainers.buffer.sequences import BatchSizes, Computed
 
 
 class Trainable(Protocol):
@@ -185,69 +181,6 @@ class BufferStats(Counters):
     """Description of what blocks the next training step; None if its groups are available."""
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     """Seconds that the buffer spent on each activity since it was created; they sum to its age."""
-
-
-@runtime_checkable
-class GroupBuffer(Protocol[G]):
-    """Interface of the replay buffer, for callers in the same process and, through an actor, in others.
-
-    `LocalReplayBuffer` implements it; `trainers.buffer.actor` derives the actor's endpoints and its client from it.
-    Cancelling a waiting call takes nothing from the buffer.
-    """
-
-    async def admit(self) -> Ticket:
-        """Admit a new group, waiting until there is room."""
-
-    async def add(self, group: G, ticket: Ticket | None = None) -> Outcome:
-        """Add the complete group of `ticket`. Without a ticket, wait until the group can be admitted."""
-
-    async def in_progress(self, ticket: Ticket) -> bool:
-        """Whether the group of `ticket` has been neither added nor discarded."""
-
-    async def discard(self, ticket: Ticket) -> None:
-        """Free the slot of `ticket`, whose rollout failed."""
-
-    async def sample(self, curr_policy_version: int) -> Batch[G]:
-        """Return the groups that the trainer at this policy version trains on, waiting until they are available."""
-
-    async def reserve(self, curr_policy_version: int) -> Reservation:
-        """Choose groups as `sample` does, but leave their data in the buffer until `fetch`."""
-
-    async def fetch(self, step: int) -> Batch[G]:
-        """Return the groups handed out for `step`. Can be repeated until they are released."""
-
-    async def batch_sizes(self, step: int, computed: Computed = "all") -> BatchSizes:
-        """Sizes of the segments of `step`, with the segments that `computed` selects."""
-
-    async def sequences(self, step: int, numbers: Sequence[int]) -> list[Segment]:
-        """Return the token sequences of `step` with these numbers. Can be repeated until they are released."""
-
-    async def set_reference(self, step: int, logprobs: Mapping[int, NDArray[np.float32]]) -> None:
-        """Store a reference model's log-probabilities of the target tokens of sequences of `step`, by number."""
-
-    async def release(self, version: int) -> None:
-        """Finish the groups of steps before `version`, which the generators have loaded, and free their slots."""
-
-    async def evict(self, curr_policy_version: int) -> int:
-        """Drop groups that a trainer at this version can't train within the bound; returns the number of groups."""
-
-    async def clear(self) -> None:
-        """Drop every complete group that has not been handed out."""
-
-    async def restart(self, version: int) -> None:
-        """Restart at policy version `version`: groups in progress are rolled out again, with the same index."""
-
-    async def undo(self, granted: Ticket | Reservation | Batch[G]) -> None:
-        """Take back a result granted to a cancelled caller, as if the call had never been made."""
-
-    async def stats(self) -> BufferStats:
-        """Counters and current contents."""
-
-    async def state_dict(self, trained: int = 0) -> dict[str, Any]:
-        """Complete state, including the random state; groups of steps before `trained` count as finished."""
-
-    async def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state written by `state_dict`, exactly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,10 @@ from forge_env.errors import ContractError, InfrastructureError
 from forge_env.run import Run
 from forge_env.run.contract import CLAUSES, Clause, Verdict
 from forge_env.trajectory import NOT_CHEAT_PROOF, Segment
+from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.packed import GroupRecord
 from trainers.buffer.sequences import targets
-from trainers.buffer.types import GroupBuffer, Reservation
+from trainers.buffer.types import Reservation
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.trainer import TrainerHandle
 from trainers.rollout.opening import Opening
@@ -113,7 +114,7 @@ class Difference:
 class Contract:
     """Judges the clauses in one session of a run."""
 
-    def __init__(self, run: Run, trainer: TrainerHandle, generators: Serving, buffer: GroupBuffer[Any]) -> None:
+    def __init__(self, run: Run, trainer: TrainerHandle, generators: Serving, buffer: LocalReplayBuffer[Any]) -> None:
         self._run = run
         self._trainer = trainer
         self._generators = generators

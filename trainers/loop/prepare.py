@@ -14,7 +14,7 @@ from forge_env.files import written_whole
 from forge_env.machine import cache_dir
 from forge_env.run import Run
 from forge_env.run.preflight import check_memory
-from trainers.buffer.types import GroupBuffer
+from trainers.buffer.local import LocalReplayBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.checkpoints import Checkpoints
 from trainers.loop.checks import check_checkpoint, check_files, check_tools, check_vocabulary, warms_up
@@ -33,7 +33,7 @@ class Actors(NamedTuple):
 
     trainer: TrainerHandle
     generators: GeneratorPool
-    buffer: GroupBuffer[Any]
+    buffer: LocalReplayBuffer[Any]
     rollouts: Rollouts
 
 

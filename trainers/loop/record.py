@@ -8,8 +8,9 @@ from typing import Any
 
 from forge_env.run import Run
 from forge_env.run.fingerprint import Fingerprint
+from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.packed import FIXED, GroupRecord
-from trainers.buffer.types import BufferStats, GroupBuffer, Reservation
+from trainers.buffer.types import BufferStats, Reservation
 from trainers.rollout.rollouts import Rollouts
 
 AUDIT = "contract/"
@@ -34,7 +35,7 @@ class Record:
     def __init__(
         self,
         run: Run,
-        buffer: GroupBuffer[Any],
+        buffer: LocalReplayBuffer[Any],
         rollouts: Rollouts,
         more: Sequence[Callable[[], Mapping[str, float]]],
     ) -> None:
@@ -143,7 +144,7 @@ def trained_row(batch: Reservation) -> list[dict[str, Any]]:
             "episodes": [
                 [member, round(reward, 6), round(advantage, 6), int(tokens), int(turns), int(truncated)]
                 for member, (reward, advantage, turns, tokens, truncated, _) in zip(
-                    group.members or [""] * len(group.table), group.table[:, : len(FIXED)].tolist(), strict=True
+                    group.members, group.table[:, : len(FIXED)].tolist(), strict=True
                 )
             ],
         }

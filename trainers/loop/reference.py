@@ -10,8 +10,8 @@ from forge_env.run.account import Since
 from forge_env.run.clock import RemoteClock, read_clock
 from forge_env.run.timeline import Timeline
 from trainers.actors.remote import result
+from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.sequences import Computed
-from trainers.buffer.types import GroupBuffer
 
 if TYPE_CHECKING:
     from trainers.weights.transport import Published
@@ -32,7 +32,7 @@ class Reference:
         self._since_taken = Since()
         self._clock = RemoteClock()
 
-    async def score(self, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> dict[str, float]:
+    async def score(self, buffer: LocalReplayBuffer[Any], step: int, computed: Computed = "all") -> dict[str, float]:
         """Set `ref_logprobs` of the segments of `step` that `computed` selects; return the seconds it took."""
         started = time.perf_counter()
         await result(self.actor.score.call(buffer, step, computed))

@@ -18,7 +18,8 @@ from forge_env.machine import SELDOM
 from forge_env.run import Run
 from trainers.actors.placement import Placement
 from trainers.actors.remote import ActorDiedError, result
-from trainers.buffer.types import BufferSettings, GroupBuffer
+from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.types import BufferSettings
 from trainers.generator.arguments import engine_arguments, process_environment
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.reference import Reference
@@ -284,7 +285,7 @@ class Stack:
         self._again["reference"] = again
         return reference
 
-    async def start_buffer(self) -> GroupBuffer[Any]:
+    async def start_buffer(self) -> LocalReplayBuffer[Any]:
         """Start the replay buffer."""
         from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
 
@@ -307,7 +308,7 @@ class Stack:
 
         buffer: Any = RemoteReplayBuffer(await start())
         self._again["buffer"] = again
-        return cast("GroupBuffer[Any]", buffer)
+        return cast("LocalReplayBuffer[Any]", buffer)
 
     async def start_workers(self, run_folder: Path, model: Path, preparation: type[Preparation]) -> Crew:
         """Start the rollout workers with the tokenizer of the checkpoint folder `model`."""

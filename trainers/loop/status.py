@@ -11,7 +11,8 @@ from forge_env.figures import duration
 from forge_env.run import Run
 from forge_env.run.account import Account, Since
 from trainers.actors.remote import ActorDiedError
-from trainers.buffer.types import BufferStats, GroupBuffer
+from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.types import BufferStats
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.reference import Reference
 from trainers.loop.trainer import BaseReference
@@ -50,7 +51,7 @@ class Status:
         """Number of sampled tokens and its time, as of the last call of `metrics`."""
         self._watchdog = Watchdog(run, run.config.watchdog, self.diagnose)
 
-    async def report(self, buffer: GroupBuffer[Any]) -> None:
+    async def report(self, buffer: LocalReplayBuffer[Any]) -> None:
         """Show live metrics until cancelled.
 
         Raises:

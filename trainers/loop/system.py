@@ -31,7 +31,8 @@ from forge_env.evaluation.estimates import Estimate
 from forge_env.run import Run
 from forge_env.run.recording import settings
 from forge_env.visible import one_line
-from trainers.buffer.types import GroupBuffer, Reservation, Ticket
+from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.types import Reservation, Ticket
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.contract import Contract
 from trainers.loop.evaluation import Evaluator
@@ -420,7 +421,7 @@ class Publisher:
         self,
         trainer: TrainerHandle,
         generators: GeneratorPool,
-        buffer: GroupBuffer[Any],
+        buffer: LocalReplayBuffer[Any],
         tasks: asyncio.TaskGroup,
         contract: Contract,
     ) -> None:

@@ -18,8 +18,9 @@ from forge_env.run.fingerprint import Fingerprint
 from forge_env.run.timeline import Timeline
 from forge_env.trajectory import Segment
 from trainers.actors.remote import agreed, result
+from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.sequences import Computed
-from trainers.buffer.types import GroupBuffer, Reservation
+from trainers.buffer.types import Reservation
 from trainers.loop.reference import Reference
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class TrainerHandle:
         return metrics
 
     async def train_on(
-        self, buffer: GroupBuffer[Any], reservation: Reservation, account: Account | None = None
+        self, buffer: LocalReplayBuffer[Any], reservation: Reservation, account: Account | None = None
     ) -> dict[str, float]:
         """Update the weights from a step's groups, which the trainer fetches from the buffer, and return metrics.
 
@@ -75,7 +76,7 @@ class TrainerHandle:
         """Release unused GPU memory."""
         await result(self.actor.release_memory.call())
 
-    async def score_base(self, buffer: GroupBuffer[Any], step: int) -> None:
+    async def score_base(self, buffer: LocalReplayBuffer[Any], step: int) -> None:
         """Set `ref_logprobs` of the segments of `step` that the loss needs, computed by the model without adapters."""
         await result(self.actor.score_base.call(buffer, step))
 
@@ -162,7 +163,7 @@ class BaseReference:
     def __init__(self, trainer: TrainerHandle) -> None:
         self._trainer = trainer
 
-    async def score(self, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> dict[str, float]:
+    async def score(self, buffer: LocalReplayBuffer[Any], step: int, computed: Computed = "all") -> dict[str, float]:
         """Set `ref_logprobs` like `Reference.score`, for the segments that the trainer's loss needs."""
         started = time.perf_counter()
         await self._trainer.score_base(buffer, step)

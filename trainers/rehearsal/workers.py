@@ -13,7 +13,8 @@ from forge_env.config.recipe import RunConfig
 from forge_env.run.account import Account, Accounts
 from forge_env.sandbox import SANDBOXES_PER_CPU
 from forge_env.trajectory import Segment
-from trainers.buffer.types import GroupBuffer, Outcome, Ticket
+from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.types import Outcome, Ticket
 from trainers.rehearsal.engines import Engine, Engines
 from trainers.rehearsal.episodes import Episodes, Script
 from trainers.rollout.types import Fate, GroupReport, Totals
@@ -128,7 +129,7 @@ class TimedRollouts:
         config: RunConfig,
         episodes: Episodes,
         engines: Engines,
-        buffer: GroupBuffer[PlayedGroup],
+        buffer: LocalReplayBuffer[PlayedGroup],
         sandboxed: Sandboxed,
         cpus: int,
         on_end: Callable[[], None],

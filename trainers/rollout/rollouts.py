@@ -32,7 +32,8 @@ from forge_env.tasks.curriculum import make_order
 from forge_env.trajectory import Trajectory
 from trainers.actors.remote import ActorDiedError, withdrawn_when_cancelled
 from trainers.actors.replicas import Replica, Replicas, ReplicaState
-from trainers.buffer.types import GroupBuffer, Ticket
+from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.types import Ticket
 from trainers.generator.client import Member
 from trainers.generator.types import WeightsLostError
 from trainers.rollout.local import WorkerSettings
@@ -469,7 +470,7 @@ class Rollouts:
         self._links = links
         await self._workers.connect(links)
 
-    async def reconnect(self, buffer: GroupBuffer[Any], reference: Any) -> None:
+    async def reconnect(self, buffer: LocalReplayBuffer[Any], reference: Any) -> None:
         """Connect the workers to a restarted buffer or reference model."""
         await self.connect(replace(self._links, buffer=buffer, reference=reference))
 

@@ -15,8 +15,9 @@ from forge_env.config.recipe import RunConfig
 from forge_env.run.clock import Reading
 from forge_env.run.timeline import Span
 from forge_env.trajectory import Segment, Trajectory
+from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.packed import PackedGroup
-from trainers.buffer.types import GroupBuffer, Ticket
+from trainers.buffer.types import Ticket
 from trainers.generator.client import Member
 from trainers.rollout.opening import Opening
 
@@ -138,7 +139,7 @@ class Links:
     """
 
     generators: Sequence[Member]
-    buffer: GroupBuffer[Any]
+    buffer: LocalReplayBuffer[Any]
     reference: Any = None
 
 

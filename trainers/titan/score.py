@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from forge_env.trajectory import Segment
+from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.sequences import BatchSizes, Computed, in_order, shared_with_previous, targets
-from trainers.buffer.types import GroupBuffer
 from trainers.titan.batch import Microbatch, collate
 from trainers.titan.device import Device
 from trainers.titan.model import TitanModel
@@ -126,14 +126,16 @@ class Scorer:
         return [scored[number] for number in range(len(segments))]
 
 
-async def fetch(buffer: GroupBuffer[Any], step: int, sizes: BatchSizes, runs: Sequence[Run]) -> dict[int, Segment]:
+async def fetch(
+    buffer: LocalReplayBuffer[Any], step: int, sizes: BatchSizes, runs: Sequence[Run]
+) -> dict[int, Segment]:
     """Fetch the sequences of `runs` from the buffer, each once, by index among those that are computed."""
     places = sorted({index for run in runs for index in run})
     segments = await buffer.sequences(step, sizes.numbers[places].tolist())
     return dict(zip(places, segments, strict=True))
 
 
-async def score(scorer: Scorer, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> None:
+async def score(scorer: Scorer, buffer: LocalReplayBuffer[Any], step: int, computed: Computed = "all") -> None:
     """Set `ref_logprobs` of the `computed` segments of `step` from this model; all ranks must call it."""
     sizes = await buffer.batch_sizes(step, computed)
     runs = scorer.microbatches(sizes.lengths, sizes.shared)

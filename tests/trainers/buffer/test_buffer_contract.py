@@ -14,9 +14,9 @@ from forge_env.errors import UsageError
 from forge_env.trajectory import Segment
 from tests.trainers.buffer.buffer_model import FakeGroup
 from trainers.buffer.local import LocalReplayBuffer
-from trainers.buffer.types import BufferSettings, GroupBuffer, Outcome, Ticket
+from trainers.buffer.types import BufferSettings, Outcome, Ticket
 
-Make = Callable[[BufferSettings], Awaitable[GroupBuffer[FakeGroup]]]
+Make = Callable[[BufferSettings], Awaitable[LocalReplayBuffer[FakeGroup]]]
 actor = pytest.param("actor", marks=[pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)])
 
 
@@ -24,17 +24,17 @@ actor = pytest.param("actor", marks=[pytest.mark.stack, pytest.mark.slow, pytest
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     started: list[Any] = []
 
-    async def local(settings: BufferSettings) -> GroupBuffer[FakeGroup]:
+    async def local(settings: BufferSettings) -> LocalReplayBuffer[FakeGroup]:
         return LocalReplayBuffer(settings)
 
-    async def remote(settings: BufferSettings) -> GroupBuffer[FakeGroup]:
+    async def remote(settings: BufferSettings) -> LocalReplayBuffer[FakeGroup]:
         from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
         from trainers.loop.stack import prepare_controller
 
         prepare_controller()
         started.append(await ReplayBuffer.as_actor(settings))
         client: Any = RemoteReplayBuffer(started[-1])
-        return cast("GroupBuffer[FakeGroup]", client)
+        return cast("LocalReplayBuffer[FakeGroup]", client)
 
     yield local if request.param == "local" else remote
     for own in started:
@@ -43,7 +43,7 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
         await ReplayBuffer.shutdown(own)
 
 
-async def fill(buffer: GroupBuffer[FakeGroup], count: int, **fields: Any) -> list[Ticket]:
+async def fill(buffer: LocalReplayBuffer[FakeGroup], count: int, **fields: Any) -> list[Ticket]:
     tickets = [await buffer.admit() for _ in range(count)]
     for ticket in tickets:
         await buffer.add(FakeGroup.of(ticket.index, ticket.version, **fields), ticket)
@@ -58,7 +58,6 @@ async def settled(waiting: asyncio.Future[Any]) -> bool:
 
 async def test_a_step_waits_for_its_groups_and_admission_for_their_release(make: Make) -> None:
     buffer = await make(BufferSettings(per_step=2, max_off_policy_steps=0))
-    assert isinstance(buffer, GroupBuffer)
     first, second = await buffer.admit(), await buffer.admit()
     assert (first, second) == (Ticket(0, 0), Ticket(1, 0))
     sampling = asyncio.ensure_future(buffer.sample(0))

@@ -99,8 +99,6 @@ async def test_segments_know_their_episode_in_a_group_a_batch_and_a_checkpoint(t
     order = sizes.numbers.argsort()
     assert sizes.sequences[order].tolist() == [0, 1, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5]
     assert sizes.sequence_targets[order].tolist() == [2, 6, 6, 6, 4, 4] * 2
-    old = PackedGroup(packed.task_id, packed.columns, packed.data)
-    assert [segment.episode for segment in old.segments()] == [None] * 6, "as an older version packed it"
 
 
 @given(

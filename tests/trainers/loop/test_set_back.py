@@ -36,7 +36,6 @@ from tests.trainers.loop.stand_ins import (
 )
 from trainers.actors.remote import ActorDiedError, FurtherActorDiedError
 from trainers.buffer.local import LocalReplayBuffer
-from trainers.buffer.types import GroupBuffer
 from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
 
 pytestmark = pytest.mark.stack
@@ -164,7 +163,7 @@ class Trainer(Mortal, TitanTrainer):
         super().__init__(*args)
         self.lineage: Lineage = ()
 
-    async def do_train_on(self, buffer: GroupBuffer[Any], step: int) -> dict[str, float]:
+    async def do_train_on(self, buffer: LocalReplayBuffer[Any], step: int) -> dict[str, float]:
         batch = await buffer.fetch(step)
         await asyncio.sleep(self.world.dice.uniform(0.1, 3.0))
         own = batch.reservation.indices
@@ -265,7 +264,7 @@ def _passed_on(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name, _method in vars(GroupBuffer).items():
+for _name, _method in vars(LocalReplayBuffer).items():
     if not _name.startswith("_") and callable(_method):
         setattr(MortalBuffer, _name, _passed_on(_name))
 

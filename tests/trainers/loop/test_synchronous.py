@@ -190,7 +190,7 @@ def synchronous(config: RunConfig, folder: Path) -> dict[str, torch.Tensor]:
             for sequence, reward in zip(group, rewards, strict=True):
                 sequence.advantages = sequence.mask * np.float32(reward - sum(rewards) / MEMBERS)
             batch += group
-        sizes = BatchSizes.with_signal(batch)
+        sizes = BatchSizes.of(batch, "segments")
         trainer.train_share(trainer.share(sizes, config.trainer.minibatches), sizes.pick(batch), loss)
         sampler.load(trained.state_dict_hf(), step + 1)
     return trained.state_dict_hf()

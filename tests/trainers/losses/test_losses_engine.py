@@ -168,7 +168,7 @@ def test_sequences_without_signal_are_in_every_mean_and_are_not_computed(folder:
     data = sequences(trained, count=12)
     for segment in data[3:]:
         segment.advantages[:] = 0
-    everything, admitted = BatchSizes.of(data), BatchSizes.with_signal(data)
+    everything, admitted = BatchSizes.of(data), BatchSizes.of(data, "segments")
     assert sorted(admitted.numbers.tolist()) == [0, 1, 2]
     gradients = []
     for sizes in (everything, admitted):
@@ -301,7 +301,7 @@ def test_minibatches_share_what_is_not_computed_evenly(folder: Path) -> None:
     data = sequences(trained, count=12)
     for segment in data[3:]:
         segment.advantages[:] = 0
-    sizes = BatchSizes.with_signal(data)
+    sizes = BatchSizes.of(data, "segments")
     shares = trained.share(sizes, 3).minibatches
     assert sum(minibatch.targets for minibatch in shares) == sum(len(targets(segment)) for segment in data[:3])
     assert sum(minibatch.total_tokens for minibatch in shares) == pytest.approx(sizes.total_tokens)

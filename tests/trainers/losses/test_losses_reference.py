@@ -22,7 +22,7 @@ from forge_env.config.recipe import (  # noqa: E402
     ReferenceSection,
 )
 from forge_env.trajectory import Segment  # noqa: E402
-from trainers.buffer.types import GroupBuffer  # noqa: E402
+from trainers.buffer.local import LocalReplayBuffer  # noqa: E402
 from trainers.loop.stack import Stack, TrainerHandle, prepare_controller  # noqa: E402
 from trainers.losses.load import make_loss  # noqa: E402
 from trainers.model.tiny import build_tiny_folder  # noqa: E402
@@ -53,7 +53,7 @@ class Sequences:
         return sequences()
 
 
-Buffer = GroupBuffer[Sequences]
+Buffer = LocalReplayBuffer[Sequences]
 
 
 async def policy_logprobs(trainer: TrainerHandle) -> list[float]:

@@ -14,7 +14,7 @@ from forge_env.sandbox import SandboxEngine
 from tests.trainers.loop.dry_run import NoEngine
 from trainers.actors.remote import ActorDiedError
 from trainers.algorithms.grpo import Weighing
-from trainers.buffer.types import GroupBuffer
+from trainers.buffer.local import LocalReplayBuffer
 from trainers.rollout.local import LocalWorker, WorkerSettings
 from trainers.rollout.opening import Opening
 from trainers.rollout.rollouts import Crew, Rollouts
@@ -119,7 +119,7 @@ async def rollouts_here(
     run: Run,
     make_env: MakeEnvironment,
     policy: Policy,
-    buffer: GroupBuffer[Any],
+    buffer: LocalReplayBuffer[Any],
     *,
     count: int = 1,
     preparation: type[Preparation] = Weighing,

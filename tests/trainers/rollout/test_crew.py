@@ -24,7 +24,8 @@ from trainers.actors.processes import survive_deaths
 from trainers.actors.remote import result
 from trainers.algorithms.grpo import Weighing
 from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
-from trainers.buffer.types import BufferSettings, GroupBuffer
+from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.types import BufferSettings
 from trainers.generator.client import Member
 from trainers.loop.stack import prepare_controller
 from trainers.model.tiny import build_tiny_folder
@@ -47,7 +48,7 @@ KEYS = [
 class Parts:
     """Two workers, a generator and a buffer, in processes; the trainer is missing."""
 
-    def __init__(self, run: Run, crew: Crew, generator: Any, buffer: GroupBuffer[Any]) -> None:
+    def __init__(self, run: Run, crew: Crew, generator: Any, buffer: LocalReplayBuffer[Any]) -> None:
         self.run, self.crew, self.generator, self.buffer = run, crew, generator, buffer
         self.rollouts = Rollouts(run, fe.make("coding_rlvr"), crew)
 
