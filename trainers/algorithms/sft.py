@@ -41,7 +41,7 @@ from forge_env.trajectory import Segment
 from trainers.loop import checks
 from trainers.loop.checkpoints import Checkpoints, Saved
 from trainers.loop.healing import MAX_DEATHS_IN_A_ROW
-from trainers.loop.method import find_hosts, stage_of
+from trainers.loop.method import find_hosts
 from trainers.loop.prepare import build_tiny, find_model, resumed_model
 from trainers.loop.stack import RoleDiedError, Stack, prepare_controller, unless_stopped
 from trainers.loop.trainer import TrainerHandle
@@ -205,8 +205,8 @@ async def play(run: Run) -> None:
         start = await asyncio.to_thread(build_tiny, run, environment)
     async with Stack(config, await find_hosts(run)) as stack:
         run.stage("trainer", "the trainer is starting")
-        watch = Watchdog(run, config.watchdog, lambda: stage_of(run))
-        starting = watch.while_doing(stack.start_trainer(start), lambda: stage_of(run))
+        watch = Watchdog(run)
+        starting = watch.while_doing(stack.start_trainer(start))
         trainer = await stack.unless_one_dies(unless_stopped(run, starting))
         if trainer is None:
             run.note("stopped before training began: nothing to save")

@@ -14,7 +14,7 @@ from forge_env.run import Run
 from forge_env.run.scratch import scratch_folder
 from forge_env.run.trainer import Trainer
 from trainers.loop import checks
-from trainers.loop.method import find_hosts, stage_of
+from trainers.loop.method import find_hosts
 from trainers.loop.prepare import build_tiny, find_model
 from trainers.loop.stack import Stack, prepare_controller, unless_stopped
 from trainers.loop.warmup import warm_up
@@ -40,8 +40,7 @@ class WarmUp(Trainer):
         with scratch_folder():
             prepare_controller()
             async with Stack(run.config, await find_hosts(run)) as stack:
-                watch = Watchdog(run, run.config.watchdog, lambda: stage_of(run))
-                work = watch.while_doing(self._make_model(run, stack), lambda: stage_of(run))
+                work = Watchdog(run).while_doing(self._make_model(run, stack))
                 await stack.unless_one_dies(unless_stopped(run, work))
                 run.stage("shutdown")
 

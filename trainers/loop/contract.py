@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,7 +34,8 @@ from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.packed import GroupRecord
 from trainers.buffer.sequences import targets
 from trainers.buffer.types import Reservation
-from trainers.generator.types import Completion, SamplingOptions
+from trainers.generator.pool import GeneratorPool
+from trainers.generator.types import SamplingOptions
 from trainers.loop.trainer import TrainerHandle
 from trainers.rollout.opening import Opening
 
@@ -67,16 +68,6 @@ OF_TASKS = ("prompt", "answers")
 FEWEST_WORDS = 0.5
 """Fraction of a task's words that its prompt must contain; with less, the model is not shown its task."""
 logger = logging.getLogger(__name__)
-
-
-class Serving(Protocol):
-    """The methods of the generators that the checks use."""
-
-    async def checksums(self, published: Published | None = None) -> dict[int, Served]:
-        """Checksums of the weights of each replica that is up, by its number."""
-
-    async def generate(self, prompt_ids: Any, options: SamplingOptions, session: object = None) -> Completion:
-        """Sample one completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +105,9 @@ class Difference:
 class Contract:
     """Judges the clauses in one session of a run."""
 
-    def __init__(self, run: Run, trainer: TrainerHandle, generators: Serving, buffer: LocalReplayBuffer[Any]) -> None:
+    def __init__(
+        self, run: Run, trainer: TrainerHandle, generators: GeneratorPool, buffer: LocalReplayBuffer[Any]
+    ) -> None:
         self._run = run
         self._trainer = trainer
         self._generators = generators

@@ -92,10 +92,7 @@ class Method(Trainer):
         preparation = self.algorithm.preparation
         assert preparation is not None  # guaranteed by `check`
         async with Stack(config, await find_hosts(run)) as stack:
-            watchdog = Watchdog(run, config.watchdog, lambda: stage_of(run))
-            starting = watchdog.while_doing(
-                start_actors(run, stack, environment, model, preparation), lambda: stage_of(run)
-            )
+            starting = Watchdog(run).while_doing(start_actors(run, stack, environment, model, preparation))
             actors = await stack.unless_one_dies(unless_stopped(run, starting))
             if actors is None:
                 run.note("stopped before training began: nothing to save")
@@ -121,12 +118,6 @@ async def find_hosts(run: Run) -> Hosts | None:
 
     logger.info("%s", surveyed.plan)
     return Hosts(run, surveyed)
-
-
-def stage_of(run: Run) -> str:
-    """Describe the stage and progress of a run that is starting."""
-    name = run.state.stage.name if run.state.stage else "start"
-    return f"stage {name}" + (f", {run.state.done} of {run.state.total} done" if run.state.total else "")
 
 
 def _complete(run: Run, step: int) -> bool:

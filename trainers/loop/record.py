@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from forge_env.run import Run
@@ -57,7 +58,9 @@ class Record:
         row = {"staleness/max": float(max(ages)), "staleness/mean": sum(ages) / len(ages), **metrics}
         for more in self._more:
             row |= more()
-        row |= batch_metrics(batch.groups) | self._rollouts.totals.metrics() | buffer_metrics(self.counters)
+        row |= batch_metrics(batch.groups) | self._rollouts.totals.metrics()
+        row["groups/reused"] = float(self.counters.reused)
+        row["groups/discarded_stale"] = float(self.counters.discarded_stale)
         self._trained_at.append(time.perf_counter())
         self._run.log(step, row)
         self._run.trained(step, trained_row(batch), self.fingerprint)
@@ -82,7 +85,7 @@ class Record:
             "tokens_discarded_stale": self.counters.tokens_discarded_stale,
             "max_staleness": self.counters.max_staleness,
             "max_off_policy_steps": self._run.config.grpo.max_off_policy_steps,
-            **self._rollouts.totals.summary(),
+            **asdict(self._rollouts.totals),
         }
 
 
@@ -92,7 +95,10 @@ def named(trained: Mapping[str, float]) -> dict[str, float]:
     `grpo_loss/kl_divergence_mean` is the divergence from the reference model, or without one, from the policy that
     sampled (`kl_k3`).
     """
-    result = {_METRIC_NAMES.get(name, _default(name)): value for name, value in trained.items()}
+    result = {}
+    for name, value in trained.items():
+        default = f"grpo_{name}" if name.startswith("loss/") else f"trainer/{name}"
+        result[_METRIC_NAMES.get(name, default)] = value
     if "loss/kl_k3" in trained:
         result.setdefault("grpo_loss/kl_divergence_mean", trained["loss/kl_k3"])
     return result
@@ -105,12 +111,9 @@ def split_audit(trained: Mapping[str, float]) -> tuple[dict[str, float], dict[st
     return {name.removeprefix(AUDIT): value for name, value in audit.items()}, metrics
 
 
-def _default(name: str) -> str:
-    return f"grpo_{name}" if name.startswith("loss/") else f"trainer/{name}"
-
-
 def batch_metrics(groups: Sequence[GroupRecord]) -> dict[str, float]:
     """Rewards, signal and lengths of the groups of one training step; means over valid episodes."""
+    cut, replies = (sum(float(group.column(name).sum()) for group in groups) for name in ("cut_replies", "turns"))
     metrics = {
         "reward/mean": _mean(groups, "reward"),
         "advantage/mean": _mean(groups, "advantage"),
@@ -118,7 +121,7 @@ def batch_metrics(groups: Sequence[GroupRecord]) -> dict[str, float]:
         "episode/turns": _mean(groups, "turns"),
         "episode/tokens": _mean(groups, "tokens"),
         "episode/truncated": _mean(groups, "truncated"),
-        "episode/cut_replies": _cut_share(groups),
+        "episode/cut_replies": cut / replies if replies else 0.0,
     }
     episodes = sum(len(group.table) for group in groups)
     for name in sorted({name for group in groups for name in group.metrics}):
@@ -152,18 +155,6 @@ def trained_row(batch: Reservation) -> list[dict[str, Any]]:
             batch.indices, batch.groups, batch.versions, batch.staleness, batch.uses, strict=True
         )
     ]
-
-
-def buffer_metrics(stats: BufferStats) -> dict[str, float]:
-    """Number of repeated uses of groups, and of groups discarded as stale, since the start of the run."""
-    counts = {"reused": stats.reused, "discarded_stale": stats.discarded_stale}
-    return {f"groups/{name}": float(count) for name, count in counts.items()}
-
-
-def _cut_share(groups: Sequence[GroupRecord]) -> float:
-    """Share of the replies that were cut at `grpo.max_tokens_per_turn` or by the context."""
-    replies = sum(float(group.column("turns").sum()) for group in groups)
-    return sum(float(group.column("cut_replies").sum()) for group in groups) / replies if replies else 0.0
 
 
 def _mean(groups: Sequence[GroupRecord], column: str) -> float:

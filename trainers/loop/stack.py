@@ -22,8 +22,7 @@ from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings
 from trainers.generator.arguments import engine_arguments, process_environment
 from trainers.generator.pool import GeneratorPool
-from trainers.loop.reference import Reference
-from trainers.loop.trainer import BaseReference, TrainerHandle
+from trainers.loop.trainer import BaseReference, Reference, TrainerHandle
 from trainers.model.folder import hub_name
 from trainers.rollout.local import WorkerSettings
 from trainers.rollout.types import Preparation
@@ -103,8 +102,8 @@ class Stack:
         self._hosts = hosts
         self._actors: dict[str, Any] = {}
         self._watches: dict[str, asyncio.Future[None]] = {}
-        self._again: dict[str, Callable[[], Awaitable[None]]] = {}
-        """Functions that restart an actor, by role."""
+        self._clients: dict[str, tuple[Any, Callable[[], Awaitable[Any]]]] = {}
+        """Client of an actor and the function that starts the actor again, by role."""
         self._death: asyncio.Future[None] | None = None
         self._pool: GeneratorPool | None = None
         self._crew: Crew | None = None
@@ -171,7 +170,8 @@ class Stack:
     async def restart(self, role: str) -> None:
         """Stop the remaining processes of a dead actor and start it again with the same arguments."""
         await self._end(role, dead=True)
-        await self._again[role]()
+        client, start = self._clients[role]
+        client.actor = await start()
 
     async def _end(self, role: str, *, dead: bool = False) -> None:
         from trainers.actors.actor import ForgeActor
@@ -244,11 +244,8 @@ class Stack:
                 self._store_open = True
             return actor
 
-        async def again() -> None:
-            trainer.actor = await start(trainer.folder, config.lora)
-
         trainer = TrainerHandle(await start(folder, config.lora if adapters else None), folder, uploads=through_store)
-        self._again["trainer"] = again
+        self._clients["trainer"] = trainer, lambda: start(trainer.folder, config.lora)
         return trainer
 
     async def start_reference(self, folder: Path, trainer: TrainerHandle) -> Reference | BaseReference | None:
@@ -264,25 +261,21 @@ class Stack:
             ReferenceModel, "reference", section.procs, with_gpus=section.with_gpus, gpus=gpus, **TITAN_ENVIRONMENT
         )
 
-        async def start() -> Any:
-            return await self._start(
-                "reference",
-                placed,
-                str(folder),
-                max_length=config.model.max_length,
-                microbatch_tokens=config.trainer.microbatch_tokens,
-                share_prefixes=config.trainer.share_prefixes,
-                temperature=config.grpo.temperature,
-                threads=config.trainer.threads,
-                with_gpus=section.with_gpus,
-                dtype=config.model.dtype,
-            )
-
-        async def again() -> None:
-            reference.actor = await start()
-
+        start = partial(
+            self._start,
+            "reference",
+            placed,
+            str(folder),
+            max_length=config.model.max_length,
+            microbatch_tokens=config.trainer.microbatch_tokens,
+            share_prefixes=config.trainer.share_prefixes,
+            temperature=config.grpo.temperature,
+            threads=config.trainer.threads,
+            with_gpus=section.with_gpus,
+            dtype=config.model.dtype,
+        )
         reference = Reference(await start(), section)
-        self._again["reference"] = again
+        self._clients["reference"] = reference, start
         return reference
 
     async def start_buffer(self) -> LocalReplayBuffer[Any]:
@@ -298,16 +291,9 @@ class Stack:
             seed=config.seed,
         )
 
-        placed = self._placed(ReplayBuffer, "buffer")
-
-        async def start() -> Any:
-            return await self._start("buffer", placed, settings)
-
-        async def again() -> None:
-            buffer.actor = await start()
-
+        start = partial(self._start, "buffer", self._placed(ReplayBuffer, "buffer"), settings)
         buffer: Any = RemoteReplayBuffer(await start())
-        self._again["buffer"] = again
+        self._clients["buffer"] = buffer, start
         return cast("LocalReplayBuffer[Any]", buffer)
 
     async def start_workers(self, run_folder: Path, model: Path, preparation: type[Preparation]) -> Crew:

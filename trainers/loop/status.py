@@ -14,8 +14,7 @@ from trainers.actors.remote import ActorDiedError
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferStats
 from trainers.generator.pool import GeneratorPool
-from trainers.loop.reference import Reference
-from trainers.loop.trainer import BaseReference
+from trainers.loop.trainer import BaseReference, Reference
 from trainers.loop.watchdog import INTERVAL_S, Watchdog
 from trainers.rollout.rollouts import Rollouts
 
@@ -49,7 +48,7 @@ class Status:
         """When the generators last answered."""
         self._counted = (0.0, self._asked_at)
         """Number of sampled tokens and its time, as of the last call of `metrics`."""
-        self._watchdog = Watchdog(run, run.config.watchdog, self.diagnose)
+        self._watchdog = Watchdog(run, self.diagnose)
 
     async def report(self, buffer: LocalReplayBuffer[Any]) -> None:
         """Show live metrics until cancelled.
@@ -101,13 +100,11 @@ class Status:
             return shortage
         if self._silent:
             return "; ".join([*self._silent, self._rollouts.longest_waiting()])
-        trainer = f"the trainer has been in '{self._trainer.doing}' for {self._ago(self._trainer.since)}"
+        stuck = duration(time.perf_counter() - self._trainer.since)
+        trainer = f"the trainer has been in '{self._trainer.doing}' for {stuck}"
         requests = int(self._stats.get("in_flight", 0))
         trainer += f" ({self._held.waiting_for})" if self._held.waiting_for else ""
         return f"{trainer}; the generators hold {requests} requests; {self._rollouts.longest_waiting()}"
-
-    def _ago(self, since: float) -> str:
-        return duration(time.perf_counter() - since)
 
     def metrics(self) -> dict[str, float]:
         """Return time accounts and tokens per second since the last call.

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TypeVar
 
-from forge_env.config.recipe import WatchdogSection
 from forge_env.errors import ForgeError
 from forge_env.figures import duration
 from forge_env.run import Run
@@ -29,21 +28,15 @@ class Watchdog:
     """Measures how long the run's progress, passed to `look` from time to time, has not changed.
 
     Args:
-        diagnose: describes the stuck parts; called only when progress has stopped.
+        diagnose: describes the stuck parts; called only when progress has stopped. None: names the run's stage.
     """
 
     def __init__(
-        self,
-        run: Run,
-        section: WatchdogSection,
-        diagnose: Callable[[], str],
-        *,
-        clock: Callable[[], float] | None = None,
+        self, run: Run, diagnose: Callable[[], str] | None = None, *, clock: Callable[[], float] | None = None
     ) -> None:
         self._run = run
-        self._warn_s = section.warn_s
-        self._end_s = section.end_s
-        self._diagnose = diagnose
+        self._warn_s, self._end_s = run.config.watchdog.warn_s, run.config.watchdog.end_s
+        self._diagnose = diagnose or self._stage
         self._clock = clock
         self._progress: Hashable = object()
         self._looked = 0.0
@@ -78,15 +71,22 @@ class Watchdog:
             logger.info("%s\n%s", process, process.stacks.strip())
         return "; ".join([diagnosis, *(str(process) for process in processes if process.stands)])
 
-    async def while_doing(self, work: Awaitable[T], progress: Callable[[], Hashable]) -> T:
+    def _stage(self) -> str:
+        """Stage and progress of a run that is starting."""
+        state = self._run.state
+        name = state.stage.name if state.stage else "start"
+        return f"stage {name}" + (f", {state.done} of {state.total} done" if state.total else "")
+
+    async def while_doing(self, work: Awaitable[T], progress: Callable[[], Hashable] | None = None) -> T:
         """Return the result of `work`, checking its progress every second meanwhile; raises as `look` does."""
+
+        async def look_on() -> None:
+            while True:
+                await self.look((progress or self._stage)())
+                await asyncio.sleep(INTERVAL_S)
+
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(self._look_on(progress))
+            looking = group.create_task(look_on())
             result = await work
             looking.cancel()
         return result
-
-    async def _look_on(self, progress: Callable[[], Hashable]) -> None:
-        while True:
-            await self.look(progress())
-            await asyncio.sleep(INTERVAL_S)

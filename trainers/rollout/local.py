@@ -141,26 +141,24 @@ class LocalWorker:
 
     async def setup(self) -> None:
         """Open the sandbox engine and create the environment and the algorithm's `Preparation`."""
-        try:
-            await self._setup()
-        except BaseException:  # cancellation too: no sandbox may be left
-            await self._open.aclose()
-            raise
+        async with AsyncExitStack() as stack:  # if this fails or is cancelled, no sandbox is left
+            await self._set_up(stack)
+            self._open = stack.pop_all()
 
-    async def _setup(self) -> None:
+    async def _set_up(self, stack: AsyncExitStack) -> None:
         config = self._config
         self._began, self._worked = time.perf_counter(), time.thread_time()
         folder = RunFolder(self._settings.folder)
         self._files = TrajectoryFiles(folder.trajectories, self._warn, lambda: self._warn(DISK_FULL), self._host)
-        self._open.callback(self._files.close)
+        stack.callback(self._files.close)
         self._engine = self._make_engine()
-        await self._open.enter_async_context(self._engine)
+        await stack.enter_async_context(self._engine)
         self._prepare = self._settings.preparation(config, self._score)
         on_span = self._spans.append if config.logging.timeline else None
         self._make_environment = self._maker()
         section, held_out = config.environment, config.evaluation.opponents
-        opponents = await open_opponents(self._open, section.opponents, "environment.opponents")
-        against = await open_opponents(self._open, held_out or {}, "evaluation.opponents")
+        opponents = await open_opponents(stack, section.opponents, "environment.opponents")
+        against = await open_opponents(stack, held_out or {}, "evaluation.opponents")
         self._player = Player(
             config,
             self._make_environment,

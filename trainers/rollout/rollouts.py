@@ -210,10 +210,9 @@ class MemoryGate:
     end. If no memory becomes free, the run makes no progress, and the watchdog ends it with the message of `diagnose`.
     """
 
-    def __init__(self, run: Run, free_gb: Callable[[], float] | None = None) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
         self._least = run.config.watchdog.free_memory_gb
-        self._free_gb = free_gb or machine.free_memory_gb
         self._waiting = 0
 
     async def room(self) -> None:
@@ -235,12 +234,11 @@ class MemoryGate:
         """Why episodes wait for memory; empty if none do."""
         if not self._waiting:
             return ""
-        return (
-            f"new episodes wait for memory: {self._free_gb():.2f} GiB are free, watchdog.free_memory_gb={self._least:g}"
-        )
+        free, least = f"{machine.free_memory_gb():.2f} GiB are free", f"watchdog.free_memory_gb={self._least:g}"
+        return f"new episodes wait for memory: {free}, {least}"
 
     def _enough(self) -> bool:
-        return not self._least or self._free_gb() >= self._least
+        return not self._least or machine.free_memory_gb() >= self._least
 
 
 class Rollouts:
@@ -444,10 +442,10 @@ class Rollouts:
 
     def longest_waiting(self) -> str:
         """Describe the episode that has been in one phase for the longest."""
-        oldest = max((seen.status.oldest for seen in self._seen if seen.status.oldest), key=_age, default=None)
-        if oldest is None:
+        waiting = [seen.status.oldest for seen in self._seen if seen.status.oldest is not None]
+        if not waiting:
             return "no episode is running"
-        name, doing, seconds = oldest
+        name, doing, seconds = max(waiting, key=lambda oldest: oldest[2])
         return f"episode {name} has been in '{doing}' for {duration(seconds)}"
 
     def take_times(self) -> dict[str, dict[str, float]]:
@@ -522,7 +520,3 @@ def _remove(files: Iterable[Path]) -> None:
 
 def _who(members: Sequence[Member]) -> list[tuple[tuple[int, int], bool]]:
     return [(member.key, member.serving) for member in members]
-
-
-def _age(oldest: tuple[str, str, float]) -> float:
-    return oldest[2]

@@ -228,10 +228,6 @@ class Totals:
         for name, value in asdict(more).items():
             setattr(self, name, getattr(self, name) + times * value)
 
-    def summary(self) -> dict[str, int]:
-        """Return the counts for summary.json."""
-        return asdict(self)
-
     def metrics(self) -> dict[str, float]:
         """Return the metrics of episodes and groups that are not trained on, and of forks."""
         return {

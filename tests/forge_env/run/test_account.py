@@ -98,8 +98,8 @@ def test_a_recipe_can_do_without_a_timeline(tmp_path: Path) -> None:
 class TestWatchdog:
     def make(self, run: Run, clock: Clock, end_s: float) -> object:
         watchdog = pytest.importorskip("trainers.loop.watchdog")
-        section = WatchdogSection(warn_s=60, end_s=end_s)
-        return watchdog.Watchdog(run, section, lambda: "the trainer is in 'train'", clock=clock)
+        run.config.watchdog = WatchdogSection(warn_s=60, end_s=end_s)
+        return watchdog.Watchdog(run, lambda: "the trainer is in 'train'", clock=clock)
 
     async def test_warns_once_for_each_standstill_and_ends_the_run(self, tmp_path: Path) -> None:
         run, clock = Run(load_config("coding_rlvr"), RunFolder(tmp_path)), Clock()

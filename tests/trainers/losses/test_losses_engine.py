@@ -22,7 +22,7 @@ from forge_env.config.recipe import (  # noqa: E402
 from forge_env.trajectory import Segment  # noqa: E402
 from trainers.buffer.sequences import BatchSizes, at_targets, targets  # noqa: E402
 from trainers.loop.record import named  # noqa: E402
-from trainers.loop.reference import Reference  # noqa: E402
+from trainers.loop.trainer import Reference  # noqa: E402
 from trainers.losses import Loss, LossOutput, Needs, TokenBatch  # noqa: E402
 from trainers.losses.load import make_loss  # noqa: E402
 from trainers.losses.primitives import largest  # noqa: E402
