@@ -6,16 +6,17 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from forge_env.display.curves import evaluation_splits
 from forge_env.errors import UsageError
 from forge_env.evaluation.tables import counted
 from forge_env.figures import duration
 from forge_env.files import NewLines
 from forge_env.interrupts import run_until_interrupted
 from forge_env.run.metrics import REWARD, metrics_row
+from forge_env.run.state import held_out_scores
 from forge_env.trajectory_index import SCORED, IndexReader, is_index
 from forge_env.visible import one_line
 
@@ -110,14 +111,11 @@ def row_in_words(row: Mapping[str, Any]) -> Iterator[str]:
     """Format a row of metrics.jsonl: a line for each evaluated split, and one for the step."""
     step, time = row.get("step"), row.get("time")
     when = f"[{duration(float(time)):>7}] " if isinstance(time, int | float) else ""
-    for split in evaluation_splits([row]):
-        prefix = f"eval/{split}"
-        score, error, n = (row.get(f"{prefix}/{name}") for name in ("score", "stderr", "n"))
-        if isinstance(score, float) and isinstance(error, float) and isinstance(n, float):
-            share = row.get(f"{prefix}/share_of_step")
-            mixed = f", {1 - share:.0%} of tokens by other versions" if isinstance(share, float) and share < 1 else ""
-            figure = f"{score:.3f} ± {error:.3f} (n={n:.0f}{mixed})"
-            yield f"{when}held-out ({one_line(split, 40)}) after step {step}: {figure}"
+    for score in chain.from_iterable(held_out_scores([row]).values()):
+        share = row.get(f"eval/{score.split}/share_of_step")
+        mixed = f", {1 - share:.0%} of tokens by other versions" if isinstance(share, float) and share < 1 else ""
+        figure = f"{score.score:.3f} ± {score.stderr:.3f} (n={score.n}{mixed})"
+        yield f"{when}held-out ({one_line(score.split, 40)}) after step {step}: {figure}"
     known = {
         "reward": (REWARD, "{:.3f}"),
         "truncated": ("episode/truncated", "{:.0%}"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge_env.run.metrics import REWARD
+from forge_env.run.state import held_out_scores
 
 TIME_PREFIX = "time/"
 """Prefix of `time/ACTOR/ACTIVITY`: seconds that an actor spent on an activity in a step (or its share of the step)."""
@@ -85,16 +86,6 @@ def curve(rows: Iterable[Mapping[str, Any]], label: str, key: str, error: str | 
     return result
 
 
-def evaluation_splits(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """List the splits that have scores, in order of appearance."""
-    names: dict[str, None] = {}
-    for row in rows:
-        for key in row:
-            if key.startswith("eval/") and key.endswith("/score"):
-                names[key.removeprefix("eval/").removesuffix("/score")] = None
-    return list(names)
-
-
 def score_curve(rows: Sequence[Mapping[str, Any]], split: str) -> Curve:
     """Return the held-out score of `split` with its standard error."""
     return curve(rows, f"held-out ({split})", f"eval/{split}/score", f"eval/{split}/stderr")
@@ -123,7 +114,7 @@ def reward_curves(rows: Sequence[Mapping[str, Any]], score: str = "", *, apart: 
         apart: whether to show a reward that differs.
     """
     curves = [training_curve(rows, score)]
-    for split in evaluation_splits(rows):
+    for split in held_out_scores(rows):
         line = score_curve(rows, split)
         line.label = f"held-out {score}".rstrip() + ("" if split == "eval" else f" ({split})")
         curves.append(line)

@@ -27,6 +27,7 @@ from forge_env.hacks.catalogue import CATALOGUE
 from forge_env.hacks.transcripts import Played, read, whole
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
+from forge_env.run.state import held_out_scores
 from forge_env.run.trained import read_trained
 from forge_env.trajectory import DAMAGE, Trajectory
 
@@ -262,7 +263,8 @@ def _measure_gap(root: Path, episodes: Sequence[Played], found: Findings, metric
     ]
     timed = [(0 if episode.group is None else steps.get(episode.group, 0), episode) for episode in own]
     timed = [(step, episode) for step, episode in timed if step or not steps]
-    scores = {} if metric else _held_out(root)
+    rows = read_metrics(RunFolder(root).metrics) if root.is_dir() and not metric else ()
+    scores = next(iter(held_out_scores(rows).values()), [])
     found.hidden_name = metric or ("held-out score" if scores else "")
     for first, last in _split(sorted({step for step, _ in timed})):
         inside = [episode for step, episode in timed if first <= step <= last]
@@ -275,9 +277,9 @@ def _measure_gap(root: Path, episodes: Sequence[Played], found: Findings, metric
             hidden = fmean(visible) - fmean(differences) if differences else None
             error = _stderr(differences)
         else:
-            near = [scores[step] for step in scores if first <= step <= last]
-            hidden = fmean(score for score, _ in near) if near else None
-            error = math.hypot(_stderr(visible), fmean(own for _, own in near) if near else 0.0)
+            near = [score for score in scores if first <= score.step <= last]
+            hidden = fmean(score.score for score in near) if near else None
+            error = math.hypot(_stderr(visible), fmean(score.stderr for score in near) if near else 0.0)
         found.windows.append(Window(first, last, len(visible), fmean(visible), hidden, error))
     known = [window for window in found.windows if window.gap is not None]
     if len(known) > 1:
@@ -294,18 +296,6 @@ def _steps(root: Path) -> dict[int, int]:
     if not root.is_dir() or not path.exists():
         return {}
     return {group.group: step for step, groups in read_trained(path).steps.items() for group in groups}
-
-
-def _held_out(root: Path) -> dict[int, tuple[float, float]]:
-    """Held-out scores and their standard errors by step, for the first split with scores."""
-    scores: dict[int, tuple[float, float]] = {}
-    split = None
-    for row in read_metrics(RunFolder(root).metrics) if root.is_dir() else ():
-        for key, value in row.items():
-            if key.startswith("eval/") and key.endswith("/score") and isinstance(value, float) and split in (None, key):
-                split = key
-                scores[int(row["step"])] = value, float(row.get(f"{key.removesuffix('score')}stderr") or 0.0)
-    return scores
 
 
 def _split(steps: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -35,7 +35,7 @@ from forge_env.run.contract import Clause
 from forge_env.run.fingerprint import Fingerprint, names_of
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import REWARD, EpisodeLogger, JSONLMetrics, MetricsLogger, TensorBoardMetrics, read_metrics
-from forge_env.run.state import HeldOutScore, RunState, Stage
+from forge_env.run.state import HeldOutScore, RunState, Stage, held_out_scores
 from forge_env.run.timeline import Timeline, keep_earlier
 from forge_env.run.trackers import Tracker, TrackerError
 from forge_env.run.trajectories import DISK_FULL, MOST_HELD, TrajectoryFiles, first_episodes, is_kept
@@ -434,16 +434,11 @@ class Run:
     def _restore(self) -> None:
         """Restore the state from the metrics that an earlier process logged."""
         rewards: dict[int, float] = {}
-        scores: dict[tuple[int, str], HeldOutScore] = {}
-        for row in read_metrics(self.folder.metrics):
-            step = int(row["step"])
-            self.state.step = max(self.state.step, step)
+        rows = list(read_metrics(self.folder.metrics))
+        for row in rows:
+            self.state.step = max(self.state.step, int(row["step"]))
             if (reward := row.get(REWARD)) is not None:
-                rewards[step] = float(reward)
-            for key in row:
-                if key.startswith("eval/") and key.endswith("/score") and row[key] is not None:
-                    split = key.removeprefix("eval/").removesuffix("/score")
-                    n, stderr = int(row.get(f"eval/{split}/n") or 0), float(row.get(f"eval/{split}/stderr") or 0.0)
-                    scores[step, split] = HeldOutScore(step, split, row[key], n, stderr)
+                rewards[int(row["step"])] = float(reward)
         self.state.rewards = [rewards[step] for step in sorted(rewards)]
-        self.state.evaluations = [scores[key] for key in sorted(scores)]
+        scores = [score for split in held_out_scores(rows).values() for score in split]
+        self.state.evaluations = sorted(scores, key=lambda score: (score.step, score.split))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -43,6 +43,18 @@ class HeldOutScore:
         if len(self.versions) == 1:
             return f"played by version {most}"
         return f"played by versions {min(self.versions)} to {max(self.versions)}, {share:.0%} by {most}"
+
+
+def held_out_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[HeldOutScore]]:
+    """Read the held-out scores in rows of metrics, by split in order of appearance, each in order of steps."""
+    splits: dict[str, dict[int, HeldOutScore]] = {}
+    for row in rows:
+        for key, score in row.items():
+            if key.startswith("eval/") and key.endswith("/score") and score is not None:
+                split, step = key.removeprefix("eval/").removesuffix("/score"), int(row["step"])
+                n, stderr = int(row.get(f"eval/{split}/n") or 0), float(row.get(f"eval/{split}/stderr") or 0.0)
+                splits.setdefault(split, {})[step] = HeldOutScore(step, split, score, n, stderr)
+    return {split: [scores[step] for step in sorted(scores)] for split, scores in splits.items()}
 
 
 @dataclass(slots=True)

@@ -17,10 +17,11 @@ from forge_env.display.curves import is_waiting, time_account, training_curve
 from forge_env.evaluation.estimates import Times, clustered
 from forge_env.figures import number, percent, signed
 from forge_env.run.metrics import REWARD
+from forge_env.run.state import HeldOutScore, held_out_scores
 from forge_env.trajectory_index import SCORED, out_of
 from forge_env.view.filter import TRAIN, VALID
 from forge_env.view.queries import Queries
-from forge_env.view.runs import SURE, Held, RunView, held_out
+from forge_env.view.runs import SURE, RunView
 
 ENDED, LONGER, OFTEN = 0.1, 1.25, 0.05
 """Thresholds for the third answer to mention a change.
@@ -53,50 +54,50 @@ class Learned:
 def learned(run: RunView) -> Learned:
     """Compare the last held-out scores with the first, paired by task if episodes are recorded; else the rewards."""
     rows, measure = run.metrics, run.scored_by
-    splits = held_out(rows)
-    if not splits or len(splits[0].points) < 2:
-        return _learned_in_training(rows, splits, measure)
-    main = splits[0]
-    (_, start, first_error, _), (last_step, end, last_error, n) = main.points[0], main.points[-1]
-    first, last = (f"{main.split}-{main.points[index][0]:05d}" for index in (0, -1))
+    main, *others = [*held_out_scores(rows).values()] or [[]]
+    if len(main) < 2:
+        return _learned_in_training(rows, main, measure)
+    start, end = main[0], main[-1]
+    first, last = (f"{point.split}-{point.step:05d}" for point in (start, end))
     paired = run.queries.change(first, last, run.metric)
-    if paired is not None and abs(paired.mean_b - end) < 0.02 and abs(paired.mean_a - start) < 0.02:
+    if paired is not None and abs(paired.mean_b - end.score) < 0.02 and abs(paired.mean_a - start.score) < 0.02:
         change, error, tasks = paired.difference.value, paired.difference.stderr, f"{paired.tasks} tasks"
         sure = paired.verdict != "noise"
     else:
-        change, error, tasks = end - start, math.hypot(first_error, last_error), f"{n} episodes"
-        sure = abs(change) > SURE * error
+        change, error = end.score - start.score, math.hypot(start.stderr, end.stderr)
+        tasks, sure = f"{end.n} episodes", abs(change) > SURE * error
     verdict = "noise" if not sure else "better" if change > 0 else "worse"
     answer = {"better": "Yes", "worse": "No, the score fell", "noise": "No significant change"}[verdict]
     words = f"{answer}: held-out {measure} {signed(change)} ± {error:.2f} on {tasks} not trained on."
-    result = Learned(start, end, change, error, verdict, words, f"held-out {measure}")
-    best_step, best, best_error, _ = max(main.points, key=lambda point: point[1])
-    if best - end > SURE * math.hypot(best_error, last_error) and best_step != last_step:
+    result = Learned(start.score, end.score, change, error, verdict, words, f"held-out {measure}")
+    best = max(main, key=lambda point: point.score)
+    if best.score - end.score > SURE * math.hypot(best.stderr, end.stderr) and best is not end:
         result.further.append(
-            f"The best score was {best:.2f} after step {best_step}; it has dropped by {best - end:.2f} since."
+            f"The best score was {best.score:.2f} after step {best.step}; "
+            f"it has dropped by {best.score - end.score:.2f} since."
         )
         result.words = words.replace("Yes:", "Yes, but part of the gain was lost:")
         result.verdict = "noise" if verdict == "better" else verdict
-    for other in splits[1:]:
-        if len(other.points) > 1:
-            a, b = other.points[0], other.points[-1]
-            gap = math.hypot(a[2], b[2])
-            result.further.append(f"{other.split}: {a[1]:.2f} → {b[1]:.2f} ({signed(b[1] - a[1])} ± {gap:.2f})")
+    for other in others:
+        if len(other) > 1:
+            a, b = other[0], other[-1]
+            moved, gap = signed(b.score - a.score), math.hypot(a.stderr, b.stderr)
+            result.further.append(f"{a.split}: {a.score:.2f} → {b.score:.2f} ({moved} ± {gap:.2f})")
     training = training_curve(rows, measure)  # of the same metric, if the training episodes have it
     if len(training.y) >= 10:
         fifth = len(training.y) // 5
-        moved = sum(training.y[-fifth:]) / fifth - sum(training.y[:fifth]) / fifth
-        if moved > 0.1 and change < moved / 3:
-            result.further.append(f"The {training.label} rose by {moved:.2f}; held-out {measure} did not.")
+        rise = sum(training.y[-fifth:]) / fifth - sum(training.y[:fifth]) / fifth
+        if rise > 0.1 and change < rise / 3:
+            result.further.append(f"The {training.label} rose by {rise:.2f}; held-out {measure} did not.")
     return result
 
 
-def _learned_in_training(rows: Sequence[Mapping[str, Any]], splits: Sequence[Held], measure: str) -> Learned:
+def _learned_in_training(rows: Sequence[Mapping[str, Any]], scores: Sequence[HeldOutScore], measure: str) -> Learned:
     rewards = [row[REWARD] for row in rows if row.get(REWARD) is not None]
-    if splits and len(rewards) < 5:
-        _, score, error, n = splits[0].points[0]
-        words = f"Too early to tell: held-out {measure} {score:.2f} ± {error:.2f} (n={n}) so far."
-        return Learned(start=score, words=words, measure=f"held-out {measure}")
+    if scores and len(rewards) < 5:
+        score = scores[0]
+        words = f"Too early to tell: held-out {measure} {score.score:.2f} ± {score.stderr:.2f} (n={score.n}) so far."
+        return Learned(start=score.score, words=words, measure=f"held-out {measure}")
     if len(rewards) < 5:
         nothing = "Neither rewards nor held-out scores are recorded."
         return Learned(words="Too early to tell: fewer than five steps." if rewards or not rows else nothing)

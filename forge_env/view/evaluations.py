@@ -17,12 +17,12 @@ from forge_env.errors import ForgeError
 from forge_env.evaluation import comparison
 from forge_env.evaluation.estimates import Estimate, PairedDifference, by_task, compare, mean
 from forge_env.evaluation.tables import exceptions
+from forge_env.run.state import held_out_scores
 from forge_env.trajectory_index import SCORED
 from forge_env.view.filter import OF_KIND, of_kind
 from forge_env.view.index import shown_rows
 from forge_env.view.queries import score_of
 from forge_env.view.runs import RunView
-from forge_env.view.runs import held_out as held_out_points
 
 MOST_TASKS = 400
 """Maximum tasks in the matrix of samples."""
@@ -49,20 +49,20 @@ class Scored:
     name: str
     kind: str
     score: Estimate | None
-    tasks: int
-    samples: int
-    limits: dict[str, int]
-    lost: dict[str, int]
-    crashed: int
-    difficulties: list[Part]
-    tags: list[Part]
-    matrix: list[tuple[str, list[dict[str, Any]]]]
+    tasks: int = 0
+    samples: int = 0
+    limits: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
+    crashed: int = 0
+    difficulties: list[Part] = field(default_factory=list)
+    tags: list[Part] = field(default_factory=list)
+    matrix: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     """Tasks with their samples, the worst first."""
-    more_tasks: int
-    metrics: dict[str, float]
-    cost: float
-    tokens: int
-    seconds: float
+    more_tasks: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    cost: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
     step: int | None = None
     versions: str = ""
     """Range of the policy versions that sampled it, if there are several."""
@@ -217,36 +217,20 @@ class Split:
 def held_out(run: RunView) -> list[Split]:
     """Return held-out scores by split and step; errors and intervals are computed from the episodes if recorded."""
     splits = []
-    for held in held_out_points(run.metrics):
+    for split, points in held_out_scores(run.metrics).items():
         scores = []
-        for step, value, error, n in held.points:
-            one = scored(run, f"{held.split}-{step:05d}", held.split, step=step, score=run.metric)
-            if not one.samples:
-                one = Scored(
-                    held.split,
-                    "",
-                    Estimate(value, error, value - 1.96 * error, value + 1.96 * error),
-                    0,
-                    n,
-                    {},
-                    {},
-                    0,
-                    [],
-                    [],
-                    [],
-                    0,
-                    {},
-                    0.0,
-                    0,
-                    0.0,
-                    step,
-                )
+        for point in points:
+            one = scored(run, f"{split}-{point.step:05d}", split, step=point.step, score=run.metric)
+            if not one.samples:  # the episodes are not recorded
+                low, high = (point.score + sign * 1.96 * point.stderr for sign in (-1, 1))
+                estimate = Estimate(point.score, point.stderr, low, high)
+                one = Scored(split, "", estimate, samples=point.n, step=point.step)
             scores.append(one)
         first, last = scores[0], scores[-1]
         change = None
         if len(scores) > 1 and first.kind and last.kind:
             change = run.queries.change(first.kind, last.kind, run.metric)
-        splits.append(Split(held.split, scores, change))
+        splits.append(Split(split, scores, change))
     return splits
 
 
@@ -311,7 +295,7 @@ def _pair(a: RunView, b: RunView) -> Pair:
         return pair
     if a.config.get("environment") != b.config.get("environment") or a.config.get("seed") != b.config.get("seed"):
         pair.error = "environment, its options or the seed differ: the held-out tasks may differ"
-    ends = [{held.split: held.points[-1][0] for held in held_out_points(run.metrics)} for run in (a, b)]
+    ends = [{split: scores[-1].step for split, scores in held_out_scores(run.metrics).items()} for run in (a, b)]
     for split in ends[0].keys() & ends[1].keys():
         one, two = (
             run.queries.scores(f"{split}-{end[split]:05d}", run.metric) for run, end in zip((a, b), ends, strict=True)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from forge_env.run.state import held_out_scores
 from forge_env.trajectory import Trajectory
 from forge_env.trajectory_index import SCORED
 from forge_env.view.filter import PAID_UNSOLVED
 from forge_env.view.records import UnreadableError, read
-from forge_env.view.runs import RunView, held_out
+from forge_env.view.runs import RunView
 from forge_env.visible import one_line
 
 EXPLAINED = 6
@@ -39,10 +40,10 @@ def failures_of(run: RunView) -> tuple[str, str]:
     """
     if run.is_evaluation:
         return "", "samples"
-    for held in held_out(run.metrics)[:1]:
-        for step, *_ in reversed(held.points):
-            if run.queries.count(kind := f"{held.split}-{step:05d}"):
-                return kind, f"held-out episodes after step {step}"
+    for scores in [*held_out_scores(run.metrics).values()][:1]:
+        for score in reversed(scores):
+            if run.queries.count(kind := f"{score.split}-{score.step:05d}"):
+                return kind, f"held-out episodes after step {score.step}"
     return ("train", "training episodes") if run.queries.count("train") else ("", "episodes")
 
 

@@ -23,7 +23,6 @@ from forge_env.display.curves import (
     Curve,
     Panel,
     curve,
-    evaluation_splits,
     merge_rows,
     reward_curves,
     time_account,
@@ -39,6 +38,7 @@ from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
 from forge_env.run.outcome import read_summary
 from forge_env.run.run import Run
+from forge_env.run.state import held_out_scores
 from forge_env.view.runs import RunView
 from forge_env.visible import one_line, visible
 
@@ -181,7 +181,7 @@ def _cards(found: Digest) -> Iterator[str]:
 
 def mixed_scores(rows: Sequence[Row]) -> Iterator[str]:
     """Describe the held-out points that other versions of the policy helped to make."""
-    for split in evaluation_splits(rows):
+    for split in held_out_scores(rows):
         for row in rows:
             share = row.get(f"eval/{split}/share_of_step")
             low, high = (row.get(f"eval/{split}/{name}_version") for name in ("oldest", "newest"))

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from forge_env.config.reader import read_yaml
-from forge_env.display.curves import evaluation_splits, merge_rows
+from forge_env.display.curves import merge_rows
 from forge_env.errors import UsageError
 from forge_env.figures import state
 from forge_env.files import NewLines
@@ -42,6 +42,7 @@ from forge_env.reading import (
 from forge_env.run.contract import Clause, read_contract
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import REWARD, metrics_row
+from forge_env.run.state import held_out_scores
 from forge_env.run.trained import Trained, TrainedEpisode, TrainedGroup
 from forge_env.view.charts import Chart, histograms
 from forge_env.view.index import SOLVED, RunIndex
@@ -139,34 +140,6 @@ class TrainedRows:
                     record = next((episode for episode in match.episodes if episode.member == str(member)), None)
                     return step, match, record
         return None
-
-
-@dataclass(slots=True)
-class Held:
-    """Held-out scores of one split: step, score, standard error, episodes."""
-
-    split: str
-    points: list[tuple[int, float, float, int]] = field(default_factory=list)
-
-
-def held_out(rows: list[dict[str, Any]]) -> list[Held]:
-    """Return the held-out scores of a run by split, in order of steps."""
-    result = []
-    for split in evaluation_splits(rows):
-        prefix = f"eval/{split}"
-        points = [
-            (
-                int(row["step"]),
-                row[f"{prefix}/score"],
-                row.get(f"{prefix}/stderr") or 0.0,
-                int(row.get(f"{prefix}/n") or 0),
-            )
-            for row in rows
-            if row.get(f"{prefix}/score") is not None
-        ]
-        if points:
-            result.append(Held(split, points))
-    return result
 
 
 @dataclass(slots=True)
@@ -373,10 +346,12 @@ class RunView:
         rates = [row["generator/tokens_per_s"] for row in rows if row.get("generator/tokens_per_s") is not None]
         rates = rates or [row["trainer/tokens_per_s"] for row in rows if row.get("trainer/tokens_per_s") is not None]
         result.tokens_per_s = sum(rates) / len(rates) if rates else None
-        if splits := held_out(rows):
-            first, last = splits[0].points[0], splits[0].points[-1]
-            result.start, result.end, result.error = first[1] if first[0] != last[0] else None, last[1], last[2]
-            if result.start is not None and abs(result.end - result.start) > SURE * math.hypot(first[2], last[2]):
+        if scores := next(iter(held_out_scores(rows).values()), []):
+            first, last = scores[0], scores[-1]
+            result.start, result.end, result.error = first.score if first is not last else None, last.score, last.stderr
+            if result.start is not None and abs(result.end - result.start) > SURE * math.hypot(
+                first.stderr, last.stderr
+            ):
                 result.verdict = "better" if result.end > result.start else "worse"
         environments = summary.get("environments")
         if self.is_evaluation:

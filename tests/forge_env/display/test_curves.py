@@ -15,7 +15,6 @@ from forge_env.display.curves import (
     PANELS,
     colour_of,
     curve,
-    evaluation_splits,
     is_waiting,
     merge_rows,
     reward_curves,
@@ -24,6 +23,7 @@ from forge_env.display.curves import (
 )
 from forge_env.display.svg import line_chart, share_bars, ticks
 from forge_env.figures import number
+from forge_env.run.state import held_out_scores
 
 
 def test_the_last_row_of_a_step_counts() -> None:
@@ -34,7 +34,7 @@ def test_the_last_row_of_a_step_counts() -> None:
 
 def test_scores_and_splits_come_from_the_rows() -> None:
     rows = [{"step": 0, "eval/eval/score": 0.5, "eval/eval/stderr": 0.1}, {"step": 0, "eval/unseen/score": 0.1}]
-    assert evaluation_splits(rows) == ["eval", "unseen"]
+    assert list(held_out_scores(rows)) == ["eval", "unseen"]
     assert score_curve(rows, "eval").error == [0.1]
 
 
