@@ -56,7 +56,6 @@ def written_whole(path: Path, as_good: Callable[[Path], object] = lambda path: F
     Several processes may do so at once. Partial files left beside it by killed processes are removed.
 
     Args:
-        path: target file or folder.
         as_good: called with a folder that exists at `path` by the end of the block. If true, that folder is kept,
             because other processes may be reading it.
     """
@@ -113,7 +112,6 @@ class LineWriter:
     writer. While the disk is full, lines are held in memory; they are written with later lines once there is space.
 
     Args:
-        path: the file; its folder is created.
         what: name of the lines in messages.
         reserve: bytes reserved in a second file. On a full disk that file is deleted, to make space for pending lines.
         most_held: maximum bytes held in memory; further lines are dropped and counted.

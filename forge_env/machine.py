@@ -147,10 +147,7 @@ class GPU:
     """One visible GPU.
 
     Attributes:
-        index: number of the GPU on this machine.
         uuid: identifier for `showing`, the same in all processes of this machine; an AMD GPU's index.
-        name: model of the GPU.
-        memory_gb: memory in GiB.
         build: build of torch that supports it.
     """
 

@@ -141,8 +141,6 @@ def _documented(
     """Yield group title, dotted key, field and default of every key, the model's own keys before inherited ones.
 
     Args:
-        model: config model with the keys.
-        prefix: prefix of the keys.
         title: title of their group; if empty, the docstring of the class that defines each key.
         given: default value of the section, with the defaults of its keys.
     """

@@ -62,11 +62,7 @@ def ending(root: Path) -> str:
 
 
 class News:
-    """Reader of a run's files that yields each event once, as a line of text.
-
-    Args:
-        root: folder of the run.
-    """
+    """Reader of a run's files that yields each event once, as a line of text."""
 
     def __init__(self, root: Path) -> None:
         self._metrics = NewLines(root / "metrics.jsonl")

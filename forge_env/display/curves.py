@@ -109,7 +109,6 @@ def reward_curves(rows: Sequence[Mapping[str, Any]], score: str = "", *, apart: 
     is another one on the same scale, as in a run that learns to be rewarded for unsolved tasks.
 
     Args:
-        rows: one row per step.
         score: metric of the held-out score; empty: unknown.
         apart: whether to show a reward that differs.
     """

@@ -44,9 +44,6 @@ def line_chart(
     Points with a standard error get an error bar; the line between them is faint, since the values there are unknown.
 
     Args:
-        curves: at least one with at least one point.
-        width: of the drawing, in SVG units; it scales with the page.
-        height: of the drawing.
         bounds: fixed range of y, else the range of the data.
         label: text for screen readers.
         log: use a logarithmic y axis if every value is above 0.
@@ -77,15 +74,7 @@ def line_chart(
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """Axes of a chart, which give the position of a value in the drawing.
-
-    Attributes:
-        x_range: least and greatest x.
-        y_range: least and greatest y, or their powers of 10 on a logarithmic axis.
-        width: width of the drawing.
-        height: height of the drawing.
-        log: whether y is logarithmic.
-    """
+    """Axes of a chart, which give the position of a value in the drawing."""
 
     x_range: tuple[float, float]
     y_range: tuple[float, float]

@@ -52,11 +52,6 @@ async def grade_environment(
     """Make all checks of an environment, and grade the first tasks of each split.
 
     Args:
-        make_env: makes an environment, with the sandboxes that it needs.
-        name: its name.
-        options: its options.
-        num_tasks: number of tasks of each split.
-        mutants: maximum number of mutants of each task.
         on_note: called at the beginning with what can't be graded.
         on_task: called with each task's grade when it is complete.
 
@@ -103,13 +98,7 @@ def duplicates(tasks: Iterable[Task]) -> Iterator[tuple[str, str]]:
 
 
 class Grader:
-    """Makes mutants of gold solutions, and has them judged.
-
-    Args:
-        make_env: makes an environment, with the sandboxes that it needs.
-        mutants: maximum number of mutants of each task.
-        on_task: called with each task's grade when it is complete.
-    """
+    """Makes mutants of gold solutions, and has them judged."""
 
     def __init__(
         self,

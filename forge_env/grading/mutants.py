@@ -65,9 +65,6 @@ def python_mutants(source: str, *, most: int, seed: str = "", first: Collection[
     """Draw mutants of a module, evenly by kind; none if it isn't valid Python.
 
     Args:
-        source: the module.
-        most: maximum number of mutants.
-        seed: seed of the draw.
         first: lines whose functions are changed before other code, such as those of a repair.
     """
     try:

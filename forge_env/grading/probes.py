@@ -110,9 +110,7 @@ def probes(task: Task, names: Sequence[str], source: str, seed: str) -> list[Pro
 
     Args:
         task: its prompt and data are searched for tests, asserts and examples of calls.
-        names: names that the solution defines.
         source: its code, whose constants are used as values.
-        seed: seed of the random variations.
     """
     originals: dict[Probe, None] = {}
     for text in [task.prompt, *_texts(task.data)]:

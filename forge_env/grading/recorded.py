@@ -49,7 +49,6 @@ def recorded(root: Path, full: float, *, judge: Judge | None = None) -> Recorded
     """Read the episodes of a run or an evaluation.
 
     Args:
-        root: its folder.
         full: reward of a solved episode.
         judge: a second judge for a sample of the rewarded episodes.
 

@@ -19,14 +19,7 @@ Where = Literal["command", "words"]
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One kind of suspicious text.
-
-    Attributes:
-        name: name of the sign.
-        reason: why it is suspicious.
-        where: kind of text that is searched.
-        pattern: regular expression to search for.
-    """
+    """One kind of suspicious text."""
 
     name: str
     reason: str
@@ -36,12 +29,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A match of a sign.
-
-    Attributes:
-        sign: name of the sign.
-        text: the matching line.
-    """
+    """A match of a sign."""
 
     sign: str
     text: str
@@ -178,11 +166,7 @@ LONGEST = 100_000
 
 
 def hits(message: Mapping[str, Any]) -> Iterator[Hit]:
-    """Find the signs in an agent's message, each at most once.
-
-    Args:
-        message: the message in OpenAI's format.
-    """
+    """Find the signs in an agent's message, each at most once."""
     content = message.get("content")
     parts = [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else [content]
     text = "\n".join(part for part in parts if isinstance(part, str))

@@ -54,7 +54,6 @@ class Window:
     Attributes:
         first: first training step; 0 if there are no steps.
         last: last training step, likewise.
-        episodes: number of episodes.
         visible: mean of the reward or of the visible metric.
         hidden: mean of the hidden score; None: not measured.
         stderr: standard error of the difference.
@@ -78,9 +77,6 @@ class Named:
     """A suspicious episode.
 
     Attributes:
-        id: id of the episode.
-        task: id of its task.
-        reward: its reward.
         other: its hidden score, or the second judge's score.
         sign: name of the sign, or why it is listed.
         text: the line with the sign.
@@ -113,9 +109,6 @@ class SignCount:
     """Frequency of a sign.
 
     Attributes:
-        sign: name of the sign.
-        reason: why it is suspicious.
-        episodes: number of episodes with the sign.
         reward: their mean reward.
         others: mean reward of the episodes of the same tasks without the sign; None: there are none.
     """
@@ -132,18 +125,14 @@ class Findings:
     """Results of all checks of a folder.
 
     Attributes:
-        name: name of the folder.
         episodes: number of examined episodes.
         left_out: number of records that were not read, because only a sample was requested.
         damaged: number of records that can't be read.
         visible_name: name of the metric in `Window.visible`.
         hidden_name: name of the metric in `Window.hidden`; empty: there is none.
-        windows: parts of the run in order.
         widened: growth of the gap from the first to the last window; None: not significant.
-        judged: results of a second judge, if there is one.
         paid: examples of episodes with a higher reward but a lower hidden score than others of their task.
         paid_count: number of such episodes.
-        signs: frequencies of signs.
         suspicious: number of episodes with any sign.
         examples: examples of episodes with signs or a lower second score.
     """
@@ -205,7 +194,6 @@ def find(
         hidden: metric that the agent can't see; None: one recognised by its name, otherwise a training run's held-out
             score.
         most: maximum number of episodes to read, spread evenly; None: all.
-        judge: a second judge; its exceptions are counted.
         sample: number of rewarded episodes given to the judge.
 
     Raises:

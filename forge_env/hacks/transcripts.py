@@ -27,13 +27,8 @@ class Played:
     """Summary of a recorded episode.
 
     Attributes:
-        id: id of the episode.
-        task: id of its task.
         kind: name of its file, without the suffix.
-        group: index of its group, or None.
         reward: its reward; None: not recorded.
-        metrics: other recorded metrics.
-        hits: signs in the agent's messages.
         place: file, offset and length of its record.
     """
 
@@ -54,7 +49,6 @@ class Transcripts:
     Attributes:
         episodes: the episodes; of repeated records of one, only the last.
         left_out: number of records that were not read, because only a sample was requested.
-        damaged: number of records that can't be read.
     """
 
     episodes: list[Played] = field(default_factory=list)
@@ -66,7 +60,6 @@ def read(root: Path, most: int | None = None) -> Transcripts:
     """Read the episodes of a run, an evaluation, or a folder or file of transcripts.
 
     Args:
-        root: the folder or file.
         most: maximum number of records to read, spread evenly; None: all.
 
     Raises:

@@ -14,7 +14,6 @@ class BugRate:
     """Rate of environment bugs among recent results.
 
     Args:
-        limit: highest acceptable rate, from 0 to 1.
         unit: name of the results in messages, in the plural.
     """
 

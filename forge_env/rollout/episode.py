@@ -344,10 +344,8 @@ class Sessions:
     """The conversations of an episode: one for each seat that has acted, with the policy or an opponent.
 
     Args:
-        env: the environment that has the seats.
         policy: plays all seats without an opponent.
         opponents: policies of other seats, by seat.
-        seed: seed of the episode.
 
     Attributes:
         seat: seat whose turn it is; "" if the environment has no seats.

@@ -52,8 +52,6 @@ class Answers:
     """The answers of an environment to recorded actions, compared with the recorded answers.
 
     Attributes:
-        episodes: number of episodes played again.
-        turns: number of their turns.
         different: the first difference of each episode that has one.
         skipped: number of episodes that can't be played again, by reason.
     """
@@ -68,7 +66,6 @@ class Tasks:
     """Tasks of a split by their ids.
 
     Args:
-        env: the environment.
         split: name of the split; None: the training split.
     """
 
@@ -100,12 +97,6 @@ async def play_again(
     episodes: Iterable[Trajectory], make_env: Callable[[], Environment], seed: int, *, at_once: int = 8
 ) -> Answers:
     """Play the recorded actions of training episodes again, and compare observations and rewards turn by turn.
-
-    Args:
-        episodes: recorded episodes of the training split.
-        make_env: creates the environment of one episode.
-        seed: seed of the run.
-        at_once: episodes that are played concurrently.
 
     Raises:
         EnvironmentBugError: the environment's code failed.

@@ -28,9 +28,6 @@ class Account:
     """The current activity of one actor, and the seconds it has spent on each activity, all from one clock.
 
     Args:
-        actor: its name.
-        doing: the initial activity.
-        clock: monotonic seconds.
         on_span: called with every span when it ends.
     """
 

@@ -19,10 +19,7 @@ class Reading(NamedTuple):
     """One reading of a process's clocks.
 
     Attributes:
-        host: name of its machine.
         boot: id of the machine's current boot: all processes of one boot share one monotonic clock.
-        at: seconds of that clock (`time.perf_counter`).
-        wall: seconds of the wall clock at the same moment.
     """
 
     host: str
@@ -59,13 +56,7 @@ class RemoteClock:
         self._told = math.inf
 
     def heard(self, asked: Reading, told: Reading, answered: Reading) -> None:
-        """Update the estimate with one exchange.
-
-        Args:
-            asked: this process's clocks when the question was sent.
-            told: the other process's clocks, as it answered.
-            answered: this process's clocks when the answer arrived.
-        """
+        """Update the estimate with one exchange."""
         if self._reading is None or told.boot != self._reading.boot:
             self.uncertain = self._told = math.inf
         before, self._reading = self._reading, told

@@ -34,10 +34,8 @@ class Clause:
     """The result of one clause.
 
     Attributes:
-        clause: its name in `CLAUSES`.
         verdict: "holds"; "doubtful", which is a warning; "broken", which ends the run; or "open": the run ended before
             the clause could be decided.
-        text: the measurement.
         step: training steps done by then.
     """
 

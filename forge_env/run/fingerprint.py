@@ -48,7 +48,6 @@ class Fingerprint:
         """Read a row.
 
         Args:
-            row: output of `row`.
             names: names of the tensors in alphabetical order, as "gradients" and "weights".
 
         Raises:
@@ -110,8 +109,6 @@ class Sampled:
     """Replies of a step's episodes that were sampled again under the versions recorded beside their tokens.
 
     Attributes:
-        replies: number of replies compared.
-        tokens: number of their tokens.
         different: names of replies with other tokens.
         logprobs: largest absolute difference of log-probs, in nats, of replies with equal tokens.
         unequal: number of replies with equal tokens and other log-probs, to the bit.
@@ -131,9 +128,6 @@ class Replayed:
     """A training step that was computed again.
 
     Attributes:
-        step: number of the step.
-        recorded: what the run computed.
-        computed: what the replay computed.
         tokens: groups whose recorded episodes are not what was trained on.
         sampled: replies that were sampled again; None if none were.
     """

@@ -114,10 +114,7 @@ def choose_folder(output_dir: str, name: str | None, stem: str, *, resume: bool)
     """Choose the folder that a run is written to.
 
     Args:
-        output_dir: parent of the run folders.
         name: the requested name, or None to make one from `stem` and the time.
-        stem: name of the recipe.
-        resume: continue an existing run.
 
     Raises:
         UsageError: the run exists and is not to be resumed, or the other way round.

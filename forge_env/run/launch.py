@@ -61,11 +61,9 @@ def launch(
     """Run the trainer to its end and leave a complete run folder; all output goes to the terminal and the log.
 
     Args:
-        config: the resolved recipe.
         folder: the run's folder, created here and held until the end.
         load_trainer: imports the trainer; called after the display has started, since it may take seconds.
         subscribe: called with the run and the terminal before the trainer is loaded, to subscribe to `run.events`.
-        resume: continue the run in `folder`.
         debug: leave stdout and stderr alone and log everything to them.
     """
 

@@ -25,7 +25,6 @@ class Ready(NamedTuple):
     """The result of the checks for a run that can begin.
 
     Attributes:
-        engine: the sandbox engine that will be used.
         plan: placement of the actors, a line for each host; empty if the run stays on this machine.
     """
 

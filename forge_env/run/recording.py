@@ -35,9 +35,6 @@ def settings(config: RunConfig) -> dict[str, Any]:
 class Recording:
     """The steps of a run, the episodes that each was trained on, and what each computed.
 
-    Args:
-        root: the run's folder.
-
     Attributes:
         steps: recorded steps, ascending.
 

@@ -20,19 +20,15 @@ class Conditions:
     """Hosts and episodes that a rehearsal assumes; None: a default that the report states.
 
     Attributes:
-        hosts: number of hosts.
         gpus: GPUs of a host, such as 8xH100.
-        cpus: processors of a host.
         memory_gb: main memory of a host, GiB.
         disk_gb: free space for the run folder, GiB.
         disk_speed: bytes per second that the run folder's disk writes.
         prompt: tokens of an episode's first prompt.
         reply: sampled tokens of an episode: the median.
         reply_p95: sampled tokens that 95 % of the episodes don't exceed.
-        turns: turns of an episode.
         tool_s: seconds of a turn in the environment.
         like: folder of a run whose lengths and times are used.
-        steps: training steps to simulate.
         real_s: seconds that the simulations may take on this machine.
     """
 
@@ -54,13 +50,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault of a recipe.
-
-    Attributes:
-        key: the key to change.
-        text: what goes wrong.
-        fix: how to change the key.
-    """
+    """A fault of a recipe."""
 
     key: str
     text: str
@@ -72,13 +62,10 @@ class Rehearsal:
     """Result of a rehearsal.
 
     Attributes:
-        title: model, hosts and length of the simulation.
         findings: faults, the gravest first.
         step_s: forecast seconds of a training step; None if nothing was simulated.
         shares: actor -> activity -> share of its time.
-        figures: further figures by name.
         plan_step_s: seconds of a step by `forge-env train --plan`.
-        assumed: assumptions, as sentences.
         notes: what was not rehearsed, and why.
     """
 

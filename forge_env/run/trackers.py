@@ -43,12 +43,7 @@ class TrackerError(Exception):
 
 
 class Tracker(ABC):
-    """A tracker of runs in a package of its own. Its failures after the start are raised as `TrackerError`.
-
-    Args:
-        folder: the run's folder.
-        config: its recipe.
-    """
+    """A tracker of runs in a package of its own. Its failures after the start are raised as `TrackerError`."""
 
     package: ClassVar[str]
     """Module of the package."""

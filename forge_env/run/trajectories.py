@@ -62,7 +62,6 @@ class TrajectoryFiles:
     Only `drain`, `written` and `close` wait.
 
     Args:
-        folder: created with the first file.
         warn: called with a description of each trajectory that can't be recorded.
         on_full: called whenever something could not be written for lack of disk space.
         host: name of this host, if several write to the folder: its files are `KIND-HOST.jsonl`, since shared file

@@ -73,13 +73,7 @@ class Check:
 
 
 class TaskRange(Sequence[Task]):
-    """The first tasks of some splits, made on access.
-
-    Args:
-        env: environment that makes the tasks.
-        counts: number of tasks by split.
-        left_out: ids of tasks to skip.
-    """
+    """The first tasks of some splits, made on access."""
 
     def __init__(self, env: Environment, counts: Mapping[str, int], left_out: Collection[str] = ()) -> None:
         self._counts = counts

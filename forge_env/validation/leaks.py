@@ -115,9 +115,6 @@ class SearchPolicy(Policy):
     """Policy that tries every tool with probing values, one argument at a time, and then answers.
 
     Text arguments get every probe; numbers, booleans and enumerations get each of a few values.
-
-    Args:
-        start: number of calls to skip, because an earlier episode has made them.
     """
 
     def __init__(self, start: int = 0) -> None:

@@ -171,7 +171,6 @@ def reasons(run: RunView, around: int | None = None) -> Reasons:
     """Compare training episodes of the run's last fifth with its first, or just after a step with just before it.
 
     Args:
-        run: the training run.
         around: the step; None: compare the fifths.
     """
     result: Reasons = run.queries.kept(("reasons", around), lambda: _reasons(run.queries, around))
@@ -488,7 +487,6 @@ def sample_limit(queries: Queries, environment: str = "") -> Limit:
     """Identify the activity on which an evaluation's samples spent their time, and settings to try.
 
     Args:
-        queries: of the evaluation.
         environment: only its samples; empty: all.
     """
     sql = (

@@ -54,11 +54,7 @@ TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", 
 
 
 class Pages:
-    """The application.
-
-    Args:
-        runs: the runs to show.
-    """
+    """The application."""
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs

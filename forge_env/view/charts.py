@@ -152,11 +152,7 @@ BINS = 10
 
 
 def histograms(trained: Trained) -> list[Chart]:
-    """Return histograms of the trained episodes' staleness, length and reward, one for each step.
-
-    Args:
-        trained: the groups that the steps were trained on.
-    """
+    """Return histograms of the trained episodes' staleness, length and reward, one for each step."""
     steps = sorted(trained.steps)
     size = max(1, -(-len(steps) // MOST_COLUMNS))
     columns = [steps[at : at + size] for at in range(0, len(steps), size)]

@@ -126,7 +126,6 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
     """Read a run or an evaluation, finished or not.
 
     Args:
-        root: its folder.
         examples: number of failures, and of successes, to read in full.
         cache: folder for the index of its trajectories; None: a temporary folder.
 

@@ -51,8 +51,6 @@ def failures(run: RunView, kind: str, environment: str = "") -> list[Failure]:
     """Failure classes: first maximum reward without a solved task, then the largest.
 
     Args:
-        run: a run or an evaluation.
-        kind: as in a filter.
         environment: name of the environment; empty for all.
     """
     classes = run.queries.failures(kind, environment)

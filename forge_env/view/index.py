@@ -122,7 +122,6 @@ class RunIndex:
     """The index of one run's trajectories, with a separate database connection for each thread.
 
     Args:
-        folder: of the run or evaluation.
         cache: folder of the SQLite file; None: the user's cache folder.
         measure: name of the metric for whether an episode solved its task, stored in the column `solved`.
 

@@ -88,13 +88,7 @@ class Order:
 
 
 def page_of(runs: Runs, order: Order, after: str = "") -> tuple[list[Listed], Listing]:
-    """Return a page of the list, and what is known of the whole list.
-
-    Args:
-        runs: all runs.
-        order: search and order.
-        after: run before the page; empty: the first page.
-    """
+    """Return a page of the list, and what is known of the whole list."""
     if order.newest_first:
         listing = runs.names(after, PAGE)
         return [row for name in listing.names if (row := _row(runs, name)) is not None], listing

@@ -34,8 +34,6 @@ class Memory:
         """Record that a file's content is used, and drop that of others beyond the limit. Call it before reading.
 
         Args:
-            key: identifies the content.
-            path: the file.
             most: maximum bytes that the content counts as.
             drop: removes the content from memory. It is called without the lock, perhaps in another thread.
         """

@@ -18,13 +18,7 @@ QUIET = 10
 
 
 async def news(runs: Runs, run: RunView | None, ended: asyncio.Event) -> AsyncIterator[str]:
-    """Yield server-sent events until `ended` is set: one after each change, and occasional keep-alive comments.
-
-    Args:
-        runs: all runs.
-        run: the run that the page shows; None: the page lists all runs.
-        ended: ends the stream when set.
-    """
+    """Yield server-sent events until `ended` is set: one after each change, and occasional keep-alive comments."""
     before = await asyncio.to_thread(_mark, runs, run)
     yield "retry: 2000\nevent: hello\ndata: {}\n\n"
     ending = asyncio.ensure_future(ended.wait())

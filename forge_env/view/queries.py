@@ -76,7 +76,6 @@ class Queries:
     """Queries of one index; slow results are cached until the index changes.
 
     Args:
-        index: of the run's trajectories.
         groups_of: returns the groups that a range of steps, first to last, was trained on; None if unknown.
     """
 
@@ -136,12 +135,7 @@ class Queries:
         return where, values
 
     def count(self, kind: str = "", environment: str = "") -> int:
-        """Count the episodes of a kind.
-
-        Args:
-            kind: as in a filter.
-            environment: only episodes of this environment; empty: all.
-        """
+        """Count the episodes of a kind."""
         where, values = self._where(Filter(kind=kind, environment=environment))
         sql = f"select count(*) from t where {where}"
         result: int = self.kept(("count", kind, environment), lambda: self.rows(sql, values)[0][0])
@@ -274,10 +268,6 @@ class Queries:
         """List failure classes with their count and a typical episode: one of median length among the newest.
 
         Full rewards for unsolved tasks come first: the reward may not measure the goal.
-
-        Args:
-            kind: as in a filter.
-            environment: only episodes of this environment; empty: all.
         """
         result: list[tuple[str, int, dict[str, Any] | None]] = self.kept(
             ("failures", kind, environment), lambda: self._failures(kind, environment)

@@ -16,13 +16,7 @@ PICTURE = "curves.png"
 
 
 def write_card(out: Path, run: Path, kind: Literal["model", "run"]) -> None:
-    """Write `README.md` and `curves.png`, made from the record of a run or an evaluation.
-
-    Args:
-        out: folder of what is published.
-        run: folder of the run.
-        kind: what is published.
-    """
+    """Write `README.md` and `curves.png`, made from the record of a run or an evaluation."""
     found = digest(run, cache=cache_dir())
     write_picture(found, out / PICTURE)
     front = yaml.safe_dump(_front(found, kind), sort_keys=False, allow_unicode=True)

@@ -152,8 +152,6 @@ def token_data(turns: Sequence[TokenTurn], advantage: float | None, learned: boo
     """Return the data for the page: for each turn the lengths of the tokens' texts in UTF-16 units, and their figures.
 
     Args:
-        turns: see `tokens`.
-        advantage: of the episode's tokens.
         learned: whether a training step used this advantage; else it is the reward minus the group's mean.
     """
     return {

@@ -69,10 +69,6 @@ SIZES = {"narrow": (340, 230), "middle": (960, 320), "wide": (1900, 460)}
 def write_report(root: Path, out: Path | None = None) -> Path:
     """Write the report of a run or an evaluation as a page, using only files of its folder, and return its path.
 
-    Args:
-        root: the folder.
-        out: path of the page; None: `report.html` in the folder.
-
     Raises:
         OSError: it can't be written.
         sqlite3.Error: there is no space for the temporary index of the trajectories.
@@ -94,10 +90,7 @@ def page(name: str, state: str, subtitle: str, body: Iterable[str]) -> str:
     """Render a self-contained page.
 
     Args:
-        name: heading, and title of the page.
         state: word beside it, which is also its class: "finished", "failed", ...
-        subtitle: line below it.
-        body: HTML of the sections.
     """
     text = files("forge_env.view").joinpath("templates", "report.html").read_text(encoding="utf-8")
     script = re.search(r"<script>(.*)</script>", text, re.DOTALL)

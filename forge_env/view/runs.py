@@ -169,12 +169,7 @@ class Figures:
 
 
 class RunView:
-    """One run or evaluation.
-
-    Attributes:
-        root: its folder.
-        name: the folder's name, used in addresses.
-    """
+    """One run or evaluation."""
 
     def __init__(self, root: Path, cache: Path | None = None) -> None:
         self.root = root
@@ -487,7 +482,6 @@ class Runs:
     """All runs in a folder, or the single run if the folder is one.
 
     Args:
-        root: the folder.
         cache: folder of the indexes; None: the user's cache folder.
     """
 

@@ -44,7 +44,6 @@ class Searches:
     """The searches of one run, each of which can be continued.
 
     Args:
-        index: of the run's trajectories.
         rows: runs a query (`Queries.rows`).
         where: returns a filter's condition and its parameters.
     """

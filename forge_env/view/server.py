@@ -47,8 +47,6 @@ class Guard:
     """ASGI middleware that authorizes every request, and adds security headers to every response.
 
     Args:
-        app: the protected application.
-        secret: the token.
         port: returns the port once it is known.
     """
 

@@ -45,10 +45,7 @@ async def serve_pages(
     """Serve until cancelled.
 
     Args:
-        pages: the pages to serve.
-        port: port number; 0 lets the system choose one.
         ready: called with the address, token included.
-        cache: folder of the indexes; None: the user's cache folder.
 
     Raises:
         UsageError: the port is taken, or the cache folder can't be used.
