@@ -365,16 +365,15 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trajectory:
-        """Rebuild a trajectory from the output of `to_dict`, of this or an earlier schema version.
+        """Rebuild a trajectory from the output of `to_dict`.
 
         Args:
             data: one parsed line of a record file.
         """
-        if type(version := data.get("schema", 1)) is not int:
+        if type(version := data.get("schema")) is not int:
             raise ValueError(f"{version!r} is not a version")  # a damaged byte, which costs this record only
-        old = version == 1
         data = without_schema(data, "the trajectory", SCHEMA)
-        turns = _turns_of_version_1(data) if old else _turns(data)
+        turns = _turns(data)
         final = [Message.from_openai(message) for message in data.get("final_observation", [])]
         made = cls(**{**data, "turns": turns, "final_observation": final})
         _check(made, _OF_TRAJECTORY)
@@ -386,19 +385,13 @@ class Trajectory:
 # ---
 # Record format: one JSON object, in which messages are plain text and the tokens of all turns are three values.
 #
-# schema 6   adds to 5: scores, omitted if empty.
-# schema 5   adds to 4: reset_s, close_s, reason, failures, each omitted if empty; a valid record with an error means
-#            that the agent's code failed.
-# schema 4   adds to 3: group, member, started and turns[i].calls_s, each omitted if empty. A turn omits these fields if
-#            they have their usual values: stop_reason "stop", forked false, metadata {}, reward 0.
-# schema 3   adds to 2, for episodes with seats: turns[i].seat, rewards and opponents by seat; each omitted if empty.
-# schema 2   turns[i].tokens = [continues, prompt, sampled], numbers of tokens; absent for a turn without tokens.
-#            tokens.ids       prompt and sampled ids, turn by turn, as "i4:BASE64"
-#            tokens.logprobs  of the sampled tokens, as "f4:BASE64"
-#            tokens.versions  of the sampled tokens, as runs: [version, number of tokens], ...
-#            "i4" is int32, "f4" float32: first the lowest byte of all values, then the next byte of all, and so on. If
-#            zlib makes the bytes smaller they are compressed: "i4z", "f4z".
-# schema 1   (without a "schema" key) each turn holds its whole prompt, its tokens, log-probs and versions, as lists.
+#   turns[i].tokens  [continues, prompt, sampled], numbers of tokens; absent for a turn without tokens.
+#   tokens.ids       prompt and sampled ids, turn by turn, as "i4:BASE64"
+#   tokens.logprobs  of the sampled tokens, as "f4:BASE64"
+#   tokens.versions  of the sampled tokens, as runs: [version, number of tokens], ...
+#
+# "i4" is int32, "f4" float32: first the lowest byte of all values, then the next byte of all, and so on. If zlib makes
+# the bytes smaller they are compressed: "i4z", "f4z". Fields with the values of `_SOMETIMES` and `_USUAL` are omitted.
 
 SCHEMA = 6
 _SOMETIMES: dict[str, Any] = {
@@ -536,17 +529,6 @@ def _check(part: Trajectory | Turn, expected: list[tuple[str, str, Any]]) -> Non
             raise ValueError(f"{name} has a number that is infinite, or beyond {largest:g}")
 
 
-def _turns_of_version_1(data: dict[str, Any]) -> list[Turn]:
-    turns, before = [], NO_TOKENS
-    for item in data["turns"]:
-        rest = {name: value for name, value in item.items() if name not in (*_TIMES, "observation")}
-        reply = Reply(**{**rest, "message": Message.model_validate(item["message"])})
-        before, reply.forked = reply.follow(before), item.get("forked", False)
-        observation = [Message.from_openai(message) for message in item["observation"]]
-        turns.append(Turn(observation, reply, **{name: item[name] for name in _TIMES if name in item}))
-    return turns
-
-
 def _to_text(values: NDArray[Any], kind: str) -> str:
     import numpy as np
 
@@ -645,6 +627,18 @@ class TrajectoryWriter(LineWriter):
         finally:
             with suppress(DiskFullError):
                 self._index.close()
+
+
+def read_record(path: Path, offset: int, length: int, *, root: Path = ANYWHERE) -> Trajectory:
+    """Read the record at an offset of a file; `root` must contain the file.
+
+    Raises:
+        OSError, UnsafeFileError: the file can't be read.
+        DAMAGE: it is not a trajectory.
+    """
+    with open_file(path, root=root) as file:
+        file.seek(offset)
+        return Trajectory.from_dict(json.loads(file.read(min(length, LONGEST_LINE))))
 
 
 def read_trajectories(

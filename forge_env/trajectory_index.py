@@ -139,7 +139,7 @@ def is_index(path: Path) -> bool:
 
 
 def row_of(record: Mapping[str, Any], offset: int, length: int) -> IndexRow:
-    """Build the row of a record of any schema version (`Trajectory.to_dict`).
+    """Build the row of a record (`Trajectory.to_dict`).
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError: it is not a record.
@@ -247,15 +247,12 @@ def _short(value: float, digits: int) -> float:
 
 def _tokens(record: Mapping[str, Any]) -> tuple[int, int, list[int]]:
     """Number of sampled tokens, length of the longest conversation, and the policy versions that sampled."""
-    turns, packed = record["turns"], record.get("tokens")
-    if packed is not None:
-        counts = [turn["tokens"] for turn in turns if "tokens" in turn]
-        versions = [int(version) for version, _ in packed["versions"]]
-        return sum(count[2] for count in counts), max(map(sum, counts), default=0), versions
-    sampled = [turn["token_ids"] for turn in turns if turn.get("token_ids")]  # schema version 1
-    versions = [int(version) for turn in turns for version in set(turn.get("versions") or ())]
-    context = (len(turn.get("prompt_ids") or ()) + len(turn.get("token_ids") or ()) for turn in turns)
-    return sum(map(len, sampled)), max(context, default=0), versions
+    packed = record.get("tokens")
+    if packed is None:
+        return 0, 0, []
+    counts = [turn["tokens"] for turn in record["turns"] if "tokens" in turn]
+    versions = [int(version) for version, _ in packed["versions"]]
+    return sum(count[2] for count in counts), max(map(sum, counts), default=0), versions
 
 
 def _outcome(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -16,11 +16,11 @@ from forge_env.cli.info import earned
 from forge_env.errors import UsageError
 from forge_env.interrupts import say
 from forge_env.machine import user_path
-from forge_env.reading import LONGEST_LINE, check_readable, open_file
+from forge_env.reading import check_readable
 from forge_env.rewards.reasons import score_lines
 from forge_env.run.folder import RunFolder
 from forge_env.run.trained import read_trained
-from forge_env.trajectory import DAMAGE, Trajectory, Turn, read_trajectories
+from forge_env.trajectory import DAMAGE, Trajectory, Turn, read_record, read_trajectories
 from forge_env.trajectory_index import IndexReader, IndexRow, is_index
 from forge_env.types import Message, ToolCall
 from forge_env.visible import one_line, visible
@@ -143,11 +143,8 @@ def find(source: Path, name: str, kind: str | None) -> tuple[Path, IndexRow, lis
 
 def read_episode(path: Path, row: IndexRow) -> Trajectory:
     """Read the record of an index row. Raises `UsageError` if it is damaged."""
-    with open_file(path) as file:
-        file.seek(row.offset)
-        line = file.read(min(row.length, LONGEST_LINE))
     try:
-        return Trajectory.from_dict(json.loads(line))
+        return read_record(path, row.offset, row.length)
     except DAMAGE as error:
         raise UsageError(
             f"{path}, byte {row.offset} is not a trajectory: {one_line(str(error))}", fix="delete the damaged line"

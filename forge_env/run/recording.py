@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
-from forge_env.reading import LONGEST_LINE, open_file
 from forge_env.run.folder import RunFolder
 from forge_env.run.trained import Beginning, TrainedGroup, read_trained
 from forge_env.run.trajectories import recorded
-from forge_env.trajectory import DAMAGE, Trajectory
+from forge_env.trajectory import DAMAGE, Trajectory, read_record
 from forge_env.trajectory_index import IndexReader
 
 Place = tuple[Path, int, int]
@@ -114,10 +112,7 @@ class Recording:
                 fix="a replay needs all training episodes: record with logging.trajectories=all",
             )
         path, offset, length = self._places[group, member]
-        with open_file(path, root=self.root) as file:
-            file.seek(offset)
-            line = file.read(min(length, LONGEST_LINE))
         try:
-            return Trajectory.from_dict(json.loads(line))
+            return read_record(path, offset, length, root=self.root)
         except DAMAGE as error:
             raise UsageError(f"{path}, byte {offset} is not a trajectory", fix="restore the file") from error

@@ -205,42 +205,34 @@ def test_a_record_is_linear_in_the_episode(tmp_path: Path) -> None:
     assert (tmp_path / "a.jsonl").stat().st_size < 12 * 5_000
 
 
-OLD = (
-    '{"id":"a","environment":"arithmetic","task_id":"train-3","split":"train","reward":1.0,"answer":null,'
-    '"metrics":{"turns":2.0},"terminated":true,"truncated":false,"truncation":null,"valid":true,"error":null,'
-    '"retries":0,"wall_s":0.5,"waited_s":0.0,"difficulty":1,"tags":["t"],"info":{"index":3},"turns":['
-    '{"prompt_ids":[1,2],"token_ids":[3,4],"logprobs":[-0.5,-0.25],"versions":[7,7],"stop_reason":"stop",'
-    '"forked":false,"reward":0.0,"generate_s":0.1,"step_s":0.2,"metadata":{"usage":{"prompt":2}},'
-    '"observation":[{"role":"user","content":"\\u00e9"}],"message":{"role":"assistant","content":"one"}},'
-    '{"prompt_ids":[1,2,3,4,5],"token_ids":[6],"logprobs":[-1.0],"versions":[8],"stop_reason":"length",'
-    '"forked":false,"reward":1.0,"generate_s":0.1,"step_s":0.2,"metadata":{},'
-    '"observation":[{"role":"tool","content":"4","tool_call_id":"c"}],"message":{"role":"assistant","content":"two"}},'
-    '{"prompt_ids":[9],"token_ids":[6],"logprobs":[-1.0],"versions":[8],"stop_reason":"stop",'
-    '"forked":true,"reward":0.0,"generate_s":0.1,"step_s":0.2,"metadata":{},'
-    '"observation":[],"message":{"role":"assistant","content":"three"}},'
-    '{"prompt_ids":[],"token_ids":[],"logprobs":[],"versions":[],"stop_reason":"stop",'
-    '"forked":false,"reward":0.0,"generate_s":0.0,"step_s":0.0,"metadata":{},'
-    '"observation":[],"message":{"role":"assistant","content":""}}],'
-    '"final_observation":[{"role":"user","content":"done"}]}\n'
+RECORD = (
+    '{"schema":6,"id":"a","environment":"arithmetic","task_id":"train-3","split":"train","reward":1.0,"answer"'
+    ':null,"metrics":{"turns":2.0},"terminated":true,"truncated":false,"truncation":null,"valid":true,"error":'
+    'null,"retries":0,"wall_s":0.5,"waited_s":0.0,"difficulty":1,"tags":["t"],"info":{"index":3},"turns":[{"ob'
+    'servation":[{"role":"user","content":"\\u00e9"}],"message":{"role":"assistant","content":"one"},"generate_'
+    's":0.1,"step_s":0.2,"metadata":{"usage":{"prompt":2}},"tokens":[0,2,2]},{"observation":[{"role":"tool","c'
+    'ontent":"4","tool_call_id":"c"}],"message":{"role":"assistant","content":"two"},"reward":1.0,"generate_s"'
+    ':0.1,"step_s":0.2,"stop_reason":"length","tokens":[4,1,1]},{"observation":[],"message":{"role":"assistant'
+    '","content":"three"},"generate_s":0.1,"step_s":0.2,"forked":true,"tokens":[0,1,1]},{"observation":[],"mes'
+    'sage":{"role":"assistant","content":""},"generate_s":0.0,"step_s":0.0}],"final_observation":[{"role":"use'
+    'r","content":"done"}],"tokens":{"ids":"i4z:eAFjZGJmYWXjZGPAAQAD+gAl","logprobs":"f4:AAAAAAAAAAAAgICAv76/v'
+    'w==","versions":[[7,2],[8,2]]}}'
+    "\n"
 )
-"""As forge-env wrote it before records had a version."""
+"""A record as it stands in files."""
 
 
-def test_the_old_form_is_read(tmp_path: Path) -> None:
+def test_a_recorded_line_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text(OLD)
-    (old,) = read_trajectories(path)
-    assert [segment.token_ids.tolist() for segment in old.segments()] == [[1, 2, 3, 4, 5, 6], [9, 6]]
-    assert old.segments()[0].versions.tolist() == [-1, -1, 7, 7, -1, 8]
-    assert [turn.reply.forked for turn in old.turns] == [False, False, True, False]
-    assert old.turns[0].observation[0].content == "\u00e9"
-    assert old.turns[0].reply.metadata == {"usage": {"prompt": 2}}
-    assert old.turns[1].reply.prompt_ids.tolist() == [5]  # the memory of an old record is linear too
-    assert (old.turns[1].reply.stop_reason, old.turns[1].reward, old.turns[1].step_s) == ("length", 1.0, 0.2)
-    assert (old.reward, old.info, old.final_observation[0].content) == (1.0, {"index": 3}, "done")
-    with TrajectoryWriter(path) as writer:  # appended to by this version
-        writer.write(old)
-    assert list(read_trajectories(path)) == [old, old]
+    path.write_text(RECORD)
+    (read,) = read_trajectories(path)
+    assert [segment.token_ids.tolist() for segment in read.segments()] == [[1, 2, 3, 4, 5, 6], [9, 6]]
+    assert read.segments()[0].versions.tolist() == [-1, -1, 7, 7, -1, 8]
+    assert [turn.reply.forked for turn in read.turns] == [False, False, True, False]
+    assert read.turns[0].observation[0].content == "\u00e9"
+    assert read.turns[0].reply.metadata == {"usage": {"prompt": 2}}
+    assert (read.turns[1].reply.stop_reason, read.turns[1].reward, read.turns[1].step_s) == ("length", 1.0, 0.2)
+    assert (read.reward, read.info, read.final_observation[0].content) == (1.0, {"index": 3}, "done")
 
 
 @cache
@@ -295,7 +287,7 @@ def test_what_a_record_claims_takes_no_memory(tmp_path: Path) -> None:
 
 def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text(OLD.replace('{"id"', '{"schema":7,"id"', 1))
+    path.write_text(RECORD.replace('"schema":6', '"schema":7', 1))
     damage: list[str] = []
     with pytest.raises(UsageError, match="reads up to version 6"):
         list(read_trajectories(path, on_damage=damage.append))
@@ -314,7 +306,7 @@ def test_the_program_in_the_docs_works(tmp_path: Path, capsys: pytest.CaptureFix
     page = Path(__file__).parents[2] / "docs" / "decisions" / "trajectories.md"
     (program,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     path = tmp_path / "train.jsonl"
-    path.write_text(OLD)
+    path.write_text(RECORD)
     exec(program.replace("runs/first/trajectories/train.jsonl", str(path)), {})
     assert capsys.readouterr().out == "1.0 3\n1.0 1\n"
 

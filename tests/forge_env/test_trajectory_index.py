@@ -20,7 +20,7 @@ from forge_env.run.trajectories import TrajectoryFiles, recorded, rename
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn, read_trajectories
 from forge_env.trajectory_index import COLUMNS, IndexReader, IndexRow, decode, encode, index_path, masked, scan
 from forge_env.types import FunctionCall, Message, ToolCall
-from tests.forge_env.test_trajectory import OLD, trajectories
+from tests.forge_env.test_trajectory import RECORD, trajectories
 
 
 def played(group: int, member: int = 0, **changes: Any) -> Trajectory:
@@ -175,7 +175,7 @@ def test_whatever_happens_to_the_index_every_record_has_its_row(
 
 def test_a_folder_from_before_is_read_and_goes_on_with_an_index(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
-    path.write_text(OLD * 2, encoding="utf-8")
+    path.write_text(RECORD * 2, encoding="utf-8")
     (first, _) = rows(path)
     assert (first.id, first.tokens, first.context, first.oldest, first.newest) == ("a", 4, 6, 7, 8)
     with TrajectoryWriter(path) as writer:

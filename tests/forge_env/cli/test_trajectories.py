@@ -10,7 +10,7 @@ from forge_env.cli.main import main
 from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn
 from forge_env.types import Message, call_tool
-from tests.forge_env.test_trajectory import OLD
+from tests.forge_env.test_trajectory import RECORD
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
         )
         writer.write(Trajectory("second", "sums", "train-2", valid=False, error="the box\nwas lost"))
         writer.write(Trajectory("third", "sums", "train-3", truncated=True, truncation="turns"))
-    (tmp_path / "trajectories" / "eval.jsonl").write_text(OLD)
+    (tmp_path / "trajectories" / "eval.jsonl").write_text(RECORD)
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     return tmp_path
 
