@@ -330,6 +330,16 @@ class NewLines:
                 begin_again()
 
 
+class Inside:
+    """A path inside a folder, as an attribute of its class; it follows a folder that moves."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: HeldFolder, owner: type) -> Path:
+        return folder.root / self._name
+
+
 class HeldFolder:
     """A folder locked for writing by one process. Nothing is created before it is locked."""
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from forge_env.errors import UsageError
-from forge_env.files import HeldFolder, remove, unused
+from forge_env.files import HeldFolder, Inside, remove, unused
 from forge_env.machine import user_path
 from forge_env.reading import check_readable
 
@@ -21,70 +21,32 @@ class RunFolder(HeldFolder):
         """Name of the run."""
         return self.root.name
 
-    @property
-    def config(self) -> Path:
-        """The resolved recipe, with its documentation as comments."""
-        return self.root / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object a line: `step`, `time` (seconds since the start), metrics. The last row of a step counts."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def trajectories(self) -> Path:
-        """`KIND.jsonl` for every kind of trajectory, and `KIND.index.jsonl` with a row for each trajectory."""
-        return self.root / "trajectories"
-
-    @property
-    def trained(self) -> Path:
-        """The groups that each step was trained on, and the groups that none was: one JSON object a line."""
-        return self.root / "trained.jsonl"
-
-    @property
-    def contract(self) -> Path:
-        """Results of the run's self-checks: one JSON object a line (`forge_env.run.contract`)."""
-        return self.root / "contract.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Checkpoints, laid out by the trainer."""
-        return self.root / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard event files."""
-        return self.root / "tensorboard"
-
-    @property
-    def summary(self) -> Path:
-        """Results of the run, as JSON."""
-        return self.root / "summary.json"
-
-    @property
-    def reward_curve(self) -> Path:
-        """Reward and held-out score over steps, as a picture."""
-        return self.root / "reward_curve.png"
-
-    @property
-    def report(self) -> Path:
-        """Self-contained page with every curve."""
-        return self.root / "report.html"
-
-    @property
-    def timeline(self) -> Path:
-        """Activities of all actors, in Chrome's trace format (opens in Perfetto)."""
-        return self.root / "timeline.json"
-
-    @property
-    def log(self) -> Path:
-        """Full log, with the output of every process and every traceback."""
-        return self.root / "run.log"
-
-    @property
-    def logs(self) -> Path:
-        """Output of the processes on each other host: `NUMBER-HOST.log`."""
-        return self.root / "logs"
+    config = Inside("config.yaml")
+    """The resolved recipe, with its documentation as comments."""
+    metrics = Inside("metrics.jsonl")
+    """One JSON object a line: `step`, `time` (seconds since the start), metrics. The last row of a step counts."""
+    trajectories = Inside("trajectories")
+    """`KIND.jsonl` for every kind of trajectory, and `KIND.index.jsonl` with a row for each trajectory."""
+    trained = Inside("trained.jsonl")
+    """The groups that each step was trained on, and the groups that none was: one JSON object a line."""
+    contract = Inside("contract.jsonl")
+    """Results of the run's self-checks: one JSON object a line (`forge_env.run.contract`)."""
+    checkpoints = Inside("checkpoints")
+    """Checkpoints, laid out by the trainer."""
+    tensorboard = Inside("tensorboard")
+    """TensorBoard event files."""
+    summary = Inside("summary.json")
+    """Results of the run, as JSON."""
+    reward_curve = Inside("reward_curve.png")
+    """Reward and held-out score over steps, as a picture."""
+    report = Inside("report.html")
+    """Self-contained page with every curve."""
+    timeline = Inside("timeline.json")
+    """Activities of all actors, in Chrome's trace format (opens in Perfetto)."""
+    log = Inside("run.log")
+    """Full log, with the output of every process and every traceback."""
+    logs = Inside("logs")
+    """Output of the processes on each other host: `NUMBER-HOST.log`."""
 
     @property
     def inside(self) -> tuple[Path, ...]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from forge_env.config.recipe import RunConfig
 from forge_env.run.folder import RunFolder
 from forge_env.run.trackers import Tracker
-
-if TYPE_CHECKING:
-    from forge_env.trajectory import Trajectory
 
 LAST_SEND_MS = 5_000.0
 """Milliseconds that the end of a run waits for a collector."""
@@ -37,15 +34,14 @@ class OpenTelemetryLogger(Tracker):
         self._meter = self._provider.get_meter("forge_env")
         self._gauges: dict[str, Any] = {}
 
-    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one row."""
         for name, value in {**metrics, "step": float(step)}.items():
             gauge = "forge_env." + re.sub(r"[^A-Za-z0-9_./-]", "_", name)[:200]
             if gauge not in self._gauges:
                 self._gauges[gauge] = self._meter.create_gauge(gauge)
             self._gauges[gauge].set(value)
 
-    def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
-        return
-
-    def _close(self, exit: str) -> None:
+    def close(self, exit: str = "success") -> None:
+        """Finish the run."""
         self._provider.shutdown(timeout_millis=LAST_SEND_MS)

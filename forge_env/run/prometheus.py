@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.run.folder import RunFolder
 from forge_env.run.trackers import Tracker
-
-if TYPE_CHECKING:
-    from forge_env.trajectory import Trajectory
 
 ADDRESS = "FORGE_ENV_METRICS"
 """Environment variable with the address to listen at, `HOST:PORT` or a port of 127.0.0.1."""
@@ -61,13 +58,12 @@ class PrometheusLogger(Tracker):
             families[family].add_metric([self._run, name], value)
         yield from families.values()
 
-    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one row."""
         self._newest = {**self._newest, **metrics, "step": float(step)}  # a new one: another thread reads it
 
-    def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
-        return
-
-    def _close(self, exit: str) -> None:
+    def close(self, exit: str = "success") -> None:
+        """Finish the run."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -37,10 +37,11 @@ from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import REWARD, EpisodeLogger, JSONLMetrics, MetricsLogger, TensorBoardMetrics, read_metrics
 from forge_env.run.state import HeldOutScore, RunState, Stage, held_out_scores
 from forge_env.run.timeline import Timeline, keep_earlier
-from forge_env.run.trackers import Tracker, TrackerError
+from forge_env.run.trackers import Tracker
 from forge_env.run.trajectories import DISK_FULL, MOST_HELD, TrajectoryFiles, first_episodes, is_kept
 from forge_env.schema import with_schema
 from forge_env.trajectory import Trajectory
+from forge_env.visible import one_line
 
 NO_VERSIONS: Mapping[int, int] = {}
 logger = logging.getLogger("forge_env.run")
@@ -177,7 +178,7 @@ class Run:
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.check_folder()
         for sink in self.loggers:
-            with self._forgiving():
+            with self._forgiving(sink):
                 sink.log(step, metrics)
 
     def evaluation(
@@ -242,18 +243,21 @@ class Run:
         await self._trajectories.written()
         episodes = await asyncio.to_thread(first_episodes, self.folder.trajectories, f"{split}-{step:05d}")
         for sink in sinks if episodes else ():
-            with self._forgiving():
+            with self._forgiving(sink):
                 await asyncio.to_thread(sink.log_episodes, step, split, episodes)
 
     @contextmanager
-    def _forgiving(self) -> Iterator[None]:
+    def _forgiving(self, sink: MetricsLogger | None = None) -> Iterator[None]:
         """Warn of failures in the block that end no run: a tracker's, and a full disk."""
         try:
             yield
-        except TrackerError as error:
-            self.warn(str(error))
-        except OSError as error:
-            self.forgive(error)
+        except Exception as error:
+            if isinstance(sink, Tracker):
+                self.warn(f"{sink.package} could not record this ({type(error).__name__}): {one_line(str(error))}")
+            elif isinstance(error, OSError):
+                self.forgive(error)
+            else:
+                raise
 
     def trajectory(self, trajectory: Trajectory, kind: str) -> None:
         """Append to `trajectories/KIND.jsonl` ("train", "eval", ...) if the recipe keeps that kind.
@@ -415,14 +419,15 @@ class Run:
             if self._timeline is not None:
                 stack.callback(self._timeline.close)
             for sink in self.loggers:
-                stack.callback(self._close, partial(sink.close, exit) if isinstance(sink, Tracker) else sink.close)
+                close = partial(sink.close, exit) if isinstance(sink, Tracker) else sink.close
+                stack.callback(self._close, close, sink)
             stack.callback(self._close, self._close_trained)
             stack.callback(self._close, self._trajectories.close)
             self.loggers.clear()
 
-    def _close(self, close: Callable[[], object]) -> None:
+    def _close(self, close: Callable[[], object], sink: MetricsLogger | None = None) -> None:
         try:
-            with self._forgiving():
+            with self._forgiving(sink):
                 close()
         except DiskFullError as error:
             self.warn(str(error))

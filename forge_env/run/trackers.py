@@ -12,8 +12,8 @@ import os
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -38,12 +38,8 @@ MOST_METRICS = 1_000
 """Metrics that MLflow accepts in one request."""
 
 
-class TrackerError(Exception):
-    """A tracker's own failure, such as a server that can't be reached. It ends no run."""
-
-
 class Tracker(ABC):
-    """A tracker of runs in a package of its own. Its failures after the start are raised as `TrackerError`."""
+    """A tracker of runs in a package of its own. Its failures after the start are warnings: they end no run."""
 
     package: ClassVar[str]
     """Module of the package."""
@@ -63,37 +59,17 @@ class Tracker(ABC):
         if missing:
             raise UsageError(f"logging.loggers names {cls.package}, which isn't installed", fix=cls.install)
 
+    @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record one row."""
-        with self._failures("metrics"):
-            self._log(step, metrics)
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
-        """Record episodes of the evaluation of `split` after training step `step`."""
-        with self._failures("episodes"):
-            self._log_episodes(step, split, episodes)
+        """Record episodes of the evaluation of `split` after training step `step`; by default they are ignored."""
+        return
 
+    @abstractmethod
     def close(self, exit: str = "success") -> None:
         """Send what is not sent yet, and finish the run with its `exit` as in summary.json."""
-        with self._failures("the end of the run"):
-            self._close(exit)
-
-    @abstractmethod
-    def _log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    @abstractmethod
-    def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None: ...
-
-    @abstractmethod
-    def _close(self, exit: str) -> None: ...
-
-    @contextmanager
-    def _failures(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            text = f"{self.package} could not record {what} ({type(error).__name__}): {one_line(str(error))}"
-            raise TrackerError(text) from error
 
 
 def start_tracker(tracker: Callable[[RunFolder, RunConfig], T], folder: RunFolder, config: RunConfig) -> T:
@@ -175,17 +151,20 @@ class WandbLogger(Tracker):
                 fix="run `wandb login`, or set WANDB_MODE=offline",
             )
 
-    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one row."""
         self._run.log({"step": step, **metrics})  # as a metric: a resumed run may log a step again
 
-    def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
+        """Record held-out episodes."""
         import wandb
 
         rows = [[*summary_of(episode).values(), json.dumps(conversation(episode))] for episode in episodes]
         columns = [*summary_of(episodes[0]), "messages"]
         self._run.log({"step": step, f"episodes/{split}": wandb.Table(columns=columns, data=rows)})
 
-    def _close(self, exit: str) -> None:
+    def close(self, exit: str = "success") -> None:
+        """Finish the run."""
         self._run.finish(exit_code=int(exit != "success"))
 
 
@@ -216,16 +195,19 @@ class TrackioLogger(Tracker):
             auto_log_cpu=False,
         )
 
-    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one row."""
         self._run.log(dict(metrics), step=step)
 
-    def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
+        """Record held-out episodes."""
         import trackio
 
         for episode in episodes:
             self._run.log({f"episodes/{split}": trackio.Trace(conversation(episode), summary_of(episode))}, step=step)
 
-    def _close(self, exit: str) -> None:
+    def close(self, exit: str = "success") -> None:
+        """Finish the run."""
         self._run.finish()
 
 
@@ -249,7 +231,8 @@ class MLflowLogger(Tracker):
         self._id = read_text(file)
         self._client.update_run(self._id, status="RUNNING")
 
-    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one row."""
         from mlflow.entities import Metric
 
         now = int(1_000 * time.time())
@@ -257,7 +240,8 @@ class MLflowLogger(Tracker):
         for start in range(0, len(values), MOST_METRICS):
             self._client.log_batch(self._id, metrics=values[start : start + MOST_METRICS], synchronous=False)
 
-    def _log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
+        """Record held-out episodes."""
         import mlflow
 
         for episode in episodes:
@@ -278,7 +262,8 @@ class MLflowLogger(Tracker):
             trace.end(outputs={"reward": episode.reward})
         mlflow.flush_trace_async_logging()
 
-    def _close(self, exit: str) -> None:
+    def close(self, exit: str = "success") -> None:
+        """Finish the run."""
         import mlflow
 
         mlflow.flush_async_logging()

@@ -34,6 +34,7 @@ from forge_env.view.filter import SORTS, Filter
 from forge_env.view.index import CACHE_FIX, Indexer
 from forge_env.view.listing import MOST_SORTED, Order, page_of
 from forge_env.view.news import news
+from forge_env.view.records import UnreadableError
 from forge_env.view.rendering import here, place, static_files, templates
 from forge_env.view.report import facts
 from forge_env.view.runs import Runs, RunView
@@ -61,7 +62,6 @@ class Pages:
         self.jinja = templates()
         self.indexer = Indexer()
         self.ending = asyncio.Event()
-        self._timelines = timeline.Timelines()
         self._comparisons: dict[Any, Any] = {}
 
     def load(self) -> None:
@@ -98,14 +98,8 @@ class Pages:
             (f"{run}/log", self.log),
         ]
         routes = [Route(path, handler, methods=["GET", "HEAD"]) for path, handler in pages]
-        handlers: Any = {
-            404: self._missing,
-            HTTPException: self._missing,
-            ForgeError: self._failed,
-            OSError: self._no_room,
-            sqlite3.Error: self._no_room,
-            Exception: self._failed,
-        }
+        kinds = (404, HTTPException, UnreadableError, ForgeError, OSError, sqlite3.Error, Exception)
+        handlers: Any = dict.fromkeys(kinds, self._failed)
         return Starlette(routes=routes, exception_handlers=handlers)
 
     # --- parts
@@ -143,28 +137,24 @@ class Pages:
             raise HTTPException(404, "This run has no such episode.")
         return run, row
 
-    def _missing(self, request: Request, error: Exception) -> Response:
-        message = error.detail if isinstance(error, HTTPException) else "This page does not exist."
-        status = error.status_code if isinstance(error, HTTPException) else 404
-        return self._message(request, status, "Not found" if status == 404 else "Error", str(message))
-
     def _failed(self, request: Request, error: Exception) -> Response:
-        reason = str(error) if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
-        fix = (error.fix or "") if isinstance(error, ForgeError) else ""
-        return self._message(request, 422 if isinstance(error, ForgeError) else 500, "Error", reason, fix)
-
-    def _no_room(self, request: Request, error: Exception) -> Response:
-        """Respond to a cache folder that can't be used, or to a file that was removed while it was read."""
+        """Show what is missing or can't be read, or which folder can't be used."""
+        status, text, fix = 500, f"{type(error).__name__}: {error}", ""
         folder = self.runs.cache or cache_dir()
-        if isinstance(error, OSError) and not str(error.filename).startswith(str(folder)):
-            return self._message(request, 503, "Error", str(error))
-        message = f"The cache folder {folder} can't be used: {error}."
-        return self._message(request, 503, "Error", message, f"{CACHE_FIX}.")
-
-    def _message(self, request: Request, status: int, title: str, said: str, fix: str = "") -> Response:
+        if isinstance(error, HTTPException):
+            status, text = error.status_code, str(error.detail)
+        elif isinstance(error, UnreadableError):
+            status, text = 404, str(error)
+        elif isinstance(error, ForgeError):
+            status, text, fix = 422, str(error), error.fix or ""
+        elif isinstance(error, OSError) and not str(error.filename).startswith(str(folder)):
+            status, text = 503, str(error)  # a file was removed while it was read
+        elif isinstance(error, OSError | sqlite3.Error):
+            status, text, fix = 503, f"The cache folder {folder} can't be used: {error}.", f"{CACHE_FIX}."
         name = request.path_params.get("run") if hasattr(request, "path_params") else None
         run = self.runs.get(name) if name else None
-        return self._page("message", status, run=run, title=title, sub=said, fix=fix, text=None, more="")
+        title = "Not found" if status == 404 else "Error"
+        return self._page("message", status, run=run, title=title, sub=text, fix=fix, text=None, more="")
 
     # --- runs
 
@@ -325,7 +315,7 @@ class Pages:
         }
         try:
             trajectory, line = records.read(run.index, row)
-        except records.UnreadableError as error:
+        except UnreadableError as error:
             return self._page("trajectory", **{**values, "unreadable": str(error)})
         values |= {
             "error": trajectory.error or "",
@@ -358,10 +348,7 @@ class Pages:
     def tokens(self, request: Request) -> Response:
         """Return the data of an episode's tokens as JSON."""
         run, row = self._row(request)
-        try:
-            trajectory, _ = records.read(run.index, row)
-        except records.UnreadableError as error:
-            raise HTTPException(404, str(error)) from error
+        trajectory, _ = records.read(run.index, row)
         group = run.queries.group(row["kind"], row["grp"]) if row["grp"] else []
         advantage = episode.against(row, group)
         trained = episode.trained(run, row)
@@ -374,10 +361,7 @@ class Pages:
         """Show the rest of a long text."""
         run, row = self._row(request)
         wanted, start = request.query_params.get("message", ""), _whole(request.query_params.get("start")) or 0
-        try:
-            trajectory, line = records.read(run.index, row)
-        except records.UnreadableError as error:
-            raise HTTPException(404, str(error)) from error
+        trajectory, line = records.read(run.index, row)
         number = _whole(wanted)
         messages = trajectory.messages
         if wanted == "raw":
@@ -444,7 +428,7 @@ class Pages:
     def time(self, request: Request) -> Response:
         """Show the time account and the timeline of a run."""
         run = self._run(request)
-        recorded = self._timelines.of(run.root)
+        recorded = run.timeline
         return self._page(
             "time",
             run=run,
@@ -461,7 +445,7 @@ class Pages:
         """Return the visible part of the timeline as JSON."""
         run = self._run(request)
         low, high = (_figure(request.query_params.get(name)) for name in ("from", "to"))
-        return _json(self._timelines.of(run.root).window(low, high, _whole(request.query_params.get("width")) or 1200))
+        return _json(run.timeline.window(low, high, _whole(request.query_params.get("width")) or 1200))
 
     # --- files
 

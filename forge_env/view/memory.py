@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 
+from forge_env.files import NewLines
 from forge_env.reading import LARGEST_TABLE
 
 SMALLEST = 1 << 14
@@ -56,3 +58,35 @@ class Memory:
 
 TABLES = Memory(2 * LARGEST_TABLE)
 """Metrics, trained groups, timelines and vocabularies of all runs."""
+
+
+class Followed(ABC):
+    """The content of a file to which lines are appended, read as it grows; dropped for others, and read again.
+
+    Args:
+        path: the file.
+        most: maximum bytes that the content counts as.
+        limits: those of `NewLines`.
+    """
+
+    def __init__(self, path: Path, *, most: float = math.inf, **limits: int) -> None:
+        self._lines = NewLines(path, **limits)
+        self._most = most
+        self._lock = threading.Lock()
+
+    def update(self) -> None:
+        """Read new lines."""
+        TABLES.use(self, self._lines.path, self._drop, most=self._most)
+        with self._lock:
+            self._take(self._lines.read(self._begin_again))
+
+    def _drop(self) -> None:
+        with self._lock:
+            self._lines.forget()
+            self._begin_again()
+
+    @abstractmethod
+    def _take(self, lines: Iterator[bytes]) -> None: ...
+
+    @abstractmethod
+    def _begin_again(self) -> None: ...

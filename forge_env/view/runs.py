@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -26,7 +26,6 @@ from forge_env.config.reader import read_yaml
 from forge_env.display.curves import merge_rows
 from forge_env.errors import UsageError
 from forge_env.figures import state
-from forge_env.files import NewLines
 from forge_env.machine import cache_dir
 from forge_env.reading import (
     LARGEST,
@@ -46,9 +45,10 @@ from forge_env.run.state import held_out_scores
 from forge_env.run.trained import Trained, TrainedEpisode, TrainedGroup
 from forge_env.view.charts import Chart, histograms
 from forge_env.view.index import SOLVED, RunIndex
-from forge_env.view.memory import TABLES, Memory
+from forge_env.view.memory import TABLES, Followed, Memory
 from forge_env.view.queries import Queries
 from forge_env.view.text import Vocabulary
+from forge_env.view.timeline import Timeline
 
 MOST_OPEN = 32
 """Maximum runs whose index stays open."""
@@ -69,29 +69,23 @@ LARGEST_VOCABULARY = 64 << 20
 """Maximum bytes of a tokenizer that is read."""
 
 
-class Metrics:
-    """The rows of a metrics.jsonl, read incrementally."""
+class Metrics(Followed):
+    """The rows of a metrics.jsonl."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = NewLines(path, largest=LARGEST_TABLE)
+        super().__init__(path, largest=LARGEST_TABLE)
         self._rows: list[dict[str, Any]] = []
         self._merged: list[dict[str, Any]] = []
-        self._lock = threading.Lock()
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per step (`forge_env.display.curves.merge_rows`)."""
-        TABLES.use(self, self._lines.path, self._drop)
-        with self._lock:
-            parsed = [_metrics_row(line, self._lines.path) for line in self._lines.read(self._begin_again)]
-            if new := [row for row in parsed if row is not None]:
-                self._rows += new
-                self._merged = merge_rows(self._rows)
-            return self._merged
+        self.update()
+        return self._merged
 
-    def _drop(self) -> None:
-        with self._lock:
-            self._lines.forget()
-            self._begin_again()
+    def _take(self, lines: Iterator[bytes]) -> None:
+        if new := [row for line in lines if (row := _metrics_row(line, self._lines.path)) is not None]:
+            self._rows += new
+            self._merged = merge_rows(self._rows)
 
     def _begin_again(self) -> None:
         self._rows, self._merged = [], []
@@ -104,29 +98,20 @@ def _metrics_row(line: bytes, path: Path) -> dict[str, Any] | None:
     return None
 
 
-class TrainedRows:
-    """The rows of a trained.jsonl, read incrementally."""
+class TrainedRows(Followed):
+    """The rows of a trained.jsonl."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(path, longest=LONGEST_LINE, largest=LARGEST_TABLE)
         self.trained = Trained()
         self.stamp = 0
         """Changes whenever `trained` does."""
-        self._lines = NewLines(path, longest=LONGEST_LINE, largest=LARGEST_TABLE)
-        self._lock = threading.Lock()
 
-    def update(self) -> None:
-        """Read new lines."""
-        TABLES.use(self, self._lines.path, self._drop)
-        with self._lock:
-            for line in self._lines.read(self._begin_again):
-                self.stamp += 1
-                with suppress(UsageError):  # written by a newer version
-                    self.trained.add(line)
-
-    def _drop(self) -> None:
-        with self._lock:
-            self._lines.forget()
-            self._begin_again()
+    def _take(self, lines: Iterator[bytes]) -> None:
+        for line in lines:
+            self.stamp += 1
+            with suppress(UsageError):  # written by a newer version
+                self.trained.add(line)
 
     def _begin_again(self) -> None:
         self.trained = Trained()
@@ -177,6 +162,7 @@ class RunView:
         self._cache = cache
         self._metrics = Metrics(root / "metrics.jsonl")
         self._trained = TrainedRows(root / "trained.jsonl")
+        self._timeline = Timeline(root / "timeline.json")
         self._histograms: tuple[int, list[Chart]] = (-1, [])
         self._vocabulary: tuple[tuple[Path, int] | None, Vocabulary | None] = (None, None)
 
@@ -200,6 +186,12 @@ class RunView:
         """The groups that its steps were trained on, as far as recorded."""
         self._trained.update()
         return self._trained
+
+    @property
+    def timeline(self) -> Timeline:
+        """Its current timeline."""
+        self._timeline.update()
+        return self._timeline
 
     def histograms(self) -> list[Chart]:
         """Return histograms of the trained episodes, updated after new steps."""

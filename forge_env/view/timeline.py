@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forge_env.display.curves import colour_of, is_waiting
-from forge_env.files import NewLines
 from forge_env.reading import is_bounded
-from forge_env.view.memory import TABLES
+from forge_env.view.memory import Followed
 
-MOST_OPEN = 4
 MOST_EVENTS = 2_000_000
 """Maximum events of a timeline that are read: spans, counters and names of threads."""
 EVENT_BYTES = 100
@@ -63,47 +59,33 @@ class Bar:
     """Name, start, share, and CSS class of the colour (`wait` is hatched)."""
 
 
-class Timeline:
+class Timeline(Followed):
     """The events of one file."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.spans: dict[str, list[tuple[float, float, str, str]]] = {}
-        self.counters: dict[str, list[tuple[float, dict[str, float]]]] = {}
-        self.damaged = 0
-        self.begin = math.inf
-        """Start of the first span, at which the run's processes are running; not below `end` if there are no spans."""
-        self.end = 0.0
-        self._threads: dict[Any, str] = {}
-        self._open: dict[tuple[str, str, str], float] = {}
-        self._lines = NewLines(path)
-        self._number = 0
-        self._lock = threading.Lock()
-        self._lanes: list[Lane] | None = None
+        super().__init__(path, most=MOST_EVENTS * EVENT_BYTES)
         self._names: list[tuple[str, bool]] = []
         """Activities, and whether they are waiting: an episode waits while its model generates."""
-
-    def update(self) -> None:
-        """Read new events."""
-        TABLES.use(self, self.path, self._drop, most=MOST_EVENTS * EVENT_BYTES)
-        with self._lock:
-            for line in self._lines.read(self._begin_again):
-                if self._number < MOST_EVENTS:
-                    self._number += 1
-                    self._take(line.strip().strip(b",[]"))
-                    self._lanes = None
-
-    def _drop(self) -> None:
-        with self._lock:
-            self._lines.forget()
-            self._begin_again()
+        self._begin_again()
 
     def _begin_again(self) -> None:
-        self.spans, self.counters, self._threads, self._open = {}, {}, {}, {}
+        self.spans: dict[str, list[tuple[float, float, str, str]]] = {}
+        self.counters: dict[str, list[tuple[float, dict[str, float]]]] = {}
+        self._threads: dict[Any, str] = {}
+        self._open: dict[tuple[str, str, str], float] = {}
         self._number = self.damaged = 0
-        self.begin, self.end, self._lanes = math.inf, 0.0, None
+        self.begin, self.end = math.inf, 0.0
+        """Start of the first span, at which the run's processes are running, and end of the last."""
+        self._lanes: list[Lane] | None = None
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, lines: Iterator[bytes]) -> None:
+        for line in lines:
+            if self._number < MOST_EVENTS:
+                self._number += 1
+                self._add_event(line.strip().strip(b",[]"))
+                self._lanes = None
+
+    def _add_event(self, line: bytes) -> None:
         if not line:
             return
         try:
@@ -265,23 +247,6 @@ def _packed(
 def _thin(points: Sequence[tuple[float, float]], most: int) -> list[list[float]]:
     step = max(1, len(points) // max(1, most))
     return [[round(at, 3), float(f"{value:.4g}")] for at, value in points[::step]]
-
-
-class Timelines:
-    """The most recently viewed timelines."""
-
-    def __init__(self) -> None:
-        self._open: OrderedDict[Path, Timeline] = OrderedDict()
-
-    def of(self, root: Path) -> Timeline:
-        """Return the current timeline of a run."""
-        path = root / "timeline.json"
-        timeline = self._open.setdefault(path, Timeline(path))
-        self._open.move_to_end(path)
-        while len(self._open) > MOST_OPEN:
-            self._open.popitem(last=False)
-        timeline.update()
-        return timeline
 
 
 def css_of(doing: str, actor: str = "") -> str:

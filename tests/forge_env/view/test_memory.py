@@ -9,8 +9,7 @@ import pytest
 
 from forge_env.view import memory, runs, timeline
 from forge_env.view.memory import SMALLEST, Memory
-from forge_env.view.runs import Runs
-from forge_env.view.timeline import Timelines
+from forge_env.view.runs import Runs, RunView
 from tests.forge_env.view.made import training_run
 
 
@@ -42,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_only_the_latest_runs_are_in_memory(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = Memory(3 * SMALLEST)
-    for module in (memory, runs, timeline):
+    for module in (memory, runs):
         monkeypatch.setattr(module, "TABLES", small)
     shown = Runs(folder, tmp_path)
     views = [view for name in "abcd" if (view := shown.get(name)) is not None]
@@ -79,7 +78,7 @@ def test_documents_of_many_runs_are_not_all_in_memory(
 @pytest.mark.parametrize("zeros", ["0" * 400, "e999", "e300"])
 def test_endless_numbers_of_a_timeline_are_damage(tmp_path: Path, event: str, zeros: str) -> None:
     (tmp_path / "timeline.json").write_text(f"{{{event.replace('NUMBER', zeros)}}},\n")
-    shown = Timelines().of(tmp_path)
+    shown = RunView(tmp_path).timeline
     assert (shown.damaged, shown.spans, shown.counters) == (1, {}, {})
 
 
@@ -87,5 +86,5 @@ def test_events_of_a_timeline_are_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(timeline, "MOST_EVENTS", 5)
     lines = [f'{{"ph": "b", "ts": 1, "cat": "x", "id": "{number}", "name": "y"}},' for number in range(50)]
     (tmp_path / "timeline.json").write_text("\n".join(lines) + "\n")
-    shown = Timelines().of(tmp_path)
+    shown = RunView(tmp_path).timeline
     assert len(shown._open) == 5
