@@ -20,7 +20,6 @@ from forge_env.visible import one_line, visible
 if TYPE_CHECKING:
     from forge_env.credit.recorded import RecordedEpisode
     from forge_env.credit.results import Call, Credits
-    from forge_env.evaluation.estimates import Estimate
 
 BAR = 12
 """Characters of the longest bar."""
@@ -71,7 +70,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the credits and write them."""
-    from forge_env.cli.grade import new_folder
+    from forge_env.cli.grade import new_folder, plain_name
     from forge_env.cli.trajectory import find, read_episode, source_of
     from forge_env.credit.recorded import recorded_episode
     from forge_env.files import write_whole
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             f"{root.name} has no checkpoint to continue with",
             fix="add --model: an endpoint's model, vllm:PATH, or module:function",
         )
-    stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in args.episode)
+    stem = plain_name(args.episode)
     if find(root, args.episode, None)[2]:  # each evaluation of a run plays the same held-out tasks
         stem = f"{path.stem}-{stem}"
     out = root / "credit" / stem if args.out is None else user_path(args.out)
@@ -147,6 +146,8 @@ async def _estimate(episode: RecordedEpisode, args: argparse.Namespace) -> Credi
 
 def lines(credits: Credits) -> Iterator[str]:
     """Format the credits for the terminal, in the order of the calls."""
+    from forge_env.view.credit import interval
+
     calls = f"{len(credits.calls)} call{'s' * (len(credits.calls) != 1)}"
     cost = credits.cost
     yield visible(f"{credits.run} {credits.episode}: {credits.environment}, reward {credits.reward:g}")
@@ -158,20 +159,16 @@ def lines(credits: Credits) -> Iterator[str]:
     for call in credits.calls:
         yield _line(call, largest)
     if (first := next((call.before for call in credits.calls), None)) is not None:
-        yield f"   before turn {credits.calls[0].turn}, the model earns {_interval(first, signed=False)}"
+        yield f"   before turn {credits.calls[0].turn}, the model earns {interval(first, signed=False)}"
     yield from (f"!! {visible(text)}" for text in credits.notes())
 
 
 def _line(call: Call, largest: float) -> str:
+    from forge_env.view.credit import interval
+
     text = one_line(f"{call.name} {call.arguments}".strip(), WIDTH)
     credit = call.credit
     if credit is None:
         return f"{call.turn:>4}  {text:<{WIDTH}}  unknown"
     bar = ("\u2588" if call.is_clear else "\u2591") * round(BAR * abs(credit.value) / (largest or 1.0))
-    return f"{call.turn:>4}  {text:<{WIDTH}}  {_interval(credit)} {bar}".rstrip()
-
-
-def _interval(estimate: Estimate, *, signed: bool = True) -> str:
-    sign = "+" if signed else ""
-    value, low, high = (f"{number + 0.0:{sign}.2f}" for number in (estimate.value, estimate.low, estimate.high))
-    return f"{value} [{low}, {high}]"
+    return f"{call.turn:>4}  {text:<{WIDTH}}  {interval(credit)} {bar}".rstrip()

@@ -17,7 +17,6 @@ from forge_env.validation.checks import UNPLAYABLE
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
-    from forge_env.evaluation.estimates import Estimate
     from forge_env.grading.recorded import Recorded
     from forge_env.grading.results import Grade, TaskGrade, Tried
 
@@ -64,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
     name, options = environment_options(args)
     folder = None if args.recorded is None else recorded_folder(args.recorded)
     judge = None if args.judge is None else load_judge(args.judge)
-    stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
-    out = unused(Path("runs") / f"grade-{stem}") if args.out is None else user_path(args.out)
+    out = unused(Path("runs") / f"grade-{plain_name(name)}") if args.out is None else user_path(args.out)
     played = None
     if folder is not None:
         played = recorded(folder, make(name, **options).max_reward or 1.0, judge=judge)
@@ -83,6 +81,11 @@ def run(args: argparse.Namespace) -> int:
     if why := too_low(grade, args.fail_under):
         print(f"forge-env: the grade is too low: {why}", file=sys.stderr)
     return 1 if why else 0
+
+
+def plain_name(text: str) -> str:
+    """Replace what may not be part of a folder's name."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)
 
 
 @contextmanager
@@ -139,16 +142,18 @@ async def _grade(name: str, options: dict[str, Any], args: argparse.Namespace) -
 
 def lines(grade: Grade) -> Iterator[str]:
     """Format a grade for the terminal."""
+    from forge_env.view.card import interval
+
     tasks = f"{len(grade.tasks)} task{'s' * (len(grade.tasks) != 1)}"
     yield f"{grade.environment}: {tasks}, {len(grade.tried)} wrong versions, {grade.seconds:.0f} s"
     for check in grade.checks:
         if check.status in MARKS or check.name.endswith(UNPLAYABLE):
             yield f"{MARKS.get(check.status, '--')} {check.name}: {visible(one_line(check.detail, 500))}"
     for policy, estimate in grade.scores().items():
-        yield f"   {policy:<22} {_interval(estimate, 'mean reward')}"
-    yield f"   {'rejected':<22} {_interval(grade.rejected(), 'of the wrong versions')}"
+        yield f"   {policy:<22} {interval(estimate):<25} mean reward"
+    yield f"   {'rejected':<22} {interval(grade.rejected()):<25} of the wrong versions"
     for kind in grade.kinds:
-        yield f"     {kind:<20} {_interval(grade.rejected(kind), '')}"
+        yield f"     {kind:<20} {interval(grade.rejected(kind))}"
     if alike := grade.counted("equivalent"):
         yield f"   {alike} left out: no difference from the gold solution was seen"
     if lost := grade.counted("lost"):
@@ -164,18 +169,13 @@ def lines(grade: Grade) -> Iterator[str]:
 
 
 def _recorded(run: Recorded) -> Iterator[str]:
+    from forge_env.view.card import interval
+
     yield f"   {one_line(run.folder, 60)}: {run.episodes:,} episodes of {run.tasks:,} tasks"
     for k, estimate in run.pass_at.items():
-        yield f"     {f'pass@{k}':<20} {_interval(estimate, '')}"
-    yield f"     {'groups with signal':<20} {_interval(run.signal, '')}"
+        yield f"     {f'pass@{k}':<20} {interval(estimate)}"
+    yield f"     {'groups with signal':<20} {interval(run.signal)}"
     yield f"     {visible(run.findings.words)}"
-
-
-def _interval(estimate: Estimate | None, what: str) -> str:
-    if estimate is None:
-        return "-"
-    percents = [f"{100 * value:.1f}" for value in (estimate.value, estimate.low, estimate.high)]
-    return f"{percents[0]:>5} % [{percents[1]}, {percents[2]}] {what}".rstrip()
 
 
 def _survivor(tried: Tried) -> Iterator[str]:

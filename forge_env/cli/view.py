@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 async def _serve(folder: Path, port: int | None, *, browser: bool) -> None:
     from forge_env.view.app import Pages
     from forge_env.view.runs import Runs
-    from forge_env.view.serving import free_port, serve_pages
+    from forge_env.view.server import free_port, serve_pages
 
     with tempfile.TemporaryDirectory(prefix="forge-env-view-") as private:
 

@@ -84,7 +84,7 @@ class Queries:
     ) -> None:
         self.index = index
         self._groups_of = groups_of
-        self._searches = Searches(index, self.rows, self._where)
+        self._searches = Searches(self)
         self._changes: dict[Any, PairedDifference | None] = {}
         self._kept: dict[Any, Any] = {}
         self._of = -1
@@ -101,7 +101,11 @@ class Queries:
 
     def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
         """Run a query, which may use `:best`, `:tools` and `:often`."""
-        return self.index.connection().execute(sql, {**self.constants, **(values or {})}).fetchall()
+        return self.each(sql, values).fetchall()
+
+    def each(self, sql: str, values: Mapping[str, Any] | None = None) -> sqlite3.Cursor:
+        """Run a query, as `rows`, and read its rows one after another."""
+        return self.index.connection().execute(sql, {**self.constants, **(values or {})})
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -124,7 +128,7 @@ class Queries:
         least = max(2, OFTEN * sum(row["n"] for row in counts))
         return {**values, "often": json.dumps([row["read"] for row in counts if row["n"] >= least])}
 
-    def _where(self, chosen: Filter) -> tuple[str, dict[str, Any]]:
+    def where(self, chosen: Filter) -> tuple[str, dict[str, Any]]:
         """Return a filter's condition and its parameters, including those that depend on the run."""
         where, values = chosen.where()
         span = span_of(chosen.step)
@@ -136,7 +140,7 @@ class Queries:
 
     def count(self, kind: str = "", environment: str = "") -> int:
         """Count the episodes of a kind."""
-        where, values = self._where(Filter(kind=kind, environment=environment))
+        where, values = self.where(Filter(kind=kind, environment=environment))
         sql = f"select count(*) from t where {where}"
         result: int = self.kept(("count", kind, environment), lambda: self.rows(sql, values)[0][0])
         return result
@@ -152,7 +156,7 @@ class Queries:
         yield from shown_rows(self._bare(chosen, after, most, f"*, {OUTCOME} as result"))
 
     def _bare(self, chosen: Filter, after: str, most: int, columns: str = "") -> list[sqlite3.Row]:
-        where, values = self._where(chosen)
+        where, values = self.where(chosen)
         column, up = SORTS[chosen.sort.removeprefix("-")], chosen.sort.startswith("-")
         order, sign = ("asc", ">") if up else ("desc", "<")
         with suppress(ValueError):
@@ -178,7 +182,7 @@ class Queries:
 
     def _facets(self, chosen: Filter) -> Facets:
         apart = replace(chosen, outcome="", low=None, high=None)
-        where, values = self._where(apart)
+        where, values = self.where(apart)
         best = self.constants["best"]
         outcomes: Counter[str] = Counter()
         bins: Counter[int] = Counter()
@@ -275,7 +279,7 @@ class Queries:
         return result
 
     def _failures(self, kind: str, environment: str) -> list[tuple[str, int, dict[str, Any] | None]]:
-        where, values = self._where(Filter(kind=kind, environment=environment))
+        where, values = self.where(Filter(kind=kind, environment=environment))
         sql = f"select {ENDING} as ending, count(*) as n from t where {where} and {FAILED} group by 1"
         counts = {row["ending"]: row["n"] for row in self.rows(sql, values)}
         classes: dict[str, list[tuple[int, int, int]]] = {}
@@ -307,7 +311,7 @@ class Queries:
 
     def scores(self, kind: str, score: str) -> dict[str, list[float]]:
         """Return the scores of the valid episodes of a kind by task; see `score_of`."""
-        where, values = self._where(Filter(kind=kind))
+        where, values = self.where(Filter(kind=kind))
         rows = shown_rows(self.rows(f"select task, reward, metrics from t where {where} and {VALID}", values))
         scores = ((row["task"], score_of(row, score)) for row in rows)
         return by_task((task, value) for task, value in scores if value is not None)

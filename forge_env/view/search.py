@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import mmap
-import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_env.reading import UnsafeFileError, open_file
 from forge_env.view.filter import Filter
-from forge_env.view.index import PLACES, RunIndex
+from forge_env.view.index import PLACES
 
-SEARCHED = 1_000
-"""Number of rows that a search requests from the index at once."""
+if TYPE_CHECKING:
+    from forge_env.view.queries import Queries
+
 SEARCH_S, WAIT_S = 0.2, 1.0
 """Seconds of processor time, and of wall time, that a page searches at most before it offers to continue."""
 MOST_SEARCHES = 8
@@ -35,26 +35,14 @@ class Search:
     spans: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By file: the lowest and the highest searched key; all rows between them have been searched."""
     looked: int = 0
-    done: bool = False
-    """Whether all present rows have been searched."""
     as_json: str = "[]"
 
 
 class Searches:
-    """The searches of one run, each of which can be continued.
+    """The searches of one run, each of which can be continued."""
 
-    Args:
-        rows: runs a query (`Queries.rows`).
-        where: returns a filter's condition and its parameters.
-    """
-
-    def __init__(
-        self,
-        index: RunIndex,
-        rows: Callable[[str, Mapping[str, Any]], list[sqlite3.Row]],
-        where: Callable[[Filter], tuple[str, dict[str, Any]]],
-    ) -> None:
-        self._index, self._rows, self._where = index, rows, where
+    def __init__(self, queries: Queries) -> None:
+        self._queries, self._index = queries, queries.index
         self._searches: OrderedDict[Filter, Search] = OrderedDict()
         self._searching = threading.RLock()
         self._dropped = 0
@@ -76,21 +64,16 @@ class Searches:
         """Continue the search for a filter's text; return the share of rows that was searched, or None if all were."""
         with self._searching:
             search, enough = self.of(chosen), _enough()
-            base = replace(chosen, q="", outcome="", low=None, high=None)
-            where, values = self._where(base)
-            holds = _holder(chosen.q)
-            before = len(search.keys)
-            search.done = True
+            where, values = self._queries.where(replace(chosen, q="", outcome="", low=None, high=None))
+            holds, before = _holder(chosen.q), len(search.keys)
+            files = self._queries.rows("select number from file order by number desc")
             with ExitStack() as stack:
-                files = [row["number"] for row in self._rows("select number from file order by number desc", {})]
-                for number in files:
-                    if search.done and not self._look_in(number, search, holds, (where, values), enough, stack):
-                        search.done = False
+                done = all(self._look_in(file[0], search, holds, (where, values), enough, stack) for file in files)
             if len(search.keys) > before:
                 search.as_json = json.dumps(search.keys)
-            if search.done:
+            if done:
                 return None
-            total = self._rows(f"select count(*) from t where {where}", values)[0][0]
+            total = self._queries.rows(f"select count(*) from t where {where}", values)[0][0]
             return min(search.looked / total, 0.99) if total else 0.99
 
     def _look_in(
@@ -103,34 +86,23 @@ class Searches:
         stack: ExitStack,
     ) -> bool:
         """Search the rows of one file, new ones first, then earlier ones; return whether all were searched."""
-        if len(found.keys) >= MOST_FOUND:
-            return False
         where, values = condition
         start, end = number * PLACES, (number + 1) * PLACES - 1
         text: mmap.mmap | None = None
         low, high = found.spans.get(number, (end, end))
         sides = [(high + 1, end, "asc"), (start, low - 1, "desc")] if number in found.spans else [(start, end, "desc")]
         for first, last, order in sides:
-            while True:
-                sql = f"select key, length from t where {where} and key between :from and :to order by key {order}"
-                batch = self._rows(f"{sql} limit {SEARCHED}", {**values, "from": first, "to": last})
-                for index, row in enumerate(batch):
-                    text = text or self._map(row["key"], stack)
-                    offset = row["key"] % PLACES
-                    if text is not None and holds(text[offset : offset + row["length"]]):
-                        found.keys.append(row["key"])
-                    found.looked += 1
-                    low, high = min(low, row["key"]), row["key"] if high == end else max(high, row["key"])
-                    found.spans[number] = (low, high)
-                    if len(found.keys) >= MOST_FOUND:
-                        return False
-                    if index % 20 == 19 and enough():
-                        return False
-                if len(batch) < SEARCHED:
-                    break
-                first, last = (high + 1, end) if order == "asc" else (start, low - 1)
-                if enough():
+            sql = f"select key, length from t where {where} and key between :from and :to order by key {order}"
+            for index, row in enumerate(self._queries.each(sql, {**values, "from": first, "to": last})):
+                if len(found.keys) >= MOST_FOUND or (index % 20 == 19 and enough()):
                     return False
+                text = text or self._map(row["key"], stack)
+                offset = row["key"] % PLACES
+                if text is not None and holds(text[offset : offset + row["length"]]):
+                    found.keys.append(row["key"])
+                found.looked += 1
+                low, high = min(low, row["key"]), row["key"] if high == end else max(high, row["key"])
+                found.spans[number] = (low, high)
         return True
 
     def _map(self, key: int, stack: ExitStack) -> mmap.mmap | None:

@@ -1,4 +1,4 @@
-"""Access control of the pages: who may request them, and what a page may do.
+"""Server of the pages on the loopback interface: who may request them, and what a page may do.
 
 Texts of agents are hostile, and so may be other pages in the same browser. The server therefore listens on the loopback
 interface only, answers only requests for its own names (against DNS rebinding), accepts only GET and HEAD, and requires
@@ -12,14 +12,22 @@ on this port. So every start makes a new token, and `forge_env.http.server.OwnUs
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
+import secrets
+import socket
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
 
-from forge_env.http.limits import RefusedRequestError
-from forge_env.http.server import NAMES
+from forge_env.errors import UsageError
+from forge_env.http.limits import Hosts, RefusedRequestError, RequestLimits
+from forge_env.http.server import NAMES, OwnUser, serve
+from forge_env.machine import cache_dir
+from forge_env.view.app import Pages
+from forge_env.view.index import CACHE_FIX
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -126,3 +134,61 @@ async def _answer(send: Send, status: int, text: str, further: list[tuple[str, s
     pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": text.encode()})
+
+
+# ---
+# The server
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port(wanted: int) -> int:
+    """Return the port if it is free; otherwise 0, which lets the system choose one."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, wanted))
+        except OSError:
+            return 0
+    return wanted
+
+
+def check_cache(cache: Path) -> None:
+    """Create the folder of the indexes. `UsageError`: it can't be written."""
+    folder = cache / "view"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the cache folder {folder} can't be used: {error.strerror}", fix=CACHE_FIX) from error
+
+
+async def serve_pages(
+    pages: Pages, port: int, *, ready: Callable[[str], None] = lambda address: None, cache: Path | None = None
+) -> None:
+    """Serve until cancelled.
+
+    Args:
+        ready: called with the address, token included.
+
+    Raises:
+        UsageError: the port is taken, or the cache folder can't be used.
+    """
+    check_cache(cache or cache_dir())
+    secret = secrets.token_urlsafe(32)
+    known: list[int] = []
+    limited = RequestLimits(pages.application(), identify=Hosts().identify, refuse=refusal)
+    guard = Guard(OwnUser(limited), secret, lambda: known[0])
+
+    def listening(chosen: int) -> None:
+        known.append(chosen)
+        ready(f"http://{LOOPBACK}:{chosen}/?token={secret}")
+
+    serving = asyncio.ensure_future(serve(guard, LOOPBACK, port, ready=listening, lifespan=False))
+    loading = asyncio.ensure_future(asyncio.to_thread(pages.load))
+    try:
+        await asyncio.shield(serving)
+    finally:
+        pages.ending.set()  # ends event streams, for which the server would otherwise wait
+        serving.cancel()
+        await asyncio.gather(serving, loading, return_exceptions=True)
+        pages.indexer.close()

@@ -14,10 +14,9 @@ import pytest
 import forge_env as fe
 from forge_env.cli.main import main
 from forge_env.errors import InfrastructureError
-from forge_env.grading.grade import Grader, doubts, duplicates
+from forge_env.grading.grade import _LISTING, Grader, doubts, duplicates, state_after
 from forge_env.grading.probes import Difference, Probe, Prober, Program, probes, raised_in
 from forge_env.grading.results import TaskGrade, Tried
-from forge_env.grading.states import _LISTING, state_after
 from forge_env.rollout.episode import run_episode
 from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, SandboxEngine
 from forge_env.sandbox.engines import LazyEngine
@@ -227,7 +226,7 @@ async def test_a_state_that_is_not_seen_is_an_error(monkeypatch: pytest.MonkeyPa
     async def play(*args: Any, **more: Any) -> fe.Trajectory:
         return replace(await run_episode(*args, **more), valid=False)
 
-    monkeypatch.setattr("forge_env.grading.states.run_episode", play)
+    monkeypatch.setattr("forge_env.grading.grade.run_episode", play)
     with pytest.raises(InfrastructureError, match="work folder"):
         await state_after(Sums, Sums().task("train", 0), ["40"])
 

@@ -31,8 +31,7 @@ from forge_env.view.app import Pages
 from forge_env.view.index import RunIndex
 from forge_env.view.report import write_report
 from forge_env.view.runs import Runs
-from forge_env.view.server import Guard
-from forge_env.view.serving import check_cache, serve_pages
+from forge_env.view.server import Guard, check_cache, serve_pages
 from forge_env.view.text import plain
 from forge_env.view.timeline import Timelines
 from tests.forge_env.view.made import episode, evaluation, held_out, hostile_run, metrics_rows, reply, training_run
