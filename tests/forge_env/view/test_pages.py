@@ -30,10 +30,9 @@ from forge_env.types import Message, call_tool
 from forge_env.view.app import Pages
 from forge_env.view.index import RunIndex
 from forge_env.view.report import write_report
-from forge_env.view.runs import Runs
+from forge_env.view.runs import Runs, RunView
 from forge_env.view.server import Guard, check_cache, serve_pages
 from forge_env.view.text import plain
-from forge_env.view.timeline import Timelines
 from tests.forge_env.view.made import episode, evaluation, held_out, hostile_run, metrics_rows, reply, training_run
 
 PORT = 7000
@@ -874,7 +873,7 @@ def test_spans_too_narrow_to_be_seen_are_drawn_as_what_took_the_most_time(tmp_pa
         events.append({"ph": "X", "tid": 1, "name": "wait for calls", "ts": at, "dur": 2e3})
         events.append({"ph": "X", "tid": 1, "name": "score", "ts": at + 2e3, "dur": 8e3})
     (tmp_path / "timeline.json").write_text("[" + "\n,".join(map(json.dumps, events)) + "\n]\n")
-    window = Timelines().of(tmp_path).window(None, None, 500)
+    window = RunView(tmp_path).timeline.window(None, None, 500)
     names = [item["name"] for item in window["names"]]
     (lane,) = window["lanes"]
     assert len(lane["spans"]) <= 500
@@ -890,7 +889,7 @@ def test_the_timeline_begins_with_the_first_span_and_knows_sandboxes(tmp_path: P
         common = {"cat": "rollouts0: sandboxes", "id": "train-0-0", "name": phase}
         events += [{"ph": "b", "ts": at, **common}, {"ph": "e", "ts": at + took, **common}]
     (tmp_path / "timeline.json").write_text("[" + "\n,".join(map(json.dumps, events)) + "\n]\n")
-    found = Timelines().of(tmp_path)
+    found = RunView(tmp_path).timeline
     whole = found.window(None, None, 500)
     assert (whole["low"], whole["begin"], whole["high"], whole["end"]) == (300, 300, 310, 310)
     assert found.window(0, 305, 500)["low"] == 300
@@ -899,7 +898,7 @@ def test_the_timeline_begins_with_the_first_span_and_knows_sandboxes(tmp_path: P
         ("tests", 2, 4.0, 4.0),
         ("wait for one", 1, 1.0, 1.0),
     ]
-    assert Timelines().of(tmp_path / "nowhere").window(None, None, 500)["begin"] == 0
+    assert RunView(tmp_path / "nowhere").timeline.window(None, None, 500)["begin"] == 0
 
 
 @pytest.mark.slow
