@@ -142,7 +142,7 @@ async def _grade(name: str, options: dict[str, Any], args: argparse.Namespace) -
 
 def lines(grade: Grade) -> Iterator[str]:
     """Format a grade for the terminal."""
-    from forge_env.view.card import interval
+    from forge_env.view.card import interval, left_out
 
     tasks = f"{len(grade.tasks)} task{'s' * (len(grade.tasks) != 1)}"
     yield f"{grade.environment}: {tasks}, {len(grade.tried)} wrong versions, {grade.seconds:.0f} s"
@@ -154,10 +154,7 @@ def lines(grade: Grade) -> Iterator[str]:
     yield f"   {'rejected':<22} {interval(grade.rejected()):<25} of the wrong versions"
     for kind in grade.kinds:
         yield f"     {kind:<20} {interval(grade.rejected(kind))}"
-    if alike := grade.counted("equivalent"):
-        yield f"   {alike} left out: no difference from the gold solution was seen"
-    if lost := grade.counted("lost"):
-        yield f"   {lost} left out: the infrastructure or the environment failed on them"
+    yield from (f"   {number} {name}" for name, number in left_out(grade) if number)
     if grade.recorded is not None:
         yield from _recorded(grade.recorded)
     yield from (f"-- {visible(text)}" for text in grade.notes())

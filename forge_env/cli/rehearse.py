@@ -74,20 +74,15 @@ def _conditions(args: argparse.Namespace) -> Conditions:
         flag = f"--{lengths[0].replace('_', '-')}"
         raise UsageError(f"{flag} and --like both say how long episodes are", fix=f"leave {flag} or --like out")
     reply, p95 = _reply(args.reply)
+    names = ("hosts", "gpus", "cpus", "prompt", "turns", "tool_s", "steps")
     return Conditions(
-        hosts=args.hosts,
-        gpus=args.gpus,
-        cpus=args.cpus,
+        **{name: getattr(args, name) for name in names},
         memory_gb=args.memory,
         disk_gb=args.disk,
         disk_speed=args.disk_speed * 1e9,
-        prompt=args.prompt,
         reply=reply,
         reply_p95=p95,
-        turns=args.turns,
-        tool_s=args.tool_s,
         like=None if args.like is None else user_path(args.like),
-        steps=args.steps,
     )
 
 

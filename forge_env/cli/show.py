@@ -112,26 +112,22 @@ def _report(root: Path, form: str, out: str | None) -> int:
 
 
 def lines(found: Digest, width: int) -> Iterator[str]:
-    """Format the answers in lines of at most `width` columns."""
+    """Format the answers in lines of at most `width` columns, the most important last."""
+    from forge_env.view.report import QUESTIONS, answers
+
     yield from _wrapped(f"{found.name} · {found.headline}", width)
-    yield from _answer("What limited the speed?", [found.limit.words, found.limit.detail], width)
-    for key, what in found.limit.advice[:2]:
-        yield from _wrapped(f"{key}: {what}", width, "    ")
-    if not found.is_evaluation:
-        yield from _answer("Why did the reward move?", found.reasons.told, width)
-        yield from _moved(found, width)
-    if found.contract:
-        doubts = [check.words for check in found.contract if check.verdict in ("doubtful", "broken")]
-        yield from _answer("Can the result be trusted?", [in_a_sentence(found.contract), *doubts], width)
-    yield from _answer("What does a typical failure look like?", [found.failure_words, found.unsolved_words], width)
-    yield from _failures(found, width)
-    if found.is_evaluation:
-        yield from _answer("What is the score?", found.scores or ["No score yet."], width)
-    else:
-        yield from _answer("Did it learn?", [found.learned.words, *found.learned.further], width)
-        if found.learned.start is not None and found.learned.end is not None:
-            measure = one_line(found.learned.measure, max(width - 20, 10))
-            yield f"  {measure}: {found.learned.start:.3f} → {found.learned.end:.3f}"
+    for question, sentences in reversed([*answers(found)]):
+        if question == QUESTIONS[1] and found.contract:
+            doubts = [check.words for check in found.contract if check.verdict in ("doubtful", "broken")]
+            yield from _answer("Can the result be trusted?", [in_a_sentence(found.contract), *doubts], width)
+        yield from _answer(question, sentences, width)
+        if question == QUESTIONS[3]:
+            for key, what in found.limit.advice[:2]:
+                yield from _wrapped(f"{key}: {what}", width, "    ")
+        elif question == QUESTIONS[2]:
+            yield from _moved(found, width)
+        elif question == QUESTIONS[1]:
+            yield from _failures(found, width)
 
 
 def _answer(question: str, words: Sequence[str], width: int) -> Iterator[str]:

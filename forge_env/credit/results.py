@@ -78,10 +78,7 @@ class Call:
 
     def as_json(self) -> dict[str, Any]:
         """The call's part of `credit.json`."""
-        parts = {"credit": self.credit, "before": self.before, "after": self.after}
-        estimates = {name: None if part is None else asdict(part) for name, part in parts.items()}
-        call = {"turn": self.turn, "name": self.name, "arguments": self.arguments}
-        return {**call, **estimates, "repeated": self.repeated}
+        return {**asdict(self), "credit": None if self.credit is None else asdict(self.credit)}
 
 
 @dataclass(slots=True)
@@ -143,19 +140,6 @@ class Credits:
 
     def as_json(self) -> dict[str, Any]:
         """The content of `credit.json`."""
-        return with_schema(
-            {
-                "run": self.run,
-                "episode": self.episode,
-                "environment": self.environment,
-                "task": self.task,
-                "model": self.model,
-                "reward": self.reward,
-                "continuations": self.continuations,
-                "calls": [call.as_json() for call in self.calls],
-                "differs": self.differs,
-                "difference": self.difference,
-                "lost": self.lost,
-                "cost": {**asdict(self.cost), "seconds": round(self.cost.seconds, 3)},
-            }
-        )
+        data = {**asdict(self), "calls": [call.as_json() for call in self.calls]}
+        data["cost"] |= {"seconds": round(self.cost.seconds, 3)}
+        return with_schema(data)

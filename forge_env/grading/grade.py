@@ -8,7 +8,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -183,17 +182,17 @@ class Grader:
             graded.note = "" if parts else "no part of the gold solution can be made wrong"
             return []
         drawn = [
-            _Drawn(piece, mutant)
+            (piece, mutant)
             for piece in judged
             for mutant in await asyncio.to_thread(mutants_of, piece, most=self._mutants, seed=f"{task.id}/{piece.name}")
         ]
         if not drawn:
             graded.note = "no wrong version of the gold solution can be made"
         probers: dict[str, Prober] = {}
-        return [await self._try(task, full, one, probers) for one in evenly(drawn, task.id)[: self._mutants]]
+        chosen = evenly(drawn, task.id, lambda pair: pair[1].kind)[: self._mutants]
+        return [await self._try(task, full, *pair, probers) for pair in chosen]
 
-    async def _try(self, task: Task, full: float, drawn: _Drawn, probers: dict[str, Prober]) -> Tried:
-        piece, mutant = drawn.piece, drawn.mutant
+    async def _try(self, task: Task, full: float, piece: Piece, mutant: Mutant, probers: dict[str, Prober]) -> Tried:
         reward = await self._reward(piece.submit(mutant.text), task)
         tried = Tried(task.id, task.split, piece.name, mutant.kind, mutant.line, mutant.change, "rejected", reward)
         if math.isnan(reward):
@@ -245,19 +244,6 @@ class Grader:
         if gold is None:
             return Program(text, files)
         return Program("", {**files, **gold, piece.name: text})
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """A mutant of a piece."""
-
-    piece: Piece
-    mutant: Mutant
-
-    @property
-    def kind(self) -> str:
-        """The kind of the mutant."""
-        return self.mutant.kind
 
 
 # --- the files that a solution leaves: two commands that leave the same ones do the same

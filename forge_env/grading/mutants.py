@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 import copy
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
+from operator import attrgetter
 from types import CodeType
 from typing import TypeVar
 
@@ -96,11 +97,11 @@ def _drawn(source: str, tree: ast.Module, original: object, seed: str, first: Co
             yield Mutant(site.kind, site.node.lineno, f"{was} -> {made}", text)
 
 
-def evenly(items: Sequence[T], seed: str) -> list[T]:
-    """Shuffle items so that each kind (`item.kind`) comes equally early."""
+def evenly(items: Sequence[T], seed: str, kind: Callable[[T], str] = attrgetter("kind")) -> list[T]:
+    """Shuffle items so that each kind comes equally early."""
     kinds: dict[str, list[T]] = {}
     for item in random.Random(seed).sample(items, len(items)):
-        kinds.setdefault(item.kind, []).append(item)  # type: ignore[attr-defined]
+        kinds.setdefault(kind(item), []).append(item)
     return [item for row in zip_longest(*kinds.values()) for item in row if item is not None]
 
 

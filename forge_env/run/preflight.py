@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -213,16 +214,17 @@ def changed_keys(config: RunConfig, saved: Path) -> list[str]:
         old = read_as(RunConfig, saved)
     except UsageError:  # written by another version: can't be compared
         return []
-    before, after = (_flat(redact_settings(each.model_dump(mode="json"))) for each in (old, config))
+    before, after = (flat(redact_settings(each.model_dump(mode="json"))) for each in (old, config))
     keys = [key for key in after if key != "name" and before.get(key) != after[key]]
     return [f"{key}: {json.dumps(before.get(key))} -> {json.dumps(after[key])}" for key in keys]
 
 
-def _flat(data: dict[str, object], prefix: str = "") -> dict[str, object]:
+def flat(data: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Flatten nested settings to dotted keys."""
     result: dict[str, object] = {}
     for key, value in data.items():
         if isinstance(value, dict) and value:
-            result |= _flat(value, f"{prefix}{key}.")
+            result |= flat(value, f"{prefix}{key}.")
         else:
             result[prefix + key] = value
     return result

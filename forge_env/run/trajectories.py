@@ -22,6 +22,8 @@ MOST_WAITING = 256
 """Number of trajectories waiting for the thread above which `drain` waits."""
 MOST_OPEN = 4
 """Maximum files open at once: those of the kinds written to last. A file with data waiting for space stays open."""
+SENT = 8
+"""Episodes of an evaluation that loggers get."""
 DISK_FULL = (
     "the disk is full: metrics and trajectories stay in memory until there is room. Free some space (df -h, df -i)"
 )
@@ -38,10 +40,10 @@ def recorded(folder: Path, kind: str) -> list[Path]:
     return [path for path in paths if path.name == f"{kind}.jsonl" or path.name.startswith(f"{kind}-")]
 
 
-def first_episodes(folder: Path, kind: str, count: int = 8) -> list[Trajectory]:
+def first_episodes(folder: Path, kind: str) -> list[Trajectory]:
     """Read the first recorded episodes of a kind; damaged records are skipped."""
     files = (read_trajectories(path, on_damage=lambda _: None, root=folder) for path in sorted(recorded(folder, kind)))
-    return list(itertools.islice(itertools.chain.from_iterable(files), count))
+    return list(itertools.islice(itertools.chain.from_iterable(files), SENT))
 
 
 def rename(folder: Path, kind: str, to: str) -> None:

@@ -242,19 +242,13 @@ class Validator:
         if self.env.rubric is not None and (reason := self.env.rubric.unscorable(task)):
             yield f"task {task.id!r} can't be scored: {reason}"
 
-    async def _play(self, policy: Policy, tasks: Iterable[Task], look: Look, *, seed: int = 0) -> None:
-        await self._play_all(((policy, task) for task in tasks), look, seed=seed)
-
-    async def _played(self, policy: Policy, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Play a few tasks; return their trajectories in order."""
-        return await self._played_all([(policy, task) for task in tasks])
-
-    async def _played_all(self, episodes: Sequence[tuple[Policy, Task]]) -> list[Trajectory]:
+    async def _played(self, *episodes: tuple[Policy, Task]) -> list[Trajectory]:
+        """Play a few episodes; return their trajectories in order."""
         played: dict[int, Trajectory] = {}
-        await self._play_all(episodes, lambda place, task, trajectory: played.update({place: trajectory}))
+        await self._play(episodes, lambda place, task, trajectory: played.update({place: trajectory}))
         return [played[place] for place in range(len(episodes))]
 
-    async def _play_all(self, episodes: Iterable[tuple[Policy, Task]], look: Look, *, seed: int = 0) -> None:
+    async def _play(self, episodes: Iterable[tuple[Policy, Task]], look: Look, *, seed: int = 0) -> None:
         async def one(episode: tuple[int, tuple[Policy, Task]]) -> None:
             place, (policy, task) = episode
             key = object()
@@ -301,8 +295,7 @@ class Validator:
     async def _determinism(self, tasks: Sequence[Task]) -> Check:
         name, first_tasks = "same seed, same episode", tasks[:5]
         for policy in (ReplayPolicy(), RandomPolicy()):
-            first = await self._played(policy, first_tasks)
-            second = await self._played(policy, first_tasks)
+            first, second = [await self._played(*((policy, task) for task in first_tasks)) for _ in range(2)]
             for one, two in zip(first, second, strict=True):
                 if not one.turns[0].observation and not seats_of(self.env):
                     return Check("failed", name, f"task {one.task_id!r} shows the agent nothing at the start")
@@ -330,7 +323,8 @@ class Validator:
                 why = f"; {one_line(notes, 300)}" if notes else ""
                 low.add(place, f"task {played.task_id!r} scores {_best(played):g} of {full:g}{why}")
 
-        await self._play(GoldPolicy(), (task for task in tasks if gold_actions(self.env, task) is not None), look)
+        known = (task for task in tasks if gold_actions(self.env, task) is not None)
+        await self._play(((GoldPolicy(), task) for task in known), look)
         if not number:
             return Check("open", name, "no task has one (set Task.gold, or define gold_actions)")
         if full is None:
@@ -362,7 +356,8 @@ class Validator:
                 if played.reward >= full - 1e-9 and not is_right:
                     paid.add(place, f"task {task.id!r} gives full marks for {answer!r}")
 
-            await self._play(ReplayPolicy([answer] * 100), tasks, look)
+            policy = ReplayPolicy([answer] * 100)
+            await self._play(((policy, task) for task in tasks), look)
             most = max(most, paid.count)
             if paid.count and _chance(paid.count, len(tasks), luck) < MOST_LUCK:
                 text = paid.text
@@ -389,8 +384,8 @@ class Validator:
                 moves += int(played.metrics["turns"])
                 invalid += int(played.metrics["invalid_actions"])
 
-        for seed, policy in enumerate((RandomPolicy(), RandomPolicy(legal=False), RandomPolicy(legal=False))):
-            await self._play(policy, tasks, look, seed=seed)
+        for seed, legal in enumerate((True, False, False)):
+            await self._play(((RandomPolicy(legal=legal), task) for task in tasks), look, seed=seed)
         detail = f"{number} episodes of random messages and tool calls"
         answered = Check("ok", "any output is answered", detail)
         taken = [_moves(moves, moves - invalid)] if counted else []
@@ -406,7 +401,7 @@ class Validator:
             return Check("open", name, f"no hidden text is as long as {SHORTEST_TEXT} characters")
         calls = 0
         for _ in range(MOST_SEARCHES):  # limits may end an episode before all calls are made: continue in the next one
-            played = await self._played(SearchPolicy(calls), chosen)
+            played = await self._played(*((SearchPolicy(calls), task) for task in chosen))
             for trajectory, task in zip(played, chosen, strict=True):
                 if shown := shown_hidden(trajectory, task):
                     return Check("failed", name, shown)
@@ -435,7 +430,7 @@ class Validator:
                 submissions = cheats.submissions(self.env, task)
             if submissions is None:
                 continue
-            played = await self._played_all([(ReplayPolicy(actions), task) for _, actions in submissions])
+            played = await self._played(*((ReplayPolicy(actions), task) for _, actions in submissions))
             stub = played[0].reward
             for (cheat, _), trajectory in zip(submissions[1:], played[1:], strict=True):
                 if trajectory.reward > stub + 1e-9:
@@ -457,7 +452,7 @@ class Validator:
         chosen = known or tasks[:NUM_GROUPS]
         policy: Policy = GoldPolicy() if known else ReplayPolicy()
         for task in chosen:
-            group = await self._played(policy, [task] * GROUP_SIZE)
+            group = await self._played(*[(policy, task)] * GROUP_SIZE)
             await score_group(self.env, task, group)
         return Check("ok", name, f"{len(chosen)} groups of {GROUP_SIZE} episodes")
 

@@ -200,25 +200,12 @@ def _reasons(queries: Queries, around: int | None) -> Reasons:
     one, two = parts
     change, error = two.mean - one.mean, math.hypot(one.error, two.error)
     result = Reasons(before=before, after=after, change=change, error=error)
-    shared = [level for level in one.levels if level in two.levels]
-    for level in sorted({*one.levels, *two.levels}):
-        (n1, mean1, error1), (n2, mean2, error2) = one.levels.get(level, (0, 0, 0)), two.levels.get(level, (0, 0, 0))
-        if n1 and n2:
-            result.difficulties.append(
-                Moved(
-                    f"difficulty {level}",
-                    mean1,
-                    mean2,
-                    math.hypot(error1, error2),
-                    n1 / one.episodes,
-                    n2 / two.episodes,
-                    f"?kind=train&difficulty={level}",
-                )
-            )
-    for level in shared:
-        (n1, mean1, _), (n2, mean2, _) = one.levels[level], two.levels[level]
-        share1, share2 = n1 / one.episodes, n2 / two.episodes
-        result.within += (share1 + share2) / 2 * (mean2 - mean1)
+    for level in sorted(one.levels.keys() & two.levels.keys()):
+        (n1, mean1, error1), (n2, mean2, error2) = one.levels[level], two.levels[level]
+        shares = n1 / one.episodes, n2 / two.episodes
+        both, query = math.hypot(error1, error2), f"?kind=train&difficulty={level}"
+        result.difficulties.append(Moved(f"difficulty {level}", mean1, mean2, both, *shares, query))
+        result.within += sum(shares) / 2 * (mean2 - mean1)
     result.mix = change - result.within
     for tag in one.tags.keys() & two.tags.keys():
         (n1, mean1), (n2, mean2) = one.tags[tag], two.tags[tag]
@@ -278,8 +265,7 @@ def _say(found: Reasons) -> None:
         against = [
             item
             for item in found.components
-            if 0 <= item.before <= 1
-            and 0 <= item.after <= 1
+            if all(0 <= value <= 1 for value in (item.before, item.after))
             and item.change * found.change < 0
             and abs(item.change) > 0.1
             and not item.name.endswith(ERRORS)
@@ -311,8 +297,7 @@ def _part(queries: Queries, first: int, last: int) -> _Part:
     endings: Counter[str] = Counter()
     metrics: Counter[str] = Counter()
     played = valid = 0
-    all_tokens = all_turns = all_calls = 0
-    all_seconds = 0.0
+    sums_of: Counter[str] = Counter()
     for row in queries.rows(
         "select difficulty, task, reward, tags, outcome, why, calls, tokens, turns, wall_s, metrics, :tools as tools "
         f"from t where ({TRAIN}) and newest between :first and :last",
@@ -333,18 +318,12 @@ def _part(queries: Queries, first: int, last: int) -> _Part:
             sums[0] += reward
             sums[1] += 1
         metrics[measured] += 1
-        all_tokens, all_turns, all_calls = all_tokens + tokens, all_turns + turns, all_calls + calls
-        all_seconds += seconds or 0.0
+        for name, value in (("tokens", tokens), ("turns", turns), ("calls", calls), ("seconds", seconds or 0.0)):
+            sums_of[name] += value
     if not valid:
         return _Part(0, 0.0, 0.0, {}, {}, {}, {}, {})
-    totals = [(total, int(n)) for tasks in by_task.values() for total, n in tasks.values()]
-    levels = {
-        level: (
-            int(sum(n for _, n in tasks.values())),
-            *clustered([(total, int(n)) for total, n in tasks.values()]),
-        )
-        for level, tasks in by_task.items()
-    }
+    totals = {level: [(total, int(n)) for total, n in tasks.values()] for level, tasks in by_task.items()}
+    levels = {level: (sum(n for _, n in sums), *clustered(sums)) for level, sums in totals.items()}
     by_tag: dict[str, list[float]] = {}
     for text, (total, n) in tags.items():
         for tag in json.loads(text) if text else ():
@@ -353,17 +332,12 @@ def _part(queries: Queries, first: int, last: int) -> _Part:
             sums[1] += total
     return _Part(
         valid,
-        *clustered(totals),
+        *clustered([sums for level in totals.values() for sums in level]),
         levels,
         {tag: (int(n), total / n) for tag, (n, total) in by_tag.items()},
         _means(metrics),
         {name: n / played for name, n in endings.items()},
-        {
-            "tokens": all_tokens / valid,
-            "turns": all_turns / valid,
-            "calls": all_calls / valid,
-            "seconds": all_seconds / valid,
-        },
+        {name: total / valid for name, total in sums_of.items()},
     )
 
 

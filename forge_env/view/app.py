@@ -244,12 +244,15 @@ class Pages:
         split = given if len(given) > 1 else "".join(given).split(",")
         return [*dict.fromkeys(filter(None, split))][:MOST_COMPARED]
 
+    def _chosen(self, request: Request) -> list[RunView]:
+        chosen = [run for name in self._compared(request) if (run := self.runs.get(name)) is not None]
+        _check_size(chosen)
+        return chosen
+
     def compare(self, request: Request) -> Response:
         """Show several runs side by side."""
-        names = self._compared(request)
-        listed = {name: figures for name in names if (figures := self.runs.figures(name)) is not None}
-        chosen = [run for name in listed if (run := self.runs.get(name)) is not None]
-        _check_size(chosen)
+        listed = [(run, figures) for run in self._chosen(request) if (figures := self.runs.figures(run.name))]
+        chosen = [run for run, _ in listed]
         if len(chosen) < 2:
             raise HTTPException(404, "Comparing needs two runs of this folder: /compare?runs=A,B")
         for run in chosen:
@@ -258,7 +261,7 @@ class Pages:
             "compare",
             title="Compare",
             runs=chosen,
-            figures=[listed[run.name] for run in chosen],
+            figures=[figures for _, figures in listed],
             settings=evaluations.different_settings(chosen),
             pairs=evaluations.pairs(chosen, self._comparisons),
             confidence=CONFIDENCE,
@@ -267,9 +270,7 @@ class Pages:
 
     def compare_charts(self, request: Request) -> Response:
         """Return the curves of several runs as JSON."""
-        names = self._compared(request)
-        chosen = [run for name in names if (run := self.runs.get(name)) is not None]
-        _check_size(chosen)
+        chosen = self._chosen(request)
         named = {run.name: run.metrics for run in chosen}  # runs without metrics too, so that each run keeps its colour
         scores = {run.scored_by for run in chosen if run.metrics}
         score = scores.pop() if len(scores) == 1 else ""

@@ -42,7 +42,7 @@ def _body(grade: Grade) -> Iterator[str]:
     rows = [(f"mean reward of the policy {name}", interval(estimate)) for name, estimate in grade.scores().items()]
     rows.append(("wrong versions that the judge rejects", interval(grade.rejected())))
     rows += [(f"\u00b7 {kind}", interval(grade.rejected(kind))) for kind in grade.kinds]
-    rows += [(name, str(number)) for name, number in _left_out(grade) if number]
+    rows += [(name, str(number)) for name, number in left_out(grade) if number]
     yield section("Shares, with 95 % intervals", rows)
     if (run := grade.recorded) is not None:
         rows = [(f"pass@{k}", interval(estimate)) for k, estimate in run.pass_at.items()]
@@ -62,7 +62,8 @@ def _body(grade: Grade) -> Iterator[str]:
     yield section(f"All {len(tasks)} tasks", tasks, folded=True)
 
 
-def _left_out(grade: Grade) -> Iterator[tuple[str, int]]:
+def left_out(grade: Grade) -> Iterator[tuple[str, int]]:
+    """Yield why wrong versions are left out or doubtful, with their number."""
     yield "left out: no difference from the gold solution was seen", grade.counted("equivalent")
     yield "left out: the infrastructure or the environment failed on them", grade.counted("lost")
     yield "undecided, counted as accepted", grade.counted("undecided")

@@ -50,11 +50,11 @@ class Chart:
         """Whether no line in it changes."""
         return all(max(line.y) - min(line.y) <= ALMOST * max(1.0, abs(line.y[0])) for line in self.curves if line.y)
 
-    def data(self, most: int = MOST_POINTS) -> dict[str, Any]:
+    def data(self) -> dict[str, Any]:
         """Return the chart's data for the page."""
         lines = []
         for index, line in enumerate(self.curves):
-            thin = line if self.strip else thinned(line, most)
+            thin = line if self.strip else thinned(line)
             lines.append(
                 {
                     "label": line.label,

@@ -18,6 +18,12 @@ MOST_TURNS = 400
 """Maximum turns on the page; `credit.json` has the credits of all."""
 
 
+LEGEND = (
+    "beside each call: mean reward from after it minus from before it, of {} continuations; "
+    "line: 95 % interval; grey: it contains 0"
+)
+
+
 def credit_page(credits: Credits, episode: Trajectory) -> str:
     """Render the page."""
     cost = credits.cost
@@ -37,23 +43,13 @@ def _body(credits: Credits, episode: Trajectory) -> Iterator[str]:
     cells = [("environment", credits.environment), ("task", credits.task)]
     if (first := next((call.before for call in credits.calls), None)) is not None:
         cells.append((f"mean reward before turn {credits.calls[0].turn}", interval(first, signed=False)))
-    cells += [(f"turn {call.turn}: {_name(call)}", interval(call.credit)) for call in credits.ranked[:3]]
+    cells += [(f"turn {call.turn}: {call.name or 'message'}", interval(call.credit)) for call in credits.ranked[:3]]
     yield section("Largest credits, with 95 % intervals", cells)
-    yield f"<section><h2>Conversation <small>{_legend(credits)}</small></h2>{''.join(_turns(credits, episode))}"
+    yield f"<section><h2>Conversation <small>{LEGEND.format(credits.continuations)}</small></h2>"
+    yield from _turns(credits, episode)
     if (more := len(episode.turns) - MOST_TURNS) > 0:
         yield f'<p class="soft">{more} more turns</p>'
     yield "</section>"
-
-
-def _legend(credits: Credits) -> str:
-    return (
-        f"beside each call: mean reward from after it minus from before it, of {credits.continuations} continuations; "
-        "line: 95 % interval; grey: it contains 0"
-    )
-
-
-def _name(call: Call) -> str:
-    return call.name or "message"
 
 
 def interval(estimate: Estimate | None, *, signed: bool = True) -> str:

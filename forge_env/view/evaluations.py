@@ -17,6 +17,7 @@ from forge_env.errors import ForgeError
 from forge_env.evaluation import comparison
 from forge_env.evaluation.estimates import Estimate, PairedDifference, by_task, compare, mean
 from forge_env.evaluation.tables import exceptions
+from forge_env.run.preflight import flat
 from forge_env.run.state import held_out_scores
 from forge_env.trajectory_index import SCORED
 from forge_env.view.filter import OF_KIND, of_kind
@@ -238,19 +239,9 @@ def held_out(run: RunView) -> list[Split]:
 # Paired comparisons
 
 
-def flat(data: Any, prefix: str = "") -> dict[str, str]:
-    """Flatten a recipe to dotted keys."""
-    if isinstance(data, dict) and data and len(prefix) < 300:
-        result: dict[str, str] = {}
-        for key, value in data.items():
-            result |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-        return result
-    return {prefix: str(data)[:300]}
-
-
 def different_settings(runs: Sequence[RunView]) -> list[tuple[str, list[str]]]:
     """List the recipe keys whose values differ between the runs, with the values."""
-    settings = [flat(run.config) for run in runs]
+    settings = [{key: str(value)[:300] for key, value in flat(run.config).items()} for run in runs]
     keys = sorted({key for one in settings for key in one} - {"name", "out", "output_dir", "schema"})
     rows = [(key, [one.get(key, "\u2013") for one in settings]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1][:MOST_SETTINGS]

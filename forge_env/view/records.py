@@ -17,7 +17,7 @@ from forge_env.types import Message
 from forge_env.view.index import RunIndex
 from forge_env.view.text import SHOWN, Piece, Vocabulary, arguments, pieces, plain, shown
 
-MOST_MESSAGES = 400
+MOST_MESSAGES, MOST_MEMBERS = 400, 64
 LONG_LINES = 24
 """Number of lines beyond which an observation is folded."""
 
@@ -182,16 +182,14 @@ class Member:
     """Number of the first message in which it differs from the reference; None if it is the reference, or the same."""
 
 
-def group_members(
-    index: RunIndex, rows: Sequence[dict[str, Any]], most: int = 64
-) -> tuple[list[MessageView], list[Member]]:
+def group_members(index: RunIndex, rows: Sequence[dict[str, Any]]) -> tuple[list[MessageView], list[Member]]:
     """Return the prompt that all members share, and the members, the best first.
 
     The first readable one is the reference of the others: of equally good episodes the one with the fewest tokens.
     """
     members: list[Member] = []
     texts: list[list[str]] = []
-    for row in sorted(rows, key=_rank)[:most]:
+    for row in sorted(rows, key=_rank)[:MOST_MEMBERS]:
         try:
             trajectory, _ = read(index, row)
         except UnreadableError as error:
