@@ -297,7 +297,7 @@ def _part(queries: Queries, first: int, last: int) -> _Part:
     endings: Counter[str] = Counter()
     metrics: Counter[str] = Counter()
     played = valid = 0
-    sums_of: Counter[str] = Counter()
+    sums_of = dict.fromkeys(("tokens", "turns", "calls", "seconds"), 0.0)
     for row in queries.rows(
         "select difficulty, task, reward, tags, outcome, why, calls, tokens, turns, wall_s, metrics, :tools as tools "
         f"from t where ({TRAIN}) and newest between :first and :last",
