@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import ForgeError, UsageError
 from forge_env.evaluation.plan import NoSuchMetricError, SampleResult, check_record, result_of
-from forge_env.files import HeldFolder
+from forge_env.files import HeldFolder, Inside
 from forge_env.reading import check_readable
 from forge_env.trajectory import Trajectory, read_trajectories
 from forge_env.visible import one_line
@@ -38,35 +38,16 @@ class ResultsFolder(HeldFolder):
         self.damage: list[str] = []
         """Descriptions of sample records that could not be read."""
 
-    @property
-    def config(self) -> Path:
-        """Path of the configuration."""
-        return self.root / "config.yaml"
-
-    @property
-    def samples(self) -> Path:
-        """Path of the samples, one per line."""
-        return self.root / "trajectories" / "eval.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """Path of the scores as JSON."""
-        return self.root / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """Path of the human-readable report."""
-        return self.root / "report.md"
-
-    @property
-    def log(self) -> Path:
-        """Path of the log of warnings and errors."""
-        return self.root / "run.log"
-
-    @property
-    def rescored(self) -> Path:
-        """Path of the file that names the source of transcripts that were scored again."""
-        return self.root / "rescored.json"
+    config = Inside("config.yaml")
+    samples = Inside("trajectories/eval.jsonl")
+    """Samples, one per line."""
+    summary = Inside("summary.json")
+    """Scores as JSON."""
+    report = Inside("report.md")
+    """Report for people."""
+    log = Inside("run.log")
+    rescored = Inside("rescored.json")
+    """Source of transcripts that were scored again, in their folder only."""
 
     @property
     def inside(self) -> tuple[Path, ...]:
