@@ -42,7 +42,7 @@ from forge_env.redaction import learn
 from forge_env.registry import environment_class, make_config, maker
 from forge_env.rewards.rubric import SHOWN_TASKS, check_targets
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
-from forge_env.tasks.ids import check_unique
+from forge_env.tasks.datasets import check_unique
 from forge_env.terminal import open_display
 from forge_env.trajectory import TrajectoryWriter
 from forge_env.types import Task

@@ -113,33 +113,33 @@ def read_chat(data: object) -> ModelRequest:
 def chat_completion(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, Any]:
     """Response to a chat completions request."""
     choices = [
-        {
-            "index": index,
-            "message": _said(answer.message),
-            "finish_reason": answer.finish,
-            "logprobs": None,
-        }
+        {"index": index, "message": _said(answer.message), "finish_reason": answer.finish, "logprobs": None}
         for index, answer in enumerate(answers)
     ]
-    return {**_head(request, "chat.completion"), "choices": choices, "usage": _usage(request, answers)}
+    prompt, completion = request.prompt_tokens, sum(answer.tokens for answer in answers)
+    return {
+        "id": new_id("chatcmpl-"),
+        "object": "chat.completion",
+        "created": now(),
+        "model": request.model,
+        "choices": choices,
+        "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
+    }
 
 
-def chat_events(request: ModelRequest, answers: Sequence[Answer], data: Any) -> Iterator[bytes]:
-    """Server-sent events of a response."""
-    head = _head(request, "chat.completion.chunk")
-    for index, answer in enumerate(answers):
-        delta = _said(answer.message)
+def chat_events(whole: dict[str, Any], data: Any) -> Iterator[bytes]:
+    """Server-sent events of a response; `data` is the request's body."""
+    head = {**whole, "object": "chat.completion.chunk"}
+    choices, usage = head.pop("choices"), head.pop("usage")
+    for choice in choices:
+        delta = choice["message"]
         for number, call in enumerate(delta.get("tool_calls", [])):
             call["index"] = number
-        for part, finish in ((delta, None), ({}, answer.finish)):
-            yield event({**head, "choices": [{"index": index, "delta": part, "finish_reason": finish}]})
-    if ((data.get("stream_options") or {}) if isinstance(data, dict) else {}).get("include_usage"):
-        yield event({**head, "choices": [], "usage": _usage(request, answers)})
+        for part, finish in ((delta, None), ({}, choice["finish_reason"])):
+            yield event({**head, "choices": [{"index": choice["index"], "delta": part, "finish_reason": finish}]})
+    if (data.get("stream_options") or {}).get("include_usage"):
+        yield event({**head, "choices": [], "usage": usage})
     yield b"data: [DONE]\n\n"
-
-
-def _head(request: ModelRequest, kind: str) -> dict[str, Any]:
-    return {"id": new_id("chatcmpl-"), "object": kind, "created": now(), "model": request.model}
 
 
 def _said(message: Message) -> dict[str, Any]:
@@ -151,11 +151,6 @@ def _said(message: Message) -> dict[str, Any]:
     if message.reasoning_content:
         data["reasoning_content"] = message.reasoning_content
     return data
-
-
-def _usage(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, int]:
-    prompt, completion = request.prompt_tokens, sum(answer.tokens for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def openai_error(error: RefusedRequestError) -> dict[str, Any]:

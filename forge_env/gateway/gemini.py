@@ -21,7 +21,6 @@ from forge_env.gateway.request import (
     Wire,
     arguments_object,
     compact,
-    event,
     known_type,
     new_id,
     read,
@@ -258,15 +257,10 @@ def _parts(message: Message) -> Iterator[dict[str, Any]]:
         }
 
 
-def counted_request(data: Any) -> Any:
-    """The request that a countTokens body is about."""
+def read_counted(data: Any) -> ModelRequest:
+    """Parse the request that a countTokens body is about."""
     whole = data.get("generateContentRequest") if isinstance(data, dict) else None
-    return whole or data
-
-
-def gemini_events(whole: dict[str, Any]) -> Iterator[bytes]:
-    """Server-sent events of a response."""
-    yield event(whole)
+    return read_gemini(whole or data)
 
 
 def gemini_error(error: RefusedRequestError) -> dict[str, Any]:

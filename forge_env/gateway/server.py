@@ -39,9 +39,9 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from forge_env.gateway.chat import chat_completion, chat_events, openai_error, read_chat
-from forge_env.gateway.gemini import counted_request, gemini_error, gemini_events, gemini_response, read_gemini
+from forge_env.gateway.gemini import gemini_error, gemini_response, read_counted, read_gemini
 from forge_env.gateway.messages import anthropic_error, message_events, message_response, read_messages
-from forge_env.gateway.request import Answer, ModelRequest, new_id, read_json
+from forge_env.gateway.request import Answer, ModelRequest, event, new_id, read_json
 from forge_env.gateway.responses import read_responses, response, response_events
 from forge_env.http.limits import (
     MAX_OPEN,
@@ -227,11 +227,11 @@ class Gateway:
                     Route(f"{version}{path}", partial(self._post, answer), methods=["POST"])
                     for version in ("/v1", "")
                     for path, answer in (
-                        ("/chat/completions", _chat),
+                        ("/chat/completions", partial(_whole, read_chat, chat_completion, chat_events)),
                         ("/responses", _responses),
                         ("/responses/input_tokens", _count_responses),
-                        ("/messages", _messages),
-                        ("/messages/count_tokens", _count_messages),
+                        ("/messages", partial(_whole, read_messages, message_response, message_events)),
+                        ("/messages/count_tokens", partial(_count, read_messages, "input_tokens")),
                     )
                 ),
                 *(
@@ -240,7 +240,7 @@ class Gateway:
                     for method, answer in (
                         ("generateContent", _gemini),
                         ("streamGenerateContent", _gemini),
-                        ("countTokens", _count_gemini),
+                        ("countTokens", partial(_count, read_counted, "totalTokens")),
                     )
                 ),
                 *(Route(f"{version}/models", self._models, methods=["GET"]) for version in ("/v1", "")),
@@ -339,23 +339,21 @@ Answering = Callable[[Request, Access, bytes], Awaitable[Response]]
 """Handler of an episode's request, given its body."""
 
 
-async def _chat(request: Request, access: Access, body: bytes) -> Response:
-    data, asked = await access.read(body, read_chat)
+async def _whole(
+    read: Callable[[Any], ModelRequest],
+    respond: Callable[[ModelRequest, list[Answer]], dict[str, Any]],
+    events: Callable[[dict[str, Any], Any], Iterable[bytes]],
+    request: Request,
+    access: Access,
+    body: bytes,
+) -> Response:
+    """Answer a request of an API: `read` parses it, `respond` builds the response, `events` its events."""
+    data, asked = await access.read(body, read)
     answers = await _answered(request, access, asked)
 
     def answer() -> Response:
-        return _sent(asked, chat_completion(asked, answers), lambda: chat_events(asked, answers, data))
-
-    return await off_loop(len(body), answer)
-
-
-async def _messages(request: Request, access: Access, body: bytes) -> Response:
-    _, asked = await access.read(body, read_messages)
-    answers = await _answered(request, access, asked)
-
-    def answer() -> Response:
-        whole = message_response(asked, answers)
-        return _sent(asked, whole, lambda: message_events(whole))
+        whole = respond(asked, answers)
+        return _sent(asked, whole, lambda: events(whole, data))
 
     return await off_loop(len(body), answer)
 
@@ -383,19 +381,17 @@ async def _gemini(request: Request, access: Access, body: bytes) -> Response:
         whole = gemini_response(asked, answers)
         if stream and request.query_params.get("alt") != "sse":
             return JSONResponse([whole])
-        return _sent(asked, whole, lambda: gemini_events(whole))
+        return _sent(asked, whole, lambda: [event(whole)])
 
     return await off_loop(len(body), answer)
 
 
-async def _count_gemini(request: Request, access: Access, body: bytes) -> Response:
-    _, asked = await access.read(body, lambda data: read_gemini(counted_request(data)))
-    return JSONResponse({"totalTokens": await off_loop(len(body), lambda: asked.prompt_tokens)})
-
-
-async def _count_messages(request: Request, access: Access, body: bytes) -> Response:
-    _, asked = await access.read(body, read_messages)
-    return JSONResponse({"input_tokens": await off_loop(len(body), lambda: asked.prompt_tokens)})
+async def _count(
+    read: Callable[[Any], ModelRequest], name: str, request: Request, access: Access, body: bytes
+) -> Response:
+    """Estimate the tokens of a request, and return the number under this name."""
+    _, asked = await access.read(body, read)
+    return JSONResponse({name: await off_loop(len(body), lambda: asked.prompt_tokens)})
 
 
 async def _count_responses(request: Request, access: Access, body: bytes) -> Response:

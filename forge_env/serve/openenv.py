@@ -23,9 +23,11 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal
 
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
@@ -43,7 +45,6 @@ from forge_env.http.server import OwnPages
 from forge_env.registry import environment_class, make, make_config, summary_of
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc, rpc_refusal
-from forge_env.serve.metrics import Metrics
 from forge_env.serve.sessions import (
     RESET,
     AssistantAction,
@@ -286,6 +287,38 @@ def openapi(name: str, splits: Sequence[str]) -> dict[str, Any]:
     _, definitions = models_json_schema([(model, MODE) for model in MODELS], ref_template=REFERENCE)
     info = {"title": name, "version": PROTOCOL}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": definitions["$defs"]}}
+
+
+# --- metrics
+
+
+class Metrics:
+    """`/metrics` of a server, in Prometheus' text format."""
+
+    def __init__(self, name: str, sessions: Sessions) -> None:
+        self._name = name
+        self._sessions = sessions
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the figures, for `prometheus_client`."""
+        sessions = self._sessions
+        for kind, name, text, value in (
+            (GaugeMetricFamily, "forge_env_sessions", "open sessions", len(sessions)),
+            (GaugeMetricFamily, "forge_env_sessions_limit", "most open sessions", sessions.limits.max_sessions),
+            (CounterMetricFamily, "forge_env_episodes", "episodes begun", sessions.counts["reset"]),
+            (CounterMetricFamily, "forge_env_steps", "steps taken", sessions.counts["step"]),
+            (CounterMetricFamily, "forge_env_failures", "resets and steps that failed", sessions.counts["failed"]),
+        ):
+            family = kind(name, text, labels=["environment"])
+            family.add_metric([self._name], value)
+            yield family
+
+    async def answer(self, request: Request) -> Response:
+        """Answer a request for `/metrics`."""
+        return Response(generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 # --- over a WebSocket

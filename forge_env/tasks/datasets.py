@@ -26,8 +26,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from forge_env import redaction
 from forge_env.errors import ForgeError, InfrastructureError, UsageError, first_line, mistakes, suggestion
-from forge_env.tasks.ids import check_unique
 from forge_env.types import Message, Task, Text
+from forge_env.visible import shown
 
 T = TypeVar("T")
 
@@ -313,6 +313,35 @@ def _load(
     return [task for _, task in tasks]
 
 
+SHOWN_IDS = 5
+"""Maximum ids named in an error."""
+
+
+def check_unique(ids: Iterable[tuple[str, int]], source: str, unit: str, fix: str) -> None:
+    """Raise an error if several tasks have the same id.
+
+    Args:
+        ids: each id with the number of its task.
+        unit: name of the numbered unit, "row" or "task".
+
+    Raises:
+        UsageError: ids are repeated; it names them and the numbers of their tasks.
+    """
+    first: dict[str, int] = {}
+    repeated: dict[str, list[int]] = {}
+    for task_id, number in ids:
+        if first.setdefault(task_id, number) != number:
+            repeated.setdefault(task_id, [first[task_id]]).append(number)
+    if not repeated:
+        return
+    named = [
+        f"{shown(task_id)} ({unit}s {', '.join(map(str, numbers[:SHOWN_IDS]))}{', ...' * (len(numbers) > SHOWN_IDS)})"
+        for task_id, numbers in list(repeated.items())[:SHOWN_IDS]
+    ]
+    more = f" and {len(repeated) - SHOWN_IDS} more" if len(repeated) > SHOWN_IDS else ""
+    raise UsageError(f"{source}: several {unit}s have one id: {', '.join(named)}{more}", fix=fix)
+
+
 def _tasks(config: DatasetConfig, split: str) -> Iterator[tuple[int, Task]]:
     """Tasks with their row numbers."""
     if config.splits and split not in config.splits:
@@ -344,8 +373,8 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     mapped = {field: value for field, value in taken.items() if field in TASK_FIELDS}
     unasked = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
     fitting = {name: value for name, value in unasked.items() if name == "prompt" or _fits(name, value)}
-    shown = (asked.get("prompt"), asked.get("choices"))  # the agent reads these columns, so they are not hidden data
-    data = {key: value for key, value in row.items() if key not in fitting and key not in shown}
+    visible = (asked.get("prompt"), asked.get("choices"))  # the agent reads these columns, so they are not hidden data
+    data = {key: value for key, value in row.items() if key not in fitting and key not in visible}
     data |= {field: value for field, value in taken.items() if field not in TASK_FIELDS}
     values: dict[str, Any] = {}
     for name, value in {**fitting, **mapped}.items():
