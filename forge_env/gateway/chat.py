@@ -107,6 +107,7 @@ def read_chat(data: object) -> ModelRequest:
         count=body.n or 1,
         model=body.model,
         stream=bool(body.stream),
+        usage=not body.stream or (body.stream_options is not None and body.stream_options.include_usage),
     )
 
 
@@ -116,19 +117,22 @@ def chat_completion(request: ModelRequest, answers: Sequence[Answer]) -> dict[st
         {"index": index, "message": _said(answer.message), "finish_reason": answer.finish, "logprobs": None}
         for index, answer in enumerate(answers)
     ]
-    prompt, completion = request.prompt_tokens, sum(answer.tokens for answer in answers)
+    usage = None
+    if request.usage:
+        prompt, completion = request.prompt_tokens, sum(answer.tokens for answer in answers)
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     return {
         "id": new_id("chatcmpl-"),
         "object": "chat.completion",
         "created": now(),
         "model": request.model,
         "choices": choices,
-        "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
+        "usage": usage,
     }
 
 
-def chat_events(whole: dict[str, Any], data: Any) -> Iterator[bytes]:
-    """Server-sent events of a response; `data` is the request's body."""
+def chat_events(whole: dict[str, Any]) -> Iterator[bytes]:
+    """Server-sent events of a response."""
     head = {**whole, "object": "chat.completion.chunk"}
     choices, usage = head.pop("choices"), head.pop("usage")
     for choice in choices:
@@ -137,7 +141,7 @@ def chat_events(whole: dict[str, Any], data: Any) -> Iterator[bytes]:
             call["index"] = number
         for part, finish in ((delta, None), ({}, choice["finish_reason"])):
             yield event({**head, "choices": [{"index": choice["index"], "delta": part, "finish_reason": finish}]})
-    if (data.get("stream_options") or {}).get("include_usage"):
+    if usage is not None:
         yield event({**head, "choices": [], "usage": usage})
     yield b"data: [DONE]\n\n"
 

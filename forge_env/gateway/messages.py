@@ -133,7 +133,7 @@ def message_response(request: ModelRequest, answers: Sequence[Answer]) -> dict[s
     }
 
 
-def message_events(whole: dict[str, Any], data: Any) -> Iterator[bytes]:
+def message_events(whole: dict[str, Any]) -> Iterator[bytes]:
     """Server-sent events of a response."""
     blocks, usage = whole["content"], whole["usage"]
     ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}

@@ -61,6 +61,7 @@ class ModelRequest:
         max_tokens: maximum tokens of the answer; None: no limit.
         count: number of answers requested.
         model: the program's name for the model; it is returned in the response and selects nothing.
+        usage: whether the program wants the numbers of tokens.
         names: what the program calls tools that the model knows by another name or kind.
         left_out: known types of offered tools that run on the provider's servers, which the model doesn't get; `other`
             for an unknown type.
@@ -73,6 +74,7 @@ class ModelRequest:
     count: int = 1
     model: str = ""
     stream: bool = False
+    usage: bool = True
     names: Mapping[str, ToolName] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 

@@ -342,18 +342,18 @@ Answering = Callable[[Request, Access, bytes], Awaitable[Response]]
 async def _whole(
     read: Callable[[Any], ModelRequest],
     respond: Callable[[ModelRequest, list[Answer]], dict[str, Any]],
-    events: Callable[[dict[str, Any], Any], Iterable[bytes]],
+    events: Callable[[dict[str, Any]], Iterable[bytes]],
     request: Request,
     access: Access,
     body: bytes,
 ) -> Response:
     """Answer a request of an API: `read` parses it, `respond` builds the response, `events` its events."""
-    data, asked = await access.read(body, read)
+    _, asked = await access.read(body, read)
     answers = await _answered(request, access, asked)
 
     def answer() -> Response:
         whole = respond(asked, answers)
-        return _sent(asked, whole, lambda: events(whole, data))
+        return _sent(asked, whole, lambda: events(whole))
 
     return await off_loop(len(body), answer)
 
