@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FILES = [*HERE.glob("[a-z]*.py"), *(path.parent for path in HERE.glob("*/__main__.py"))]
-NAMES = sorted(path.stem for path in FILES if path.stem != "report")
+NAMES = sorted(path.stem for path in FILES if path.stem not in ("frame", "sandbox_peers", "evaluation_peers"))
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:

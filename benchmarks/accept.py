@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.frame import has_succeeded, machine, table
 from benchmarks.mismatch import sample
-from benchmarks.report import has_succeeded, machine, table
 from forge_env.config import RunConfig, load_config
 from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import (

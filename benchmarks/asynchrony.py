@@ -1,37 +1,33 @@
 """Compare asynchronous with synchronous training: same code, seed and hardware; only `max_off_policy_steps` differs.
 
-python -m benchmarks asynchrony --steps 24 --latency 1.0 --staleness 0 1 2 4
+python -m benchmarks asynchrony [--steps 30] [--latency 1.0] [--staleness 0 1 2 4] [--record]
 
-The environment is `coding_rlvr` with tools that wait (`benchmarks.slow_tools`), so that a synchronous step spends its
-time on generation, tools and training one after the other. Trainer and generator have one CPU core each. The learning
-rate is close to zero: learning would change the length of episodes, and so the amount of work. Reported are seconds per
-step and trained tokens per second while the pipeline is full, and their ratio to the ideal: the longest of the three
-stages of the synchronous run, with generation and training taken as the busy times of generator and trainer. With one
-core each, generation is slower than training. One extra run, twice as far off-policy, recomputes activations and
-corrects minibatches in the trainer, so that generation keeps up and the trainer's remaining waits become visible.
-Runs that have succeeded are not repeated, so the benchmark can be interrupted.
+The environment is `coding_rlvr` with tools that wait, so that a synchronous step spends its time on generation, tools
+and training one after the other. Trainer and generator have one CPU core each. The learning rate is close to zero:
+learning would change the length of episodes, and so the amount of work. Reported are seconds per step and trained
+tokens per second while the pipeline is full, and their ratio to the ideal: the longest of the three stages of the
+synchronous run, with generation and training taken as the busy times of generator and trainer. With one core each,
+generation is slower than training. One extra run, twice as far off-policy, recomputes activations and corrects
+minibatches in the trainer, so that generation keeps up and the trainer's remaining waits become visible. Runs that have
+succeeded are not repeated, so the benchmark can be interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
+import asyncio
 import statistics
-import subprocess
-import sys
-from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from benchmarks.report import has_succeeded, record, table
-from forge_env.display.curves import merge_rows, time_account
-from forge_env.run.metrics import read_metrics
+from benchmarks.frame import main, summary, table, train, trained
+from environments.coding_rlvr.checks import Check
+from environments.coding_rlvr.environment import CodingRLVR, CodingRLVRConfig
+from forge_env.display.curves import time_account
+from forge_env.sandbox import CallsResult
 
-ENVIRONMENT = "benchmarks.slow_tools:SlowTools"
 RECIPE = [
-    f"environment.name={ENVIRONMENT}",
+    "environment.name=benchmarks.asynchrony:SlowTools",
     *("model.path=tiny", "warmup.steps=800"),
     "trainer.optimizer.lr=1e-12",
     "trainer.threads=1",
@@ -42,61 +38,42 @@ RECIPE = [
     "evaluation.extra_splits=[]",
     "logging.trajectories=none",
 ]
+LONGER = ["trainer.activation_checkpoint=full", "trainer.minibatches=4", "grpo.loss.options.correction=tis"]
 
 
-LONGER_TRAINING = [
-    "trainer.activation_checkpoint=full",
-    "trainer.minibatches=4",
-    "grpo.loss.options.correction=tis",
-]
+class SlowToolsConfig(CodingRLVRConfig):
+    """Options of `coding_rlvr`, and the delay."""
+
+    tool_latency_s: float = 1.0
+    """Seconds added to every run of a program."""
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One run: its staleness bound, and whether training takes longer than generation."""
+class SlowTools(CodingRLVR):
+    """`coding_rlvr` with a delay before every run of a program, including those for scoring."""
 
-    staleness: int
-    longer: bool = False
+    config_class = SlowToolsConfig
+    config: SlowToolsConfig
 
-    def __str__(self) -> str:
-        return f"{self.staleness}, longer training" if self.longer else f"{self.staleness}"
-
-
-def train(arm: Arm, steps: int, latency: float, seed: int, extra: list[str]) -> Path:
-    """Train one run and return its folder."""
-    kind = "longer" if arm.longer else "equal"
-    folder = Path("runs") / f"asynchrony-{latency:g}-{arm.staleness}-{kind}-{seed}"
-    if has_succeeded(folder):
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    overrides = [
-        *RECIPE,
-        f"environment.options.tool_latency_s={latency}",
-        f"grpo.steps={steps}",
-        f"grpo.max_off_policy_steps={arm.staleness}",
-        *(LONGER_TRAINING if arm.longer else []),
-        f"seed={seed}",
-        *extra,
-    ]
-    command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", folder.name, *overrides]
-    subprocess.run(command, check=True)
-    return folder
+    async def _run(self, code: str, tests: list[Check]) -> CallsResult:
+        await asyncio.sleep(self.config.tool_latency_s)
+        return await super()._run(code, tests)
 
 
-def read(folder: Path, arm: Arm) -> dict[str, Any]:
-    """Return the duration of steps and the trainer's time account, without steps that fill or drain the pipeline."""
-    rows = [row for row in merge_rows(read_metrics(folder / "metrics.jsonl")) if "reward/mean" in row]
-    full = rows[arm.staleness + 2 : -(arm.staleness + 1)]
+def result(args: argparse.Namespace, staleness: int, extra: list[str] | None = None) -> dict[str, Any]:
+    """Train once; return the duration of steps and the time accounts, without steps that fill or drain the pipeline."""
+    steps = args.steps * 4 // 3 if extra else args.steps
+    keys = [*RECIPE, f"environment.options.tool_latency_s={args.latency}", f"grpo.steps={steps}", *(extra or [])]
+    name = f"asynchrony-{args.latency:g}-{staleness}-{'longer' if extra else 'equal'}-{args.seed}"
+    folder = train(name, *keys, f"grpo.max_off_policy_steps={staleness}", f"seed={args.seed}")
+    full = trained(folder)[staleness + 2 : -(staleness + 1)]
     seconds = [later["time"] - row["time"] for row, later in pairwise(full)]
-    summary = json.loads((folder / "summary.json").read_text())
     return {
-        "arm": str(arm),
+        "name": f"{staleness}, longer training" if extra else f"{staleness}",
         "step_s": statistics.fmean(seconds),
         "spread": statistics.stdev(seconds),
         "tokens_per_s": sum(row["trainer/tokens"] for row in full[1:]) / sum(seconds),
         "account": time_account(full),
-        "max_staleness": summary["max_staleness"],
-        "discarded": summary["tokens_discarded_stale"],
+        **summary(folder),
     }
 
 
@@ -113,71 +90,42 @@ def rows_of(results: list[dict[str, Any]]) -> list[list[object]]:
     longest = max(*working.values(), sync["step_s"] - sum(working.values()))  # the remainder is tool time
     ideal = sync["tokens_per_s"] * sync["step_s"] / longest
     rows: list[list[object]] = []
-    for result in results:
-        speed = [f"{result['tokens_per_s'] / sync['tokens_per_s']:.2f}x", f"{result['tokens_per_s'] / ideal:.0%}"]
-        shares = [f"{busy(result, actor):.0%}" for actor in working]
-        step = f"{result['step_s']:.2f} ± {result['spread']:.2f}"
-        rows.append(
-            [result["arm"], step, result["tokens_per_s"], *speed, *shares, result["max_staleness"], result["discarded"]]
-        )
+    for each in results:
+        speed = [f"{each['tokens_per_s'] / sync['tokens_per_s']:.2f}x", f"{each['tokens_per_s'] / ideal:.0%}"]
+        shares = [f"{busy(each, actor):.0%}" for actor in working]
+        step = f"{each['step_s']:.2f} ± {each['spread']:.2f}"
+        ages = [each["max_staleness"], each["tokens_discarded_stale"]]
+        rows.append([each["name"], step, each["tokens_per_s"], *speed, *shares, *ages])
     return rows
 
 
 def accounts_of(results: list[dict[str, Any]]) -> list[list[object]]:
     """Return the share of time that each actor spent on each activity, a column per result, without constant rows."""
-    accounts = [result["account"] for result in results]
-    activities = dict.fromkeys(
-        (actor, activity) for account in accounts for actor in account for activity in account[actor]
-    )
+    accounts = [each["account"] for each in results]
+    activities = dict.fromkeys((actor, doing) for account in accounts for actor in account for doing in account[actor])
     rows = {key: [f"{account.get(key[0], {}).get(key[1], 0.0):.1%}" for account in accounts] for key in activities}
     return [[*key, *shares] for key, shares in rows.items() if set(shares) not in ({"0.0%"}, {"100.0%"})]
 
 
-def main() -> None:
-    """Train with each degree of asynchrony and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 2, 4])
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--latency", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("overrides", nargs="*", help="further overrides of the recipe, a.b=c")
-    args = parser.parse_args()
-    arms = [Arm(staleness) for staleness in sorted({0, *args.staleness})]
-    results = [read(train(arm, args.steps, args.latency, args.seed, args.overrides), arm) for arm in arms]
+def measure(args: argparse.Namespace) -> list[str]:
+    degrees = sorted({0, *args.staleness})
+    results = [result(args, staleness) for staleness in degrees]
     rows = rows_of(results)
-    if arms[-1].staleness > 0:
-        arm = Arm(2 * arms[-1].staleness, longer=True)
-        steps = args.steps * 4 // 3  # filling and draining the pipeline takes more steps
-        results.append(read(train(arm, steps, args.latency, args.seed, args.overrides), arm))
-    shares = ["generator busy", "trainer busy"]
-    columns = [
-        "off-policy",
-        "s a step",
-        "trained tokens/s",
-        "of synchronous",
-        "of the ideal",
-        *shares,
-        "oldest token",
-        "discarded",
-    ]
-    lines = table(columns, rows)
-    print("\n".join(lines))
-    about = (
+    results.append(result(args, 2 * max(1, degrees[-1]), LONGER))
+    speed = ["off-policy", "s a step", "trained tokens/s", "of synchronous", "of the ideal"]
+    return [
+        *table([*speed, "generator busy", "trainer busy", "oldest token", "discarded"], rows),
+        "",
         f"Tools wait {args.latency:g} s; {args.steps} steps of 12 groups of 8; trainer and generator have a core each. "
         "The ideal is a step as long as the longest of generation, tools and training in the synchronous run; it can "
-        "be beaten, because several steps have their tools run and their batches decoded at the same time."
-    )
-    names = ["actor", "its time", *(result["arm"] for result in results)]
-    intro = (
+        "be beaten, because several steps have their tools run and their batches decoded at the same time.",
+        "",
         "Where the time of each actor went, by steps off-policy; in the last column training takes longer "
-        f"(`{' '.join(LONGER_TRAINING)}`), so that generation keeps up:"
-    )
-    account = [intro, "", *table(names, accounts_of(results))]
-    print("\n".join(account))
-    text = [*lines, "", about, "", *account]
-    title = "Asynchronous against synchronous"
-    record("asynchrony", title, "make bench ARGS=asynchrony", text)
+        f"(`{' '.join(LONGER)}`), so that generation keeps up:",
+        "",
+        *table(["actor", "its time", *(each["name"] for each in results)], accounts_of(results)),
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    main("Asynchronous against synchronous", measure, staleness=[0, 1, 2, 4], steps=30, latency=1.0, seed=0)

@@ -1,6 +1,6 @@
 """Measure the cost of checkpoints to a run, the time to resume, and the cost of seeds per request.
 
-    python -m benchmarks checkpoints [--steps 12] [--record]
+python -m benchmarks checkpoints [--steps 12] [--record]
 
 A shortened run of `coding_rlvr` (small groups, a barely warmed-up model) saves after every step. Reported are the
 seconds that the trainer was blocked and the seconds of writing in the background. By default a checkpoint is saved
@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from benchmarks.report import record, spread, table
+from benchmarks.frame import FORGE_ENV, compiled, main, spread, table, take_turns, trained
 
 SHORT = [
     *("grpo.groups_per_step=6", "grpo.group_size=4", "evaluation.num_tasks=16"),
@@ -33,30 +30,17 @@ SHORT = [
 ROUNDS = 8
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "forge_env", "train", "coding_rlvr", "--name", "run", *SHORT, *arguments]
-
-
-def trained(run: Path) -> list[dict[str, Any]]:
-    """Return the last row of every trained step, in order of steps."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    rows = {row["step"]: row for row in map(json.loads, lines) if "reward/mean" in row}
-    return [rows[step] for step in sorted(rows)]
-
-
-def environment(root: Path) -> dict[str, str]:
-    """Return environment variables that cache compiled modules, as in an installed package."""
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**environ, "PYTHONPYCACHEPREFIX": str(root / "compiled")}
+def start(root: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [*FORGE_ENV, "train", "coding_rlvr", "--name", "run", *SHORT, *arguments]
+    return subprocess.Popen(command, cwd=root, env=compiled(root / "compiled"), stdout=subprocess.DEVNULL)
 
 
 def saving(root: Path, steps: int) -> list[list[object]]:
     """Train and return table rows with the cost of saving."""
-    words = command(f"grpo.steps={steps}")
-    subprocess.run(words, cwd=root, env=environment(root), check=True, stdout=subprocess.DEVNULL)
+    if start(root, f"grpo.steps={steps}").wait():
+        raise SystemExit("the run failed")
     run = root / "runs" / "run"
-    rows = trained(run)
-    stalled = [row.get("time/trainer/save", 0.0) for row in rows[1:]]  # each row covers the time since the previous row
+    stalled = [row.get("time/trainer/save", 0.0) for row in trained(run)[1:]]  # each since the previous row
     matches = re.findall(
         r"step \d+ saved: ([\d.]+) MiB in ([\d.]+) s .*?'snapshot_s': ([\d.e-]+)", (run / "run.log").read_text()
     )
@@ -74,10 +58,8 @@ def saving(root: Path, steps: int) -> list[list[object]]:
 def resuming(root: Path, steps: int) -> float:
     """Return the seconds from `--resume` to the first trained step."""
     run = root / "runs" / "run"
-    before, started = len(trained(run)), time.perf_counter()
-    words = command("--resume", f"grpo.steps={steps + 1}")
-    process = subprocess.Popen(words, cwd=root, env=environment(root), stdout=subprocess.DEVNULL)
-    seconds = None
+    before, started, seconds = len(trained(run)), time.perf_counter(), None
+    process = start(root, "--resume", f"grpo.steps={steps + 1}")
     while process.poll() is None:
         if seconds is None and len(trained(run)) > before:
             seconds = time.perf_counter() - started
@@ -96,41 +78,30 @@ async def seeds(model: Path) -> dict[str, list[float]]:
 
     prepare_process(with_gpus=False, threads=1, kv_cache_gb=1)
     engine = InProcessEngine(engine_arguments(load_config("coding_rlvr"), model))
-    rates: dict[str, list[float]] = {"with seeds": [], "without": []}
-    for number in range(ROUNDS + 1):
-        for name in sorted(rates, reverse=bool(number % 2)):
-            started = time.process_time()
-            calls = []
-            for index in range(128):
-                seed = 1000 * number + index if name == "with seeds" else None
-                options = SamplingOptions(max_tokens=96, seed=seed, shaping={"ignore_eos": True})
-                calls.append(engine.generate([10 + index // 8] * 100, options))
-            sampled = sum(len(one.token_ids) for one in await asyncio.gather(*calls))
-            if number:  # the first round touches memory for the first time
-                rates[name].append(sampled / (time.process_time() - started))
-    await engine.close()
-    return rates
+
+    async def rate(with_seeds: bool) -> float:
+        started, calls = time.process_time(), []
+        for index in range(128):
+            options = SamplingOptions(max_tokens=96, seed=index if with_seeds else None, shaping={"ignore_eos": True})
+            calls.append(engine.generate([10 + index // 8] * 100, options))
+        sampled = sum(len(one.token_ids) for one in await asyncio.gather(*calls))
+        return sampled / (time.process_time() - started)
+
+    try:
+        return await take_turns({"with seeds": partial(rate, True), "without": partial(rate, False)}, ROUNDS, warm_up=1)
+    finally:
+        await engine.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
-    args = parser.parse_args()
+def measure(args: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as folder:
         root = Path(folder)
         rows = saving(root, args.steps)
-        print("\n".join(table(["", ""], rows)), flush=True)
         rows.append(["from `--resume` to the first step trained, s", f"{resuming(root, args.steps):.1f}"])
-        print(rows[-1], flush=True)
         rates = asyncio.run(seeds(root / "runs" / "run" / "checkpoints" / "resumed"))
     rows += [[f"tokens per CPU second {name}", spread(values)] for name, values in rates.items()]
-    lines = table(["", ""], rows)
-    print("\n".join(lines))
-    print(json.dumps({name: statistics.median(values) for name, values in rates.items()}))
-    if args.record:
-        record("checkpoints", "Checkpoints", "make bench ARGS='checkpoints --record'", lines)
+    return table(["", ""], rows)
 
 
 if __name__ == "__main__":
-    main()
+    main("Checkpoints", measure, steps=12)

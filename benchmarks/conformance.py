@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from benchmarks.report import record, table
+from benchmarks.frame import record, table
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "conformance.md"

@@ -1,6 +1,6 @@
 """Counterfactual advantages against group baselines, at equal samples, in worlds of `text_world`.
 
-    python -m benchmarks.credit [--record]
+python -m benchmarks credit [--levels 2] [--seeds 5] [--record]
 
 The policy is a table: a logit for each world, state and command. It is trained on a few worlds by the policy gradient
 with the estimators of `trainers.algorithms`. A language model would have to learn the format as well, and takes hours;
@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.report import record, spread, table
+from benchmarks.frame import main, spread, table
 from environments.text_world.environment import TextWorld, TextWorldConfig
 from environments.text_world.world import State, World, draw_world
 from forge_env.config.recipe import PartSection
@@ -29,7 +29,6 @@ from trainers.rollout.types import Group
 
 SETTINGS = ((1, 12, 6), (2, 40, 4))
 """Level, maximum commands of an episode, and number of worlds."""
-SEEDS = range(5)
 AIM = 0.8
 WINDOW = 3
 """Steps whose mean reward is compared with `AIM`."""
@@ -149,48 +148,37 @@ def run(setting: tuple[int, int, int], method: str, seed: int, rate: float) -> t
     return None
 
 
-def compare(setting: tuple[int, int, int]) -> list[str]:
+def compare(setting: tuple[int, int, int], seeds: int) -> list[str]:
     """A table of all methods, each with the rate at which it needs the fewest commands."""
     rows: list[list[object]] = []
     for method in METHODS:
         tried: list[tuple[int, float, float, list[tuple[int, int]]]] = []
         for rate in RATES:
-            ends = [end for seed in SEEDS if (end := run(setting, method, seed, rate)) is not None]
+            ends = [end for seed in range(seeds) if (end := run(setting, method, seed, rate)) is not None]
             cost = statistics.median([commands for _, commands in ends] or [0])
-            tried.append((len(SEEDS) - len(ends), cost, rate, ends))
+            tried.append((seeds - len(ends), cost, rate, ends))
         missed, _, rate, ends = min(tried)
         steps, thousands = [steps for steps, _ in ends], [commands / 1000 for _, commands in ends]
-        row: list[object] = [method, rate, f"{len(SEEDS) - missed} of {len(SEEDS)}"]
+        row: list[object] = [method, rate, f"{seeds - missed} of {seeds}"]
         row += [spread(steps), spread(thousands)] if ends else ["-", "-"]
         rows.append(row)
-        print(row, flush=True)
     return table(["advantages, group size", "learning rate", "seeds", f"steps to {AIM}", "thousand commands"], rows)
 
 
-def main() -> None:
-    """Measure, and with --record write the section of docs/benchmarks.md."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", action="store_true")
-    args = parser.parse_args()
+def measure(args: argparse.Namespace) -> list[str]:
     lines: list[str] = []
-    for level, turns, number in SETTINGS:
-        lines += [
-            f"{number} worlds of level {level}, up to {turns} commands:",
-            "",
-            *compare((level, turns, number)),
-            "",
-        ]
+    for level, turns, number in SETTINGS[: args.levels]:
+        lines += [f"{number} worlds of level {level}, up to {turns} commands:", ""]
+        lines += [*compare((level, turns, number), args.seeds), ""]
     rates = ", ".join(f"{rate:g}" for rate in RATES)
-    lines.append(
+    return [
+        *lines,
         "A table of logits in place of a language model, in worlds of `text_world`; each step has a group of each "
         f"world. Median over the seeds (smallest to largest) until the mean reward of {WINDOW} steps is {AIM}, with "
         f"the best of the learning rates {rates}: the one with which most seeds get there within {MOST:,} commands, "
-        "then the one with the fewest. Commands of continuations are counted."
-    )
-    print("\n".join(lines))
-    if args.record:
-        record("credit", "Counterfactual advantages", "make bench ARGS='credit --record'", lines)
+        "then the one with the fewest. Commands of continuations are counted.",
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    main("Counterfactual advantages", measure, levels=2, seeds=5)

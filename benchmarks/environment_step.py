@@ -1,6 +1,6 @@
 """Measure the cost of an environment step: in process, through a tool, between seats, with 1,000 concurrent episodes.
 
-    python -m benchmarks.environment_step [--steps 2000] [--repeats 9]
+    python -m benchmarks environment_step [--steps 2000] [--repeats 9] [--record]
 
 The floor is gymnasium's CartPole, stepped directly in the same run.
 """
@@ -17,11 +17,12 @@ from typing import Any
 import gymnasium
 
 import forge_env as fe
-from benchmarks.report import record, spread, table
+from benchmarks.frame import main, spread, table, take_turns
 from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.types import FunctionCall, Message, ToolCall
 
-AIMS = {"step, no tool": 100.0, "step, one tool": 300.0, "step, one sync tool in a thread": 300.0}
+MANY = 1000
+AIMS = {"step, no tool": 100, "step, one tool": 300, "step, one sync tool": 300}
 ABOUT = (
     "Median (smallest to largest) of the repeats, taken in turns. Tools do nothing, so this is what a step costs "
     "beside them; with several episodes, what one step of one of them costs. Each step adds to its episode's history, "
@@ -151,49 +152,27 @@ async def cartpole(steps: int) -> tuple[float, float]:
 
 def cases(steps: int) -> dict[str, Callable[[], Awaitable[tuple[float, float]]]]:
     """Return the measured cases by name."""
+    actions = {
+        "no tool": "hello",
+        "one tool": tool_message("nothing"),
+        "one sync tool": tool_message("nothing_sync"),
+    }
     result: dict[str, Callable[[], Awaitable[tuple[float, float]]]] = {
         "gymnasium CartPole (floor)": lambda: cartpole(steps),
-        "step, no tool": lambda: run_steps(1, steps, "hello"),
-        "step, one tool": lambda: run_steps(1, steps, tool_message("nothing")),
-        "step, one sync tool in a thread": lambda: run_steps(1, steps, tool_message("nothing_sync")),
+        **{f"step, {name}": partial(run_steps, 1, steps, action) for name, action in actions.items()},
         "turn of an episode, one agent": lambda: run_turns(Rally, steps),
         "turn of an episode, two seats": lambda: run_turns(SeatedRally, steps),
     }
-    for name, action in (
-        ("no tool", "hello"),
-        ("one tool", tool_message("nothing")),
-        ("one sync tool", tool_message("nothing_sync")),
-    ):
-        episodes = 1000
-        result[f"step, {name}, {episodes} episodes at once"] = partial(
-            run_steps, episodes, max(steps, 5 * episodes), action
-        )
+    for name, action in actions.items():
+        result[f"step, {name}, {MANY} episodes at once"] = partial(run_steps, MANY, max(steps, 5 * MANY), action)
     return result
 
 
-async def measure(steps: int, repeats: int) -> dict[str, list[tuple[float, float]]]:
-    """Return `(wall, CPU)` microseconds per step of every repeat, by case."""
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in cases(steps)}
-    for _ in range(repeats):  # interleaved, so that a load spike affects all cases alike
-        for name, case in cases(steps).items():
-            samples[name].append(await case())
-    return samples
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--repeats", type=int, default=9)
-    args = parser.parse_args()
-    samples = asyncio.run(measure(args.steps, args.repeats))
-    rows = []
-    for name, taken in samples.items():
-        walls, cpus = zip(*taken, strict=True)
-        rows.append((name, spread(walls), spread(cpus), f"{AIMS[name]:.0f}" if name in AIMS else ""))
-    lines = table(["microseconds a step", "wall", "CPU", "aim (wall)"], rows)
-    print("\n".join(lines))
-    record("environment_step", "A step of an environment", "make bench ARGS=environment_step", [*lines, "", ABOUT])
+async def measure(args: argparse.Namespace) -> list[str]:
+    taken = await take_turns(cases(args.steps), args.repeats)
+    rows = [[name, *map(spread, zip(*each, strict=True)), AIMS.get(name, "")] for name, each in taken.items()]
+    return [*table(["microseconds a step", "wall", "CPU", "aim (wall)"], rows), "", ABOUT]
 
 
 if __name__ == "__main__":
-    main()
+    main("A step of an environment", measure, steps=2000, repeats=9)

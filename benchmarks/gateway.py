@@ -1,6 +1,6 @@
 """Measure the gateway's overhead: CPU per request with few and many requests open, and latency under saturation.
 
-    python -m benchmarks.gateway [--requests 1000] [--repeats 3] [--record]
+python -m benchmarks gateway [--requests 1000] [--repeats 3] [--record]
 
 The client is a separate process; the model's delay keeps the given number of requests open at 300 requests per second.
 The floor is a Starlette application that reads the same body and returns a constant, served by the same uvicorn.
@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from benchmarks.report import record, spread, table
+from benchmarks.frame import main, spread, table, take_turns
 from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Gateway
 from forge_env.http.server import serve
@@ -131,54 +132,44 @@ def floor(delay_s: float) -> Starlette:
     return Starlette(routes=[Route("/v1/chat/completions", constant, methods=["POST"])])
 
 
-async def through_gateway(clients: int, requests: int, delay_s: float) -> tuple[float, list[float]]:
+async def through_gateway(clients: int, requests: int, delay_s: float) -> tuple[float, float]:
     async with Gateway() as gateway:
         with gateway.open(answering(delay_s), most_open=clients) as access:
-            return await measured(gateway.port, access.key, clients, requests)
+            return figures(*await measured(gateway.port, access.key, clients, requests))
 
 
-async def through_floor(clients: int, requests: int, delay_s: float) -> tuple[float, list[float]]:
+async def through_floor(clients: int, requests: int, delay_s: float) -> tuple[float, float]:
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     async with AsyncExitStack() as stack:
         serving = asyncio.create_task(serve(floor(delay_s), "127.0.0.1", 0, ready=ready.set_result, lifespan=False))
         stack.callback(serving.cancel)
-        return await measured(await ready, "none", clients, requests)
+        return figures(*await measured(await ready, "none", clients, requests))
 
 
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+def figures(cpu_s: float, took: list[float]) -> tuple[float, float]:
+    """Return CPU milliseconds a request, and the 99th percentile of latency in milliseconds."""
+    return 1e3 * cpu_s / len(took), 1e3 * sorted(took)[min(len(took) - 1, int(0.99 * len(took)))]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--record", action="store_true", help="write the tables to docs/benchmarks.md")
-    args = parser.parse_args()
+async def compare(clients: int, requests: int, delay_s: float, repeats: int) -> list[list[tuple[float, float]]]:
+    """Return the figures of the gateway and of the floor."""
+    ways = {"gateway": through_gateway, "floor": through_floor}
+    taken = await take_turns({name: partial(way, clients, requests, delay_s) for name, way in ways.items()}, repeats)
+    return [list(zip(*each, strict=True)) for each in taken.values()]
+
+
+async def measure(args: argparse.Namespace) -> list[str]:
     rows: list[list[Any]] = []
     for clients in OPEN:
         requests = max(args.requests, 3 * clients)
-        ways: dict[str, list[float]] = {"gateway": [], "floor": []}
-        for _ in range(args.repeats):
-            for name, way in (("gateway", through_gateway), ("floor", through_floor)):
-                cpu, took = asyncio.run(way(clients, requests, clients / RATE))
-                ways[name].append(1e3 * cpu / len(took))
-        ratio = statistics.median(ways["gateway"]) / statistics.median(ways["floor"])
-        rows.append([f"{clients:,} open", spread(ways["gateway"]), spread(ways["floor"]), f"{ratio:.1f}x"])
-    tails: dict[str, list[float]] = {"gateway": [], "floor": []}
-    for _ in range(args.repeats):
-        for name, way in (("gateway", through_gateway), ("floor", through_floor)):
-            _, took = asyncio.run(way(SATURATING, args.requests, 0.0))
-            tails[name].append(1e3 * percentile(took, 0.99))
-    added = statistics.median(tails["gateway"]) - statistics.median(tails["floor"])
-    rows.append(
-        [f"p99 of {SATURATING} clients, ms", spread(tails["gateway"]), spread(tails["floor"]), f"+{added:.0f} ms"]
-    )
-    lines = table(["CPU, ms a request", "gateway", "Starlette alone", "gateway / floor"], rows)
-    print("\n".join(lines))
-    if args.record:
-        record("gateway", "The gateway", "make bench ARGS='gateway --record'", [*lines, "", ABOUT])
+        (ours, _), (floors, _) = await compare(clients, requests, clients / RATE, args.repeats)
+        times = statistics.median(ours) / statistics.median(floors)
+        rows.append([f"{clients:,} open", spread(ours), spread(floors), f"{times:.1f}x"])
+    (_, ours), (_, floors) = await compare(SATURATING, args.requests, 0.0, args.repeats)
+    added = statistics.median(ours) - statistics.median(floors)
+    rows.append([f"p99 of {SATURATING} clients, ms", spread(ours), spread(floors), f"+{added:.0f} ms"])
+    return [*table(["CPU, ms a request", "gateway", "Starlette alone", "gateway / floor"], rows), "", ABOUT]
 
 
 if __name__ == "__main__":
-    main()
+    main("The gateway", measure, requests=1000, repeats=3)

@@ -1,6 +1,6 @@
 """Compare the gateway with agent-lightning's proxy: CPU and memory of each, in front of the same model server.
 
-    python -m benchmarks.gateway_peers --peer-python PYTHON [--requests 500] [--repeats 3] [--record]
+python -m benchmarks gateway_peers --peer-python PYTHON [--open 100 1000] [--requests 1000] [--repeats 3] [--record]
 
 PYTHON is an interpreter (3.12 or newer) with agentlightning installed. Each gateway runs in its own process, requests
 token ids and log-probabilities from the server and stores them; the two are measured in turns. The server always
@@ -12,12 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import signal
 import socket
 import statistics
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -32,8 +29,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from benchmarks.frame import call, main, running, spread, table
 from benchmarks.gateway import RATE, measured
-from benchmarks.report import record, spread, table
 from forge_env.config.evaluation import EndpointOptions
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.gateway.request import ModelRequest
@@ -43,7 +40,6 @@ from forge_env.types import Message
 
 MODEL = "m"
 SECRET = "secret"
-OPEN = (100, 1000)
 FEW = 10
 """Warm-up requests, not measured: the first ones trigger imports and allocations."""
 PROMPT, SAMPLED = 2250, 50
@@ -151,20 +147,9 @@ def wait_for(port: int, process: subprocess.Popen[Any]) -> None:
 
 
 @contextmanager
-def running(*command: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """Run a program in its own process group and kill the whole group on exit."""
-    with subprocess.Popen(command, text=True, start_new_session=True, **options) as process:
-        try:
-            yield process
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextmanager
 def ours(endpoint: str, peer_python: str) -> Iterator[tuple[int, str, str, int]]:
     """Run forge-env's gateway; yields `(port, key, path, process id)`."""
-    command = (sys.executable, "-m", "benchmarks.gateway_peers", "--serve", endpoint)
-    with running(*command, stdout=subprocess.PIPE) as process:
+    with running(call("benchmarks.gateway_peers:serve_ours", endpoint)) as process:
         port, key = process.stdout.readline().split()  # type: ignore[union-attr]
         yield int(port), key, "/v1/chat/completions", process.pid
 
@@ -175,20 +160,19 @@ def agent_lightning(endpoint: str, peer_python: str) -> Iterator[tuple[int, str,
     port = free_port()
     options = ("host=127.0.0.1", f"port={port}", f"key={SECRET}", f"default_proxy.model_name={MODEL}")
     command = (peer_python, "-m", "agentlightning.server", *options)
-    silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with TemporaryDirectory() as folder, running(*command, cwd=folder, **silent) as process:
+    silent = subprocess.DEVNULL
+    with TemporaryDirectory() as folder, running(command, cwd=folder, stdout=silent, stderr=silent) as process:
         wait_for(port, process)
         api = f"http://127.0.0.1:{port}/api"
         told(f"{api}/models", [{"model": MODEL, "endpoint": endpoint, "version": 0}])
-        rollout = told(f"{api}/rollouts", [{"input": {}}])
-        name = rollout[0]["rollout_id"]
+        name = told(f"{api}/rollouts", [{"input": {}}])[0]["rollout_id"]
         yield port, SECRET, f"/proxy/rollout/{name}/attempt/0/mode/train/openai/v1/chat/completions", process.pid
 
 
 WAYS = {"gateway": ours, "agent-lightning": agent_lightning}
 
 
-def measure(way: str, model_port: int, clients: int, requests: int, peer_python: str) -> Figures:
+def figures(way: str, model_port: int, clients: int, requests: int, peer_python: str) -> Figures:
     delay_ms = round(1000 * clients / RATE)
     endpoint = f"http://127.0.0.1:{model_port}/{delay_ms}/v1"
     with WAYS[way](endpoint, peer_python) as (port, key, path, pid):
@@ -205,46 +189,23 @@ def measure(way: str, model_port: int, clients: int, requests: int, peer_python:
         return Figures(1e3 * cpu / len(took), started / 2**20, grown / 2**10 / len(took), added_ms)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", default="", metavar="PYTHON", help="interpreter that has agentlightning")
-    parser.add_argument("--open", type=int, nargs="+", default=OPEN, help="requests at once")
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
-    parser.add_argument("--serve", metavar="ENDPOINT", help=argparse.SUPPRESS)
-    parser.add_argument("--serve-model", type=int, metavar="PORT", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # raises SystemExit, so that servers are stopped
-    if args.serve_model:
-        serve_model(args.serve_model)
-    if args.serve:
-        asyncio.run(serve_ours(args.serve))
+def measure(args: argparse.Namespace) -> list[str]:
     if not args.peer_python:
-        parser.error("--peer-python: name an interpreter that has agentlightning")
+        raise SystemExit("--peer-python: name an interpreter that has agentlightning")
     ask = "from importlib.metadata import version; print(version('agentlightning'))"
     version = subprocess.run([args.peer_python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
-    model_port, rows = free_port(), []
-    with running(sys.executable, "-m", "benchmarks.gateway_peers", "--serve-model", str(model_port)) as model:
-        wait_for(model_port, model)
+    port, rows = free_port(), []
+    with running(call("benchmarks.gateway_peers:serve_model", port)) as model:
+        wait_for(port, model)
         for clients in args.open:
+            requests = max(args.requests, clients)
             results: dict[str, list[Figures]] = {way: [] for way in WAYS}
-            for _ in range(args.repeats):
-                for way in WAYS:
-                    results[way].append(
-                        measure(way, model_port, clients, max(args.requests, clients), args.peer_python)
-                    )
-            for way, figures in results.items():
-                cells = (spread([getattr(each, name) for each in figures]) for name in Figures._fields)
-                rows.append([f"{clients:,} open", way, *cells])
+            for way in [*WAYS] * args.repeats:
+                results[way].append(figures(way, port, clients, requests, args.peer_python))
+            rows += [[f"{clients:,} open", way, *map(spread, zip(*each, strict=True))] for way, each in results.items()]
     columns = ["", "", "CPU, ms a request", "MiB after a few", "KiB kept a request", "ms added, median"]
-    lines = [*table(columns, rows), "", f"agent-lightning {version}. {ABOUT}"]
-    print("\n".join(lines))
-    if args.record:
-        chosen = f"--open {' '.join(map(str, args.open))} --requests {args.requests}"
-        command = f"make bench ARGS='gateway_peers {chosen} --record --peer-python PYTHON'"
-        record("gateway_peers", "The gateway beside agent-lightning's", command, lines)
+    return [*table(columns, rows), "", f"agent-lightning {version}. {ABOUT}"]
 
 
 if __name__ == "__main__":
-    main()
+    main("The gateway beside agent-lightning's", measure, peer_python="", open=[100, 1000], requests=1000, repeats=3)

@@ -1,6 +1,6 @@
 """Measure the cost of generator deaths: steps per minute with two generators, undisturbed and with one killed a minute.
 
-    python -m benchmarks.healing [--minutes 3] [--record]
+python -m benchmarks healing [--minutes 3] [--record]
 
 Both are `forge-env train` runs of the same recipe with all their real processes, one after the other. Recovery time is
 measured from a generator's death until the run logs that it is back.
@@ -12,14 +12,13 @@ import argparse
 import random
 import re
 import statistics
-import sys
 import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
 
 from benchmarks.chaos.runs import SHORT, START_S, Run
-from benchmarks.report import record, table
+from benchmarks.frame import main, table
 
 SETTINGS: dict[str, object] = {
     **SHORT,
@@ -33,7 +32,7 @@ SETTINGS: dict[str, object] = {
 }
 
 
-def measure(cache: Path, minutes: float, *, deaths: bool) -> tuple[float, list[float]]:
+def run_for(cache: Path, minutes: int, *, deaths: bool) -> tuple[float, list[float]]:
     """Return steps per minute, and the seconds of each recovery."""
     with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as scratch:
         run = Run(Path(scratch), cache, SETTINGS, resume=False)
@@ -41,52 +40,43 @@ def measure(cache: Path, minutes: float, *, deaths: bool) -> tuple[float, list[f
             if not run.until(lambda: run.steps, START_S):
                 raise SystemExit(f"the run did not start: {run.said}")
             began, first = time.monotonic(), len(run.steps)
-            for minute in range(round(minutes)):
+            for minute in range(minutes):
                 run.until(lambda at=began + 60 * minute + 20: time.monotonic() > at, 60)
                 if deaths:
                     random.choice(run.look()["generator"]).kill()
                 run.until(lambda at=began + 60 * (minute + 1): time.monotonic() > at, 60)
             pace = (len(run.steps) - first) / ((time.monotonic() - began) / 60)
-            return pace, ways_back(run.log)
+            return pace, recoveries(run.log)
         finally:
             run.process.terminate()
             run.process.wait()
             run.leave_nothing()
 
 
-def ways_back(log: str) -> list[float]:
+def recoveries(log: str) -> list[float]:
     """Return the seconds from each death in the log to the line that reports the replica back."""
-    recoveries, died = [], {}
+    result, died = [], {}
     for line in log.splitlines():
         if match := re.match(r"(\S+ \S+) .* generator (\d) (died|is back)", line):
             at = datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S,%f")
             if match[3] == "died":
                 died[match[2]] = at
             elif match[2] in died:
-                recoveries.append((at - died.pop(match[2])).total_seconds())
-    return recoveries
+                result.append((at - died.pop(match[2])).total_seconds())
+    return result
 
 
-def main() -> int:
-    """Measure and print; with `--record`, write the table to docs/benchmarks.md."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=3, help="of each run")
-    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
-    options = parser.parse_args()
+def measure(args: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="fc-", dir="/tmp") as cache:
-        calm, _ = measure(Path(cache), options.minutes, deaths=False)
-        troubled, back = measure(Path(cache), options.minutes, deaths=True)
+        calm, _ = run_for(Path(cache), args.minutes, deaths=False)
+        troubled, back = run_for(Path(cache), args.minutes, deaths=True)
     rows = [
         ["steps a minute, undisturbed", f"{calm:.1f}"],
         ["steps a minute, a generator of two killed every minute", f"{troubled:.1f} ({troubled / calm:.0%})"],
         ["seconds from a death to full service", f"{statistics.median(back):.1f} (at most {max(back):.1f})"],
     ]
-    lines = table(["what", "figure"], rows)
-    print("\n".join(lines))
-    if options.record:
-        record("healing", "Generators that die", "python -m benchmarks healing", lines)
-    return 0
+    return table(["what", "figure"], rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main("Generators that die", measure, minutes=3)

@@ -13,88 +13,75 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import has_succeeded, record, spread, table
-from forge_env.display.curves import merge_rows, time_account
-from forge_env.run.metrics import read_metrics
+from benchmarks.frame import main, spread, summary, table, train, trained
+from forge_env.display.curves import time_account
 from tests.trainers.actors.workers import workers
 
 PLACE = {"rollouts": [0], "generator": [1], "trainer": [2]}
 """Host index of each role; the buffer is placed with the trainer."""
-RUN = ["evaluation.every=0", "logging.tensorboard=false", "checkpoint.every=0"]
 MOST_LONGER = 1.15
 """Limit of the median step on three hosts, relative to one host."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """Results of a training run.
-
-    Attributes:
-        steps: seconds per step while the pipeline is full; each value is a mean over `max_off_policy_steps + 1`
-            consecutive steps, whose batches are sampled together and finish one right after the other.
-        summary: the run's summary.
-        account: share of its time by actor and activity.
-        off: largest deviation of an actor's account from the elapsed time, as a share of the elapsed time.
-        weights: medians of the metrics `weights/...`.
-    """
-
-    steps: list[float]
-    summary: dict[str, Any]
-    account: dict[str, dict[str, float]]
-    off: float
-    weights: dict[str, float]
-
-
-def train(hosts: int, steps: int, seed: int) -> Path:
+def run(hosts: int, steps: int, seed: int) -> Path:
     """Train the default recipe on this machine, or over three of its hosts, and return the run's folder."""
-    folder = Path("runs") / f"hosts-{hosts}-{steps}-{seed}"
-    if has_succeeded(folder):
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    keys = [f"grpo.steps={steps}", f"seed={seed}", *RUN]
-    command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", folder.name, *keys]
+    keys = [f"grpo.steps={steps}", f"seed={seed}"]
+    keys += ["evaluation.every=0", "logging.tensorboard=false", "checkpoint.every=0"]
     with ExitStack() as stack:
         if hosts > 1:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fe-")))
-            command += job([each.address for each in stack.enter_context(workers(hosts, scratch))])
-        subprocess.run(command, check=True)
-    return folder
+            keys += job([each.address for each in stack.enter_context(workers(hosts, scratch))])
+        return train(f"hosts-{hosts}-{steps}-{seed}", *keys)
 
 
-def job(addresses: list[str]) -> list[str]:
+def job(addresses: list[str], place: dict[str, list[int]] = PLACE) -> list[str]:
     """Return the config overrides of a run on these workers."""
-    return ["job.kind=hosts", f"job.workers={json.dumps(addresses)}", f"job.place={json.dumps(PLACE)}"]
+    return ["job.kind=hosts", f"job.workers={json.dumps(addresses)}", f"job.place={json.dumps(place)}"]
 
 
-def look(folder: Path) -> Trained:
-    """Read the results of a run."""
-    rows = [row for row in merge_rows(read_metrics(folder / "metrics.jsonl")) if "reward/mean" in row]
-    summary = json.loads((folder / "summary.json").read_text())
-    bound = summary["max_off_policy_steps"]
-    full, together = rows[bound + 2 : -(bound + 1)], bound + 1
-    keys = ("snapshot_s", "push_s", "pull_s", "stall_s", "bytes")
-    return Trained(
-        steps=[(later["time"] - row["time"]) / together for row, later in zip(full, full[together:], strict=False)],
-        summary=summary,
-        account=time_account(full[1:]),
-        off=_off(full),
-        weights={
-            key: statistics.median(row[f"weights/{key}"] for row in full if f"weights/{key}" in row) for key in keys
-        },
-    )
+def figures(folder: Path) -> tuple[list[float], dict[str, str]]:
+    """Return the seconds per step, and the figures of the table by name.
+
+    Seconds are of steps while the pipeline is full; each value is a mean over `max_off_policy_steps + 1` consecutive
+    steps, whose batches are sampled together and finish one right after the other.
+    """
+    result = summary(folder)
+    bound = result["max_off_policy_steps"]
+    full, together = trained(folder)[bound + 2 : -(bound + 1)], bound + 1
+    steps = [(later["time"] - row["time"]) / together for row, later in zip(full, full[together:], strict=False)]
+    waits = {what: share for what, share in time_account(full[1:])["trainer"].items() if what.startswith("wait")}
+    stages = {"snapshot": "snapshot_s", "push": "push_s", "pull": "pull_s", "pause": "stall_s"}
+
+    def weights(name: str) -> float:
+        return statistics.median(row[f"weights/{name}"] for row in full if f"weights/{name}" in row)
+
+    def score(which: str) -> str:
+        start, end = (result[f"heldout{which}_{when}"] for when in ("start", "end"))
+        return f"{start:.3f} -> {end:.3f} (+{end - start:.3f})"
+
+    return steps, {
+        "s a step": spread(steps),
+        "held-out score": score(""),
+        "of held-out families": score("_unseen"),
+        "oldest trained token (bound), steps": f"{result['max_staleness']} ({bound})",
+        "tokens dropped as stale": result["tokens_discarded_stale"],
+        "episodes lost": result["episodes_invalid"],
+        "accounts, furthest from the time passed": f"{deviation(full):.2%}",
+        "the trainer waits for": ", ".join(
+            f"{what.removeprefix('wait for ')} {share:.1%}" for what, share in waits.items()
+        ),
+        "weights, MB": f"{weights('bytes') / 2**20:.1f}",
+        "their way, ms": ", ".join(f"{stage} {weights(name) * 1e3:.1f}" for stage, name in stages.items()),
+    }
 
 
-def _off(rows: list[dict[str, Any]]) -> float:
+def deviation(rows: list[dict[str, Any]]) -> float:
     """Return the largest deviation of an actor's account from the elapsed time, as a share of the elapsed time."""
     passed = rows[-1]["time"] - rows[0]["time"]
     sums: dict[str, float] = {}
@@ -106,61 +93,18 @@ def _off(rows: list[dict[str, Any]]) -> float:
     return max(abs(value - passed) / passed for value in sums.values())
 
 
-def compare(one: Trained, three: Trained) -> list[str]:
-    """Return the table and its legend."""
-    ratio = statistics.median(three.steps) / statistics.median(one.steps)
-
-    def score(run: Trained, which: str) -> str:
-        start, end = (run.summary[f"heldout{which}_{when}"] for when in ("start", "end"))
-        return f"{start:.3f} -> {end:.3f} (+{end - start:.3f})"
-
-    def waits(run: Trained) -> str:
-        parts = run.account["trainer"]
-        named = {what: share for what, share in parts.items() if what.startswith("wait")}
-        return ", ".join(f"{what.removeprefix('wait for ')} {share:.1%}" for what, share in named.items())
-
-    def ms(run: Trained) -> str:
-        names = {"snapshot_s": "snapshot", "push_s": "push", "pull_s": "pull", "stall_s": "pause"}
-        return ", ".join(f"{names[key]} {run.weights[key] * 1e3:.1f}" for key in names)
-
-    def oldest(run: Trained) -> str:
-        return f"{run.summary['max_staleness']} ({run.summary['max_off_policy_steps']})"
-
-    figures: list[tuple[str, Any]] = [
-        ("s a step", lambda run: spread(run.steps)),
-        ("held-out score", lambda run: score(run, "")),
-        ("of held-out families", lambda run: score(run, "_unseen")),
-        ("oldest trained token (bound), steps", oldest),
-        ("tokens dropped as stale", lambda run: str(run.summary["tokens_discarded_stale"])),
-        ("episodes lost", lambda run: str(run.summary["episodes_invalid"])),
-        ("accounts, furthest from the time passed", lambda run: f"{run.off:.2%}"),
-        ("the trainer waits for", waits),
-        ("weights, MB", lambda run: f"{run.weights['bytes'] / 2**20:.1f}"),
-        ("their way, ms", ms),
-    ]
-    lines = table(["", "one host", "three hosts"], [[name, of(one), of(three)] for name, of in figures])
-    engines = {run.summary["engine"] for run in (one, three)}
-    return [
-        *lines,
-        "",
-        f"The median step over three hosts is {ratio:.2f}x of that on one (aim: at most {MOST_LONGER}x). "
-        f"{one.summary['steps']} steps each; sandbox engine: {', '.join(sorted(engines))}. "
-        "Standard error of a held-out score: 0.03, of families 0.06.",
-    ]
-
-
-def main() -> None:
-    """Train, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
-    args = parser.parse_args()
-    lines = compare(*(look(train(count, args.steps, args.seed)) for count in (1, len(PLACE))))
-    print("\n".join(lines))
-    if args.record:
-        record("hosts", "Several hosts", "make bench ARGS='hosts --record'", lines)
+def measure(args: argparse.Namespace) -> list[str]:
+    folders = [run(count, args.steps, args.seed) for count in (1, len(PLACE))]
+    (one, of_one), (three, of_three) = map(figures, folders)
+    engines = sorted({summary(folder)["engine"] for folder in folders})
+    about = (
+        f"The median step over three hosts is {statistics.median(three) / statistics.median(one):.2f}x of that on one "
+        f"(aim: at most {MOST_LONGER}x). {args.steps} steps each; sandbox engine: {', '.join(engines)}. Standard error "
+        "of a held-out score: 0.03, of families 0.06."
+    )
+    rows = [[name, of_one[name], of_three[name]] for name in of_one]
+    return [*table(["", "one host", "three hosts"], rows), "", about]
 
 
 if __name__ == "__main__":
-    main()
+    main("Several hosts", measure, steps=20, seed=0)

@@ -1,6 +1,6 @@
 """Compare the log-probabilities of trainer and generator for the same tokens, after weight updates.
 
-python -m benchmarks mismatch --updates 0 8 24
+python -m benchmarks mismatch [--updates 0 8 24] [--record]
 
 Runs the whole stack with the default recipe's small model: requests are in flight while the weights are trained, pushed
 and swapped. After each given number of updates new requests are sampled, and the trainer scores their tokens. Then both
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import forge_env as fe
-from benchmarks.report import record, table
+from benchmarks.frame import main, table
 from forge_env.config import RunConfig, load_config
 from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import EnvironmentSection, OptimizerSection
@@ -70,7 +70,7 @@ async def sample(
     return await asyncio.gather(*(generators.generate(prompt, options) for prompt in requests))
 
 
-async def measure(counts: Sequence[int], scratch: Path) -> list[Row]:
+async def after_updates(counts: Sequence[int], scratch: Path) -> list[Row]:
     """Return a row for each number of updates."""
     config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"))
     folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, scratch / "tiny")
@@ -89,15 +89,9 @@ async def measure(counts: Sequence[int], scratch: Path) -> list[Row]:
             done = count
             await in_flight
             completions = await sample(generators, prompts())
-            trained = await trainer.logprobs([sequence(completion) for completion in completions])
-            differences = [
-                abs(generated - expected)
-                for completion, values in zip(completions, trained, strict=True)
-                for generated, expected in zip(completion.logprobs, values, strict=True)
-            ]
-            rows.append(
-                [count, len(differences), f"{max(differences):.1e}", f"{sum(differences) / len(differences):.1e}"]
-            )
+            trained = np.concatenate(await trainer.logprobs([sequence(completion) for completion in completions]))
+            differences = abs(trained - np.concatenate([completion.logprobs for completion in completions]))
+            rows.append([count, len(differences), f"{differences.max():.1e}", f"{differences.mean():.1e}"])
         await generators.halt()
     return rows
 
@@ -159,36 +153,28 @@ def float64_logprobs(folder: Path, sequences: Sequence[Segment]) -> list[NDArray
     return result
 
 
-def main() -> None:
-    """Measure and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, nargs="+", default=[0, 8, 24], help="after how many to compare")
-    args = parser.parse_args()
+async def measure(args: argparse.Namespace) -> list[str]:
     prepare_controller()
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
-        rows = asyncio.run(measure(args.updates, Path(scratch)))
-    exact = asyncio.run(against_float64())
-    guessed = asyncio.run(speculating())
+        rows = await after_updates(args.updates, Path(scratch))
     columns = ["prompts", "tokens", "vLLM from float64", "TorchTitan from float64", "vLLM from TorchTitan"]
-    lines = [
+    return [
         *table(["updates in flight", "tokens", "largest difference", "mean"], rows),
         "",
         "Log-probabilities in float32 on the CPU: vLLM's as it sampled, TorchTitan's of the same tokens. Aim: 1e-5. "
         "The model has the default recipe's shape, and random weights at first.",
         "",
-        *table(columns, exact),
+        *table(columns, await against_float64()),
         "",
         "Largest difference (mean) with the trained checkpoint that the default recipe begins with. On prompts unlike "
         "any that it was trained on, float32 itself is further from float64 than the aim, in either program.",
         "",
-        *table(["speculation", "tokens", "of them not a number", "the others from float64"], guessed),
+        *table(["speculation", "tokens", "of them not a number", "the others from float64"], await speculating()),
         "",
         "Largest difference (mean) of vLLM's engine alone, on prompts of the environment: with "
         f"`speculative_config={json.dumps(N_GRAMS)}`, which recipes refuse for this reason.",
     ]
-    print("\n".join(lines))
-    record("mismatch", "Trainer against generator", "make bench ARGS=mismatch", lines)
 
 
 if __name__ == "__main__":
-    main()
+    main("Trainer against generator", measure, updates=[0, 8, 24])

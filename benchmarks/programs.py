@@ -1,6 +1,6 @@
 """Run many episodes of a small program at once; measure their cost and what they leave behind.
 
-    python -m benchmarks.programs [--episodes 500] [--record]
+python -m benchmarks programs [--episodes 500] [--record]
 
 Each program runs in its own sandbox (the local engine) and calls the model three times. The model withholds its first
 answers until every program has asked, so all episodes are open at once, however long that takes.
@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 import forge_env as fe
-from benchmarks.report import record, table
+from benchmarks.frame import main, table
 from forge_env.gateway.server import shared_gateway
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.rollout.episode import run_episode
@@ -169,21 +169,12 @@ async def played(count: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=500)
-    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
-    args = parser.parse_args()
+async def measure(args: argparse.Namespace) -> list[str]:
     free_mb = psutil.virtual_memory().available / 2**20
     if free_mb < args.episodes * ROOM_MB:
-        parser.error(f"{args.episodes} sandboxes need {args.episodes * ROOM_MB} MiB of memory; {free_mb:.0f} are free")
-    figures = asyncio.run(played(args.episodes))
-    lines = table(["what", "figure"], [[name, value] for name, value in figures.items()])
-    print("\n".join(lines))
-    if args.record:
-        command = f"make bench ARGS='programs --episodes {args.episodes} --record'"
-        record("programs", "Programs side by side", command, [*lines, "", ABOUT])
+        raise SystemExit(f"{args.episodes} sandboxes need {args.episodes * ROOM_MB} MiB; {free_mb:.0f} are free")
+    return [*table(["what", "figure"], list((await played(args.episodes)).items())), "", ABOUT]
 
 
 if __name__ == "__main__":
-    main()
+    main("Programs side by side", measure, episodes=500)

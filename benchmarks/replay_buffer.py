@@ -1,6 +1,6 @@
 """Measure the replay buffer with 1,000 to 100,000 episodes: rates of add and sample, memory, bytes on the wire.
 
-    python -m benchmarks replay_buffer [--torchforge CHECKOUT] [--actor] [--repeats 7]
+    python -m benchmarks replay_buffer [--torchforge CHECKOUT] [--actor] [--repeats 7] [--record]
 
 The peer is torchforge's `src/forge/actors/replay_buffer.py`, loaded from a checkout and run without its remote calls,
 metrics and traces. Ours is also run without its actor, and additionally with it under `--actor`. A step adds 256
@@ -19,13 +19,14 @@ import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from benchmarks.report import record, spread, table
+from benchmarks.frame import main, spread, table, take_turns
 from forge_env.config.recipe import ReplaySection
 from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, Turn
@@ -140,15 +141,15 @@ async def peer(checkout: Path, held: int) -> Step:
     return step
 
 
-async def seconds(step: Step, clock: Callable[[], float] = time.process_time) -> float:
-    """Return the seconds of one step, as the mean over `STEPS`."""
-    started = clock()
+async def episode_us(step: Step) -> float:
+    """Return the processor time per episode of a step, in microseconds, as the mean over `STEPS`."""
+    started = time.process_time()
     for _ in range(STEPS):
         await step()
-    return (clock() - started) / STEPS
+    return 1e6 * (time.process_time() - started) / STEPS / EPISODES_PER_STEP
 
 
-async def rates(sizes: list[int], repeats: int, checkout: Path | None) -> list[list[object]]:
+async def rates(sizes: list[int], repeats: int, checkout: str) -> list[list[object]]:
     """Return a row per size: microseconds per episode of ours (two sampling rules) and the peer, and the ratio."""
     rows: list[list[object]] = []
     for held in sizes:
@@ -156,18 +157,13 @@ async def rates(sizes: list[int], repeats: int, checkout: Path | None) -> list[l
         for sampling in ("fifo", "prioritized"):
             buffer: LocalReplayBuffer[PackedGroup] = LocalReplayBuffer(settings(held, sampling))
             steps[sampling] = await ours(buffer, held, STEPS * repeats)
-        if checkout is not None:
-            steps["peer"] = await peer(checkout, held)
-        taken: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(repeats):  # interleaved
-            for name, step in steps.items():
-                taken[name].append(1e6 * await seconds(step) / EPISODES_PER_STEP)
-        row: list[object] = [f"{held:,}", spread(taken["fifo"]), spread(taken["prioritized"])]
-        if checkout is not None:
-            ratios = [peer_us / ours_us for peer_us, ours_us in zip(taken["peer"], taken["fifo"], strict=True)]
-            row += [spread(taken["peer"]), spread(ratios)]
+        if checkout:
+            steps["peer"] = await peer(Path(checkout), held)
+        taken = await take_turns({name: partial(episode_us, step) for name, step in steps.items()}, repeats)
+        row = [f"{held:,}", *map(spread, taken.values())]
+        if checkout:
+            row.append(spread([a / b for a, b in zip(taken["peer"], taken["fifo"], strict=True)]))
         rows.append(row)
-        print(*row, sep="   ", flush=True)
     return rows
 
 
@@ -211,45 +207,34 @@ async def actor_step(held: int, steps: int) -> tuple[float, float]:
     return sorted(adding)[steps // 2], sorted(sampling)[steps // 2]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torchforge", type=Path, metavar="CHECKOUT", help="a checkout of meta-pytorch/torchforge")
-    parser.add_argument("--actor", action="store_true", help="measure the actor too (needs Monarch)")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_024, 10_240, 102_400], metavar="EPISODES")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--record", action="store_true", help="write the section of docs/benchmarks.md")
-    args = parser.parse_args()
-    rows = asyncio.run(rates(args.sizes, args.repeats, args.torchforge))
-    tensors, held, lists = asyncio.run(memory(2_000))
+async def measure(args: argparse.Namespace) -> list[str]:
+    rows = await rates(args.sizes, args.repeats, args.torchforge)
+    tensors, held, lists = await memory(2_000)
     rng = random.Random(0)
-    wire = len(pickle.dumps(group_of(rng, 0))) / GROUP
-    wire_lists = len(pickle.dumps(trajectories(rng, 0))) / GROUP
+    wire, wire_lists = (len(pickle.dumps(make(rng, 0))) / GROUP for make in (group_of, trajectories))
     columns = ["episodes held", "us an episode", "the same, `prioritized`"]
     columns += ["torchforge, us an episode", "ratio"] if args.torchforge else []
-    lines = table(columns, rows)
-    lines += [
-        "",
+    about = (
         f"Memory of an episode with {PROMPT} prompt and {SAMPLED} sampled tokens: {tensors:.0f} bytes of tensors, "
         f"{held:.0f} bytes in the buffer ({100 * (held / tensors - 1):.1f} % more), {lists:.0f} as trajectories. "
-        f"On the wire {wire:.0f} bytes, as pickled trajectories {wire_lists:.0f}.",
-    ]
+        f"On the wire {wire:.0f} bytes, as pickled trajectories {wire_lists:.0f}."
+    )
     if args.actor:
-        adding, sampling = asyncio.run(actor_step(10_240, 15))
-        lines[-1] += (
+        adding, sampling = await actor_step(10_240, 15)
+        about += (
             f" Through the actor, {GROUPS_PER_STEP} groups at once: {adding:.1f} ms to add, {sampling:.1f} ms to "
             "sample and fetch (median of 15)."
         )
-    lines += [
+    return [
+        *table(columns, rows),
+        "",
+        about,
         "",
         "Processor time to add and to sample, in one process, without remote calls on either side: median (smallest "
         f"to largest) of {args.repeats} repeats of {STEPS} steps, in turns. A step is {EPISODES_PER_STEP} "
         f"episodes; ours come in groups of {GROUP} and are read for their due date, signal and priority.",
     ]
-    print("\n".join(lines))
-    if args.record:
-        command = "replay_buffer --torchforge CHECKOUT --actor" if args.torchforge else "replay_buffer"
-        record("replay_buffer", "Replay buffer", f'make bench ARGS="{command} --record"', lines)
 
 
 if __name__ == "__main__":
-    main()
+    main("Replay buffer", measure, torchforge="", actor=False, sizes=[1_024, 10_240, 102_400], repeats=7)

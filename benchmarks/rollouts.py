@@ -1,6 +1,6 @@
 """Measure the capacity of a run in turns per second: rollout workers, controller, buffer, simulated generators.
 
-python -m benchmarks rollouts --workers 1 4 --groups 400
+python -m benchmarks rollouts [--workers 1 4] [--groups 400] [--open 10000] [--record]
 
 Everything is real except the generators, the trainer and the work of tools. Workers, in their own processes, render,
 sample, parse, score, record and pack episodes of ten turns and add them to the buffer; the controller issues tickets,
@@ -22,8 +22,7 @@ import argparse
 import asyncio
 import json
 import os
-import subprocess
-import sys
+import random
 import tempfile
 import time
 import tracemalloc
@@ -32,24 +31,109 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import record, table
+import numpy as np
+
+import forge_env as fe
+from benchmarks.frame import apart, main, table
+from forge_env.config import RunConfig
+from forge_env.environment.tool_environment import ToolEnvironmentConfig
+from forge_env.policy import NO_TOKENS
+from forge_env.run import Run, RunFolder
+from forge_env.types import Message
+from trainers.actors.actor import ForgeActor, concurrent_endpoint
+from trainers.actors.processes import settle_heap
+from trainers.algorithms.grpo import Weighing
+from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
+from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.types import BufferSettings
+from trainers.generator.client import Member
+from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import prepare_controller
-
-prepare_controller()
-
-from forge_env.config import RunConfig  # noqa: E402
-from forge_env.run import Run, RunFolder  # noqa: E402
-from trainers.algorithms.grpo import Weighing  # noqa: E402
-from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer  # noqa: E402
-from trainers.buffer.local import LocalReplayBuffer  # noqa: E402
-from trainers.buffer.types import BufferSettings  # noqa: E402
-from trainers.generator.client import Member  # noqa: E402
-from trainers.rollout.local import LocalWorker, WorkerSettings  # noqa: E402
-from trainers.rollout.rollouts import Crew, Rollouts  # noqa: E402
-from trainers.rollout.types import Links  # noqa: E402
+from trainers.rollout.local import LocalWorker, WorkerSettings
+from trainers.rollout.rollouts import Crew, Rollouts
+from trainers.rollout.types import Links
 
 TURNS, GROUP_SIZE, GENERATORS = 10, 8, 2
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+NEWEST = 1 << 20
+"""Policy version of every token; the buffer treats unknown versions as the newest that it knows."""
+LETTERS = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=20_000))
+"""Text with about one token per letter, for any tokenizer."""
+
+
+class ChatterConfig(ToolEnvironmentConfig):
+    """Options of `Chatter`."""
+
+    told: int = 60
+    """Characters of every tool result."""
+
+
+def talked(task: fe.Task, completion: str) -> float:
+    """An arbitrary reward of 0 or 1."""
+    return float(hash(completion) % 2)
+
+
+class Chatter(fe.ToolEnvironment):
+    """Conversation with a tool that does nothing."""
+
+    config_class = ChatterConfig
+    config: ChatterConfig
+    splits = ("train", "eval")
+    rubric = fe.Rubric(talked)
+
+    def task(self, split: str, index: int) -> fe.Task:
+        """Return a task; there is no limit to their number."""
+        return fe.Task(id=f"{split}-{index}", split=split, prompt=f"Conversation {index}: begin.")
+
+    def demonstrate(self, task: fe.Task, rng: random.Random) -> list[Message]:
+        """Return sample text to build a tokenizer from."""
+        return [*self.prompt(task), Message(role="assistant", content=f"{rng.random()}")]
+
+    @fe.tool
+    async def note(self, text: str) -> str:
+        """Take a note.
+
+        Args:
+            text: the note.
+        """
+        return LETTERS[: self.config.told]
+
+
+def reply(length: int) -> str:
+    """Return an assistant message with `length` letters and a call of the tool."""
+    call = json.dumps({"name": "note", "arguments": {"text": "as above"}})
+    return f"{LETTERS[:length]}\n<tool_call>\n{call}\n</tool_call><|im_end|>"
+
+
+class SimulatedGenerator(ForgeActor):
+    """Generator that answers every request with the same tokens after a delay.
+
+    Args:
+        token_ids: sampled tokens of every answer.
+        latency_s: seconds until the answer.
+    """
+
+    def __init__(self, token_ids: list[int], latency_s: float) -> None:
+        self._token_ids = np.array(token_ids, np.int32)
+        self._latency_s = latency_s
+
+    @concurrent_endpoint
+    async def setup(self) -> None:
+        settle_heap()
+
+    @concurrent_endpoint
+    async def generate(
+        self, prompt_ids: Any, options: SamplingOptions, request_id: str, held: bool = False, at_least: int = 0
+    ) -> Completion:
+        """See `Generator.generate`."""
+        await asyncio.sleep(self._latency_s)
+        count = len(self._token_ids)
+        logprobs, versions = np.full(count, -1.0, np.float32), np.full(count, NEWEST, np.int32)
+        return Completion(NO_TOKENS, self._token_ids, logprobs, versions, "stop", 0)
+
+    @concurrent_endpoint
+    async def abort(self, request_id: str) -> None:
+        """Do nothing: the caller no longer waits for the request."""
 
 
 @dataclass(frozen=True)
@@ -97,27 +181,18 @@ class Within:
     def __init__(self, settings: WorkerSettings) -> None:
         self.memory: Any = None
         self._worker = LocalWorker(settings)
-
-    async def start(self) -> None:
-        await self._worker.setup()
-
-    async def connect(self, links: Links) -> None:
-        """See `Crew`."""
-        await self._worker.connect(links)
+        self.start, self.connect = self._worker.setup, self._worker.connect
 
     async def call(self, number: int, endpoint: str, request: Any) -> Any:
-        """See `Crew`."""
         return await getattr(self._worker, endpoint)(request)
 
     async def call_all(self, endpoint: str, /, *args: Any) -> list[Any]:
-        """See `Crew`."""
         return [await getattr(self._worker, endpoint)(*args)]
 
     async def restore(self) -> None:
         """Do nothing: there is no state to restore."""
 
     async def close(self) -> list[Any]:
-        """See `Crew`."""
         return [await self._worker.close()]
 
     async def stop(self) -> None:
@@ -140,8 +215,6 @@ def memory_mb(case: Case, pids: Mapping[str, int]) -> dict[str, float]:
 
 async def play(case: Case, scratch: Path) -> Measured:
     """Set up the actors of a case and play its groups."""
-    import forge_env as fe
-    from benchmarks.simulated import SimulatedGenerator, reply
     from trainers.model.chat import Chat
     from trainers.model.tiny import build_tiny_folder
 
@@ -149,7 +222,7 @@ async def play(case: Case, scratch: Path) -> Measured:
     config = RunConfig.model_validate(
         {
             "environment": {
-                "name": "benchmarks.simulated:Chatter",
+                "name": "benchmarks.rollouts:Chatter",
                 "options": {"told": tokens_per_message, "max_turns": TURNS},
             },
             "generator": {"num_replicas": GENERATORS},
@@ -185,7 +258,7 @@ async def play(case: Case, scratch: Path) -> Measured:
             pids = {"controller": os.getpid(), "buffer": actors[-1]._forge_pids[0]}
             if case.workers:
                 pids |= {f"worker{each.number}": each.actor._forge_pids[0] for each in crew.replicas}
-            return await measure(case, rollouts, buffer, pids)
+            return await play_groups(case, rollouts, buffer, pids)
         finally:
             await crew.close()
             await crew.stop()
@@ -196,7 +269,7 @@ async def play(case: Case, scratch: Path) -> Measured:
         run.folder.release()
 
 
-async def measure(case: Case, rollouts: Rollouts, buffer: LocalReplayBuffer[Any], pids: Mapping[str, int]) -> Measured:
+async def play_groups(case: Case, rollouts: Rollouts, buffer: LocalReplayBuffer[Any], pids: Mapping[str, int]) -> Measured:
     """Play all groups and measure from the first ticket to the last step."""
     if case.counted:
         tracemalloc.start()
@@ -232,35 +305,32 @@ async def measure(case: Case, rollouts: Rollouts, buffer: LocalReplayBuffer[Any]
     return Measured(case.groups * GROUP_SIZE * TURNS, tokens, wall, spent, grown)
 
 
+async def played(case: dict[str, Any]) -> dict[str, Any]:
+    prepare_controller()
+    with tempfile.TemporaryDirectory() as scratch:
+        return asdict(await play(Case(**case), Path(scratch)))
+
+
 def one(case: Case) -> Measured:
     """Measure a case in its own process."""
-    command = [sys.executable, "-m", "benchmarks", "rollouts", "--case", json.dumps(asdict(case))]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+    return Measured(**apart("benchmarks.rollouts:played", asdict(case)))
 
 
-def row(case: Case, found: Measured, counted: tuple[Case, Measured] | None = None) -> list[object]:
-    """Return one line of the table; `counted` adds the memory of open episodes."""
+def row(case: Case, found: Measured) -> list[object]:
+    """Return one line of the table, without the memory of open episodes."""
     controller, buffer = found.per_turn("controller"), found.per_turn("buffer")
     worker = found.per_turn("worker") if case.workers else controller
-    limits = [1 / buffer, *([case.workers / worker, 1 / controller] if case.workers else [1 / controller])]
-    worker_ms = f"{worker * 1e3:.2f}" if case.workers else "in the controller"
-    measured = found.turns / found.wall_s
+    limits = [1 / buffer, 1 / controller, *([case.workers / worker] if case.workers else [])]
     return [
         case.workers or "none",
         case.tokens,
         case.open * GROUP_SIZE,
         case.latency_s,
-        worker_ms,
+        f"{worker * 1e3:.2f}" if case.workers else "in the controller",
         f"{controller * 1e3:.3f}",
         f"{buffer * 1e3:.3f}",
         f"{min(limits):.0f}",
-        f"{measured:.0f}",
-        *(
-            ["", "", ""]
-            if counted is None
-            else [open_kb(case, found, "controller"), open_kb(case, found), open_kb(*counted)]
-        ),
+        f"{found.turns / found.wall_s:.0f}",
     ]
 
 
@@ -270,57 +340,27 @@ def open_kb(case: Case, found: Measured, role: str = "") -> str:
     return f"{grown * 1e3 / (case.open * GROUP_SIZE):.1f}"
 
 
-def main() -> None:
-    """Measure every case and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="*", default=[1, 4])
-    parser.add_argument("--groups", type=int, default=400)
-    parser.add_argument("--open", type=int, default=10_000)
-    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
-    parser.add_argument("--case")
-    args = parser.parse_args()
-    if args.case:
-        with tempfile.TemporaryDirectory() as scratch:
-            measured = asyncio.run(play(Case(**json.loads(args.case)), Path(scratch)))
-        print(json.dumps(asdict(measured)))
-        return
+def measure(args: argparse.Namespace) -> list[str]:
+    most, groups = args.workers[-1], args.open // GROUP_SIZE
     cases = [Case(workers, 1500, args.groups, 50, 0.05) for workers in [0, *args.workers]]
-    cases += [Case(workers, 9000, args.groups // 4, 50, 0.05) for workers in [0, args.workers[-1]]]
-    cases += [Case(args.workers[-1], 1500, 50, 50, 10.0)] if args.open else []
-    rows = [row(case, one(case)) for case in cases]
-    if args.open:
-        groups = args.open // GROUP_SIZE
-        case, counted = (
-            Case(args.workers[-1], 1500, groups, groups, 10.0),
-            Case(0, 1500, groups // 4, groups // 4, 10.0, True),
-        )
-        rows.append(row(case, one(case), (counted, one(counted))))
-    columns = [
-        "workers",
-        "tokens an episode",
-        "episodes open",
-        "s until a generator answers",
-        "ms of CPU a turn: all workers",
-        "controller",
-        "buffer",
-        "turns/s, a core each",
-        "turns/s here",
-        "kB an open episode: controller, resident",
-        "all processes, resident",
-        "counted",
-    ]
+    cases += [Case(workers, 9000, args.groups // 4, 50, 0.05) for workers in [0, most]]
+    cases += [Case(most, 1500, 50, 50, 10.0)]
+    rows = [[*row(case, one(case)), "", "", ""] for case in cases]
+    case, inside = Case(most, 1500, groups, groups, 10.0), Case(0, 1500, groups // 4, groups // 4, 10.0, counted=True)
+    found = one(case)
+    kb = [open_kb(case, found, "controller"), open_kb(case, found), open_kb(inside, one(inside))]
+    columns = ["workers", "tokens an episode", "episodes open", "s until a generator answers"]
+    columns += ["ms of CPU a turn: all workers", "controller", "buffer", "turns/s, a core each", "turns/s here"]
+    columns += ["kB an open episode: controller, resident", "all processes, resident", "counted"]
     about = (
         f"Episodes of {TURNS} turns, groups of {GROUP_SIZE}. 'A core each' is on paper: the least of workers, "
         "controller and buffer, each with a core of its own, from the CPU time measured here. 'Here' all processes "
         "share this machine's cores, the simulated generators included. An open episode is at its last turn or the one "
         "before; resident is the growth of all processes but the generators, counted what Python has allocated for it "
-        f"in one process. Load at the end {' '.join(f'{load:.1f}' for load in os.getloadavg())}."
+        "in one process."
     )
-    lines = [*table(columns, rows), "", about]
-    print("\n".join(lines))
-    if args.record:
-        record("rollouts", "Rollout workers", "make bench ARGS='rollouts --record'", lines)
+    return [*table(columns, [*rows, [*row(case, found), *kb]]), "", about]
 
 
 if __name__ == "__main__":
-    main()
+    main("Rollout workers", measure, workers=[1, 4], groups=400, open=10_000)

@@ -1,11 +1,10 @@
 """Compare sandboxes: this project's engines, docker exec, the docker SDK, peers, and a floor.
 
-    python -m benchmarks.sandbox [--rounds 5] [--seconds 1] [--peers-python PYTHON] [--json FILE] [--record]
+python -m benchmarks sandbox [--rounds 5] [--seconds 1] [--peers-python PYTHON] [--record]
 
 All ways run the same programs in turns, round after round, so that other load on the machine affects all alike. The
 floor forks an interpreter with everything loaded, without any isolation. `--peers-python` names an interpreter with
-`swe-rex`, `aiohttp` and `inspect_ai` (from PyPI); peers that can't run here are reported and skipped. `--record` writes
-the section of docs/benchmarks.md.
+`swe-rex`, `aiohttp` and `inspect_ai` (from PyPI); peers that can't run here are reported and skipped.
 """
 
 from __future__ import annotations
@@ -14,143 +13,225 @@ import argparse
 import asyncio
 import contextlib
 import json
-import operator
 import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from benchmarks.report import record, spread, table
-from benchmarks.sandbox_ways import Way, docker_image, engine_way, exec_ways, floor_way, peer_ways, plain_container
-from benchmarks.sandbox_ways import unsafe_way as subprocess_way
-from forge_env.sandbox import available_engines, open_engine
+from benchmarks.frame import FORGE_ENV, main, ratio, spread, table, take_turns
+from benchmarks.sandbox_peers import measure as measure_runs
+from forge_env.sandbox import SandboxEngine, available_engines, open_engine
 from forge_env.sandbox.spec import SandboxSpec
 
 CALLERS = 2 * len(os.sched_getaffinity(0))
 COLD_STARTS = 3
-FLOOR = "floor: fork, no isolation"
-NOTES = """
-Print is `print(1 + 1)`, unittest a file of 20 cases; each of our runs is acquire, run, release, so every program finds
-a sandbox that was wiped and checked. Judged calls are 20 calls whose values are compared outside in one go, split
-tests 20 unittest cases in a process that the judged code can't reach: no peer has either. Latency is of single runs,
-rates with {callers} callers. The peers and `docker exec` start an interpreter for each program, ours forks one that has
-the standard library loaded; the floor does that without any isolation. Cold start is the time of a new sandbox until
-it answers. SWE-ReX and inspect_ai run as their packages are; inspect_ai's Docker sandbox refuses this daemon's version.
-"""
+SINGLES = 20
+CASES = "".join(f"    def test_{n}(self): self.assertEqual({n} + 1, {n + 1})\n" for n in range(20))
+PROGRAMS = {
+    "print": "print(1 + 1)",
+    "unittest": f"import unittest\nclass T(unittest.TestCase):\n{CASES}unittest.main()",
+}
+SPLIT_CASES = "".join(f"    def test_{n}(self): self.assertEqual(f({n}), {n + 1})\n" for n in range(20))
+SPLIT_TESTS = f"import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n{SPLIT_CASES}"
+SOLUTION = "def f(x): return x + 1"
+NOTES = (
+    "Print is `print(1 + 1)`, unittest a file of 20 cases; each of our runs is acquire, run, release, so every program "
+    "finds a sandbox that was wiped and checked. Judged calls are 20 calls whose values are compared outside in one "
+    "go, split tests 20 unittest cases in a process that the judged code can't reach: no peer has either. Latency is "
+    f"of single runs, rates with {CALLERS} callers. The peers and `docker exec` start an interpreter for each program, "
+    "ours forks one that has the standard library loaded; the floor does that without any isolation. Cold start is the "
+    "time of a new sandbox until it answers. SWE-ReX and inspect_ai run as their packages are; inspect_ai's Docker "
+    "sandbox refuses this daemon's version. Median (smallest to largest) of the rounds."
+)
+Measure = Callable[[float], Awaitable[dict[str, Any]]]
+"""Takes seconds of throughput; returns milliseconds of single runs in `latency`, and runs per second in `rate`."""
+Ways = dict[tuple[str, str], Measure]
+"""Measurements by way and program."""
+
+
+def way(name: str, run: Callable[[str], Awaitable[None]]) -> Ways:
+    """Measure the programs with a function that runs a source."""
+    return {(name, program): runs(partial(run, source)) for program, source in PROGRAMS.items()}
+
+
+def runs(step: Callable[[], Awaitable[None]]) -> Measure:
+    return lambda seconds: measure_runs(step, seconds, CALLERS, SINGLES)
+
+
+def engine_ways(engine: SandboxEngine) -> Ways:
+    """Run through an engine: acquire, run, release, so that every run has a clean sandbox."""
+
+    async def program(source: str) -> None:
+        async with engine.session() as sandbox:
+            result = await sandbox.run_python(source)
+            assert result.exit_code == 0, result
+
+    async def judged() -> None:
+        async with engine.session() as sandbox:
+            result = await sandbox.run_calls(SOLUTION, [f"f({n})" for n in range(20)])
+            assert [outcome.value for outcome in result.outcomes] == list(range(1, 21)), result
+
+    async def split() -> None:
+        async with engine.session() as sandbox:
+            result = await sandbox.run_tests(SOLUTION, SPLIT_TESTS)
+            assert result.passed, result
+
+    async def acquire() -> None:
+        async with engine.session():
+            pass
+
+    name = f"forge-env {engine.name}"
+    others = {"judged calls": judged, "split tests": split, "acquire": acquire}
+    return way(name, program) | {(name, label): runs(step) for label, step in others.items()}
+
+
+async def child(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1)
+    await process.communicate()
+    assert process.returncode == 0
+
+
+def exec_ways(container: Any) -> Ways:
+    """Run `docker exec`, by command line and SDK, in a running container."""
+
+    async def sdk(source: str) -> None:
+        result = await asyncio.to_thread(container.exec_run, ["python3", "-I", "-c", source])
+        assert result.exit_code == 0
+
+    command = ("docker", "exec", container.id, "python3", "-I", "-c")
+    return way("docker exec", partial(child, *command)) | way("docker SDK exec_run", sdk)
+
+
+async def fork(source: str) -> None:
+    """Fork, execute, collect the output and wait: the minimum that every way does."""
+    import unittest  # noqa: F401  loaded before the fork, as a zygote would
+
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(writing, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sys.argv = ["main.py"]
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            exec(compile(source, "main.py", "exec"), module.__dict__)
+        except SystemExit:
+            pass
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.close(writing)
+    while os.read(reading, 65536):
+        pass
+    os.close(reading)
+    os.waitpid(pid, 0)  # noqa: ASYNC222  blocking is intended: it is the cheapest
+
+
+def docker_image() -> str:
+    """Return the bundled image, built if missing."""
+    build = [*FORGE_ENV, "sandbox", "build", "--engine", "docker"]
+    return subprocess.run(build, capture_output=True, text=True, check=True).stdout.split()[0]
+
+
+@contextlib.contextmanager
+def plain_container(image: str) -> Iterator[Any]:
+    """Run a hardened container that stays idle for `docker exec`."""
+    import docker
+
+    client = docker.from_env()
+    container = client.containers.run(
+        image, ["sleep", "100000"], detach=True, network_mode="none", read_only=True, cap_drop=["ALL"], init=True,
+        security_opt=["no-new-privileges"], mem_limit="512m", pids_limit=256, auto_remove=True, user="65534:65534",
+    )  # fmt: skip
+    try:
+        yield container
+    finally:
+        container.kill()
+        client.close()
 
 
 @contextlib.asynccontextmanager
-async def all_ways(peers_python: str | None) -> AsyncIterator[list[Way]]:
+async def peer_ways(python: str, image: str) -> AsyncIterator[Ways]:
+    """Measure the peers installed for the interpreter `python`, in a process that runs `sandbox_peers.py`."""
+    script = Path(__file__).with_name("sandbox_peers.py")
+    process = await asyncio.create_subprocess_exec(python, str(script), image, stdin=-1, stdout=-1)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    requests, answers = process.stdin, process.stdout
+
+    async def ask(name: str, program: str, seconds: float) -> dict[str, Any]:
+        requests.write(json.dumps([name, PROGRAMS[program], seconds, CALLERS, SINGLES]).encode() + b"\n")
+        result: dict[str, Any] = json.loads(await answers.readline())
+        return result
+
+    try:
+        names = json.loads(await answers.readline())
+        yield {(name, program): partial(ask, name, program) for name in names for program in PROGRAMS}
+    finally:
+        requests.close()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def all_ways(peers_python: str) -> AsyncIterator[Ways]:
     async with contextlib.AsyncExitStack() as stack:
-        ways: list[Way] = []
-        reasons = available_engines()
-        for name, reason in reasons.items():
-            if reason is None:
-                engine = open_engine(name, concurrency=CALLERS, warm=CALLERS)
-                ways.append(engine_way(await stack.enter_async_context(engine)))
+        ways: Ways = {}
+        engines = [name for name, reason in available_engines().items() if reason is None]
+        for name in engines:
+            ways |= engine_ways(await stack.enter_async_context(open_engine(name, concurrency=CALLERS, warm=CALLERS)))
         image = ""
-        if reasons.get("docker", "none") is None:
+        if "docker" in engines:
             image = docker_image()
-            ways += exec_ways(stack.enter_context(plain_container(image)))
+            ways |= exec_ways(stack.enter_context(plain_container(image)))
         if peers_python:
-            ways += await stack.enter_async_context(peer_ways(peers_python, image))
-        yield [*ways, subprocess_way(), floor_way()]
+            ways |= await stack.enter_async_context(peer_ways(peers_python, image))
+        ways |= way("subprocess, no isolation", partial(child, sys.executable, "-I", "-c"))
+        yield ways | way("floor: fork, no isolation", fork)
 
 
-async def cold_starts() -> dict[str, list[float]]:
-    """Return the milliseconds until a new sandbox answers, by engine."""
-    result = {}
-    for name, reason in available_engines().items():
-        if reason is None:
-            times: list[float] = []
-            async with open_engine(name, concurrency=COLD_STARTS, warm=0) as engine:
-                for _ in range(COLD_STARTS):
-                    start = time.perf_counter()
-                    sandbox = await engine.acquire(SandboxSpec(disk_mb=32 + len(times)))  # new spec, so none is idle
-                    times.append((time.perf_counter() - start) * 1e3)
-                    await engine.release(sandbox)
-            result[f"forge-env {name}"] = times
-    return result
-
-
-def rows_of(ways: list[Way]) -> list[dict[str, Any]]:
-    """Return results by way and program, with ratios to `docker exec` and to the floor on the same program."""
-    by_name = {way.name: way for way in ways}
-    rows = []
-    for way in ways:
-        for program in way.programs:
-            rounds = way.rounds[program]
-            times = sorted(time for measured in rounds for time in measured.latency)
-            row: dict[str, Any] = {
-                "way": way.name,
-                "program": program,
-                "p50_ms": statistics.median(times),
-                "p99_ms": times[int(len(times) * 0.99)],
-                "rates": [measured.rate for measured in rounds],
-                "p50s": [statistics.median(measured.latency) for measured in rounds],
-            }
-            if program in (by_name["docker exec"].rounds if "docker exec" in by_name else {}):
-                others = by_name["docker exec"].rounds[program]
-                pairs = zip(rounds, others, strict=True)
-                row["times_docker_exec"] = statistics.median(mine.rate / theirs.rate for mine, theirs in pairs)
-            if program in by_name[FLOOR].rounds:
-                floor = [statistics.median(measured.latency) for measured in by_name[FLOOR].rounds[program]]
-                row["times_floor"] = statistics.median(map(operator.truediv, row["p50s"], floor))
-            rows.append(row)
+async def cold_starts() -> list[list[object]]:
+    """Return rows with the milliseconds until a new sandbox answers, by engine."""
+    rows: list[list[object]] = []
+    for name in (name for name, reason in available_engines().items() if reason is None):
+        times: list[float] = []
+        async with open_engine(name, concurrency=COLD_STARTS, warm=0) as engine:
+            for _ in range(COLD_STARTS):
+                start = time.perf_counter()
+                sandbox = await engine.acquire(SandboxSpec(disk_mb=32 + len(times)))  # new spec, so none is idle
+                times.append((time.perf_counter() - start) * 1e3)
+                await engine.release(sandbox)
+        rows.append([f"forge-env {name}", spread(times)])
     return rows
 
 
-def markdown(rows: list[dict[str, Any]], cold: dict[str, list[float]]) -> list[str]:
-    """Format the section of docs/benchmarks.md."""
-    columns = ["way", "program", "p50 ms (rounds)", "p99 ms", "per s (rounds)", "rate, x docker exec", "p50, x floor"]
-    body = [
-        [
-            row["way"], row["program"], spread(row["p50s"]), row["p99_ms"], spread(row["rates"]),
-            row.get("times_docker_exec", ""), row.get("times_floor", ""),
-        ]
-        for row in rows
-    ]  # fmt: skip
-    starts = [[name, spread(times)] for name, times in cold.items()]
-    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    note = " ".join(NOTES.format(callers=CALLERS).split())
-    return [
-        *table(columns, body),
-        "",
-        *table(["way", "cold start, ms"], starts),
-        "",
-        f"{note} Median (smallest to largest) of the rounds; load of the machine at the end {load}.",
-    ]
+def rows_of(taken: dict[tuple[str, str], list[dict[str, Any]]]) -> list[list[object]]:
+    """Return results by way and program, with ratios to `docker exec` and to the floor on the same program."""
+    rates = {key: [each["rate"] for each in rounds] for key, rounds in taken.items()}
+    middles = {key: [statistics.median(each["latency"]) for each in rounds] for key, rounds in taken.items()}
+    rows: list[list[object]] = []
+    for (name, program), rounds in taken.items():
+        times = sorted(one for each in rounds for one in each["latency"])
+        key, command, floor = (name, program), ("docker exec", program), ("floor: fork, no isolation", program)
+        of_command = ratio(rates[key], rates[command]) if command in rates else ""
+        of_floor = ratio(middles[key], middles[floor]) if floor in middles else ""
+        tail = times[int(len(times) * 0.99)]
+        rows.append([name, program, spread(middles[key]), tail, spread(rates[key]), of_command, of_floor])
+    return rows
 
 
-async def run(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, list[float]]]:
+async def measure(args: argparse.Namespace) -> list[str]:
     cold = await cold_starts()
     async with all_ways(args.peers_python) as ways:
-        for number in range(args.rounds):
-            for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
-                for program in way.programs:
-                    measured = await way.measure(program, args.seconds, CALLERS)
-                    way.rounds.setdefault(program, []).append(measured)
-        return rows_of(ways), cold
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of throughput per way, program and round")
-    parser.add_argument("--peers-python", metavar="PYTHON", help="interpreter with swe-rex, aiohttp and inspect_ai")
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--record", action="store_true", help="write the section of docs/benchmarks.md")
-    args = parser.parse_args()
-    rows, cold = asyncio.run(run(args))
-    lines = markdown(rows, cold)
-    print("\n".join(lines))
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"load": os.getloadavg(), "cpus": os.cpu_count(), "rows": rows, "cold": cold}, file, indent=1)
-    if args.record:
-        record("sandbox", "Sandboxes", "make bench ARGS='sandbox --record --peers-python PYTHON'", lines)
+        taken: Any = await take_turns({key: partial(one, args.seconds) for key, one in ways.items()}, args.rounds)
+    columns = ["way", "program", "p50 ms (rounds)", "p99 ms", "per s (rounds)", "rate, x docker exec", "p50, x floor"]
+    return [*table(columns, rows_of(taken)), "", *table(["way", "cold start, ms"], cold), "", NOTES]
 
 
 if __name__ == "__main__":
-    main()
+    main("Sandboxes", measure, rounds=5, seconds=1.0, peers_python="")

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,20 +91,20 @@ WAYS = {
 }
 
 
-async def measure(run: Run, source: str, seconds: float, callers: int, singles: int) -> dict[str, Any]:
-    """Measure like `sandbox_ways.measure_steps`."""
-    await run(source)
+async def measure(run: Callable[[], Awaitable[None]], seconds: float, callers: int, singles: int) -> dict[str, Any]:
+    """Measure single runs in sequence, in milliseconds, then runs per second with `callers`."""
+    await run()
     latency = []
     for _ in range(singles):
         start = time.perf_counter()
-        await run(source)
+        await run()
         latency.append((time.perf_counter() - start) * 1e3)
     start = time.perf_counter()
 
     async def caller() -> int:
         count = 0
         while time.perf_counter() - start < seconds:
-            await run(source)
+            await run()
             count += 1
         return count
 
@@ -125,8 +126,8 @@ async def main(image: str) -> None:
                 print(f"{name} does not run here: {type(error).__name__}: {error}", file=sys.stderr)
         print(json.dumps(list(ways)), file=answers)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            request = json.loads(line)
-            print(json.dumps(await measure(ways[request.pop("way")], **request)), file=answers)
+            name, source, *options = json.loads(line)
+            print(json.dumps(await measure(partial(ways[name], source), *options)), file=answers)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure the cost of isolation: rollouts per second with each sandbox engine and with a plain child process.
 
-    python -m benchmarks.sandbox_safety [--rounds 5] [--episodes 60] [--json FILE] [--record]
+    python -m benchmarks sandbox_safety [--rounds 5] [--episodes 60] [--record]
 
 The environment is coding_rlvr, played by a policy that submits the correct program at once, so that only the
 environment and the judging of code run. The unsafe engine starts a Python process for each judgement, as is common
@@ -10,17 +10,18 @@ without a sandbox: nothing protects the machine or the answers from the program.
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
 import json
 import os
-import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import forge_env as fe
-from benchmarks.report import record, spread, table
+from benchmarks.frame import main, ratio, spread, table, take_turns
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy
 from forge_env.sandbox import (
@@ -28,7 +29,6 @@ from forge_env.sandbox import (
     CallsResult,
     ExecResult,
     Judging,
-    Limits,
     Sandbox,
     SandboxEngine,
     SandboxSpec,
@@ -50,32 +50,15 @@ HARNESS = (
 class UnsafeSandbox(Sandbox, Judging):
     """Sandbox without isolation: a child process for each call, with the user's permissions."""
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: str | bytes = "",
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        limits: Limits | None = None,
-    ) -> ExecResult:
-        process = await asyncio.create_subprocess_exec(*argv, stdin=-1, stdout=-1, stderr=-1, cwd=cwd)
+    async def exec(self, argv: Sequence[str], *, stdin: str | bytes = "", **_: Any) -> ExecResult:
+        process = await asyncio.create_subprocess_exec(*argv, stdin=-1, stdout=-1, stderr=-1)
         output, errors = await process.communicate(stdin.encode() if isinstance(stdin, str) else stdin)
         return ExecResult(process.returncode, stdout=output.decode(), stderr=errors.decode())
 
-    async def run_python(
-        self,
-        code: str,
-        *,
-        stdin: str | bytes = "",
-        files: Mapping[str, str | bytes] | None = None,
-        limits: Limits | None = None,
-    ) -> ExecResult:
+    async def run_python(self, code: str, *, stdin: str | bytes = "", **_: Any) -> ExecResult:
         return await self.exec([sys.executable, "-I", "-c", code], stdin=stdin)
 
-    async def run_calls(self, code: str, calls: Sequence[str], *, limits: Limits | None = None) -> CallsResult:
-        import ast
-
+    async def run_calls(self, code: str, calls: Sequence[str], **_: Any) -> CallsResult:
         result = await self.run_python(HARNESS, stdin=json.dumps([code, list(calls)]))
         answers = json.loads(result.stdout) if result.ok else []
         outcomes = [
@@ -119,46 +102,23 @@ async def rollouts_per_s(engine: SandboxEngine, episodes: int) -> float:
     return episodes / (time.perf_counter() - start)
 
 
-async def measure(rounds: int, episodes: int) -> dict[str, list[float]]:
-    names = [name for name, reason in available_engines().items() if reason is None]
-    rates: dict[str, list[float]] = {}
-    for number in range(rounds):
-        order = [*names, UNSAFE]
-        for name in order[number % len(order) :] + order[: number % len(order)]:
-            engine = UnsafeEngine() if name == UNSAFE else open_engine(name, concurrency=CONCURRENCY, warm=CONCURRENCY)
-            async with engine:
-                await rollouts_per_s(engine, CONCURRENCY)
-                rates.setdefault(name, []).append(await rollouts_per_s(engine, episodes))
-    return {name: rates[name] for name in [*names, UNSAFE]}
+async def measure(args: argparse.Namespace) -> list[str]:
+    async def rate(name: str) -> float:
+        engine = UnsafeEngine() if name == UNSAFE else open_engine(name, concurrency=CONCURRENCY, warm=CONCURRENCY)
+        async with engine:
+            await rollouts_per_s(engine, CONCURRENCY)
+            return await rollouts_per_s(engine, args.episodes)
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--episodes", type=int, default=60)
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--record", action="store_true", help="write the section of docs/benchmarks.md")
-    args = parser.parse_args()
-    rates = asyncio.run(measure(args.rounds, args.episodes))
-    rows: list[list[Any]] = []
-    for name, values in rates.items():
-        ratios = [100 * mine / unsafe for mine, unsafe in zip(values, rates[UNSAFE], strict=True)]
-        rows.append([name, spread(values), f"{statistics.median(ratios):.0f} %"])
-    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    lines = [
-        *table(["code runs in", "rollouts a second", "of the unsafe one"], rows),
-        "",
+    names = [*(name for name, reason in available_engines().items() if reason is None), UNSAFE]
+    rates = await take_turns({name: partial(rate, name) for name in names}, args.rounds)
+    rows = [[name, spread(each), f"{100 * ratio(each, rates[UNSAFE]):.0f} %"] for name, each in rates.items()]
+    about = (
         f"Whole episodes of {ENVIRONMENT} with {CONCURRENCY} at once: task, prompt, answer, hidden tests, reward. "
-        "Median (smallest to largest) of the rounds, taken in turns. "
-        f"Aim: at least 100 %; verifiers with Docker reaches 56 % of itself without. Load at the end {load}.",
-    ]
-    print("\n".join(lines))
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"load": os.getloadavg(), "rates": rates}, file, indent=1)
-    if args.record:
-        record("sandbox_safety", "What safety costs", "make bench ARGS='sandbox_safety --record'", lines)
+        "Median (smallest to largest) of the rounds, taken in turns. Aim: at least 100 %; verifiers with Docker "
+        "reaches 56 % of itself without."
+    )
+    return [*table(["code runs in", "rollouts a second", "of the unsafe one"], rows), "", about]
 
 
 if __name__ == "__main__":
-    main()
+    main("What safety costs", measure, rounds=5, episodes=60)

@@ -1,6 +1,6 @@
 """Simulate a run on many hosts: a queueing model with the costs measured on this machine.
 
-python -m benchmarks scale
+python -m benchmarks scale [--groups 400] [--record]
 
 Measured first: the CPU time of a turn in a worker, of a group in the controller and the buffer (`benchmarks.rollouts`,
 four workers), and of one actor call in the calling process. Then every open episode is simulated: its group waits for
@@ -15,22 +15,19 @@ import argparse
 import asyncio
 import heapq
 import math
-import os
 import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.report import record, table
-from benchmarks.rollouts import GROUP_SIZE, TURNS, Case, one
-from benchmarks.simulated import SimulatedGenerator
+from benchmarks.frame import apart, main, table
+from benchmarks.rollouts import GROUP_SIZE, TURNS, Case, SimulatedGenerator, one
 from trainers.actors.remote import result
 
 WORKERS_A_HOST, GENERATE_S, ROUNDS = 8, 10.0, 3
 SIZES = [
-    *((10, episodes, 1.0) for episodes in (10_000, 100_000)),
-    *((100, episodes, 1.0) for episodes in (10_000, 100_000)),
-    *((1000, episodes, 1.0) for episodes in (10_000, 100_000)),
-    *((1000, episodes, 10.0) for episodes in (10_000, 100_000)),
+    (hosts, episodes, look_s)
+    for hosts, look_s in ((10, 1.0), (100, 1.0), (1000, 1.0), (1000, 10.0))
+    for episodes in (10_000, 100_000)
 ]
 """Hosts, open episodes, and seconds between two polls."""
 CALLS, AT_ONCE = 4000, 50
@@ -136,52 +133,28 @@ async def cost_of_a_call() -> float:
         await SimulatedGenerator.shutdown(actor)
 
 
-def measure(groups: int) -> Costs:
+def costs_here(groups: int) -> Costs:
     """Measure the costs on this machine."""
     measured = one(Case(4, 1500, groups, 50, 0.05))
     group = TURNS * GROUP_SIZE
-    return Costs(
-        measured.per_turn("worker"),
-        measured.per_turn("controller") * group,
-        measured.per_turn("buffer") * group,
-        asyncio.run(cost_of_a_call()),
-    )
+    turn, controller, buffer = (measured.per_turn(role) for role in ("worker", "controller", "buffer"))
+    return Costs(turn, controller * group, buffer * group, apart("benchmarks.scale:cost_of_a_call"))
 
 
-def main() -> None:
-    """Measure, simulate, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=400)
-    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
-    args = parser.parse_args()
-    costs = measure(args.groups)
-    rows = [
-        [hosts, f"{episodes:,}", look_s, *play(costs, hosts, episodes, look_s).row()]
-        for hosts, episodes, look_s in SIZES
-    ]
-    columns = [
-        "hosts",
-        "episodes open",
-        "a look every s",
-        "turns/s",
-        "controller busy",
-        "buffer busy",
-        "workers busy",
-        "wait a group, s",
-    ]
+def measure(args: argparse.Namespace) -> list[str]:
+    costs = costs_here(args.groups)
+    rows = [[size[0], f"{size[1]:,}", size[2], *play(costs, *size).row()] for size in SIZES]
+    shares = ["controller busy", "buffer busy", "workers busy"]
     about = (
         f"Measured here: a turn costs a worker {costs.turn * 1e3:.2f} ms, a group of {GROUP_SIZE} episodes of {TURNS} "
         f"turns the controller {costs.controller * 1e3:.1f} ms and the buffer {costs.buffer * 1e3:.1f} ms, a call "
-        f"{costs.call * 1e3:.2f} ms; load of the machine at the end {os.getloadavg()[0]:.1f}. Assumed: "
-        f"{WORKERS_A_HOST} workers a host with a core each, {GENERATE_S:g} s until a generator answers, "
-        "1,500 tokens an episode. Where "
-        "looking at the workers would take all of the controller's time, no turn is played."
+        f"{costs.call * 1e3:.2f} ms. Assumed: {WORKERS_A_HOST} workers a host with a core each, {GENERATE_S:g} s until "
+        "a generator answers, 1,500 tokens an episode. Where looking at the workers would take all of the "
+        "controller's time, no turn is played."
     )
-    lines = [*table(columns, rows), "", about]
-    print("\n".join(lines))
-    if args.record:
-        record("scale", "Simulated scale", "make bench ARGS='scale --record'", lines)
+    columns = ["hosts", "episodes open", "a look every s", "turns/s", *shares, "wait a group, s"]
+    return [*table(columns, rows), "", about]
 
 
 if __name__ == "__main__":
-    main()
+    main("Simulated scale", measure, groups=400)

@@ -1,6 +1,6 @@
 """Measure the overhead of judging a software task over its tests, and of cached packages when acquiring a sandbox.
 
-    python -m benchmarks.software_tasks [--engines local docker] [--rounds 15] [--acquired 60] [--record]
+python -m benchmarks software_tasks [--engines local docker] [--rounds 15] [--acquired 60] [--record]
 
 Judging includes everything: a fresh sandbox, the files, one process or two, the verdict. For comparison the same tests
 run plainly in a sandbox of the same kind that already has the files: in an interpreter with the framework loaded, like
@@ -15,16 +15,13 @@ alternates between rounds; otherwise one kind would start during the removal of 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report import record, spread, table
+from benchmarks.frame import main, spread, table, take_turns
 from forge_env.sandbox import Limits, SandboxEngine, SandboxSpec, open_engine
 
 FILES = {f"pkg/module_{n}.py": f"def f_{n}(x):\n    return x + {n}\n" for n in range(20)} | {"pkg/__init__.py": ""}
@@ -113,18 +110,15 @@ ABOUT = (
 )
 
 
-async def judging(name: str, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return milliseconds of every round, by case and measurement."""
-    result: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    async with open_engine(name, concurrency=4, warm=2) as engine:
-        cases = {f"{case.framework}, {case.how}": case.measures(engine) for case in CASES}
-        for round_number in range(rounds + 2):
-            for label, measures in cases.items():
-                for what, measure in measures.items():
-                    took = await measure()
-                    if round_number >= 2:  # the first two rounds install packages and fill caches
-                        result[label][what].append(took)
-    return {label: dict(measured) for label, measured in result.items()}
+async def judging(engine: SandboxEngine, rounds: int) -> list[list[Any]]:
+    """Return a row for each case; the first two rounds install packages and fill caches."""
+    rows = []
+    for case in CASES:
+        taken = await take_turns(case.measures(engine), rounds, warm_up=2)
+        judged = taken["judged"]
+        ways = [cell for way in ("loaded", "command") for cell in (spread(taken[way]), _beside(judged, taken[way]))]
+        rows.append([f"{engine.name}: {case.framework}, {case.how}", spread(judged), *ways, 60])
+    return rows
 
 
 async def acquiring(name: str, rounds: int) -> dict[str, dict[SandboxSpec, list[float]]]:
@@ -138,9 +132,7 @@ async def acquiring(name: str, rounds: int) -> dict[str, dict[SandboxSpec, list[
                 await held[spec].exec(["true"])
                 start = time.perf_counter()
                 await engines[spec].release(held[spec])
-                held[spec] = await engines[spec].acquire(
-                    spec
-                )  # the engine's only sandbox, so it is wiped and checked first
+                held[spec] = await engines[spec].acquire(spec)  # the only sandbox: wiped and checked first
                 result["used before"][spec].append((time.perf_counter() - start) * 1e3)
     for round_number in range(rounds):
         for spec in [PLAIN, PACKED][:: 1 - 2 * (round_number % 2)]:
@@ -156,33 +148,20 @@ def _beside(values: Sequence[float], others: Sequence[float]) -> str:
     return spread([value - other for value, other in zip(values, others, strict=True)])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", nargs="+", default=["local", "docker"])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--record", action="store_true", help="write the tables to docs/benchmarks.md")
-    parser.add_argument("--acquired", type=int, default=60, help="rounds of acquiring")
-    args = parser.parse_args()
+async def measure(args: argparse.Namespace) -> list[str]:
     judged: list[list[Any]] = []
     acquired: list[list[Any]] = []
     for name in args.engines:
-        for label, of in asyncio.run(judging(name, args.rounds)).items():
-            ways = [cell for way in ("loaded", "command") for cell in (spread(of[way]), _beside(of["judged"], of[way]))]
-            judged.append([f"{name}: {label}", spread(of["judged"]), *ways, 60])
-        for label, by_spec in asyncio.run(acquiring(name, args.acquired)).items():
+        async with open_engine(name, concurrency=4, warm=2) as engine:
+            judged += await judging(engine, args.rounds)
+        for label, by_spec in (await acquiring(name, args.acquired)).items():
             plain, packed = by_spec[PLAIN], by_spec[PACKED]
             quickest = [statistics.mean(sorted(values)[: max(1, len(values) // 4)]) for values in (plain, packed)]
             more = [_beside(packed, plain), quickest[1] - quickest[0]]
             acquired.append([f"{name}: {label}", spread(plain), spread(packed), *more, 10])
     columns = ("a sandbox, ms", "without packages", "with pytest, cached", "more", "more, quickest quarter", "aim")
-    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    about = f"{ABOUT} Load of the machine at the end {load}."
-    lines = [*table(COLUMNS, judged), "", *table(columns, acquired), "", about]
-    print("\n".join(lines))
-    if args.record:
-        command = "make bench ARGS='software_tasks --record'"
-        record("software_tasks", "Judging software tasks", command, lines)
+    return [*table(COLUMNS, judged), "", *table(columns, acquired), "", ABOUT]
 
 
 if __name__ == "__main__":
-    main()
+    main("Judging software tasks", measure, engines=["local", "docker"], rounds=15, acquired=60)

@@ -1,6 +1,6 @@
 """Measure start-up time: `forge-env --help`, and `forge-env eval` until its first request reaches the endpoint.
 
-    python -m benchmarks.start [--repeats 9] [--inspect PYTHON] [--verifiers PYTHON] [--record]
+python -m benchmarks start [--repeats 9] [--inspect PYTHON] [--verifiers PYTHON] [--record]
 
 Wall and CPU seconds since the start of the process; CPU time because the machine may be shared. The floor is an
 interpreter that does nothing. The peers run the trivial task of `benchmarks.evaluation`; `--inspect` and `--verifiers`
@@ -11,23 +11,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import record, spread, table
+from benchmarks.evaluation import PEERS
+from benchmarks.frame import compiled, main, spread, table, take_turns
 
-HERE = Path(__file__).parent
-COMPILED = tempfile.TemporaryDirectory()
 AIMS = {"forge-env --help": 0.3, "forge-env eval, first request": 1.0}
-Taken = tuple[float, float]
-"""Wall and CPU seconds."""
 CLI = [sys.executable, "-c", "import sys; from forge_env.cli.main import main; sys.exit(main())"]
 
 
@@ -57,27 +54,26 @@ class Endpoint:
             writer.close()
 
 
-def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process with cached compiled modules, as for an installed package."""
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return subprocess.Popen(command, env={**environ, "PYTHONPYCACHEPREFIX": COMPILED.name}, **options)
+def begin(environ: dict[str, str], command: list[str]) -> subprocess.Popen[bytes]:
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, env=environ, stdout=quiet, stderr=quiet, start_new_session=True)
 
 
-async def until_done(command: list[str]) -> Taken:
+async def until_done(environ: dict[str, str], command: list[str]) -> tuple[float, float]:
+    """Return wall and CPU seconds of a command."""
     started = time.perf_counter()
-    process = start(command, stdout=subprocess.DEVNULL)
-    status, cpu = await ended(process)
+    status, cpu = await ended(begin(environ, command))
     assert status == 0, command
     return time.perf_counter() - started, cpu
 
 
-async def until_asked(command: list[str]) -> Taken:
-    """Run the command, with `URL` replaced by the endpoint's address, until its first request; then kill it."""
+async def until_asked(environ: dict[str, str], command: list[str], folder: str, number: count[int]) -> Any:
+    """Return wall and CPU seconds until the first request of a command, which is then killed."""
     async with Endpoint() as endpoint:
-        words = [endpoint.url if word == "URL" else word for word in command]
+        names = {"URL": endpoint.url, "OUT": f"{folder}/{next(number)}"}
+        words = [names.get(word, word) for word in command]
         started = time.perf_counter()
-        quiet = subprocess.DEVNULL
-        process = start(words, stdout=quiet, stderr=quiet, start_new_session=True)
+        process = begin(environ, words)
         end = asyncio.ensure_future(ended(process))
         await asyncio.wait([endpoint.asked, end], return_when=asyncio.FIRST_COMPLETED, timeout=120)
         if not end.done():
@@ -95,52 +91,25 @@ async def ended(process: subprocess.Popen[bytes]) -> tuple[int, float]:
     return status, used.ru_utime + used.ru_stime
 
 
-async def measure(peers: dict[str, str], repeats: int, folder: str) -> dict[str, list[Taken]]:
-    evaluation = [*CLI, "eval", "coding_rlvr", "--model", "m", "--base-url", "URL", "-n", "1", "--out"]
-    taken: dict[str, list[Taken]] = {}
-    for number in range(repeats + 1):  # the first round fills file system caches and is discarded
-        round_times = {
-            "python -c pass (floor)": await until_done([sys.executable, "-c", "pass"]),
-            "forge-env --help": await until_done([*CLI, "--help"]),
-            "forge-env eval, first request": await until_asked([*evaluation, f"{folder}/{number}"]),
-        }
-        for name, python in peers.items():
-            script = str(HERE / f"evaluation_{name}.py")
-            round_times[f"{name}, first request"] = await until_asked([python, script, "URL", "1", "1"])
-        for name, seconds in round_times.items() if number else ():
-            taken.setdefault(name, []).append(seconds)
-    return taken
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--inspect", metavar="PYTHON", help="interpreter with inspect_ai and openai")
-    parser.add_argument("--verifiers", metavar="PYTHON", help="interpreter with verifiers<0.2")
-    parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
-    args = parser.parse_args()
-    named = {"inspect_ai": args.inspect, "verifiers": args.verifiers}
-    peers = {name: python for name, python in named.items() if python}
+async def measure(args: argparse.Namespace) -> list[str]:
+    evaluation = [*CLI, "eval", "coding_rlvr", "--model", "m", "--base-url", "URL", "-n", "1", "--out", "OUT"]
+    asking = {"forge-env eval": evaluation}
+    for name, python in (("inspect_ai", args.inspect), ("verifiers", args.verifiers)):
+        if python:
+            asking[name] = [python, str(PEERS), name, "URL", "1", "1"]
     with tempfile.TemporaryDirectory() as folder:
-        taken = asyncio.run(measure(peers, args.repeats, folder))
-    rows: list[list[object]] = []
-    for name, runs in taken.items():
-        wall, cpu = ([run[index] for run in runs] for index in (0, 1))
-        rows.append([name, spread(wall), spread(cpu), AIMS.get(name, "")])
-    lines = table(["seconds", "wall", "CPU", "aim (wall)"], rows)
-    print("\n".join(lines))
-    medians = {
-        name: [round(statistics.median(part), 4) for part in zip(*runs, strict=True)] for name, runs in taken.items()
-    }
-    print(json.dumps({"benchmark": "start", "repeats": args.repeats, "seconds": medians}))
-    if args.record:
-        record(
-            "start",
-            "Start",
-            "make bench ARGS='start --inspect PYTHON --verifiers PYTHON --record'",
-            [*lines, "", f"Median (smallest to largest) of {args.repeats}."],
-        )
+        environ, numbers = compiled(Path(folder, "compiled")), count()
+        ways: dict[str, Any] = {
+            "python -c pass (floor)": partial(until_done, environ, [sys.executable, "-c", "pass"]),
+            "forge-env --help": partial(until_done, environ, [*CLI, "--help"]),
+        }
+        for name, command in asking.items():
+            ways[f"{name}, first request"] = partial(until_asked, environ, command, folder, numbers)
+        taken = await take_turns(ways, args.repeats, warm_up=1)
+    rows = [[name, *map(spread, zip(*runs, strict=True)), AIMS.get(name, "")] for name, runs in taken.items()]
+    about = f"Median (smallest to largest) of {args.repeats}."
+    return [*table(["seconds", "wall", "CPU", "aim (wall)"], rows), "", about]
 
 
 if __name__ == "__main__":
-    main()
+    main("Start", measure, repeats=9, inspect="", verifiers="")

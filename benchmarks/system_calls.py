@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.report import table
+from benchmarks.frame import table
 from sandboxes.runner import kernel, seccomp
 from sandboxes.runner.syscalls import ALLOWED, ARCHITECTURES, MISSING, REFUSED
 

@@ -1,6 +1,6 @@
 """Compare the trainer's tokens per second with a bare TorchTitan step on the same batch, and measure padding.
 
-python -m benchmarks trainer --repeats 9
+python -m benchmarks trainer [--repeats 9] [--sequences 32] [--record]
 
 The floor is TorchTitan's Qwen3 with its causal attention, AdamW and gradient clipping, on padded rows prepared in
 advance: cross-entropy over all positions, no metrics. The trainer starts from token sequences and does everything that
@@ -14,11 +14,10 @@ import argparse
 import json
 import logging
 import random
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from torchtitan.models.common import Linear
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.qwen3 import Qwen3Model
 
-from benchmarks.report import record, spread, table
+from benchmarks.frame import in_turns, main, ratio, spread, table, timed
 from forge_env.config.recipe import ModelSection, OptimizerSection
 from forge_env.trajectory import Segment
 from trainers.losses import GRPOLoss
@@ -110,7 +109,7 @@ def bare_step(folder: Path, data: Sequence[Segment]) -> Callable[[], None]:
     return step
 
 
-def trainer_step(folder: Path, data: Sequence[Segment], *, packed: bool, threads: int) -> Callable[[], None]:
+def trainer_step(folder: Path, data: Sequence[Segment], *, packed: bool, threads: int) -> Callable[[], object]:
     """Return a function for one update with the trainer, as in a run."""
     device = replace(use_device(with_gpus=False), packed=packed)
     model = TitanModel(folder, max_length=MAX_LENGTH, device=device.torch)
@@ -123,7 +122,7 @@ def trainer_step(folder: Path, data: Sequence[Segment], *, packed: bool, threads
         threads=threads,
     )
     loss = GRPOLoss()
-    return lambda: void(engine.train(data, loss))
+    return lambda: engine.train(data, loss)
 
 
 GROUPS: dict[str, tuple[ModelSection, dict[str, Any], int, int, int, int, int]] = {
@@ -154,35 +153,33 @@ def shared_prefixes(repeats: int) -> list[list[str]]:
     for name, (section, changes, prompt, common, reply, count, budget) in GROUPS.items():
         hf = hf_config(section, VOCABULARY, 2) | changes
         data = groups(count, prompt, common, reply, hf["vocab_size"])
-        tokens = sum(len(sequence.token_ids) for sequence in data)
         with tempfile.TemporaryDirectory() as temporary:
             (Path(temporary) / "config.json").write_text(json.dumps(hf))
             model = TitanModel(temporary, max_length=MAX_LENGTH, device=device.torch)
         options: dict[str, Any] = {"device": device, "steps": 1000, "microbatch_tokens": budget}
-        engines = {
-            share: TitanEngine(model, OptimizerSection(), share_prefixes=share, **options) for share in (False, True)
+
+        def rate(engine: TitanEngine, data: list[Segment] = data) -> float:
+            _, cpu = timed(lambda: engine.forward_backward(data, loss))
+            engine.clear_gradients()
+            return tokens_of(data) / cpu
+
+        ways = {
+            way: partial(rate, TitanEngine(model, OptimizerSection(), share_prefixes=share, **options))
+            for way, share in (("apart", False), ("shared", True))
         }
-        rates: dict[bool, list[float]] = {False: [], True: []}
-        for repeat in range(repeats + 1):
-            for share, engine in engines.items():
-                used = time.process_time()
-                engine.forward_backward(data, loss)
-                engine.clear_gradients()
-                if repeat:
-                    rates[share].append(tokens / (time.process_time() - used))
-        gain = statistics.median(one / other for one, other in zip(rates[True], rates[False], strict=True))
+        apart, shared = in_turns(ways, repeats, warm_up=1).values()
         shapes = f"{count} groups, prompts of {prompt} tokens ({common} common to all), replies of {reply}"
-        rows.append([name, shapes, spread(rates[False]), spread(rates[True]), f"{gain:.2f}x"])
+        rows.append([name, shapes, spread(apart), spread(shared), f"{ratio(shared, apart):.2f}x"])
     return rows
 
 
-def void(_: object) -> None:
-    """Discard a result."""
+def tokens_of(data: Sequence[Segment]) -> int:
+    return sum(len(sequence.token_ids) for sequence in data)
 
 
 def padding(data: Sequence[Segment]) -> dict[str, float]:
     """Return the share of padding among the computed tokens, by layout of rows."""
-    used = sum(len(sequence.token_ids) for sequence in data)
+    used = tokens_of(data)
     lengths, answers = [len(item.token_ids) for item in data], [int(item.mask.sum()) for item in data]
     prompt = max(length - answer for length, answer in zip(lengths, answers, strict=True))
 
@@ -196,51 +193,37 @@ def padding(data: Sequence[Segment]) -> dict[str, float]:
     return {"longest prompt + longest answer": fixed, "rows sorted by length": share(False), "packed": share(True)}
 
 
-def measure(repeats: int, sequences: int) -> tuple[dict[str, list[float]], dict[str, list[float]], list[Segment]]:
-    """Return tokens per second of wall time and of CPU time; steps take turns, after one warm-up each."""
+def compare(repeats: int, sequences: int) -> tuple[dict[str, list[Any]], list[Segment]]:
+    """Return tokens per second of wall and of CPU time; steps take turns, after one warm-up each."""
     data = episodes(sequences)
-    tokens = sum(len(sequence.token_ids) for sequence in data)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "config.json").write_text(json.dumps(hf_config(ModelSection(), VOCABULARY, 2)))
-        steps: dict[str, Callable[[], None]] = {
-            FLOOR: bare_step(folder, data),
-            "trainer, padded rows": trainer_step(folder, data, packed=False, threads=1),
-            "trainer, packed rows": trainer_step(folder, data, packed=True, threads=1),
-            "trainer, padded rows, 2 threads": trainer_step(folder, data, packed=False, threads=2),
-            "trainer, packed rows, 2 threads": trainer_step(folder, data, packed=True, threads=2),
-        }
-        wall: dict[str, list[float]] = {name: [] for name in steps}
-        cpu: dict[str, list[float]] = {name: [] for name in steps}
-        for repeat in range(repeats + 1):
-            for name, step in steps.items():
-                started, used = time.perf_counter(), time.process_time()
-                step()
-                if repeat:
-                    wall[name].append(tokens / (time.perf_counter() - started))
-                    cpu[name].append(tokens / (time.process_time() - used))
-    return wall, cpu, data
+        steps: dict[str, Callable[[], object]] = {FLOOR: bare_step(folder, data)}
+        for threads in (1, 2):
+            for packed in (False, True):
+                name = f"trainer, {'packed' if packed else 'padded'} rows{', 2 threads' * (threads == 2)}"
+                steps[name] = trainer_step(folder, data, packed=packed, threads=threads)
+        taken = in_turns({name: partial(timed, step) for name, step in steps.items()}, repeats, warm_up=1)
+    tokens = tokens_of(data)
+    rates = {
+        name: [[tokens / seconds for seconds in clock] for clock in zip(*each, strict=True)]
+        for name, each in taken.items()
+    }
+    return rates, data
 
 
-def main() -> None:
-    """Measure, print and write the section."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--sequences", type=int, default=32)
-    parser.add_argument("--dry", action="store_true", help="print only")
-    args = parser.parse_args()
+def measure(args: argparse.Namespace) -> list[str]:
     logging.disable(logging.INFO)
-    wall, cpu, data = measure(args.repeats, args.sequences)
+    rates, data = compare(args.repeats, args.sequences)
     rows = []
-    for name in wall:
-        ratios = [
-            statistics.median(a / b for a, b in zip(times[name], times[FLOOR], strict=True)) for times in (wall, cpu)
-        ]
-        rows.append([name, spread(wall[name]), spread(cpu[name]), *(f"{ratio:.0%}" for ratio in ratios)])
+    for name, columns in rates.items():
+        shares = [f"{ratio(mine, bare):.0%}" for mine, bare in zip(columns, rates[FLOOR], strict=True)]
+        rows.append([name, *map(spread, columns), *shares])
     columns = ["", "tokens/s", "tokens per CPU second", "of the floor (wall)", "of the floor (CPU)"]
-    lines = [
-        f"{len(data)} sequences, {sum(len(item.token_ids) for item in data)} tokens, the default recipe's model; "
-        f"median (smallest to largest) of {args.repeats} steps, ratios within each turn.",
+    return [
+        f"{len(data)} sequences, {tokens_of(data)} tokens, the default recipe's model; median (smallest to largest) of "
+        f"{args.repeats} steps, ratios within each turn.",
         "",
         *table(columns, rows),
         "",
@@ -254,10 +237,7 @@ def main() -> None:
         "",
         *table(["model", "batch", "each apart", "shared", "gain"], shared_prefixes(max(1, args.repeats // 3))),
     ]
-    print("\n".join(lines))
-    if not args.dry:
-        record("trainer", "Trainer", "python -m benchmarks trainer", lines)
 
 
 if __name__ == "__main__":
-    main()
+    main("Trainer", measure, repeats=9, sequences=32)

@@ -1,6 +1,6 @@
 """Measure trajectories on disk: bytes per token, and the cost of a write to the event loop.
 
-    python -m benchmarks.trajectories [--repeats 9]
+    python -m benchmarks trajectories [--repeats 9] [--record]
 
 Every turn of an episode has 1,000 tokens, half observed and half sampled. The text is English (Python's reference), ids
 are from a tokenizer with 131,072 tokens (Mistral's, shipped with vLLM), and log-probabilities are random.
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
-from benchmarks.report import record, spread, table
+from benchmarks.frame import main, spread, table
 from forge_env.config import load_config
 from forge_env.policy import NO_TOKENS, Reply
 from forge_env.run import Run, RunFolder
@@ -32,7 +32,7 @@ from forge_env.types import Message
 
 TOKENS = 500
 """Observed tokens per turn, and also sampled tokens per turn."""
-AIM_BYTES = 12.0
+TURNS = 50
 ABOUT = (
     "Processor time of the event loop's thread to hand over one episode of 50 turns, and of all threads until it is on "
     "disk. Median (smallest to largest) of the repeats, taken in turns. Before: lists of numbers, each turn with its "
@@ -102,16 +102,17 @@ def written(folder: Path, played: Trajectory) -> tuple[float, float, float]:
 
 def dumped(
     folder: Path, make: Callable[[Trajectory], dict[str, Any]], played: Trajectory
-) -> tuple[float, float, float]:
-    """Measure like `written`, for a record that is built and written in the event loop's thread."""
+) -> tuple[float, float, float, float]:
+    """Return bytes per token, and milliseconds like `written`, of a record written in the event loop's thread."""
     folder.mkdir(parents=True)
+    file = folder / "a.jsonl"
     started = time.thread_time()
-    with (folder / "a.jsonl").open("wb") as file:
-        file.write(json.dumps(make(played), separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
+    file.write_bytes(json.dumps(make(played), separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
     loop_time = time.thread_time() - started
     reading = time.process_time()
-    json.loads((folder / "a.jsonl").read_bytes())
-    return 1e3 * loop_time, 1e3 * loop_time, 1e3 * (time.process_time() - reading)
+    json.loads(file.read_bytes())
+    reading = time.process_time() - reading
+    return file.stat().st_size / (2 * TOKENS * TURNS), 1e3 * loop_time, 1e3 * loop_time, 1e3 * reading
 
 
 async def longest_pause(work: Callable[[], object]) -> float:
@@ -141,46 +142,35 @@ def size(folder: Path, played: Trajectory) -> float:
     return path.stat().st_size / (2 * TOKENS * len(played.turns))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    repeats = parser.parse_args().repeats
+def measure(args: argparse.Namespace) -> list[str]:
     vocabulary, rng = tokenizer(), np.random.default_rng(0)
     ids = vocabulary.encode("\n".join(topics[name] for name in sorted(topics)), bos=False, eos=False)
-    lengths = {turns: [] for turns in (1, 10, 50, 100)}
-    ways: dict[str, list[tuple[float, float, float]]] = {"before": [], "now": [], "messages alone": []}
-    bytes_of: dict[str, list[float]] = {name: [] for name in ways}
+    ways: dict[str, list[tuple[float, float, float, float]]] = {"before": [], "now": [], "messages alone": []}
+    lengths: dict[int, list[float]] = {turns: [] for turns in (1, 10, 50, 100)}
     pauses, alone = [], []
     with tempfile.TemporaryDirectory() as name:
-        for number in range(repeats):
+        for number in range(args.repeats):
             folder = Path(name, str(number))
             for turns, sizes in lengths.items():
                 sizes.append(size(folder, episode(turns, vocabulary, ids, rng)))
-            played = episode(50, vocabulary, ids, rng)
+            played = episode(TURNS, vocabulary, ids, rng)
             ways["before"].append(dumped(folder / "before", before, played))
-            ways["now"].append(written(folder / "now", played))
+            ways["now"].append((size(folder, played), *written(folder / "now", played)))
             ways["messages alone"].append(dumped(folder / "messages", messages, played))
-            for way, make in (("before", before), ("messages alone", messages)):
-                text = json.dumps(make(played), separators=(",", ":"), ensure_ascii=False)
-                bytes_of[way].append(len(text.encode()) / (2 * TOKENS * 50))
-            bytes_of["now"].append(size(folder, played))
             pauses.append(asyncio.run(longest_pause(partial(write_eight, folder / "eight", played))))
             alone.append(asyncio.run(longest_pause(partial(time.sleep, 0.1))))
-    columns = ["50 turns of 1,000 tokens", "bytes a token", "event loop, ms", "all threads, ms", "to read, ms"]
-    rows = [(way, spread(bytes_of[way]), *map(spread, zip(*taken, strict=True))) for way, taken in ways.items()]
-    lines = [
-        *table(columns, rows),
+    columns = [f"{TURNS} turns of 1,000 tokens", "bytes a token", "event loop, ms", "all threads, ms", "to read, ms"]
+    return [
+        *table(columns, [(way, *map(spread, zip(*taken, strict=True))) for way, taken in ways.items()]),
         "",
-        f"Aim: at most {AIM_BYTES:g} bytes a token, none of it on the event loop. Longest pause of the event loop, ms: "
+        "Aim: at most 12 bytes a token, none of it on the event loop. Longest pause of the event loop, ms: "
         f"{spread(pauses)} while eight are written, {spread(alone)} beside a thread that sleeps for 100 ms.",
         "",
         *table(["turns", *map(str, lengths)], [("bytes a token", *map(spread, lengths.values()))]),
         "",
         ABOUT,
     ]
-    print("\n".join(lines))
-    record("trajectories", "Trajectories on disk", "make bench ARGS=trajectories", lines)
 
 
 if __name__ == "__main__":
-    main()
+    main("Trajectories on disk", measure, repeats=9)

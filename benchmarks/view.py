@@ -1,6 +1,6 @@
 """Measure the pages of `forge-env view` on a run of 100,000 episodes: processor time of server and browser.
 
-    python -m benchmarks view [--episodes 100000] [--folder PATH [--make]]
+    python -m benchmarks view [--episodes 100000] [--folder PATH] [--record]
 
 The run is synthetic (tests/forge_env/view/made.py): 8 episodes per group, 60 groups per step. Each value is the
 processor time of all threads of the server process for one page, as the minimum of the repeats. The first request of a
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from benchmarks.report import record, table
+from benchmarks.frame import main, table
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn
 from forge_env.trajectory_index import index_path
 from forge_env.types import Message
@@ -135,11 +135,6 @@ def drawn(root: Path, cache: Path, path: str, repeats: int) -> tuple[float, floa
     return min(first), min(again)
 
 
-def own_bytes() -> int:
-    """Return the size in bytes of all static files that pages load."""
-    return sum(len(content) for name, content in static_files().items() if not name.endswith(".txt"))
-
-
 def append(folder: Path, version: int) -> None:
     """Append 8 episodes of a new group to the run."""
     records = folder / "trajectories" / "train.jsonl"
@@ -221,21 +216,12 @@ async def pages(root: Path, cache: Path, repeats: int, version: int) -> list[lis
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=100_000)
-    parser.add_argument("--repeats", type=int, default=6)
-    parser.add_argument("--folder", type=Path, help="where the run is made, and left for the next time")
-    parser.add_argument("--make", action="store_true", help="only make it")
-    parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
-    args = parser.parse_args()
+def measure(args: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
-        root, cache = args.folder or Path(scratch) / "runs", Path(scratch) / "cache"
+        root, cache = Path(args.folder or f"{scratch}/runs"), Path(scratch) / "cache"
         if not (root / "big").exists():
             make(root / "big", args.episodes)
             long_episode(root / "long")
-        if args.make:
-            return
         records = root / "big" / "trajectories" / "train.jsonl"
         size, index_size = records.stat().st_size, index_path(records).stat().st_size
         rows: list[list[object]] = [["opened from index rows", f"{1000 * opened(root / 'big', args.repeats):.0f}", ""]]
@@ -247,19 +233,19 @@ def main() -> None:
         index_path(records).rename(Path(scratch) / "index")
         rows.insert(1, ["opened without", f"{1000 * opened(root / 'big', 1):.0f}", ""])
         shutil.move(Path(scratch) / "index", index_path(records))
-    lines = table(["what", "first, ms of CPU", "again"], rows)
-    print("\n".join(lines))
-    if args.record:
-        about = f"{args.episodes:,} episodes, {size / 1e6:.0f} MB, and {index_size / 1e6:.0f} MB of index rows."
-        weight = f"Scripts, styles and pictures of a page weigh {own_bytes() / 1000:.0f} kB, not compressed."
-        note = (
-            "Without index rows the pages are there at once and the records are read in the background. "
-            "Of the 32,000 tokens the turns in sight are drawn; the others are when they come into sight. "
-            f"Load of the machine at the end {' '.join(f'{value:.1f}' for value in os.getloadavg())}: on two cores, "
-            "what others do beside it makes these figures larger."
-        )
-        record("view", "Pages over a run", "make bench ARGS='view --record'", [about, "", *lines, "", note, "", weight])
+    loaded = sum(len(content) for name, content in static_files().items() if not name.endswith(".txt"))
+    return [
+        f"{args.episodes:,} episodes, {size / 1e6:.0f} MB, and {index_size / 1e6:.0f} MB of index rows.",
+        "",
+        *table(["what", "first, ms of CPU", "again"], rows),
+        "",
+        "Without index rows the pages are there at once and the records are read in the background. Of the 32,000 "
+        "tokens the turns in sight are drawn; the others are when they come into sight. On two cores, what others do "
+        "beside it makes these figures larger.",
+        "",
+        f"Scripts, styles and pictures of a page weigh {loaded / 1000:.0f} kB, not compressed.",
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    main("Pages over a run", measure, episodes=100_000, repeats=6, folder="")

@@ -2,7 +2,7 @@
 
 On one host and between two, relative to one copy of the same bytes.
 
-python -m benchmarks weights --megabytes 3.5 1024 --repeats 5 [--hosts 2] [--record]
+python -m benchmarks weights [--megabytes 3.5 1024] [--repeats 5] [--hosts 1 2] [--record]
 
 As in a run, there are two processes, and one sends the other the location of its weights. Compared in the same run:
 both values of `weights.transport`, TorchStore with each tensor put separately, and one copy of the bytes: `memcpy` on
@@ -13,42 +13,140 @@ one host; between two, a TCP connection into memory that was allocated before. T
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import os
+import socket
 import statistics
-import subprocess
-import sys
 import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import record, spread, table
+import torch
+
+from benchmarks.frame import apart, main, spread, table
+from benchmarks.hosts import job
+from tests.trainers.actors.workers import workers
+from trainers.actors.actor import ForgeActor, endpoint
 from trainers.loop.stack import prepare_controller
+from trainers.model.parts import Part
+from trainers.weights.reader import Reader
+from trainers.weights.transport import Published
+from trainers.weights.transport import Sender as WeightSender
 
 TRANSPORTS = ("shared", "torchstore")
-PLACE = {"trainer": [0], "generator": [1]}
-"""Host index of each role."""
 TENSORS = 46
-"""Number of tensors in the default recipe's model."""
+"""Number of tensors in the default recipe's model: a few large matrices, many small ones."""
 
 
-def tensors(megabytes: float) -> dict[str, Any]:
-    """Make a state dict of this size in float32: a few large matrices, many small ones."""
-    import torch
+class Sender(ForgeActor):
+    """Actor that pushes weights like a trainer, and sends the same number of bytes over plain TCP.
 
-    elements = int(megabytes * 2**20 / 4)
-    sizes = [elements // 2 // 6] * 6 + [max(elements // 2 // (TENSORS - 6), 1)] * (TENSORS - 6)
-    return {f"layers.{number}.weight": torch.randn(size) for number, size in enumerate(sizes)}
+    Args:
+        megabytes: size of the weights, in float32.
+        transport: `shared` or `torchstore`.
+    """
+
+    def __init__(self, megabytes: float, transport: str) -> None:
+        self._megabytes, self._transport = megabytes, transport
+
+    @endpoint
+    async def setup(self) -> None:
+        torch.set_num_threads(1)
+        kind = WeightSender
+        if self._transport == "torchstore":
+            from trainers.weights.store import StoreSender as kind
+        self._sender = kind()
+        elements = int(self._megabytes * 2**20 / 4)
+        sizes = [elements // 2 // 6] * 6 + [max(elements // 2 // (TENSORS - 6), 1)] * (TENSORS - 6)
+        self._state = {f"layers.{number}.weight": torch.randn(size) for number, size in enumerate(sizes)}
+        self._copies: dict[str, torch.Tensor] = {}
+
+    @endpoint
+    async def memcpy(self) -> float:
+        """Copy every tensor once within this process; returns seconds."""
+        self._copies = self._copies or {name: tensor.clone() for name, tensor in self._state.items()}
+        started = time.perf_counter()
+        for name, tensor in self._state.items():
+            self._copies[name].copy_(tensor)
+        return time.perf_counter() - started
+
+    @endpoint
+    async def push(self, version: int) -> tuple[Published, float]:
+        """Publish the weights like a trainer; returns their location, and the seconds until they can be read."""
+        started = time.perf_counter()
+        published = self._sender.publish([self._sender.snapshot(Part.all_of(self._state))])
+        await self._sender.upload(version)
+        return published, time.perf_counter() - started
+
+    @endpoint
+    async def put_one_by_one(self) -> list[str]:
+        """Put every tensor into TorchStore separately; returns the keys."""
+        import torchstore
+
+        for name, tensor in self._state.items():
+            await torchstore.put(f"single/{name}", tensor)
+        return [f"single/{name}" for name in self._state]
+
+    @endpoint
+    async def serve(self, host: str, count: int) -> int:
+        """Send `count` bytes to the next client that connects; returns the port."""
+        listening, sent = socket.create_server((host, 0)), bytes(count)
+
+        def send() -> None:
+            connection, _ = listening.accept()
+            with connection, listening:
+                connection.sendall(sent)
+
+        threading.Thread(target=send, daemon=True).start()
+        return int(listening.getsockname()[1])
+
+
+class Receiver(ForgeActor):
+    """Actor that pulls weights like a generator."""
+
+    @endpoint
+    async def setup(self) -> None:
+        torch.set_num_threads(1)
+        self._reader, self._model = Reader(), dict[str, torch.Tensor]()
+
+    @endpoint
+    async def pull(self, published: Published) -> None:
+        """Copy every tensor of a version into this process's tensors."""
+        self._load(await self._reader.take(published))
+
+    @endpoint
+    async def pull_one_by_one(self, keys: list[str]) -> None:
+        """Pull like `pull`, for tensors stored under separate keys."""
+        import torchstore
+
+        self._load([(key.removeprefix("single/"), await torchstore.get(key)) for key in keys])
+
+    def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
+        for name, tensor in weights:
+            if name not in self._model:
+                self._model[name] = tensor.clone()
+            self._model[name].copy_(tensor)
+
+    @endpoint
+    async def copy(self, host: str, port: int, count: int) -> float:
+        """Receive `count` bytes over TCP into allocated memory; returns seconds."""
+        into = memoryview(bytearray(count))
+        into[:] = bytes(count)
+        started, got = time.perf_counter(), 0
+        with socket.create_connection((host, port)) as connection:
+            while got < count:
+                got += connection.recv_into(into[got:])
+        return time.perf_counter() - started
 
 
 @asynccontextmanager
-async def grounds(workers_at: Sequence[str], folder: str) -> AsyncIterator[tuple[Any, Any]]:
+async def grounds(addresses: Sequence[str], folder: str) -> AsyncIterator[tuple[Any, Any]]:
     """Hosts of the sender and of the receiver; without workers both are on this machine."""
-    if not workers_at:
+    if not addresses:
         yield None, None
         return
     from forge_env.config import load_config
@@ -56,8 +154,8 @@ async def grounds(workers_at: Sequence[str], folder: str) -> AsyncIterator[tuple
     from forge_env.run import Run, RunFolder
     from trainers.actors.hosts import Hosts
 
-    job = ["job.kind=hosts", f"job.workers={json.dumps(workers_at)}", f"job.place={json.dumps(PLACE)}"]
-    config = load_config("coding_rlvr", [*job, f"output_dir={folder}", f"model.cache_dir={folder}/cache"])
+    keys = [*job(list(addresses), {"trainer": [0], "generator": [1]}), f"output_dir={folder}"]
+    config = load_config("coding_rlvr", [*keys, f"model.cache_dir={folder}/cache"])
     run_folder = RunFolder(Path(folder, "run"))
     run_folder.create()
     surveyed = await survey(config, run_folder.root)
@@ -71,27 +169,23 @@ async def grounds(workers_at: Sequence[str], folder: str) -> AsyncIterator[tuple
         run_folder.release()
 
 
-async def measure(megabytes: float, repeats: int, workers_at: Sequence[str], folder: str) -> dict[str, list[float]]:
-    """Return the seconds of each stage, `repeats` values each."""
-    from benchmarks.weights_peers import Receiver, Sender
+async def sync(megabytes: float, repeats: int, addresses: Sequence[str], folder: str) -> dict[str, list[float]]:
+    """Return the milliseconds of each stage, `repeats` values each."""
+    prepare_controller()
     from trainers.actors.processes import survive_deaths
     from trainers.actors.remote import result
     from trainers.weights.store import close_store, open_store
 
     survive_deaths()
-    times: dict[str, list[float]] = {}
-
-    def add(name: str, seconds: float) -> None:
-        times.setdefault(name, []).append(seconds)
-
-    async with grounds(workers_at, folder) as (near, far):
-        senders = {kind: await Sender.options(mesh_name=kind, ground=near).as_actor(1, kind) for kind in TRANSPORTS}
-        receiver = await Receiver.options(ground=far).as_actor(1)
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    async with grounds(addresses, folder) as (near, far):
+        senders = {
+            kind: await Sender.options(mesh_name=kind, ground=near).as_actor(megabytes, kind) for kind in TRANSPORTS
+        }
+        receiver = await Receiver.options(ground=far).as_actor()
         shared, torchstore = senders.values()
         try:
             await open_store(torchstore._forge_proc_mesh, 1)
-            for sender in senders.values():
-                await result(sender.prepare.call_one(megabytes))
             for version in range(repeats + 1):
                 if version == 1:  # the first version also allocates memory and imports modules
                     times.clear()
@@ -100,19 +194,18 @@ async def measure(megabytes: float, repeats: int, workers_at: Sequence[str], fol
                     started = time.perf_counter()
                     await result(receiver.pull.call_one(published))
                     pull_s = time.perf_counter() - started
-                    add(f"{kind} push", push_s)
-                    add(f"{kind} pull", pull_s)
-                    add(kind, push_s + pull_s)
+                    for stage, seconds in ((" push", push_s), (" pull", pull_s), ("", push_s + pull_s)):
+                        times[kind + stage].append(1e3 * seconds)
                 started = time.perf_counter()
                 keys = await result(torchstore.put_one_by_one.call_one())
                 await result(receiver.pull_one_by_one.call_one(keys))
-                add("tensor by tensor", time.perf_counter() - started)
+                times["tensor by tensor"].append(1e3 * (time.perf_counter() - started))
                 if near is None:
-                    add("memcpy", await result(shared.memcpy.call_one()))
+                    times["memcpy"].append(1e3 * await result(shared.memcpy.call_one()))
                 else:
                     count = int(megabytes * 2**20)
                     port = await result(shared.serve.call_one(near.address, count))
-                    add("TCP copy", await result(receiver.copy.call_one(near.address, port, count)))
+                    times["TCP copy"].append(1e3 * await result(receiver.copy.call_one(near.address, port, count)))
         finally:
             for actor in (receiver, *senders.values()):
                 await Receiver.shutdown(actor)
@@ -120,53 +213,26 @@ async def measure(megabytes: float, repeats: int, workers_at: Sequence[str], fol
     return times
 
 
-def measured(hosts: int, megabytes: float, repeats: int) -> dict[str, list[float]]:
-    """Run `measure` in a process of its own, so that sizes don't share memory."""
-    from tests.trainers.actors.workers import workers
-
-    with tempfile.TemporaryDirectory(prefix="fe-") as folder, workers(hosts if hosts > 1 else 0, Path(folder)) as there:
-        request = json.dumps([megabytes, repeats, [host.address for host in there], folder])
-        command = [sys.executable, "-m", "benchmarks.weights", "--measure", request]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    times: dict[str, list[float]] = json.loads(output.splitlines()[-1])
-    return times
-
-
-def main() -> None:
-    """Measure every size on one host and on two, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, nargs="+", default=[3.5, 1024])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--hosts", type=int, nargs="+", choices=[1, 2], default=[1, 2])
-    parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
-    parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    prepare_controller()
-    if args.measure is not None:
-        print(json.dumps(asyncio.run(measure(*args.measure))))
-        return
+def measure(args: argparse.Namespace) -> list[str]:
     rows = []
-    for hosts, megabytes in ((hosts, megabytes) for hosts in args.hosts for megabytes in args.megabytes):
-        times = measured(hosts, megabytes, args.repeats)
-        ms = {name: [value * 1e3 for value in values] for name, values in times.items()}
+    for hosts, size in ((hosts, size) for hosts in args.hosts for size in args.megabytes):
+        with (
+            tempfile.TemporaryDirectory(prefix="fe-") as folder,
+            workers(hosts if hosts > 1 else 0, Path(folder)) as at,
+        ):
+            ms = apart("benchmarks.weights:sync", size, args.repeats, [host.address for host in at], folder)
         floor = "memcpy" if hosts == 1 else "TCP copy"
         for way in (*TRANSPORTS, "tensor by tensor", floor):
             stages = [spread(ms[name]) if (name := f"{way} {stage}") in ms else "" for stage in ("push", "pull")]
             of_floor = statistics.median(ms[way]) / statistics.median(ms[floor])
-            rows.append([hosts, f"{megabytes:g} MB", way, *stages, spread(ms[way]), f"{of_floor:.1f}"])
-            print(rows[-1], flush=True)
-    lines = [
-        *table(["hosts", "size", "way", "push ms", "pull ms", "together ms", "times one copy"], rows),
-        "",
+            rows.append([hosts, f"{size:g} MB", way, *stages, spread(ms[way]), f"{of_floor:.1f}"])
+    about = (
         "One copy is `memcpy` on one host, and a TCP connection between two. Aims for `shared` and large weights: at "
-        "most 4 on one host, at most 3 between two. For small ones the two calls take longer than the bytes. "
-        f"Load of the machine at the end {' '.join(f'{value:.1f}' for value in os.getloadavg())}.",
-    ]
-    print("\n".join(lines))
-    if args.record:
-        record("weights", "Weight sync", "make bench ARGS='weights --record'", lines)
+        "most 4 on one host, at most 3 between two. For small ones the two calls take longer than the bytes."
+    )
+    return [*table(["hosts", "size", "way", "push ms", "pull ms", "together ms", "times one copy"], rows), "", about]
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+    main("Weight sync", measure, megabytes=[3.5, 1024.0], repeats=5, hosts=[1, 2])

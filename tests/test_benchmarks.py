@@ -15,7 +15,7 @@ pytest.importorskip("monarch")  # of the training stack
 
 from benchmarks import accept
 from benchmarks.chaos.runs import left_in_shared_memory, shared_memory
-from benchmarks.simulated import SimulatedGenerator
+from benchmarks.rollouts import SimulatedGenerator
 from trainers.generator.generator import Generator
 
 

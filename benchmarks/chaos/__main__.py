@@ -28,7 +28,7 @@ from pathlib import Path
 from benchmarks.chaos.deaths import Chain
 from benchmarks.chaos.faults import FAULTS, NotPossibleError, play
 from benchmarks.chaos.runs import Death
-from benchmarks.report import record, table
+from benchmarks.frame import record, table
 
 DEATHS_OF_A_CHAIN = 10
 HOW = (
