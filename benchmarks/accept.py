@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import inspect
 import itertools
 import json
 import os
@@ -24,14 +25,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.frame import has_succeeded, machine, table
+from benchmarks.frame import FORGE_ENV, call, has_succeeded, machine, metrics, summary, table
 from benchmarks.mismatch import sample
 from forge_env.config import RunConfig, load_config
 from forge_env.config.finding import checkpoint_folder
@@ -79,12 +81,12 @@ class Options:
     Attributes:
         device: `cuda` or `cpu`.
         out: folder of the results and of the training runs.
-        steps: training steps of the stage `learning`; None: by device.
+        steps: training steps of the stage `learning`; 0: by device.
     """
 
     device: str
     out: Path
-    steps: int | None = None
+    steps: int = 0
 
     @property
     def on_gpu(self) -> bool:
@@ -188,12 +190,8 @@ def copy_speeds() -> dict[str, float | str]:
     }
 
 
-def check_agreement(options: Options, engine: str) -> Stage:
+async def check_agreement(options: Options, engine: str) -> Stage:
     """Compare float32 log-probs of generator and trainer before and after weight updates with requests in flight."""
-    return asyncio.run(_agreement(options, engine))
-
-
-async def _agreement(options: Options, engine: str) -> Stage:
     from trainers.loop.stack import Stack, prepare_controller
     from trainers.losses.sft import SFTLoss
 
@@ -226,12 +224,8 @@ async def _agreement(options: Options, engine: str) -> Stage:
     return stage
 
 
-def check_speed(options: Options) -> Stage:
+async def check_speed(options: Options) -> Stage:
     """Measure trainer, generator and weight sync; on a GPU with the shape of Qwen3-0.6B in bfloat16."""
-    return asyncio.run(_speed(options))
-
-
-async def _speed(options: Options) -> Stage:
     from trainers.loop.stack import Stack, prepare_controller
     from trainers.losses import GRPOLoss
 
@@ -315,14 +309,14 @@ def check_learning(options: Options) -> Stage:
     process = start("learning", options, [f"grpo.steps={steps}", "grpo.max_off_policy_steps=2"])
     stage.at_most("exit code", process.wait(), 0)
     stage.figures["wall, s"] = time.perf_counter() - started
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    result = summary(folder)
     keep = "heldout_start", "steps", "max_staleness", "wall_s", "time_to_first_step_s"
-    stage.figures |= {name: summary[name] for name in keep if name in summary}
+    stage.figures |= {name: result[name] for name in keep if name in result}
     config = load_config(str(folder / "config.yaml"))
     if options.on_gpu:
         stage.at_least("roles on the GPU, of 2", config.generator.with_gpus + config.trainer.with_gpus, 2)
-    stage.at_least("held-out score at the end", summary["heldout_end"], 0.72 if options.on_gpu else 0.2)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    stage.at_least("held-out score at the end", result["heldout_end"], 0.72 if options.on_gpu else 0.2)
+    rows = metrics(folder)
     wanted = "mismatch/mean", "mismatch/max", "trainer/train_s", "trainer/skipped_updates", "groups/discarded_stale"
     for name in wanted:
         values = [row[name] for row in rows if name in row]
@@ -361,11 +355,11 @@ def check_life(options: Options) -> Stage:
     return stage
 
 
-STAGES: dict[str, Callable[[Options], Stage]] = {
+STAGES: dict[str, Callable[[Options], Stage | Coroutine[None, None, Stage]]] = {
     "machine": check_machine,
     "kernels": check_kernels,
-    "agreement-async": lambda options: check_agreement(options, "async_llm"),
-    "agreement-in-process": lambda options: check_agreement(options, "in_process"),
+    "agreement-async": partial(check_agreement, engine="async_llm"),
+    "agreement-in-process": partial(check_agreement, engine="in_process"),
     "speed": check_speed,
     "learning": check_learning,
     "life": check_life,
@@ -412,7 +406,7 @@ async def mismatch(trainer: Any, completions: Sequence[Any]) -> tuple[float, flo
 
 def start(name: str, options: Options, arguments: Sequence[str], *, resume: bool = False) -> subprocess.Popen[bytes]:
     """Start a training run of the default recipe, or resume it. On a GPU, the recipe chooses its devices itself."""
-    command = [sys.executable, "-m", "forge_env", "train"]
+    command = [*FORGE_ENV, "train"]
     if resume:
         return subprocess.Popen([*command, str(options.out / f"accept-{name}" / "config.yaml"), "--resume"])
     small = ["evaluation.num_tasks=32", "evaluation.extra_splits=[]", "grpo.groups_per_step=8"]
@@ -423,10 +417,8 @@ def start(name: str, options: Options, arguments: Sequence[str], *, resume: bool
 
 def last_step(folder: Path) -> int:
     """Last training step in a run's metrics, or 0."""
-    file = folder / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    steps: list[int] = [json.loads(line).get("step", 0) for line in lines if line.endswith("}")]
-    return max(steps, default=0)
+    rows = metrics(folder) if (folder / "metrics.jsonl").exists() else []
+    return max((int(row["step"]) for row in rows), default=0)
 
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
@@ -467,14 +459,18 @@ def gpu_state() -> tuple[str, str, float, float]:
 # Results
 
 
+def one_stage(name: str, device: str, out: str, steps: int) -> None:
+    """Run a stage in this process, and write its result."""
+    stage = STAGES[name](Options(device, Path(out), steps))
+    result = asyncio.run(stage) if inspect.iscoroutine(stage) else stage
+    Path(out, f"{name}.json").write_text(json.dumps(asdict(result)))
+
+
 def run_stage(name: str, options: Options) -> dict[str, Any]:
     """Run a stage in a separate process and return its result."""
     result, log = options.out / f"{name}.json", options.out / f"{name}.log"
     result.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks.accept", "--one", name]
-    command += ["--device", options.device, "--out", str(options.out)]
-    if options.steps is not None:
-        command += ["--steps", str(options.steps)]
+    command = call("benchmarks.accept:one_stage", name, options.device, str(options.out), options.steps)
     started = time.perf_counter()
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -527,17 +523,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
-    parser.add_argument("--steps", type=int, help="training steps of the stage `learning`; default: 50, or 4 on a CPU")
+    parser.add_argument("--steps", type=int, default=0, help="of the stage `learning`; default: 50, or 4 on a CPU")
     parser.add_argument("--out", type=Path, default=Path("runs/accept"), help="folder for the results")
-    parser.add_argument("--one", choices=list(STAGES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     options = Options(args.device, args.out.absolute(), args.steps)
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
-    if args.one:
-        stage = STAGES[args.one](options)
-        (out / f"{args.one}.json").write_text(json.dumps({"figures": stage.figures, "checks": stage.checks}))
-        return 0
     done = []
     for name in args.stages:
         print(f"{name} ...", flush=True)

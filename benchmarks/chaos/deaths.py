@@ -6,7 +6,6 @@ no episode counted twice; no process, shared memory, temporary file or container
 
 from __future__ import annotations
 
-import math
 import random
 import shutil
 import signal
@@ -55,25 +54,11 @@ class Chain:
         count: number of deaths.
         engine: sandbox engine.
         only: "ROLE:KIND,...": deaths to cause, in turns; an empty part is chosen at random.
-        until: time on the monotonic clock, in seconds, after which no more deaths are caused.
     """
 
-    def __init__(
-        self,
-        seed: str,
-        place: Path,
-        cache: Path,
-        count: int,
-        engine: str = "local",
-        only: str = "",
-        until: float = math.inf,
-    ) -> None:
+    def __init__(self, seed: str, place: Path, cache: Path, count: int, engine: str, only: str) -> None:
         self.random = random.Random(seed)
-        self.seed = seed
-        self.place = place
-        self.cache = cache
-        self.count = count
-        self.until = until
+        self.seed, self.place, self.cache, self.count = seed, place, cache, count
         self.only = [each.partition(":")[::2] for each in only.split(",")]
         self.settings: dict[str, object] = {
             **SHORT,
@@ -100,7 +85,7 @@ class Chain:
 
     def _play(self) -> None:
         run = self._start()
-        while len(self.deaths) < self.count and time.monotonic() < self.until and not self.problems:
+        while len(self.deaths) < self.count and not self.problems:
             if (when := self._moment(run)) is None:
                 break
             death = self._kill_something(run, when)
@@ -192,7 +177,7 @@ class Chain:
         early = run.last_line == "interrupted" and not run.log  # interrupted before the run began
         if "--resume" not in run.last_line and not early:
             death.problems.append(f"its last line does not say how to go on: {run.last_line}")
-        if death.role != "controller" and not death.role not in death.cause:
+        if death.role != "controller" and death.role not in death.cause:
             death.problems.append(f"whose end it was is not said: {death.cause}")
 
     # --- the end of the chain
