@@ -31,10 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.frame import FORGE_ENV, call, has_succeeded, machine, metrics, summary, table
-from benchmarks.mismatch import sample
+from benchmarks.mismatch import differences, sample, segment
 from forge_env.config import RunConfig, load_config
 from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import (
@@ -47,7 +45,6 @@ from forge_env.config.recipe import (
     TrainerSection,
 )
 from forge_env.files import write_whole
-from forge_env.trajectory import Segment
 
 TIMEOUT_S = 900
 """Seconds after which a stage is killed and fails."""
@@ -207,19 +204,19 @@ async def check_agreement(options: Options, engine: str) -> Stage:
         await trainer.configure(OptimizerSection(lr=1e-3), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
         prompts = [[random.Random(number).randrange(10, 300) for _ in range(40)] for number in range(32)]
         before = await sample(generators, prompts, 60)
-        largest, mean = await mismatch(trainer, before)
+        apart = await differences(trainer, before)
         bound = 1e-3 if options.on_gpu else 1e-4
-        stage.at_most("largest mismatch before updates", largest, bound)
-        stage.figures["mean mismatch before updates"] = mean
+        stage.at_most("largest mismatch before updates", apart.max(), bound)
+        stage.figures["mean mismatch before updates"] = float(apart.mean())
         in_flight = asyncio.ensure_future(sample(generators, prompts, 400))
         for version in range(1, 9):
             await trainer.train_step([segment(completion) for completion in before])
             await generators.update_weights(version, await trainer.push_weights(version))
         versions = {int(version) for completion in await in_flight for version in completion.versions}
         stage.figures["policy versions of requests in flight"] = len(versions)
-        largest, mean = await mismatch(trainer, await sample(generators, prompts, 60))
-        stage.at_most("largest mismatch after 8 updates", largest, bound)
-        stage.figures["mean mismatch after 8 updates"] = mean
+        apart = await differences(trainer, await sample(generators, prompts, 60))
+        stage.at_most("largest mismatch after 8 updates", apart.max(), bound)
+        stage.figures["mean mismatch after 8 updates"] = float(apart.mean())
         await generators.halt()
     return stage
 
@@ -259,9 +256,9 @@ async def check_speed(options: Options) -> Stage:
             sampled = sum(len(each.token_ids) for each in completions)
             rate = sampled / (time.perf_counter() - started)
             stage.at_least("generator, tokens/s", rate, 10_000 if on_gpu else 1)
-            largest, mean = await mismatch(trainer, completions[:32])
-            stage.figures["largest mismatch"] = largest
-            stage.at_most("mean mismatch", mean, 0.03)
+            apart = await differences(trainer, completions[:32])
+            stage.figures["largest mismatch"] = float(apart.max())
+            stage.at_most("mean mismatch", apart.mean(), 0.03)
             batch = [segment(each, random.Random(number).uniform(-1, 1)) for number, each in enumerate(completions)]
             steps = [await trainer.train_step(batch) for _ in range(4 if on_gpu else 2)]
             stage.figures |= {"trainer, tokens/s": steps[-1]["tokens_per_s"], "first step, s": steps[0]["train_s"]}
@@ -386,22 +383,6 @@ def recipe(
         trainer=TrainerSection(with_gpus=on_gpu, microbatch_tokens=16384 if on_gpu else 2048),
         job=JobSection(share_gpus=on_gpu),
     )
-
-
-def segment(completion: Any, advantage: float = 0.0) -> Segment:
-    """Convert a completion to a segment with its sampled tokens as targets."""
-    ids = np.array([*completion.prompt_ids, *completion.token_ids])
-    mask = np.arange(len(ids)) >= len(completion.prompt_ids)
-    logprobs = np.zeros(len(ids), np.float32)
-    logprobs[mask] = completion.logprobs
-    return Segment(ids, mask, logprobs, advantages=mask * np.float32(advantage))
-
-
-async def mismatch(trainer: Any, completions: Sequence[Any]) -> tuple[float, float]:
-    """Largest and mean difference between the log-probs of trainer and generator."""
-    trained = np.concatenate(await trainer.logprobs([segment(each) for each in completions]))
-    differences = np.abs(trained - np.concatenate([each.logprobs for each in completions]))
-    return float(differences.max()), float(differences.mean())
 
 
 def start(name: str, options: Options, arguments: Sequence[str], *, resume: bool = False) -> subprocess.Popen[bytes]:

@@ -18,6 +18,7 @@ import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,10 +49,19 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(10, 300) for _ in range(60)] for _ in range(REQUESTS)]
 
 
-def sequence(completion: Completion) -> Segment:
+def segment(completion: Completion, advantage: float = 0.0) -> Segment:
     """Convert a completion to a segment with its sampled tokens as targets."""
-    prompt, sampled = completion.prompt_ids, completion.token_ids
-    return Segment(np.array([*prompt, *sampled]), np.arange(len(prompt) + len(sampled)) >= len(prompt))
+    ids = np.array([*completion.prompt_ids, *completion.token_ids])
+    mask = np.arange(len(ids)) >= len(completion.prompt_ids)
+    logprobs = np.zeros(len(ids), np.float32)
+    logprobs[mask] = completion.logprobs
+    return Segment(ids, mask, logprobs, advantages=mask * np.float32(advantage))
+
+
+async def differences(trainer: Any, completions: Sequence[Completion]) -> NDArray[np.float32]:
+    """Return the differences between the log-probs of trainer and generator, one for each sampled token."""
+    trained = np.concatenate(await trainer.logprobs([segment(each) for each in completions]))
+    return abs(trained - np.concatenate([each.logprobs for each in completions]))
 
 
 def own_prompts(config: RunConfig, folder: Path) -> list[list[int]]:
@@ -89,9 +99,8 @@ async def after_updates(counts: Sequence[int], scratch: Path) -> list[Row]:
             done = count
             await in_flight
             completions = await sample(generators, prompts())
-            trained = np.concatenate(await trainer.logprobs([sequence(completion) for completion in completions]))
-            differences = abs(trained - np.concatenate([completion.logprobs for completion in completions]))
-            rows.append([count, len(differences), f"{differences.max():.1e}", f"{differences.mean():.1e}"])
+            apart = await differences(trainer, completions)
+            rows.append([count, len(apart), f"{apart.max():.1e}", f"{apart.mean():.1e}"])
         await generators.halt()
     return rows
 
@@ -108,12 +117,12 @@ async def against_float64() -> list[Row]:
         await trainer.configure(OptimizerSection(), loss=SFTLoss(), steps=1, microbatch_tokens=4096)
         for kind, requests in (("of its environment", own_prompts(config, folder)), ("random", prompts())):
             completions = await sample(generators, requests)
-            sequences = [sequence(completion) for completion in completions]
+            sequences = [segment(completion) for completion in completions]
             sampled = np.concatenate([completion.logprobs for completion in completions])
             trained = np.concatenate(await trainer.logprobs(sequences))
             exact = np.concatenate(await asyncio.to_thread(float64_logprobs, folder, sequences))
-            differences = [abs(sampled - exact), abs(trained - exact), abs(sampled - trained)]
-            rows.append([kind, len(exact), *(f"{each.max():.1e} ({each.mean():.1e})" for each in differences)])
+            pairs = [abs(sampled - exact), abs(trained - exact), abs(sampled - trained)]
+            rows.append([kind, len(exact), *(f"{each.max():.1e} ({each.mean():.1e})" for each in pairs)])
         await generators.halt()
     return rows
 
@@ -131,10 +140,10 @@ async def speculating() -> list[Row]:
             completions = await sample(generators, own_prompts(config, folder))
             await generators.halt()
         sampled = np.concatenate([completion.logprobs for completion in completions])
-        exact = np.concatenate(float64_logprobs(folder, [sequence(completion) for completion in completions]))
+        exact = np.concatenate(float64_logprobs(folder, [segment(completion) for completion in completions]))
         numbers = np.isfinite(sampled)
-        differences = abs(sampled - exact)[numbers]
-        rows.append([name, len(sampled), int((~numbers).sum()), f"{differences.max():.1e} ({differences.mean():.1e})"])
+        apart = abs(sampled - exact)[numbers]
+        rows.append([name, len(sampled), int((~numbers).sum()), f"{apart.max():.1e} ({apart.mean():.1e})"])
     return rows
 
 

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import forge_env as fe
@@ -27,14 +28,12 @@ from forge_env.rollout.scripted import GoldPolicy
 from forge_env.sandbox import (
     CallOutcome,
     CallsResult,
-    ExecResult,
     Judging,
-    Sandbox,
     SandboxEngine,
-    SandboxSpec,
     available_engines,
     open_engine,
 )
+from tests.forge_env.sandbox.plain import PlainEngine, PlainSandbox
 
 ENVIRONMENT = "coding_rlvr"
 CONCURRENCY = 2 * len(os.sched_getaffinity(0))
@@ -47,42 +46,18 @@ HARNESS = (
 )
 
 
-class UnsafeSandbox(Sandbox, Judging):
+class UnsafeSandbox(PlainSandbox, Judging):
     """Sandbox without isolation: a child process for each call, with the user's permissions."""
 
-    async def exec(self, argv: Sequence[str], *, stdin: str | bytes = "", **_: Any) -> ExecResult:
-        process = await asyncio.create_subprocess_exec(*argv, stdin=-1, stdout=-1, stderr=-1)
-        output, errors = await process.communicate(stdin.encode() if isinstance(stdin, str) else stdin)
-        return ExecResult(process.returncode, stdout=output.decode(), stderr=errors.decode())
-
-    async def run_python(self, code: str, *, stdin: str | bytes = "", **_: Any) -> ExecResult:
-        return await self.exec([sys.executable, "-I", "-c", code], stdin=stdin)
-
     async def run_calls(self, code: str, calls: Sequence[str], **_: Any) -> CallsResult:
-        result = await self.run_python(HARNESS, stdin=json.dumps([code, list(calls)]))
+        harness = [sys.executable, "-I", "-c", HARNESS]
+        result = await self.exec(harness, stdin=json.dumps([code, list(calls)]))
         answers = json.loads(result.stdout) if result.ok else []
         outcomes = [
             CallOutcome(value=ast.literal_eval(text)) if kind == "value" else CallOutcome(error=text)
             for kind, text in answers
         ]
         return CallsResult(outcomes, result)
-
-    async def write_file(self, path: str, data: str | bytes) -> None:
-        raise NotImplementedError
-
-    async def read_file(self, path: str) -> bytes:
-        raise NotImplementedError
-
-
-class UnsafeEngine(SandboxEngine):
-    """Engine without isolation. For comparison only; not registered."""
-
-    name = UNSAFE
-
-    async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
-        return UnsafeSandbox()
-
-    async def release(self, sandbox: Sandbox) -> None: ...
 
 
 async def rollouts_per_s(engine: SandboxEngine, episodes: int) -> float:
@@ -104,7 +79,8 @@ async def rollouts_per_s(engine: SandboxEngine, episodes: int) -> float:
 
 async def measure(args: argparse.Namespace) -> list[str]:
     async def rate(name: str) -> float:
-        engine = UnsafeEngine() if name == UNSAFE else open_engine(name, concurrency=CONCURRENCY, warm=CONCURRENCY)
+        unsafe = PlainEngine(UnsafeSandbox(Path.cwd()))
+        engine = unsafe if name == UNSAFE else open_engine(name, concurrency=CONCURRENCY, warm=CONCURRENCY)
         async with engine:
             await rollouts_per_s(engine, CONCURRENCY)
             return await rollouts_per_s(engine, args.episodes)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +12,14 @@ import forge_env as fe
 from forge_env.errors import SandboxFileError, SandboxFileNotFoundError, UsageError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import ReplayPolicy
-from forge_env.sandbox import ExecResult, Interpreters, Judging, Limits, Sandbox, SandboxEngine, SandboxSpec
+from forge_env.sandbox import ExecResult, Interpreters, Judging, Sandbox, SandboxEngine, SandboxSpec
+from tests.forge_env.sandbox.plain import PlainEngine, PlainSandbox
 
 CORE = {"acquire", "release", "exec", "read_file", "write_file"}
 
 
-class Folder(Sandbox):
-    """A folder of this machine. Its programs are this file's, so nothing has to be isolated."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: str | bytes = "",
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        limits: Limits | None = None,
-    ) -> ExecResult:
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=self.folder)
-        output = await process.communicate(stdin.encode() if isinstance(stdin, str) else stdin)
-        return ExecResult(process.returncode, None, *(text.decode() for text in output))
-
-    async def read_file(self, path: str) -> bytes:
-        return (self.folder / path).read_bytes()
-
-    async def write_file(self, path: str, data: str | bytes) -> None:
-        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.folder / path).write_bytes(data.encode() if isinstance(data, str) else data)
-
-
-class Folders(SandboxEngine):
-    name = "folders"
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.released = 0
-
-    async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
-        return Folder(self.root)
-
-    async def release(self, sandbox: Sandbox) -> None:
-        self.released += 1
+def plain_engine(folder: Path) -> PlainEngine:
+    return PlainEngine(PlainSandbox(folder))
 
 
 class Notes(fe.SandboxEnvironment):
@@ -80,14 +42,14 @@ def test_an_engine_has_five_abstract_methods() -> None:
 
 
 async def test_an_episode_needs_no_more_than_these(tmp_path: Path) -> None:
-    engine = Folders(tmp_path)
+    engine = plain_engine(tmp_path)
     policy = ReplayPolicy([fe.call_tool("bash", command="printf hello > $(cat name.txt)"), "done"])
     trajectory = await run_episode(lambda: Notes(sandboxes=engine), policy, seed=0)
     assert (trajectory.reward, engine.released) == (1.0, 1)
 
 
 async def test_conveniences_follow_from_the_five(tmp_path: Path) -> None:
-    async with Folders(tmp_path) as engine, engine.session() as sandbox:
+    async with plain_engine(tmp_path) as engine, engine.session() as sandbox:
         ran = await sandbox.run_python("import m; print(m.X, input())", stdin="in\n", files={"m.py": "X = 1"})
         assert ran.stdout == "1 in\n"
         await sandbox.write_files({"a/b c": b"\xff", "a/d": "text"})
@@ -98,23 +60,23 @@ async def test_conveniences_follow_from_the_five(tmp_path: Path) -> None:
 
 
 async def test_a_missing_capability_is_a_usage_error(tmp_path: Path) -> None:
-    sandbox = await Folders(tmp_path).acquire()
-    with pytest.raises(UsageError, match="Folder can't judge code"):
+    sandbox = PlainSandbox(tmp_path)
+    with pytest.raises(UsageError, match="PlainSandbox can't judge code"):
         Judging.of(sandbox)
-    with pytest.raises(UsageError, match="Folder can't keep sessions of an interpreter"):
+    with pytest.raises(UsageError, match="PlainSandbox can't keep sessions of an interpreter"):
         Interpreters.of(sandbox)
 
 
 @pytest.mark.parametrize("fields", [{"packages": ("numpy",)}, {"writable": ("/app",)}, {"allow": ("example.com",)}])
 def test_a_simple_engine_refuses_what_it_does_not_know(tmp_path: Path, fields: dict[str, Any]) -> None:
-    engine = Folders(tmp_path)
-    with pytest.raises(UsageError, match=f"the folders engine has no '{next(iter(fields))}'"):
+    engine = plain_engine(tmp_path)
+    with pytest.raises(UsageError, match=f"the plain engine has no '{next(iter(fields))}'"):
         engine.check(SandboxSpec(**fields))
     engine.check(SandboxSpec(memory_mb=64))
 
 
 async def test_a_long_listing_is_an_error(tmp_path: Path) -> None:
-    class Cut(Folder):
+    class Cut(PlainSandbox):
         async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
             return ExecResult(0, truncated=True)
 

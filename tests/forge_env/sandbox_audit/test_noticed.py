@@ -15,9 +15,10 @@ from forge_env.errors import SandboxError
 from forge_env.sandbox import ExecResult, Sandbox, SandboxEngine, SandboxSpec, Usage
 from forge_env.sandbox_audit.attacks import ATTACKS, LEAK, Attack
 from forge_env.sandbox_audit.audit import Neighbour, carry_out, differences, neighbour, try_attack
+from tests.forge_env.sandbox.plain import PlainEngine
 from tests.sandboxes.conftest import engine_fixture
 
-from .unguarded import ForgetfulEngine, UnguardedSandbox, all_powerful
+from .unguarded import UnguardedSandbox, all_powerful
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 INNOCENT = Attack("innocent", "leftovers", "Do nothing.", "print(1)")
@@ -53,7 +54,7 @@ async def test_cheating_is_noticed(attack: Attack, tmp_path: Path) -> None:
 @pytest.mark.parametrize("attack", _named("leftovers"))
 async def test_leaving_something_is_noticed(engine: SandboxEngine, witness: Neighbour, attack: Attack) -> None:
     async with engine.session() as sandbox:
-        problems = await try_attack(ForgetfulEngine(sandbox), attack, witness)
+        problems = await try_attack(PlainEngine(sandbox), attack, witness)
     assert any(
         "were left" in problem or "no longer works" in problem or "does not work" in problem for problem in problems
     ), problems
@@ -61,11 +62,11 @@ async def test_leaving_something_is_noticed(engine: SandboxEngine, witness: Neig
 
 async def test_innocence_is_not_accused(engine: SandboxEngine, witness: Neighbour) -> None:
     async with engine.session() as sandbox:
-        assert await try_attack(ForgetfulEngine(sandbox), INNOCENT, witness) == []
+        assert await try_attack(PlainEngine(sandbox), INNOCENT, witness) == []
     honest = "def f(x): return {1: 70417, 2: 80231}[x]"
     async with engine.session() as sandbox:
         attack = Attack("honest", "cheating", "Be honest.", honest, earns=2)
-        assert await try_attack(ForgetfulEngine(sandbox), attack, witness) == []
+        assert await try_attack(PlainEngine(sandbox), attack, witness) == []
 
 
 async def test_every_change_is_noticed(witness: Neighbour) -> None:
@@ -93,7 +94,7 @@ async def test_an_attack_that_ends_late_each_time_is_noticed(tmp_path: Path) -> 
 
 
 async def test_a_lost_sandbox_is_noticed(engine: SandboxEngine, witness: Neighbour) -> None:
-    class Losing(ForgetfulEngine):
+    class Losing(PlainEngine):
         async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
             raise SandboxError("gone")
 

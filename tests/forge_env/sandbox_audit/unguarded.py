@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from forge_env.sandbox import (
-    CallsResult,
-    ExecResult,
-    Judging,
-    Limits,
-    Sandbox,
-    SandboxEngine,
-    SandboxSpec,
-    TestsResult,
-    Usage,
-)
+from forge_env.sandbox import CallsResult, ExecResult, Judging, Limits, TestsResult
+from tests.forge_env.sandbox.plain import PlainSandbox
 
 PYTHON = (sys.executable, "-S")
 """Without the packages that are installed: it starts in a third of the time."""
@@ -40,45 +28,10 @@ for name, value in list(names.items()):
 """
 
 
-class UnguardedSandbox(Sandbox, Judging):
+class UnguardedSandbox(PlainSandbox, Judging):
     """A folder and plain processes of this user. For attacks that are known to be harmless."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: str | bytes = "",
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        limits: Limits | None = None,
-    ) -> ExecResult:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            cwd=self.folder,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            output, errors = await asyncio.wait_for(process.communicate(), 60)
-        finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        text = output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
-        return ExecResult(process.returncode, None, *text, usage=Usage())
-
-    async def run_python(
-        self,
-        code: str,
-        *,
-        stdin: str | bytes = "",
-        files: Mapping[str, str | bytes] | None = None,
-        limits: Limits | None = None,
-    ) -> ExecResult:
+    async def run_python(self, code: str, **_: Any) -> ExecResult:
         return await self.exec([*PYTHON, "-c", code])
 
     async def run_calls(self, code: str, calls: Sequence[str], *, limits: Limits | None = None) -> CallsResult:
@@ -89,26 +42,6 @@ class UnguardedSandbox(Sandbox, Judging):
             (self.folder / name).write_text(text)
         result = await self.exec([*PYTHON, "-B", "judge.py"])
         return TestsResult(result.exit_code == 0, 1, [], result)
-
-    async def write_file(self, path: str, data: str | bytes) -> None:
-        (self.folder / path).write_bytes(data.encode() if isinstance(data, str) else data)
-
-    async def read_file(self, path: str) -> bytes:
-        return (self.folder / path).read_bytes()
-
-
-class ForgetfulEngine(SandboxEngine):
-    """Hands out one and the same sandbox without cleaning it in between."""
-
-    name = "forgetful"
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-
-    async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
-        return self.sandbox
-
-    async def release(self, sandbox: Sandbox) -> None: ...
 
 
 def all_powerful() -> bool:

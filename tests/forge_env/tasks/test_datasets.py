@@ -31,6 +31,12 @@ ROWS = [{"question": f"{i} + 1?", "answer": str(i + 1), "level": i % 3 + 1} for 
 COLUMNS = {"prompt": "question", "gold": "answer", "answer": "answer", "difficulty": "level"}
 
 
+def written(path: Path, *rows: dict[str, Any]) -> Path:
+    """A file of rows, one a line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 class QAConfig(SingleTurnConfig):
     dataset: DatasetConfig
 
@@ -72,7 +78,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
         pa = pytest.importorskip("pyarrow")
         pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_pylist(ROWS), tmp_path / "all.parquet")
         return {"path": str(tmp_path / "all.parquet")}
-    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    written(tmp_path / "all.jsonl", *ROWS)
     if kind == "jsonl":
         return {"path": str(tmp_path / "all.jsonl")}
     pytest.importorskip("datasets")
@@ -118,7 +124,7 @@ async def test_any_source_makes_an_environment(source: dict[str, Any]) -> None:
 
 def test_splits_may_be_files_or_the_datasets_own(tmp_path: Path) -> None:
     for name, rows in (("a", ROWS[:3]), ("b", ROWS[3:5])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        written(tmp_path / f"{name}.jsonl", *rows)
     for path, splits in (
         (tmp_path, {"train": "a", "eval": "b"}),
         (tmp_path / "a.jsonl", {"train": "a.jsonl", "eval": "b.jsonl"}),
@@ -231,7 +237,7 @@ def test_a_hub_that_is_out_of_reach_is_said_at_once() -> None:
     ],
 )
 def test_mistakes_are_named(changes: dict[str, Any], expected: str | None, tmp_path: Path) -> None:
-    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    written(tmp_path / "all.jsonl", *ROWS)
     config = DatasetConfig.model_validate({"path": str(tmp_path / "all.jsonl"), "columns": COLUMNS, **changes})
     if expected is None:
         with pytest.raises(UsageError, match="no tasks for split 'eval'"):
@@ -244,6 +250,7 @@ def test_mistakes_are_named(changes: dict[str, Any], expected: str | None, tmp_p
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
+        ("bad.jsonl", b'{"prompt": "a"}\n\n[1]\n', "line 3: a row is a JSON object"),
         (
             "latin.jsonl",
             b'{"prompt": "a"}\n{"prompt": "\xe9"}\n',
@@ -290,33 +297,27 @@ def test_a_path_alone_will_do(tmp_path: Path) -> None:
     assert load_tasks(str(tmp_path / "sums.csv")) is load_tasks(tmp_path / "sums.csv")
 
 
-@pytest.mark.parametrize("folder", [False, True])
-def test_a_file_that_changed_is_read_again(folder: bool, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
+@pytest.mark.parametrize(
+    ("path", "splits"), [("", {}), ("rows.jsonl", {}), ("other.jsonl", {"train": "rows.jsonl"})]
+)
+def test_a_file_that_changed_is_read_again(path: str, splits: dict[str, str], tmp_path: Path) -> None:
+    config = DatasetConfig(path=str(tmp_path / path), splits=splits)
     for gold in ("1", "2", "12"):
-        path.write_text(json.dumps({"prompt": "p", "gold": gold}) + "\n")
-        assert load_tasks(tmp_path if folder else path)[0].gold == gold
-
-
-def test_a_file_of_a_split_that_changed_is_read_again(tmp_path: Path) -> None:
-    config = DatasetConfig(path=str(tmp_path / "train.jsonl"), splits={"eval": "eval.jsonl"})
-    for gold in ("1", "2"):
-        (tmp_path / "eval.jsonl").write_text(json.dumps({"prompt": "p", "gold": gold}) + "\n")
-        assert load_tasks(config, "eval")[0].gold == gold
+        written(tmp_path / "rows.jsonl", {"prompt": "p", "gold": gold})
+        assert load_tasks(config, "train")[0].gold == gold
 
 
 def test_a_row_that_lacks_a_column_is_named(tmp_path: Path) -> None:
     rows = [{"question": "1 + 1", "answer": "2"}, {"question": "2 + 2"}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = DatasetConfig(path=str(tmp_path / "rows.jsonl"), columns={"prompt": "question", "gold": "answer"})
+    path = written(tmp_path / "rows.jsonl", *rows)
+    config = DatasetConfig(path=str(path), columns={"prompt": "question", "gold": "answer"})
     with pytest.raises(UsageError, match=r"rows.jsonl, row 1, unlike those before it, has no column 'answer'"):
         load_tasks(config, "train")
 
 
 def one_task(tmp_path: Path, row: dict[str, Any], **columns: str | None) -> fe.Task:
-    (tmp_path / "one.jsonl").write_text(json.dumps({"prompt": "p", **row}) + "\n")
-    tasks = load_tasks(DatasetConfig(path=str(tmp_path / "one.jsonl"), eval_fraction=0.0, columns=columns), "train")
-    return tasks[0]
+    path = written(tmp_path / "one.jsonl", {"prompt": "p", **row})
+    return load_tasks(DatasetConfig(path=str(path), eval_fraction=0.0, columns=columns), "train")[0]
 
 
 @pytest.mark.parametrize(
@@ -349,12 +350,6 @@ def test_a_column_can_be_mapped_or_left_alone(tmp_path: Path) -> None:
         one_task(tmp_path, {"prompt": ["chat"]})
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n\n[1]\n')
-    with pytest.raises(UsageError, match="line 3: a row is a JSON object"):
-        load_tasks(DatasetConfig(path=str(tmp_path / "bad.jsonl"), eval_fraction=0.0), "train")
-
-
 @given(st.integers(1, 50), st.integers(), st.integers(0, 5))
 def test_every_epoch_is_a_permutation(count: int, seed: int, epoch: int) -> None:
     order = TaskOrder(count, seed=seed)
@@ -382,7 +377,7 @@ def test_a_mixture_uses_every_task_of_a_component_once_and_in_proportion(weights
 
 
 async def test_a_mixture_plays_the_environments_it_is_made_of(tmp_path: Path) -> None:
-    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    written(tmp_path / "all.jsonl", *ROWS)
     fe.register("qa", QA)
     fe.register("golden", Golden)
     options = {"dataset": {"path": str(tmp_path / "all.jsonl"), "columns": COLUMNS}}
@@ -433,8 +428,7 @@ PARTS = [{"type": "text", "text": "2 + 2?"}]
 def test_rows_of_other_frameworks(
     tmp_path: Path, row: dict[str, Any], columns: dict[str, str | None], shown: list[Any], gold: str | None
 ) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row) + "\n")
+    path = written(tmp_path / "rows.jsonl", row)
     [task] = load_tasks(DatasetConfig(path=str(path), eval_fraction=0.0, columns=columns), "train")  # type: ignore[misc]
     assert [
         message.to_openai() for message in QA(QAConfig(dataset=DatasetConfig(path=str(path)))).prompt(task)
@@ -458,8 +452,7 @@ def test_rows_of_other_frameworks(
     ],
 )
 def test_rows_that_are_no_tasks(tmp_path: Path, row: dict[str, Any], columns: dict[str, str], said: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row) + "\n")
+    path = written(tmp_path / "rows.jsonl", row)
     with pytest.raises(UsageError, match=said):
         load_tasks(DatasetConfig(path=str(path), eval_fraction=0.0, columns=columns), "train")
 
@@ -469,8 +462,7 @@ def test_rows_that_are_no_tasks(tmp_path: Path, row: dict[str, Any], columns: di
     [(1, "B"), ("1", "B"), ("4", "C"), ("C", "C"), ("D", "D"), (7, 7), ("7", "7"), (True, True), (None, None)],
 )
 def test_the_answer_among_choices_becomes_a_letter(tmp_path: Path, answer: object, letter: object) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"q": "2 + 2?", "c": ["3", "5", "4", 22], "answer": answer}) + "\n")
+    path = written(tmp_path / "rows.jsonl", {"q": "2 + 2?", "c": ["3", "5", "4", 22], "answer": answer})
     columns = {"prompt": "q", "choices": "c", "answer": "answer"}
     [task] = load_tasks({"path": str(path), "columns": columns})  # type: ignore[misc]
     assert task.prompt == "2 + 2?\n\nA. 3\nB. 5\nC. 4\nD. 22"
@@ -507,8 +499,7 @@ def test_fields_and_rows_of_any_size(tmp_path: Path) -> None:
 
 
 def test_a_dictionary_says_where_tasks_come_from(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"question": "1 + 1?", "gold": "2"}')
+    path = written(tmp_path / "a.jsonl", {"question": "1 + 1?", "gold": "2"})
     (task,) = load_tasks({"path": str(path), "columns": {"prompt": "question"}}, "eval")
     assert (task.prompt, task.gold) == ("1 + 1?", "2")
     with pytest.raises(UsageError, match="colums: unknown key"):

@@ -63,9 +63,9 @@ class WithServer(fe.ToolEnvironment):
         await self.server.close()
 
 
-def in_process() -> Any:
+def in_process(source: str = SERVER) -> Any:
     namespace: dict[str, Any] = {"__name__": "server"}
-    exec(SERVER, namespace)
+    exec(source, namespace)
     return namespace["server"]
 
 
@@ -283,10 +283,8 @@ if __name__ == "__main__":
 
 
 async def test_tools_change_with_the_servers_list() -> None:
-    namespace: dict[str, Any] = {"__name__": "server"}
-    exec(DOORS, namespace)
     env = WithServer()
-    env.target = namespace["server"]
+    env.target = in_process(DOORS)
     await env.reset(seed=0)
     assert [tool.name for tool in env.tools] == ["door_open", "knock"]
     (answer,), *_ = await env.step(fe.call_tool("door_open"))
@@ -302,9 +300,6 @@ async def test_tools_change_with_the_servers_list() -> None:
 
 
 async def test_a_new_tool_with_the_name_of_another_gets_a_number() -> None:
-    namespace: dict[str, Any] = {"__name__": "server"}
-    exec(DOORS.replace('name="door open"', 'name="lock"'), namespace)
-
     class Locked(WithServer):
         @fe.tool
         def lock(self) -> str:
@@ -312,7 +307,7 @@ async def test_a_new_tool_with_the_name_of_another_gets_a_number() -> None:
             return "locked"
 
     env = Locked()
-    env.target = namespace["server"]
+    env.target = in_process(DOORS.replace('name="door open"', 'name="lock"'))
     await env.reset(seed=0)
     await env.step(fe.call_tool("door_open"))
     assert [tool.name for tool in env.tools] == ["lock", "door_open", "lock_2"]
@@ -325,9 +320,7 @@ async def test_a_new_tool_with_the_name_of_another_gets_a_number() -> None:
 async def test_an_answer_is_kept_if_the_changed_tools_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     from forge_env.tools import mcp as module
 
-    namespace: dict[str, Any] = {"__name__": "server"}
-    exec(DOORS, namespace)
-    server = await McpServer.connect(namespace["server"])
+    server = await McpServer.connect(in_process(DOORS))
 
     async def fail(client: Any) -> Any:
         raise mcp.MCPError(-32603, "busy")
@@ -364,10 +357,8 @@ async def served(wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> AsyncI
     """The address of a server of doors over HTTP."""
     from forge_env.http.server import serve
 
-    namespace: dict[str, Any] = {"__name__": "server"}
-    exec(DOORS, namespace)
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    app = wrap(namespace["server"].streamable_http_app())
+    app = wrap(in_process(DOORS).streamable_http_app())
     running = asyncio.create_task(serve(app, "127.0.0.1", 0, ready=ready.set_result))
     try:
         yield f"http://127.0.0.1:{await ready}/mcp"
