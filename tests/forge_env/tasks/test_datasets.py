@@ -297,9 +297,7 @@ def test_a_path_alone_will_do(tmp_path: Path) -> None:
     assert load_tasks(str(tmp_path / "sums.csv")) is load_tasks(tmp_path / "sums.csv")
 
 
-@pytest.mark.parametrize(
-    ("path", "splits"), [("", {}), ("rows.jsonl", {}), ("other.jsonl", {"train": "rows.jsonl"})]
-)
+@pytest.mark.parametrize(("path", "splits"), [("", {}), ("rows.jsonl", {}), ("other.jsonl", {"train": "rows.jsonl"})])
 def test_a_file_that_changed_is_read_again(path: str, splits: dict[str, str], tmp_path: Path) -> None:
     config = DatasetConfig(path=str(tmp_path / path), splits=splits)
     for gold in ("1", "2", "12"):
