@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 import forge_env as fe
-from forge_env.policy import Policy, PolicySession, Reply
+from forge_env.policy import Policy
 from forge_env.rollout.episode import episode_seed
 from forge_env.rollout.recorded import Answers, Tasks, play_again
-from forge_env.rollout.scripted import GoldPolicy
+from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.trajectory import Trajectory
 from forge_env.types import Message
 
 SEED = 3
+HELLO = ReplayPolicy(["hello"] * 2)
 
 
 class Moody(fe.Environment):
@@ -38,15 +39,6 @@ class Moody(fe.Environment):
         self._turns += 1
         done = self._turns == 2
         return [Message(role="user", content=f"mood {self.mood}")], float(self.mood * done), done, False, {}
-
-
-class Hello(Policy):
-    def session(self, tools: Any, *, seed: int | None = None) -> Any:
-        class Session(PolicySession):
-            async def reply(self, observation: Any) -> Reply:
-                return Reply(Message(role="assistant", content="hello"))
-
-        return Session()
 
 
 async def recorded(make: Callable[[], fe.Environment], policy: Policy, index: int) -> Trajectory:
@@ -82,7 +74,7 @@ async def test_a_deterministic_environment_answers_alike() -> None:
 
 
 async def test_the_first_other_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    episodes = [await recorded(Moody, Hello(), index) for index in range(3)]
+    episodes = [await recorded(Moody, HELLO, index) for index in range(3)]
     assert not (await play_again(episodes, Moody, SEED)).different
     assert (await play_again(episodes[:1], Moody, SEED + 1)).different == ["train-0-0, turn 1: other messages"]
     monkeypatch.setattr(Moody, "mood", 2)
@@ -95,7 +87,7 @@ async def test_the_first_other_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_what_can_not_be_played_again_is_counted() -> None:
-    episode = await recorded(Moody, Hello(), 0)
+    episode = await recorded(Moody, HELLO, 0)
     others = [
         dataclasses.replace(episode, task_id="task z"),
         dataclasses.replace(episode, opponents={"black": "random"}),
