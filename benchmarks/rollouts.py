@@ -269,7 +269,9 @@ async def play(case: Case, scratch: Path) -> Measured:
         run.folder.release()
 
 
-async def play_groups(case: Case, rollouts: Rollouts, buffer: LocalReplayBuffer[Any], pids: Mapping[str, int]) -> Measured:
+async def play_groups(
+    case: Case, rollouts: Rollouts, buffer: LocalReplayBuffer[Any], pids: Mapping[str, int]
+) -> Measured:
     """Play all groups and measure from the first ticket to the last step."""
     if case.counted:
         tracemalloc.start()
