@@ -132,10 +132,6 @@ def parse_python(source: str, mode: Literal["exec", "eval"] = "exec") -> ast.AST
     CPython 3.11 shares one recursion counter between threads. If a garbage collection during a parse lets another
     thread parse, the counter is wrong and the first parse fails with SystemError (CPython issue 106905). The source is
     valid, so it is parsed again.
-
-    Raises:
-        SyntaxError: as in `ast.parse`, and for code that is nested too deeply for the parser.
-        ValueError: as in `ast.parse`.
     """
     for _ in range(PARSE_TRIES - 1):
         with suppress(SystemError):

@@ -14,11 +14,7 @@ Kind = Literal["model", "dataset", "space"]
 
 
 def repository_of(target: str) -> str | None:
-    """Return OWNER/NAME of a target on the hub, or None if the target is a path.
-
-    Raises:
-        UsageError: it begins with `hub:` and names no repository.
-    """
+    """Return OWNER/NAME of a target on the hub, or None if the target is a path."""
     if not target.startswith(HUB):
         return None
     name = target.removeprefix(HUB)

@@ -29,9 +29,6 @@ def atif(trajectory: Trajectory, model: str = "") -> dict[str, Any]:
     """Convert an episode to an ATIF document, JSON-ready.
 
     Prompt tokens are only counted; sampled tokens are included with their log-probabilities.
-
-    Args:
-        model: name of the model, or "" if unknown.
     """
     seats: dict[str, list[Turn]] = {}
     for turn in trajectory.turns:
@@ -139,7 +136,6 @@ def write_inspect(trajectories: Iterable[Trajectory], path: Path, *, model: str 
 
     Args:
         trajectories: from an evaluation; for equal ids, the last one is used.
-        model: name of the model, or "" if unknown.
         created: time of the evaluation, in seconds since the epoch.
     """
     episodes = {episode.id: episode for episode in trajectories}

@@ -190,12 +190,7 @@ LISTENERS = (
 
 
 def matching(kind: str, address: str, command: str) -> list[Listener]:
-    """Find the entries that describe a socket.
-
-    Args:
-        kind: "unix" or "tcp".
-        address: a path, or HOST:PORT.
-    """
+    """Find the entries that describe a socket."""
     text = f"{kind}:{address}"
     return [each for each in LISTENERS if command in each.commands and re.fullmatch(each.pattern, text)]
 

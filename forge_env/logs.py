@@ -32,12 +32,7 @@ class _Formatter(logging.Formatter):
 
 @contextmanager
 def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Iterator[None]:
-    """Write the log to `path` while the block runs; the file is created with its first line.
-
-    Args:
-        level: minimum level of the packages `OWN`.
-        debug: log everything, and to stderr as well.
-    """
+    """Write the log to `path` while the block runs; the file is created with its first line."""
     learn_environment()
     handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8", delay=True)]
     if debug:

@@ -148,14 +148,7 @@ def _number(kind: Callable[[str], T], text: str) -> T:
 
 
 def whole_lines(file: BinaryIO, longest: int = LONGEST_LINE) -> Iterator[Line]:
-    """Yield the lines of a file from its current position; an incomplete last line is omitted.
-
-    Args:
-        longest: maximum bytes of a line; the text of a longer one is omitted.
-
-    Raises:
-        UnsafeFileError: a line is longer than `LONGEST_SKIPPED`.
-    """
+    """Yield the lines of a file from its current position; an incomplete last line is omitted."""
     offset = file.tell()
     while (text := file.readline(longest)).endswith(b"\n") or len(text) == longest:
         length = len(text)
@@ -195,9 +188,6 @@ def regular_files(folder: Path, root: Path) -> list[os.DirEntry[str]]:
     """List the regular files in a folder, including links that stay below `root`.
 
     The list is empty if the folder itself is not below `root`.
-
-    Raises:
-        OSError: the folder is missing or unreadable.
     """
     if not is_below(folder, root):
         return []
@@ -211,11 +201,7 @@ def regular_files(folder: Path, root: Path) -> list[os.DirEntry[str]]:
 
 
 def check_files(folder: Path, root: Path) -> None:
-    """Check that a folder contains, at any depth, only regular files below `root`.
-
-    Raises:
-        UnsafeFileError: for the first other file.
-    """
+    """Check that a folder contains, at any depth, only regular files below `root`."""
     for path in sorted(folder.rglob("*")):
         if not path.is_dir() and (why := unsafe(path, root=root)):
             raise UnsafeFileError(why, fix="remove it")

@@ -92,12 +92,7 @@ def names_secret(name: str) -> bool:
 
 
 def learn(value: Any, name: str = "") -> None:
-    """Register the secrets in settings, recognized by name, by format, or as part of a URL.
-
-    Args:
-        value: mappings, lists and strings, as read from a file or a command line.
-        name: dotted key of the value.
-    """
+    """Register the secrets in settings, recognized by name, by format, or as part of a URL."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             learn(item, f"{name}.{key}" if name else str(key))
@@ -219,8 +214,6 @@ def redact_json(text: bytes, exact: Sequence[str] = (), *, indent: int | None = 
     """Return a JSON text with secrets redacted; numbers stay numbers, and the values of the keys `exact` are unchanged.
 
     Args:
-        text: one JSON value; other text is redacted as plain text.
-        exact: see `redact_value`.
         indent: indentation of the JSON if it is rewritten because of a secret.
     """
     if not any(form in text for _, form, _ in _forms):

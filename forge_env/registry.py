@@ -192,9 +192,6 @@ def make_config(name: str, cls: type[Environment], options: dict[str, Any], at: 
 
     Args:
         at: dotted key of the options in a file; empty if they are not from a file.
-
-    Raises:
-        ConfigError: lists every problem.
     """
     options = {**given_in(name)[1], **options}
     source = Source("" if at else f"environment {name!r}", options)

@@ -26,9 +26,6 @@ def without_schema(data: Mapping[str, Any], name: str, newest: int = VERSION) ->
 
     Args:
         newest: newest supported version.
-
-    Raises:
-        UsageError: the version is invalid or newer than supported.
     """
     version = data.get(KEY, 1)
     if type(version) is not int or version < 1:

@@ -158,17 +158,14 @@ def _tool_calls(raw: dict[str, Any]) -> list[ToolCall]:
         function = _mapping(call.get("function"), f"the function of tool call {index}")
         if function.get("name") is None:
             raise MalformedAnswerError(f"tool call {index} has no name")
-        call_id = _call_id(call.get("id")) or f"call_{index}"
+        given_id = call.get("id")  # a number at some endpoints
+        text = str(given_id) if type(given_id) is int else _text(given_id, "the id of a tool call")
+        call_id = text or f"call_{index}"
         while call_id in seen:  # answers are matched by id
             call_id += f"_{index}"
         seen.add(call_id)
         calls.append(call_of(function["name"], function.get("arguments"), call_id))
     return calls
-
-
-def _call_id(value: Any) -> str:
-    """Id of a tool call as text; some endpoints send numbers."""
-    return str(value) if type(value) is int else _text(value, "the id of a tool call")
 
 
 def _read_tokens(reply: Reply, data: dict[str, Any], choice: dict[str, Any]) -> None:

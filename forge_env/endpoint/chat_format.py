@@ -96,11 +96,7 @@ class ChatFormat:
 
     @classmethod
     def of(cls, model: str) -> ChatFormat:
-        """The format of a checkpoint, from its recipe if a run of forge-env wrote it, otherwise from its folder.
-
-        Args:
-            model: a checkpoint's folder, or a name on the hub.
-        """
+        """The format of a checkpoint, from its recipe if a run of forge-env wrote it, otherwise from its folder."""
         folder = Path(model)
         if not folder.is_dir():
             name = next((name for pattern, name in _BY_NAME if re.search(pattern, model, re.IGNORECASE)), None)

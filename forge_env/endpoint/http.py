@@ -60,11 +60,7 @@ class Connections:
         allow_many_connections()
 
     async def exchange(self, method: str, path: str, body: Any = None, *, timeout_s: float) -> Any:
-        """Send JSON and return the JSON of a 2xx answer; the raw bytes of an event stream.
-
-        Raises:
-            EndpointError: the subclass names the cause.
-        """
+        """Send JSON and return the JSON of a 2xx answer; the raw bytes of an event stream."""
         deadline = asyncio.timeout(timeout_s)
         try:
             async with deadline:

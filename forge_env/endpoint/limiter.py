@@ -91,11 +91,7 @@ class Answers:
 
 
 class Comparison:
-    """Comparison of a known load with a larger one.
-
-    Args:
-        round_size: number of answers after which a load counts as known.
-    """
+    """Comparison of a known load with a larger one."""
 
     def __init__(self, round_size: int) -> None:
         self._round_size = max(FEWEST, round_size)

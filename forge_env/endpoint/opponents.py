@@ -26,9 +26,6 @@ def check_named(name: str, seats: tuple[str, ...], named: Named, at: str) -> Non
 
     Args:
         at: dotted configuration key of the opponents.
-
-    Raises:
-        UsageError: a seat or a player doesn't exist.
     """
     if not named:
         return
@@ -38,12 +35,7 @@ def check_named(name: str, seats: tuple[str, ...], named: Named, at: str) -> Non
 
 
 async def open_opponents(stack: AsyncExitStack, named: Named, at: str) -> dict[str, Policy]:
-    """Open the opponents' policies, by seat; `stack` closes them.
-
-    Raises:
-        UsageError: a player doesn't exist.
-        EndpointError: an endpoint doesn't answer.
-    """
+    """Open the opponents' policies, by seat; `stack` closes them."""
     opened: dict[str, Policy] = {}
     for seat, player in named.items():
         made = _made(player, f"{at}.{seat}")

@@ -123,11 +123,7 @@ async def evaluate_async(
 
 
 def _named_policy(model: Any) -> tuple[str, Policy | None]:
-    """The model's name for the record, and its policy if `model` is not just a name.
-
-    Raises:
-        UsageError: `model` is neither a name, a policy nor a function.
-    """
+    """The model's name for the record, and its policy if `model` is not just a name."""
     if isinstance(model, str):
         return model, None
     if isinstance(model, type):

@@ -236,9 +236,6 @@ def bounds(scores: Sequence[float], unscored: int, *, highest: float | None = 1.
     Args:
         highest: score of a perfect episode; None if unknown. The lowest is 0. A score beyond one of these limits
             replaces it.
-
-    Returns:
-        None if every sample has a score, or the highest score is unknown.
     """
     if unscored <= 0 or highest is None:
         return None

@@ -147,7 +147,7 @@ class Evaluation:
 
     def task(self, sample: Sample) -> Task:
         """The sample's task, as its environment creates it now."""
-        return self._sources[sample.label].task(sample.split, sample.index)
+        return self._sources[sample.label].task(sample.split, sample.index)[0]
 
     def _maker(self, choice: EnvironmentChoice, index: int) -> Callable[[], Environment]:
         known = self.classes.get(choice.name, choice.name)
@@ -337,9 +337,6 @@ class Evaluation:
         """The samples still to be played, without those that earlier processes played.
 
         Adds the usage of recorded samples to the meter, and the results of planned ones to `results`.
-
-        Raises:
-            UsageError: the tasks of finished samples have changed since they were played.
         """
         changed: set[str] = set()
         for trajectory, result in self.folder.results(self.config.score):
@@ -364,7 +361,7 @@ class Evaluation:
     def _has_task(self, sample: Sample, digest: str | None) -> bool:
         """Whether the sample's task has this digest; True if an older version recorded no digest."""
         try:
-            return digest is None or self._sources[sample.label].digest(sample.split, sample.index) == digest
+            return digest is None or self._sources[sample.label].task(sample.split, sample.index)[1] == digest
         except EnvironmentBugError:  # the task can no longer be created
             return False
 
@@ -425,11 +422,7 @@ def _new_folder(config: EvaluationConfig) -> Path:
 async def open_policy(
     stack: AsyncExitStack, config: EvaluationConfig, log_file: Path, note: Callable[[str], object]
 ) -> tuple[Policy, VLLMServer | None]:
-    """Open the model of a configuration, until the stack is closed: an endpoint, or a checkpoint behind vLLM.
-
-    Returns:
-        The policy, and the server that was started for it.
-    """
+    """Open the model of a configuration, until the stack is closed: an endpoint, or a checkpoint behind vLLM."""
     options: EndpointOptions = config
     server = None
     if options.model.startswith(VLLM):

@@ -135,12 +135,7 @@ class MeteredPolicy(Policy):
         return agent_code(f"{type(self.policy).__name__}.{method}", getattr(type(self.policy), method, None))
 
     def check(self) -> None:
-        """Check that another reply may be requested.
-
-        Raises:
-            LimitReached: the sample has reached a limit.
-            BudgetExhaustedError: the run's budget is used up.
-        """
+        """Check that another reply may be requested."""
         config, tried = self.config, self.tried
         if self.meter.exhausted:
             raise BudgetExhaustedError(f"the budget of {config.budget:g} is used up")

@@ -226,11 +226,7 @@ class NoSuchMetricError(UsageError):
 
 
 def check_score(score: str, label: str, env: Environment) -> None:
-    """Check that the environment has the metric, as far as known before an episode: `step` may add others.
-
-    Raises:
-        NoSuchMetricError: the environment has no metric of this name.
-    """
+    """Check that the environment has the metric, as far as known before an episode: `step` may add others."""
     methods = ("step", "truncate", "score")
     if score == "reward" or not isinstance(env, ToolEnvironment):
         return
@@ -246,11 +242,7 @@ INFO = ("index", "epoch", "max_reward", "usage", "credits", "branches", "task")
 
 
 def check_record(trajectory: Trajectory) -> None:
-    """Check that the runner could have written a record, as a damaged line may still parse as a trajectory.
-
-    Raises:
-        ValueError, TypeError, KeyError, AttributeError: the runner doesn't write such records.
-    """
+    """Check that the runner could have written a record, as a damaged line may still parse as a trajectory."""
     info = trajectory.info
     usage = info.get("usage", {})
     if unknown := [*(info.keys() - set(INFO)), *(usage.keys() - set(USAGE))]:
@@ -285,14 +277,7 @@ def in_plan(config: EvaluationConfig, trajectory: Trajectory) -> bool:
 
 
 def result_of(trajectory: Trajectory, score: str) -> SampleResult:
-    """Result of a stored trajectory.
-
-    Args:
-        score: "reward", or the name of the metric to report.
-
-    Raises:
-        NoSuchMetricError: a valid episode has no such metric.
-    """
+    """Result of a stored trajectory."""
     info, usage = trajectory.info, trajectory.info.get("usage", {})
     value, best = trajectory.reward, info.get("max_reward", 1.0)
     if score != "reward":

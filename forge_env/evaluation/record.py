@@ -66,11 +66,7 @@ class ResultsFolder(HeldFolder):
         return read_trajectories(self.samples, on_damage=self.damage.append, check=check_record, root=self.root)
 
     def results(self, score: str) -> Iterator[tuple[Trajectory, SampleResult]]:
-        """Read every record with its result, in order. A damaged metric name affects only its own sample.
-
-        Raises:
-            NoSuchMetricError: no valid sample of an environment has the metric `score`.
-        """
+        """Read every record with its result, in order. A damaged metric name affects only its own sample."""
         nameless: list[tuple[Trajectory, NoSuchMetricError]] = []
         named: set[str] = set()
         for trajectory in self.trajectories():

@@ -122,11 +122,7 @@ class ResultTable:
         return sums
 
     def latest(self, rank: Callable[[str], int]) -> NDArray[np.intp]:
-        """Rows in the order of epoch, index and environment; of rows with the same id, only the last one added.
-
-        Args:
-            rank: position of an environment in the order, from 0, by label; negative: its samples are left out.
-        """
+        """Rows by epoch, index and rank of the environment, if that is not negative; the last one added of each id."""
         import numpy as np
 
         if not len(self):

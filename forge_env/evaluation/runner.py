@@ -81,12 +81,7 @@ QUEUE = 2
 
 
 class WatchedEngine(LazyEngine):
-    """Counts the sandboxes in use and the requests for one. Waiting for a sandbox is not working time.
-
-    Args:
-        name: name of the engine, which the first sandbox starts.
-        given: a started engine to use instead.
-    """
+    """Counts the sandboxes in use and the requests for one. Waiting for a sandbox is not working time."""
 
     def __init__(self, name: str, given: SandboxEngine | None = None, **options: Any) -> None:
         super().__init__(name, **options)
@@ -144,10 +139,11 @@ class TaskSource:
     def __init__(self, make: Callable[[], Environment]) -> None:
         self.make = make
         self.environment = make()
-        self._made: Callable[[str, int], tuple[Task, str]] = lru_cache(maxsize=4096)(self._make_task)
+        self.task: Callable[[str, int], tuple[Task, str]] = lru_cache(maxsize=4096)(self._task)
         """Returns a task and its digest; caches the last few thousand for their next epoch."""
 
-    def _make_task(self, split: str, index: int) -> tuple[Task, str]:
+    def _task(self, split: str, index: int) -> tuple[Task, str]:
+        """The task as created, and its `task_digest` before any episode could change it."""
         with self.code("task", f"{split}/{index}"):
             task = self.environment.task(split, index)
         return task, task_digest(task)
@@ -156,14 +152,6 @@ class TaskSource:
         """Context for calls of an environment's method, for the task `of`."""
         name = f"{type(self.environment).__name__}.{method}"
         return environment_code(name, of, limit_s=self.environment.config.code_timeout_s)
-
-    def task(self, split: str, index: int) -> Task:
-        """The task as the environment creates it. Raises `EnvironmentBugError` if that fails or doesn't return."""
-        return self._made(split, index)[0]
-
-    def digest(self, split: str, index: int) -> str:
-        """`task_digest` of the task as created, before any episode could change it."""
-        return self._made(split, index)[1]
 
 
 @dataclass
@@ -193,7 +181,6 @@ class Runner:
         self._limiter = self.policy.limiter if isinstance(self.policy, EndpointPolicy) else None
         self._changed = asyncio.Event()
         self._running = 0
-        self._estimates_noted = self._crash_noted = False
         self._lost = 0  # samples lost since the last one that wasn't
         self._bugs = BugRate(config.max_bug_rate, "samples")
         self._told: set[str] = set()
@@ -295,7 +282,7 @@ class Runner:
             id=sample.id, environment=sample.label, task_id=f"{sample.split}/{sample.index}", split=sample.split
         )
         try:
-            task, digest = source.task(sample.split, sample.index), source.digest(sample.split, sample.index)
+            task, digest = source.task(sample.split, sample.index)
             trajectory.info["task"] = digest
             trajectory.task_id, trajectory.split = task.id, task.split
             trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)
@@ -318,20 +305,20 @@ class Runner:
             trajectory.valid, trajectory.turns = False, metered.turns
             if isinstance(error, ProgramCrashError):
                 trajectory.crash(error)
-                return self._noted(trajectory)
-            trajectory.error = f"{type(error).__name__}: {error}" if known else with_place(error)
-            log.error("sample %s: %s", sample.id, trajectory.error, exc_info=None if known else error)
-            if isinstance(error, EnvironmentBugError) and error.same not in self._told:
-                self._told.add(error.same)
-                self.events.note(f"a bug in the environment: {error}")
-        return self._noted(trajectory)
-
-    def _noted(self, trajectory: Trajectory) -> Trajectory:
-        """Report the first failure of the agent's code on the display."""
-        if trajectory.crashed and not self._crash_noted:
-            self._crash_noted = True
-            self.events.note(f"agent crashed: {trajectory.error}; such samples score 0")
+            else:
+                trajectory.error = f"{type(error).__name__}: {error}" if known else with_place(error)
+                log.error("sample %s: %s", sample.id, trajectory.error, exc_info=None if known else error)
+                if isinstance(error, EnvironmentBugError):
+                    self._note_once(error.same, f"a bug in the environment: {error}")
+        if trajectory.crashed:
+            self._note_once("crash", f"agent crashed: {trajectory.error}; such samples score 0")
         return trajectory
+
+    def _note_once(self, kind: str, text: str) -> None:
+        """Show the first message of a kind on the display."""
+        if kind not in self._told:
+            self._told.add(kind)
+            self.events.note(text)
 
     async def _record(self, sample: Sample, trajectory: Trajectory, metered: MeteredPolicy) -> None:
         used = metered.usage
@@ -365,7 +352,10 @@ class Runner:
         self.progress.environments[sample.label].add(result)
         if result.error_kind is not None and not result.is_bug:
             self.progress.lost[result.error_kind] += 1
-        self._note_estimates(result)
+        if result.estimated_requests and "estimates" not in self._told:
+            text = f"the endpoint does not count tokens: {ESTIMATED}; limits and budget use this estimate"
+            log.warning("%s", text)
+            self._note_once("estimates", text)
         self._watch_bugs(result)
         self._watch_losses(result)
         self.events.update()
@@ -373,14 +363,6 @@ class Runner:
     def _writing(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Run `work` in the writer's thread, after all earlier calls."""
         return asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
-
-    def _note_estimates(self, result: SampleResult) -> None:
-        """Warn once that limits and budget use estimated token counts."""
-        if result.estimated_requests and not self._estimates_noted:
-            self._estimates_noted = True
-            text = f"the endpoint does not count tokens: {ESTIMATED}; limits and budget use this estimate"
-            log.warning("%s", text)
-            self.events.note(text)
 
     def _hopeless(self, *, enough: int = REFUSED_SAMPLES) -> EndpointError | None:
         """The error that every other request will meet too, or None.

@@ -145,11 +145,7 @@ def headline(item: EnvironmentSummary, score_name: str) -> str:
 
 
 def exceptions(item: Mapping[str, Any]) -> list[str]:
-    """Describe samples that a score excludes, or counts as 0 because the agent's code failed; empty if there are none.
-
-    Args:
-        item: an `EnvironmentSummary` as in summary.json.
-    """
+    """Describe samples of an `EnvironmentSummary` (as in summary.json) that a score excludes or counts as crashes."""
     parts = []
     if (asked := item.get("asked", 0)) > (planned := item.get("planned", 0)):
         parts.append(f"{asked} requested, {planned} available")

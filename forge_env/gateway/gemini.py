@@ -147,14 +147,7 @@ class GeminiRequest(_Wire):
 
 
 def read_gemini(data: object, model: str = "", *, stream: bool = False) -> ModelRequest:
-    """Parse a request body.
-
-    Args:
-        model: the program's name for the model, from the address.
-
-    Raises:
-        RefusedRequestError: it is invalid or not supported.
-    """
+    """Parse a request body."""
     body = read(GeminiRequest, data)
     if body.cached_content:
         raise RefusedRequestError("cachedContent: not supported; send all contents")

@@ -132,11 +132,7 @@ class Wire(BaseModel):
 
 
 def read_json(body: bytes) -> Any:
-    """Parse a body as JSON, without lone surrogates, which no tokenizer accepts.
-
-    Raises:
-        RefusedRequestError: it isn't JSON.
-    """
+    """Parse a body as JSON, without lone surrogates, which no tokenizer accepts."""
     try:
         text = body.decode("utf-8", "replace")
         value = json.loads(text)

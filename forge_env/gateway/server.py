@@ -159,9 +159,6 @@ class Access:
         """Parse a body; return its JSON and the request. Bodies are parsed one at a time, large ones in a thread.
 
         The messages are charged to the episode: an earlier response adds thousands to a short body.
-
-        Raises:
-            RefusedRequestError: it isn't JSON, or not a valid request of this kind.
         """
 
         def reading() -> tuple[Any, ModelRequest]:

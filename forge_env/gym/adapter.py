@@ -117,11 +117,7 @@ class GymnasiumEnvironment(Environment):
 
     @property
     def game(self) -> gymnasium.Env[Any, Any]:
-        """The wrapped environment, made on first use.
-
-        Raises:
-            UsageError: it doesn't exist, or its spaces can't be expressed as text.
-        """
+        """The wrapped environment, made on first use."""
         if self._env is None:
             self._env = make_game(
                 self.config.env_id, self.config.env_options, self.config.actions, show=self.config.show

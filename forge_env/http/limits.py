@@ -81,16 +81,7 @@ class RefusedRequestError(Exception):
 
 
 def check_structure(body: bytes) -> int:
-    """Check the structure of a JSON text before it is parsed, in linear time.
-
-    Returns:
-        An upper bound on the commas, colons and opening brackets outside of strings. Values and keys exceed their
-        number by at most one.
-
-    Raises:
-        RefusedRequestError: there are more than `MAX_STRUCTURE`, arrays and objects are nested more than `MAX_NESTING`
-            levels deep, or it has NUL bytes, so it isn't JSON in UTF-8.
-    """
+    """Check a JSON text in linear time before it is parsed; return an upper bound on its marks (see `structure`)."""
     if b"\0" in body:
         raise RefusedRequestError("the body is not JSON in UTF-8: it has NUL bytes")
     marks = body.translate(None, _NO_MARKS)  # usually few enough, even if those in strings are counted
@@ -103,11 +94,7 @@ def check_structure(body: bytes) -> int:
 
 
 def structure(body: bytes) -> tuple[int, int]:
-    """Count the commas, colons and opening brackets of a JSON text outside of strings, and determine its depth.
-
-    Raises:
-        RefusedRequestError: the number is above `MAX_STRUCTURE`.
-    """
+    """Commas, colons and opening brackets of a JSON text outside of strings, at most `MAX_STRUCTURE`; its depth."""
     strings = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     if strings.count(b'"') > 2 * (MAX_STRUCTURE + 1):  # every string but one needs a comma, colon or bracket
         raise _too_much()
@@ -279,12 +266,7 @@ class RequestLimits:
             body.drop()
 
     async def _read(self, body: _Body, headers: Headers, receive: Receive) -> bool:
-        """Read a body to its end. Returns False if the client disconnected.
-
-        Raises:
-            RefusedRequestError: the body is refused. It was read and dropped, unless it is longer than `MAX_DRAINED`,
-                or its client waits for permission to send it (`Expect`).
-        """
+        """Read a body to its end. Returns False if the client disconnected."""
         length = headers.get("content-length", "")
         declared = int(length) if length.isdecimal() and len(length) < 20 else 0
         body.check(declared)

@@ -31,10 +31,6 @@ async def serve(
 ) -> None:
     """Serve until cancelled.
 
-    Args:
-        port: port to listen on; 0 lets the system choose one.
-        ready: called with the port once the server listens.
-
     Raises:
         UsageError: the server can't listen on this address.
     """

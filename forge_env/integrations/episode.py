@@ -101,12 +101,7 @@ class Episode:
         return self._trajectory
 
     async def start(self) -> Observation:
-        """Reset the environment and return the first messages.
-
-        Raises:
-            InfrastructureError: the reset failed.
-            EnvironmentBugError: the environment's code failed.
-        """
+        """Reset the environment and return the first messages."""
         play = run_episode(
             self._make, self._caller, task=self._task, environment_name=self._name, retry=Retry(attempts=0)
         )
@@ -118,15 +113,11 @@ class Episode:
     async def answer(self, action: Action, *, cut: bool = False) -> Observation | None:
         """Apply one assistant message.
 
-        Args:
-            cut: whether a limit of tokens cut it.
-
         Returns:
             The messages that are new to the agent, or None if the episode is over.
 
         Raises:
             InfrastructureError: the episode is lost: it has no score.
-            EnvironmentBugError: the environment's code failed.
         """
         return await self._give(Reply(as_message(action), stop_reason="length" if cut else "stop"))
 

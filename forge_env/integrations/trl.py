@@ -185,11 +185,7 @@ class _Game:
         return ids
 
     def _following(self, observation: Observation, *, ended: bool) -> list[int]:
-        """Tokens between two answers, as the template writes them for `observation`.
-
-        Args:
-            ended: whether the model sampled the end of its turn.
-        """
+        """Tokens between two answers, as the template writes them for `observation`."""
         answer: dict[str, Any] = {"role": "assistant", "content": MARK}
         if observation[0].role == "tool":
             function = {"name": observation[0].name or "tool", "arguments": {}}

@@ -251,11 +251,7 @@ def _text(text: str) -> types.CallToolResult:
 
 
 def _with_episode_id(tools: list[types.Tool]) -> list[types.Tool]:
-    """Add the argument `episode_id` to tools, and the tools that begin and end an episode.
-
-    Raises:
-        MCPError: the environment uses one of the names itself.
-    """
+    """Add the argument `episode_id` to tools, and the tools that begin and end an episode."""
     for tool in tools:
         if tool.name in (BEGIN, END) or EPISODE_ID in tool.input_schema.get("properties", {}):
             message = f"the tool {tool.name!r} has a name or argument that MCP {LATEST_MODERN_VERSION} needs: rename it"
@@ -290,12 +286,7 @@ class RpcRequest(BaseModel):
 
 
 async def answer_rpc(data: Any, sessions: Sessions, own: Session | None = None) -> dict[str, Any]:
-    """Answer one JSON-RPC request.
-
-    Args:
-        data: its JSON value, or the `WireError` raised when it was parsed.
-        own: session of the WebSocket that carried the request, if any.
-    """
+    """Answer one JSON-RPC request."""
     request_id: Any = None
     try:
         request = _parse(data)

@@ -102,9 +102,6 @@ def app_of(
 
     `app.state.sessions` holds its sessions; they are closed when the application shuts down. Clients may address it by
     IP address, by a name of this machine, by `names`, and by the names in the environment variable FORGE_ENV_NAMES.
-
-    Raises:
-        UsageError: the environment or one of its options doesn't exist.
     """
     cls = environment_class(name)
     make_config(name, cls, options)
@@ -113,21 +110,6 @@ def app_of(
     mcp = McpEndpoint(name, __version__, sessions)
     about = {"name": name, "description": summary_of(cls) or name, "version": __version__}
 
-    async def health(request: Request) -> JSONResponse:
-        return JSONResponse({"status": "healthy"})
-
-    async def metadata(request: Request) -> JSONResponse:
-        return JSONResponse(about)
-
-    async def schema(request: Request) -> JSONResponse:
-        return JSONResponse(schemas())
-
-    async def connect(socket: WebSocket) -> None:
-        await Connection(socket, sessions).run()
-
-    async def connect_tools(socket: WebSocket) -> None:
-        await ToolConnection(socket, sessions).run()
-
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with engine, mcp.run():
@@ -135,13 +117,13 @@ def app_of(
             await sessions.close_all()
 
     routes = [
-        Route("/health", health),
-        Route("/metadata", metadata),
-        Route("/schema", schema),
+        Route("/health", JSONResponse({"status": "healthy"}), methods=["GET"]),
+        Route("/metadata", JSONResponse(about), methods=["GET"]),
+        Route("/schema", JSONResponse(schemas()), methods=["GET"]),
         Route("/metrics", Metrics(name, sessions).answer),
         *http_routes(sessions, name, cls.splits),
-        WebSocketRoute("/ws", connect),
-        WebSocketRoute("/mcp", connect_tools),
+        WebSocketRoute("/ws", lambda socket: Connection(socket, sessions).run()),
+        WebSocketRoute("/mcp", lambda socket: ToolConnection(socket, sessions).run()),
         Route("/mcp", mcp),
     ]
     hosts = Hosts(max(MAX_OPEN, 4 * limits.max_sessions))
@@ -198,9 +180,6 @@ def http_routes(sessions: Sessions, name: str, splits: Sequence[str]) -> list[Ba
         response.delete_cookie(COOKIE)
         return response
 
-    async def document(request: Request) -> Response:
-        return JSONResponse(openapi(name, splits))
-
     def _session_id(given: Any, request: Request) -> str | None:
         if given is not None and not isinstance(given, str):
             raise WireError("VALIDATION_ERROR", "session_id is not a string")
@@ -219,7 +198,7 @@ def http_routes(sessions: Sessions, name: str, splits: Sequence[str]) -> list[Ba
         Route("/step", step, methods=["POST"]),
         Route("/close", close, methods=["POST"]),
         Route("/state", state),
-        Route("/openapi.json", document),
+        Route("/openapi.json", JSONResponse(openapi(name, splits)), methods=["GET"]),
     ]
 
 

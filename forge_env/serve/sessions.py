@@ -162,14 +162,7 @@ def parse_message(text: str) -> Any:
 
 
 def message_of(data: Any) -> dict[str, Any]:
-    """Validate one message of a client.
-
-    Args:
-        data: its JSON value, or the `WireError` raised when it was parsed.
-
-    Raises:
-        WireError: it is not a JSON object with a `type`.
-    """
+    """Validate one message of a client."""
     if isinstance(data, WireError):
         raise data
     if not isinstance(data, dict) or not isinstance(data.get("data", {}), dict):
@@ -264,11 +257,7 @@ class Session:
         return self._last is not None
 
     async def work(self, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """Compute an answer; the computation continues if the caller is cancelled.
-
-        Raises:
-            WireError: raised by `answer`, or the computation was stopped.
-        """
+        """Compute an answer; the computation continues if the caller is cancelled."""
         self.working = asyncio.create_task(answer)
         await asyncio.wait([self.working])
         if self.working.cancelled():
@@ -398,9 +387,6 @@ class Sessions:
 
         Args:
             named: whether requests name the session, instead of a connection holding it.
-
-        Raises:
-            WireError: all sessions are in use, or the environment can't be made.
         """
         count = len(self._sessions)
         if count >= self.limits.max_sessions:

@@ -146,7 +146,6 @@ def make_order(config: TasksSection, env: Environment, split: str, *, seed: int)
     """Create the order that a recipe configures; a plug-in is called with environment, split, seed and its options.
 
     Raises:
-        NotRegisteredError: no order has this name.
         PluginError: the plug-in can't be imported, or is not an `Order`.
         UsageError: the plug-in doesn't accept these options.
     """
@@ -196,11 +195,7 @@ class _Finite:
 
 
 class _Endless:
-    """Tasks in their original order, sorted by level as far as they have been read.
-
-    Args:
-        num_tasks: number of tasks after which they repeat; None: endless.
-    """
+    """Tasks in their original order, sorted by level as far as they have been read."""
 
     def __init__(self, task: Callable[[int], Task], num_tasks: int | None = None) -> None:
         self._task = task
@@ -232,7 +227,5 @@ class _Endless:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if "scanned" not in state:  # saved by a version that sorted all tasks at the start
-            return
         self._scanned = int(state["scanned"])
         self.levels = {int(level): deque(map(int, waiting)) for level, waiting in state["waiting"].items()}

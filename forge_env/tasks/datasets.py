@@ -86,11 +86,7 @@ def _watched(
 
 
 def check_hub(dataset: str) -> None:
-    """Check that the hub answers: its library would retry for half a minute before it reports a failure.
-
-    Raises:
-        ForgeError: the hub can't be reached.
-    """
+    """Check that the hub answers: its library would retry for half a minute before it reports a failure."""
     try:
         from huggingface_hub import constants, get_token
     except ImportError:
@@ -321,11 +317,7 @@ def check_unique(ids: Iterable[tuple[str, int]], source: str, unit: str, fix: st
     """Raise an error if several tasks have the same id.
 
     Args:
-        ids: each id with the number of its task.
         unit: name of the numbered unit, "row" or "task".
-
-    Raises:
-        UsageError: ids are repeated; it names them and the numbers of their tasks.
     """
     first: dict[str, int] = {}
     repeated: dict[str, list[int]] = {}
@@ -580,10 +572,6 @@ def jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, row
 
 
-def _jsonl_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    return (row for _, row in jsonl_rows(path))
-
-
 def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     fix = "a file with one object per line must be named .jsonl"
     rows = _from_json(path.read_bytes().removeprefix(codecs.BOM_UTF8), str(path), fix)
@@ -653,7 +641,7 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 UTF_8 = "save it as UTF-8: `iconv -f latin1 -t utf-8 OLD > NEW` for Western European text"
 READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
-    ".jsonl": _jsonl_rows,
+    ".jsonl": lambda path: (row for _, row in jsonl_rows(path)),
     ".json": _json_rows,
     ".csv": _csv_rows,
     ".parquet": _parquet_rows,

@@ -20,9 +20,6 @@ def count_tasks(env: Environment) -> dict[str, int | None]:
     """Number of tasks of every split that can be read, None for an endless one.
 
     A dataset may have no rows for some splits: that is not an error as long as another split has some.
-
-    Raises:
-        UsageError: no split can be read; the first split's error.
     """
     counts: dict[str, int | None] = {}
     first: UsageError | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
 import sys
@@ -103,29 +102,3 @@ def figures(out: Path) -> dict[str, Any]:
         for label, item in summary["environments"].items()
     }
     return {"status": summary["status"], "environments": environments}
-
-
-@pytest.mark.slow
-async def test_ctrl_c_once_finishes_what_is_under_way(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    child: asyncio.subprocess.Process | None = None
-
-    async def interrupting(request: dict[str, Any], n: int) -> Any:
-        if n == 2 and child is not None:
-            os.kill(child.pid, signal.SIGINT)
-            await asyncio.sleep(0.2)
-        return behave(request, n)
-
-    async with Server(interrupting) as server:
-        child = await start(out, server.url, "--start-concurrency", "3", "--concurrency", "3")
-        _, errors = await child.communicate()
-        assert child.returncode == 130, errors.decode()
-        assert b"Continue: forge-env eval --out" in errors
-        first = results(out)
-        assert 3 <= len(first) < 60
-        assert all(valid for valid, _, _ in first.values())
-        again = await start(out, server.url, "--resume")
-        await again.communicate()
-        assert again.returncode == 0
-    assert len(results(out)) == 60
-    assert len(server.requests) == 60
