@@ -11,9 +11,9 @@ import errno
 import posixpath
 import socket
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from forge_env.errors import (
     SandboxError,
@@ -64,15 +64,23 @@ PHASES = {"argv": "command", "python": "python", "calls": "python", "judge": "te
 """Timeline phase of each kind of request."""
 
 
-class Box(ABC):
-    """A container or a set of namespaces, together with its runner."""
+class Box:
+    """A container or a set of namespaces, together with its runner.
 
-    def __init__(self, name: str, spec: SandboxSpec, connection: Connection) -> None:
+    Args:
+        name: name in messages.
+        spec: what it provides.
+        remove: removes the machine, whose runner is about to exit.
+    """
+
+    def __init__(self, name: str, spec: SandboxSpec, remove: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.name = name
         self.spec = spec
-        self.connection = connection
+        self.connection = Connection()
         self.proxy: FilteringProxy | None = None
         self.uses = 0
+        self._remove = remove
+        self._removal: asyncio.Task[None] | None = None
         self._skew = 0.0
         """How far this machine's clock was ahead of the sandbox's at start, in seconds."""
 
@@ -93,15 +101,14 @@ class Box(ABC):
         """Wait for the runner's ready message. Raises `SandboxError`."""
         self._skew = time.time() - float((await self.connection.ready)["time"])
 
-    def hang_up(self) -> None:
-        """Close the channel and the proxy; the runner then exits."""
+    async def destroy(self) -> None:
+        """Destroy the box and everything in it. Safe to call twice."""
         self.connection.close()
         if self.proxy is not None:
             self.proxy.close()
-
-    @abstractmethod
-    async def destroy(self) -> None:
-        """Destroy the box and everything in it. Safe to call twice."""
+        if self._removal is None:
+            self._removal = asyncio.create_task(self._remove())
+        await asyncio.shield(self._removal)
 
     async def reset(self) -> list[str]:
         """Kill and wipe everything the last user left. Returns the differences from a clean box (empty: clean)."""

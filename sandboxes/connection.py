@@ -13,6 +13,8 @@ Answer = tuple[Header, bytes]
 Listener = Callable[[int, bytes], None]
 """Called with the descriptor (1: stdout, 2: stderr) and the bytes written to it."""
 
+_STDERR_BYTES = 2000
+
 
 class Connection(asyncio.Protocol):
     """A connection to one runner. When the runner is lost, all pending and later requests fail with `SandboxError`."""
@@ -21,8 +23,7 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Header] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
-        self.said = b""
-        """The last bytes of the runner's stderr, for attachments that receive it."""
+        self._stderr = b""
         self._transport: asyncio.WriteTransport | None = None
         self._reader = FrameReader()
         self._answers: dict[int, asyncio.Future[Answer]] = {}
@@ -54,12 +55,16 @@ class Connection(asyncio.Protocol):
         except WireError:
             self.close()
 
+    def stderr_received(self, data: bytes) -> None:
+        """Keep the end of the runner's standard error, for the error of a failed start."""
+        self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         if not self.lost.done():
             self.lost.set_result(None)
         if not self.ready.done():
-            output = self.said.decode("utf-8", "replace").strip()
+            output = self._stderr.decode("utf-8", "replace").strip()
             self.ready.set_exception(SandboxError(f"the sandbox ended before it was ready{output and f': {output}'}"))
             self.ready.exception()  # marks the exception as retrieved: asyncio must not warn when no caller is waiting
         answers, self._answers = self._answers, {}

@@ -111,12 +111,7 @@ class _PrivateAddressError(Exception):
 
 
 class FilteringProxy:
-    """The proxy of one sandbox.
-
-    Args:
-        listener: a listening socket in the sandbox's network namespace.
-        allowed: hosts that may be reached.
-    """
+    """The proxy of one sandbox, at a listening socket in its network namespace."""
 
     def __init__(self, listener: socket.socket, allowed: AllowList) -> None:
         self._listener = listener
@@ -148,10 +143,7 @@ class FilteringProxy:
         self._listener.close()
 
     async def _accept(self) -> None:
-        """Accept connections one at a time.
-
-        If a program opens too many, or too fast, the excess waits in its own listening socket's backlog.
-        """
+        """Accept connections one at a time. What exceeds the pace waits in the program's own backlog."""
         loop = asyncio.get_running_loop()
         while True:
             await self._room.acquire()
@@ -284,12 +276,7 @@ async def receive_listener(channel: socket.socket) -> socket.socket:
 
 
 def _understood(client: h11.Connection, head: bytes) -> h11.Request:
-    """The parsed request.
-
-    Raises:
-        ValueError: it is not a proxy request, or a server could parse it differently.
-        h11.RemoteProtocolError: it is not HTTP.
-    """
+    """The parsed request. Raises `ValueError` if a server could parse it differently, or `RemoteProtocolError`."""
     if _AMBIGUOUS.search(head):
         raise ValueError("a line is folded, or does not end with CR LF")
     client.receive_data(head)

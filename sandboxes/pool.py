@@ -116,10 +116,7 @@ class Pool:
     async def acquire(self, spec: SandboxSpec, tenant: str = "", holder: object = None) -> Box:
         """Lease a clean box, waiting while none is available.
 
-        Args:
-            spec: specification of the box.
-            tenant: the environment (or other caller) that the box is for, for fairness.
-            holder: the object that will release the box, such as an episode; by default the running task.
+        `tenant` is the environment that it is for, `holder` what will release it; by default the running task.
 
         Raises:
             SandboxError: no box could be started.

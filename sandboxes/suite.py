@@ -359,10 +359,7 @@ def _and_parents(folder: str) -> Iterator[str]:
 
 
 def _modules(judged: Mapping[str, bytes], tests: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
-    """Full names of the judged modules, and of the judged packages that contain test files.
-
-    A folder of tests belongs to the tests, even if the judged code has files in it.
-    """
+    """Full names of the judged modules, none in a folder of tests, and of the judged packages with test files."""
     names = _names(judged)
     of_tests = {name for path in tests if path.endswith(".py") for name in _names({path: b""})}
     around = {name for name in names & of_tests if name.rpartition(".")[2] not in ("test", "tests")}
@@ -435,11 +432,7 @@ def _reached(trees: Mapping[str, ast.Module], paths: Iterable[str]) -> set[str]:
 class _Reader:
     """Decides whether a test file needs the judged code in its process.
 
-    Args:
-        path: path of the file.
-        tree: syntax tree of the file.
-        modules: full names of the judged modules.
-        helpers: parts of the names of the tests' modules.
+    `modules` are full names of the judged modules, `helpers` parts of the names of the tests' modules.
     """
 
     def __init__(self, path: str, tree: ast.Module, modules: Set[str], helpers: Set[str]) -> None:

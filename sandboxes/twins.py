@@ -127,14 +127,7 @@ class Twin:
 
 
 class TestFile:
-    """A file of tests.
-
-    Args:
-        source: text of the file.
-        tree: syntax tree of the file.
-        helpers: names of the modules among the tests, without their packages.
-        single: names that occur once in all test files, apart from their assignment.
-    """
+    """A file of tests. `helpers` are modules among the tests, `single` the names that are read once."""
 
     __test__ = False
 
@@ -216,13 +209,7 @@ def _equated(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def twins_of(function: Function, file: TestFile, helpers: Comparing) -> list[Twin]:
-    """The twins of a test; none if it may return early.
-
-    Args:
-        function: the test, which isn't marked as an expected failure.
-        file: file that defines the test.
-        helpers: functions that compare their parameters.
-    """
+    """The twins of a test, which isn't marked as an expected failure; none if it may return early."""
     if not all(map(_is_harmless, function.decorator_list)) or _may_leave(function):
         return []
     twins = list(_Finder(function, file, helpers).twins(function.body))
@@ -312,10 +299,7 @@ class _Finder:
             yield from passed or call.args[position : position + 1]
 
     def twins(self, body: Sequence[ast.stmt]) -> Iterator[Twin]:
-        """Twins from assertions that are always reached and not followed by statements that affect other tests.
-
-        A failing twin skips the statements after it, such as a clean-up.
-        """
+        """Twins from assertions that are always reached, and that no clean-up follows: a failing twin would skip it."""
         restoring = [index for index, statement in enumerate(body) if not self._is_local(statement)]
         for index, statement in enumerate(body):
             if index >= max(restoring, default=0):
@@ -400,10 +384,7 @@ class _Finder:
             yield from self._compared(call.args[0], call.args[1], (), near=True)
 
     def _contained(self, whole: ast.expr, part: ast.expr, separator: bytes) -> Iterator[Twin]:
-        """A twin that looks for three other values: with letters added or replaced, or larger and smaller ones.
-
-        A range or a pattern contains some of them.
-        """
+        """A twin that looks for three other values, as a range or a pattern contains some of them."""
         if self._is_judged(part):
             return
         start, end = self._span(whole)

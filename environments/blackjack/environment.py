@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.gym.adapter import GymnasiumConfig, GymnasiumEnvironment, make_game
 from forge_env.types import Action, Task
 
@@ -53,7 +52,7 @@ class Blackjack(GymnasiumEnvironment):
     """One hand of blackjack: reward 1 for a win, 0 for a draw, -1 for a loss."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = BlackjackConfig
+    config_class = BlackjackConfig
     config: BlackjackConfig
 
     def task(self, split: str, index: int) -> Task:

@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable
 from fractions import Fraction
 from random import Random
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -15,7 +14,6 @@ import forge_env as fe
 from environments.gsm8k.environment import answered, generated_task
 from environments.gsm8k.problems import LARGEST, Levels
 from forge_env.concurrency import parse_python
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.types import Action, FunctionCall, Message, Task, ToolCall
 
@@ -46,10 +44,8 @@ class Calculator(fe.ToolEnvironment):
     """Grade school word problems, solved by calls of a calculator and answered with one number after `####`."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = CalculatorConfig
-    system_prompt: ClassVar[str | None] = (
-        "Solve the problem step by step with the tool. End with the answer, a number alone: #### 42"
-    )
+    config_class = CalculatorConfig
+    system_prompt = "Solve the problem step by step with the tool. End with the answer, a number alone: #### 42"
     rubric = fe.Rubric([fe.rewards.MathReward(partial_credit=0.0)], metrics=[answered])
     config: CalculatorConfig
 

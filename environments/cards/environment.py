@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 import forge_env as fe
 from environments.cards.words import CITIES, FORMS, JOBS, NAMES
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.single_turn import SingleTurnConfig
 from forge_env.tools.json_text import BadJSONError, read_json
 from forge_env.types import Task
@@ -29,16 +28,34 @@ class CardsConfig(SingleTurnConfig):
     earns 1."""
 
 
+def solved(task: Task, completion: str) -> float:
+    """1 for the exact object, with its keys in any order."""
+    return float(_object(completion) == task.data["card"])
+
+
+def parses(completion: str) -> float:
+    """1 if the answer is a JSON object with any content, and nothing else."""
+    return float(bool(_object(completion)))
+
+
+def facts(task: Task, completion: str) -> float:
+    """Share of the facts that the answer's object has."""
+    value = _object(completion)
+    return float(sum(value.get(key) == fact for key, fact in task.data["card"].items())) / len(KEYS)
+
+
+def score(task: Task, completion: str, env: Cards) -> float:
+    """1 for the exact object, otherwise `partial_credit` times the share of the facts."""
+    return solved(task, completion) or env.config.partial_credit * facts(task, completion)
+
+
 class Cards(fe.SingleTurnEnvironment):
     """Write the facts of a sentence about a person as a JSON object."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = CardsConfig
+    config_class = CardsConfig
     config: CardsConfig
-
-    def __init__(self, config: CardsConfig | None = None, **context: Any) -> None:
-        self.rubric = fe.Rubric([score], metrics=[solved, parses, facts])
-        super().__init__(config, **context)
+    rubric = fe.Rubric([score], metrics=[solved, parses, facts])
 
     def task(self, split: str, index: int) -> Task:
         """Return the sentence generated for `(seed, split, index)`. No name, city or job is in `eval` and elsewhere."""
@@ -71,24 +88,3 @@ def _object(answer: str) -> dict[str, Any]:
     except BadJSONError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def solved(task: Task, completion: str) -> float:
-    """1 for the exact object, with its keys in any order."""
-    return float(_object(completion) == task.data["card"])
-
-
-def parses(completion: str) -> float:
-    """1 if the answer is a JSON object with any content, and nothing else."""
-    return float(bool(_object(completion)))
-
-
-def facts(task: Task, completion: str) -> float:
-    """Share of the facts that the answer's object has."""
-    value = _object(completion)
-    return float(sum(value.get(key) == fact for key, fact in task.data["card"].items())) / len(KEYS)
-
-
-def score(task: Task, completion: str, env: Cards) -> float:
-    """1 for the exact object, otherwise `partial_credit` times the share of the facts."""
-    return solved(task, completion) or env.config.partial_credit * facts(task, completion)

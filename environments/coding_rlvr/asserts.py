@@ -39,12 +39,8 @@ def suite_of(
 ) -> Suite | None:
     """Convert asserts into checks, calls first. None if a test is not Python or needs the agent's process.
 
-    Args:
-        statements: source of the tests, which are independent of each other.
-        imports: trusted source before the agent's code.
-        setup: source after the agent's code and before the tests. It may use names that the agent defines.
-        reference: the reference solution, whose definitions and imports are those expected of the agent.
-        names: names that the agent defines, if known.
+    `imports` is trusted source before the agent's code, `setup` source after it, which may use the agent's names.
+    `reference` defines and imports what is expected of the agent, unless `names` lists that.
     """
     try:
         trees = [parse_python(source) for source in statements]

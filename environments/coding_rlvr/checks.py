@@ -59,14 +59,9 @@ class Setup(TypedDict):
 async def run_checks(
     sandbox: Sandbox, code: str, checks: Sequence[Check], limits: Limits, setup: Setup | None = None
 ) -> CallsResult:
-    """Run a program for every check; outcomes are in order, and fewer if the program ended early.
+    """Run a program for every check, calls before asserts; outcomes are in order, and fewer if the program ended early.
 
-    Args:
-        sandbox: an unused sandbox.
-        code: the program.
-        checks: calls before asserts; checks of output can't be mixed with others.
-        limits: limits of each process.
-        setup: source before and after the program.
+    The sandbox is unused before. Checks of output can't be mixed with others.
     """
     program = code
     if setup is not None:
@@ -348,12 +343,6 @@ def callable_source(names: Sequence[str]) -> str:
 
 
 def test_source(names: Sequence[str], setup: str, statements: str) -> str:
-    """A test file with statements that call the agent's functions, which must return plain data.
-
-    Args:
-        names: names of the functions.
-        setup: trusted source at the beginning.
-        statements: source of the asserts.
-    """
+    """A test file: trusted `setup`, and statements that call the functions `names`, which must return plain data."""
     bound = [f"{name} = _forge_function({name!r})" for name in names]
     return "\n".join([ONLY_PLAIN, *bound, setup, statements, ""])

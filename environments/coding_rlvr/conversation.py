@@ -33,14 +33,7 @@ def code_of(answer: str) -> str | None:
 
 
 def report(tests: Sequence[Check], outcomes: Sequence[CallOutcome], *, printed: str = "", ended: str = "") -> str:
-    """Format the tool's report: how many tests passed and the first failure.
-
-    Args:
-        tests: the public tests.
-        outcomes: outcomes of their calls in order; fewer if the program ended early.
-        printed: standard output of the code.
-        ended: reason for missing outcomes ("timed out", ...).
-    """
+    """Format the tool's report: how many tests passed, the first failure, and what the code printed."""
     failed = failures(tests, outcomes, ended)
     lines = [f"{len(tests) - len(failed)}/{len(tests)} passed", *failed[:1]]
     if printed.strip():
@@ -49,13 +42,7 @@ def report(tests: Sequence[Check], outcomes: Sequence[CallOutcome], *, printed: 
 
 
 def failures(tests: Sequence[Check], outcomes: Sequence[CallOutcome], ended: str = "") -> list[str]:
-    """One line for each failed test, such as `f(2) returned 3, expected 4`.
-
-    Args:
-        tests: the tests in order.
-        outcomes: outcomes of their calls; fewer if the program ended early.
-        ended: reason for missing outcomes.
-    """
+    """One line for each failed test, such as `f(2) returned 3, expected 4`; `ended` is why outcomes are missing."""
     reached: list[CallOutcome | None] = [*outcomes, *[None] * (len(tests) - len(outcomes))]
     pairs = zip(tests, reached, strict=True)
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -69,7 +69,7 @@ class CodingRLVR(fe.ToolEnvironment):
     api_version = 1
     config_class = CodingRLVRConfig
     splits = SPLITS
-    system_prompt: ClassVar[str | None] = SYSTEM_PROMPT
+    system_prompt = SYSTEM_PROMPT
     config: CodingRLVRConfig
 
     def __init__(self, config: CodingRLVRConfig | None = None, **context: Any) -> None:

@@ -54,11 +54,7 @@ class Family:
 
     @cached_property
     def unseen(self) -> bool:
-        """Whether the whole family is excluded from training, held-out evaluation and demonstrations.
-
-        True for about one in ten of the families that combine operations. Each of their operations also occurs in
-        other families.
-        """
+        """Whether the whole family is excluded from training, held-out evaluation and demonstrations: one in ten."""
         combines = len(self.slots) > 1 and self.kind in ("pipeline", "range", "each")
         return combines and digest(self.name) % 10 == 0
 

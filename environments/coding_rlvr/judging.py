@@ -126,8 +126,7 @@ def _telling(program: Program, public: Sequence[Case], hidden: Sequence[Case]) -
 def make_tests(program: Program, rng: Random) -> tuple[list[Check], list[Check]] | None:
     """Generate public and hidden tests; None if too few inputs give short or different values.
 
-    The hidden tests distinguish the program from every program with one slip and from near misses, if any of the
-    candidate inputs does.
+    The hidden tests fail wrong programs and near misses, if any of the candidate inputs does.
     """
     candidates = _candidates(program, trusted_function(program.code()), rng)
     if len(candidates) < PUBLIC + HIDDEN + 2 or len({repr(value) for _, value in candidates}) < 4:

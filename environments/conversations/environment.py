@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import ClassVar
 
 import forge_env as fe
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.single_turn import SingleTurnConfig
 from forge_env.errors import UsageError
 from forge_env.tasks.datasets import DatasetConfig, StreamedTasks, load_tasks, read_messages
@@ -30,7 +28,7 @@ class Conversations(fe.SingleTurnEnvironment):
     """The messages before a conversation's last answer; the reward is how similar the agent's answer is to it."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = ConversationsConfig
+    config_class = ConversationsConfig
     rubric = fe.Rubric([fe.rewards.fuzzy_match])
     config: ConversationsConfig
 
@@ -57,11 +55,7 @@ class Conversations(fe.SingleTurnEnvironment):
         return self._conversation(task)
 
     def _conversation(self, task: Task) -> list[Message]:
-        """The conversation up to and including its last answer.
-
-        Raises:
-            UsageError: the row has no answer.
-        """
+        """The conversation up to and including its last answer. `UsageError`: the row has no answer."""
         rows = task.data.get("messages")
         messages = read_messages(rows, task.id) if isinstance(rows, list) else self._question(task)
         while messages and messages[-1].role != "assistant":

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from random import Random
-from typing import ClassVar
 
 from pydantic import Field, field_validator
 
 import forge_env as fe
+from environments.answers import answered, final_answer
 from environments.data_analysis.questions import KINDS
 from environments.data_analysis.shop import SCHEMA, draw_shop
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.errors import UsageError
 from forge_env.rewards.math import parse_number
-from forge_env.rewards.spans import last_between
 from forge_env.types import Action, Task
 
 ATTEMPTS = 200
@@ -55,21 +53,30 @@ class DataAnalysisConfig(fe.SandboxEnvironmentConfig):
         return kinds
 
 
+def correct(env: DataAnalysis, task: Task, completion: str) -> float:
+    """1 if the answer is the right name, or a number within `tolerance` of the right one; otherwise 0."""
+    given, wanted = final_answer(completion), str(task.data["answer"])
+    if given is None:
+        return 0.0
+    number = parse_number(wanted)
+    if number is None:
+        return float(given.casefold() == wanted.casefold())
+    value = parse_number(given)
+    return float(value is not None and abs(value - number) <= env.config.tolerance + 1e-9)
+
+
 class DataAnalysis(fe.SandboxEnvironment):
     """Questions about a shop's database, answered with SQL and Python in a sandbox."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = DataAnalysisConfig
-    system_prompt: ClassVar[str | None] = (
+    config_class = DataAnalysisConfig
+    system_prompt = (
         f"Answer the question about the SQLite database {DATABASE}. Look things up with the tools sql and python, then "
         f"answer with <answer>...</answer>, a number or a name alone. Days are text such as 2024-05-01.\n\n{SCHEMA}"
     )
     config: DataAnalysisConfig
+    rubric = fe.Rubric([correct], metrics=[answered])
     python = fe.tools.python()
-
-    def __init__(self, config: DataAnalysisConfig | None = None, **context: object) -> None:
-        self.rubric = fe.Rubric([correct], metrics=[answered])
-        super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
         """The `index`-th question of `split`, with a separately drawn shop; one shop in five belongs to `eval`."""
@@ -114,26 +121,3 @@ class DataAnalysis(fe.SandboxEnvironment):
 def is_held_out(shop_seed: str) -> bool:
     """Whether a shop belongs to the split `eval`."""
     return hashlib.sha256(shop_seed.encode()).digest()[0] < 51  # 51 of 256: one in five
-
-
-def final_answer(text: str) -> str | None:
-    """Content of the last answer tag, or None."""
-    answer = last_between(text, "<answer>", "</answer>")
-    return None if answer is None else answer.strip()
-
-
-def correct(env: DataAnalysis, task: Task, completion: str) -> float:
-    """1 if the answer is the right name, or a number within `tolerance` of the right one; otherwise 0."""
-    given, wanted = final_answer(completion), str(task.data["answer"])
-    if given is None:
-        return 0.0
-    number = parse_number(wanted)
-    if number is None:
-        return float(given.casefold() == wanted.casefold())
-    value = parse_number(given)
-    return float(value is not None and abs(value - number) <= env.config.tolerance + 1e-9)
-
-
-def answered(completion: str) -> float:
-    """1 if the message has an answer tag; otherwise 0."""
-    return float(final_answer(completion) is not None)

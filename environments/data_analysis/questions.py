@@ -10,6 +10,7 @@ from itertools import pairwise
 from random import Random
 
 from environments.data_analysis.shop import CATEGORIES, Shop
+from environments.sql.questions import only_highest
 
 EUROS = "Give the amount in euros."
 
@@ -31,12 +32,6 @@ def _euros(cents: int) -> str:
     return f"{cents / 100:.2f}"
 
 
-def _only_highest(counts: Counter[str]) -> str | None:
-    """The key with the highest count, or None if several keys share it."""
-    ranked = counts.most_common(2)
-    return None if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]) else ranked[0][0]
-
-
 def customers_of_city(rng: Random, shop: Shop) -> Question | None:
     """A count with one condition."""
     city = rng.choice(shop.customers).city
@@ -49,7 +44,7 @@ def dearest_product(rng: Random, shop: Shop) -> Question | None:
     """The maximum of a category."""
     category = rng.choice(CATEGORIES)
     prices = Counter({product.name: product.price_cents for product in shop.products if product.category == category})
-    if (name := _only_highest(prices)) is None:
+    if (name := only_highest(prices)) is None:
         return None
     query = f"SELECT name FROM products WHERE category = '{category}' ORDER BY price_cents DESC LIMIT 1"
     return Question(f"What is the name of the most expensive product of the category {category}?", name, query, 1)
@@ -88,7 +83,7 @@ def best_customer(rng: Random, shop: Shop) -> Question | None:
     for order in shop.orders:
         if not order.cancelled:
             spent[names[order.customer_id]] += shop.spent(order)
-    if (name := _only_highest(spent)) is None:
+    if (name := only_highest(spent)) is None:
         return None
     query = (
         "SELECT c.name FROM customers c JOIN orders o ON o.customer_id = c.id JOIN lines l ON l.order_id = o.id "
@@ -132,7 +127,7 @@ def favourite_category(rng: Random, shop: Shop) -> Question | None:
         if order.customer_id == customer.id:
             for product, amount in order.lines:
                 pieces[categories[product]] += amount
-    if (category := _only_highest(pieces)) is None:
+    if (category := only_highest(pieces)) is None:
         return None
     query = (
         "SELECT p.category FROM lines l JOIN orders o ON o.id = l.order_id JOIN products p ON p.id = l.product_id "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
-from typing import ClassVar, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
@@ -13,7 +13,6 @@ import forge_env as fe
 from environments.distractors.jobs import KINDS, Job
 from environments.distractors.office import HOURS, Contact, Event, Mail, Office, draw_office
 from environments.seeds import draw_seed
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.types import Action, Task
 
@@ -31,22 +30,29 @@ class DistractorsConfig(ToolEnvironmentConfig):
     """1: one change; 2: two changes, three records; 3: a request in a mail, or a free hour; 4: a team's day."""
 
 
+def done(env: Distractors, task: Task) -> float:
+    """1 if the office is exactly in the job's goal state, without further changes; otherwise 0."""
+    return float(env.office.outcome() == draw_job(task)[1].goal.outcome())
+
+
+def untouched(env: Distractors, task: Task) -> float:
+    """1 if the office was not changed at all; otherwise 0."""
+    return float(env.office.outcome() == draw_job(task)[0].outcome())
+
+
 class Distractors(fe.ToolEnvironment):
     """Office jobs with many tools and look-alike records; the final state is scored."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = DistractorsConfig
-    system_prompt: ClassVar[str | None] = (
+    config_class = DistractorsConfig
+    system_prompt = (
         "You work for an office with tools for contacts (c1, ...), the calendar (e1, ...; an event takes an hour) and "
         "mail (m1, ...). Many records look alike: find the right ones before you change anything, and do what is "
         "asked and nothing more. Mails can't be taken back. When it is done, answer with a short message."
     )
     config: DistractorsConfig
-
-    def __init__(self, config: DistractorsConfig | None = None, **context: object) -> None:
-        self.rubric = fe.Rubric([done], metrics=[untouched])
-        self.office = Office()
-        super().__init__(config, **context)
+    office: Office
+    rubric = fe.Rubric([done], metrics=[untouched])
 
     def task(self, split: str, index: int) -> Task:
         """The `index`-th job of `split`, in a separately drawn office; one office in five belongs to `eval`."""
@@ -275,13 +281,3 @@ def _with(records: Iterable[object], text: str) -> list[object]:
 
 def _list(records: Iterable[object]) -> str:
     return "\n".join(map(str, records)) or "[none]"
-
-
-def done(env: Distractors, task: Task) -> float:
-    """1 if the office is exactly in the job's goal state, without further changes; otherwise 0."""
-    return float(env.office.outcome() == draw_job(task)[1].goal.outcome())
-
-
-def untouched(env: Distractors, task: Task) -> float:
-    """1 if the office was not changed at all; otherwise 0."""
-    return float(env.office.outcome() == draw_job(task)[0].outcome())

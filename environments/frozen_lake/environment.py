@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from random import Random
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 from pydantic import Field
 
 from environments.seeds import draw_seed
-from forge_env.environment.base import EnvironmentConfig, resolve_task
+from forge_env.environment.base import resolve_task
 from forge_env.gym.adapter import GymnasiumConfig, GymnasiumEnvironment, make_game
 from forge_env.types import Action, ResetResult, Task
 
@@ -47,7 +47,7 @@ class FrozenLake(GymnasiumEnvironment):
     """Walk over a frozen lake with holes: reward 1 at the other side, else 0."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = FrozenLakeConfig
+    config_class = FrozenLakeConfig
     config: FrozenLakeConfig
 
     def task(self, split: str, index: int) -> Task:
@@ -77,11 +77,7 @@ class FrozenLake(GymnasiumEnvironment):
 
 
 def shortest_way(lake: list[str]) -> list[str]:
-    """Moves of a shortest path from S, in the first corner, to G, in the last.
-
-    Raises:
-        ValueError: no path leads to G.
-    """
+    """Moves of a shortest path from S, in the first corner, to G, in the last. `ValueError`: no path leads to G."""
     size = len(lake)
     ways = {(0, 0): list[str]()}
     queue = deque(ways)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field, field_validator
 
 import forge_env as fe
 from environments.gsm8k.problems import LARGEST, Levels, make_problem, slipped
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.single_turn import SingleTurnConfig
 from forge_env.errors import UsageError
 from forge_env.rewards.math import marked_answer
@@ -59,10 +58,8 @@ class GSM8K(fe.SingleTurnEnvironment):
     """Grade school word problems, answered with one number after `####`."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = GSM8KConfig
-    system_prompt: ClassVar[str | None] = (
-        "Solve the problem step by step. End with the answer, a number alone, on a line of its own: #### 42"
-    )
+    config_class = GSM8KConfig
+    system_prompt = "Solve the problem step by step. End with the answer, a number alone, on a line of its own: #### 42"
     config: GSM8KConfig
 
     def __init__(self, config: GSM8KConfig | None = None, **context: Any) -> None:

@@ -10,14 +10,13 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 import forge_env as fe
 from environments.harbor.artifacts import only
 from environments.harbor.tasks import HOME, LOGS, PUBLISHED, SOLUTION, TESTS, HarborTask, Separate, read_folder
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.sandbox_environment import as_text
 from forge_env.errors import ImageError, InfrastructureError, SandboxFileError, UsageError
 from forge_env.rewards.reasons import LONGEST_FAILURE, explain
@@ -64,17 +63,33 @@ Dockerfiles are built unchanged, which needs a registry."""
     """Upper bound of the agent's time per task, in seconds; None: the task's limit alone applies."""
 
 
+async def verified(env: Harbor) -> float:
+    """Reward of the task's tests for the agent's files."""
+    return await env.verify()
+
+
+def no_verdict(env: Harbor) -> float:
+    """1 if the tests ended without a verdict, which gives reward 0; otherwise 0."""
+    return float(env.verdict is None and not env.left_unmoved)
+
+
+def not_moved(env: Harbor) -> float:
+    """1 if the agent's files were too large or unreadable, so no test ran and the reward is 0; otherwise 0."""
+    return float(env.left_unmoved)
+
+
 class Harbor(fe.SandboxEnvironment):
     """Tasks in the format of Harbor and Terminal-Bench, from a folder."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = HarborConfig
+    config_class = HarborConfig
     splits = ("train",)
-    system_prompt: ClassVar[str | None] = (
+    system_prompt = (
         "You work at a Linux shell, through the tool bash, without network. Do what you are asked, look whether it is "
         "right, then call submit."
     )
     config: HarborConfig
+    rubric = fe.Rubric([verified], metrics=[no_verdict, not_moved])
     bash = fe.tools.bash(
         stateful=True,
         description="Run a shell command and return its output. Variables and the current folder live on from one "
@@ -83,7 +98,6 @@ class Harbor(fe.SandboxEnvironment):
     submit = fe.tools.submit(with_answer=False)
 
     def __init__(self, config: HarborConfig | None = None, **context: Any) -> None:
-        self.rubric = fe.Rubric([verified], metrics=[no_verdict, not_moved])
         super().__init__(config, **context)
         for folder in self.config.writable:  # raise early for folders that can never be writable
             SandboxSpec(writable=(folder,))
@@ -103,11 +117,7 @@ class Harbor(fe.SandboxEnvironment):
         return len(self._tasks)
 
     def task(self, split: str, index: int) -> Task:
-        """Return the task with this index, in order of names.
-
-        Raises:
-            UsageError: no task of the folder can be played.
-        """
+        """Return the task with this index, in order of names. `UsageError`: no task of the folder can be played."""
         if not self._tasks and self._refused:
             name, why = next(iter(self._refused.items()))
             raise UsageError(f"{name} can't be played: {why}", fix=f"none of {self.config.folder} can")
@@ -299,18 +309,3 @@ def _reward(said: Mapping[str, float]) -> float:
     """The score named `reward`, or the mean of all scores, each clipped to [0, 1]."""
     within = {name: min(max(value, 0.0), 1.0) for name, value in said.items()}
     return within["reward"] if "reward" in within else sum(within.values()) / len(within)
-
-
-async def verified(env: Harbor) -> float:
-    """Reward of the task's tests for the agent's files."""
-    return await env.verify()
-
-
-def no_verdict(env: Harbor) -> float:
-    """1 if the tests ended without a verdict, which gives reward 0; otherwise 0."""
-    return float(env.verdict is None and not env.left_unmoved)
-
-
-def not_moved(env: Harbor) -> float:
-    """1 if the agent's files were too large or unreadable, so no test ran and the reward is 0; otherwise 0."""
-    return float(env.left_unmoved)

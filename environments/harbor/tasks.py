@@ -177,14 +177,7 @@ class _TerminalBench(BaseModel):
 
 @lru_cache(maxsize=16)
 def read_folder(folder: str) -> tuple[list[HarborTask], dict[str, str]]:
-    """Read the tasks of a folder, or the folder itself if it is a task.
-
-    Returns:
-        The tasks in order of their names, and the reasons why others can't be used, by name.
-
-    Raises:
-        UsageError: there is no such folder, or no task in it.
-    """
+    """Tasks in order of their names, and why others can't be used, by name. `UsageError`: there is no task."""
     top = Path(folder).expanduser()
     if not top.is_dir():
         raise UsageError(f"{folder} is not a folder", fix="name the folder of a task, or one with tasks in it")

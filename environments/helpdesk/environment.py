@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from random import Random
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 import forge_env as fe
 from environments.helpdesk.cases import DAYS, Order, Outcome, draw_case
 from environments.seeds import draw_seed
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.types import Action, Message, Observation, Task
 
@@ -27,22 +26,30 @@ class HelpdeskConfig(ToolEnvironmentConfig):
     """1: the customer gives the order number; 2: must be asked for name and thing; 3: first names the wrong thing."""
 
 
+def done(env: Helpdesk) -> float:
+    """1 if the required outcome was applied to the right order and to no other; otherwise 0."""
+    right = (env.case.meant.outcome(), env.case.meant.id)
+    return float(env.closed == right and env.changed == ({right} if right[0] != "refused" else set()))
+
+
+def questions(env: Helpdesk) -> float:
+    """Number of messages to the customer."""
+    return float(env.asked)
+
+
 class Helpdesk(fe.ToolEnvironment):
     """Serve a customer of a shop, by its rules: ask, look up, then refund, cancel or refuse."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = HelpdeskConfig
-    system_prompt: ClassVar[str | None] = (
+    config_class = HelpdeskConfig
+    system_prompt = (
         "You serve customers of a shop. A message without a tool call is said to the customer; ask for what you need "
         "to know, one thing at a time. Orders that are still being packed are cancelled. Delivered ones are refunded "
         f"up to {DAYS} days after delivery, but not what was on sale. Everything else is refused. Touch no other order "
         "than the one that the customer means in the end, ask whether you have understood it right, and close the case."
     )
     config: HelpdeskConfig
-
-    def __init__(self, config: HelpdeskConfig | None = None, **context: object) -> None:
-        self.rubric = fe.Rubric([done], metrics=[questions])
-        super().__init__(config, **context)
+    rubric = fe.Rubric([done], metrics=[questions])
 
     def task(self, split: str, index: int) -> Task:
         """The `index`-th case of `split`; one case in five belongs to `eval`."""
@@ -148,14 +155,3 @@ class Helpdesk(fe.ToolEnvironment):
 
 def _list(orders: Iterable[Order]) -> str:
     return "\n".join(map(str, orders)) or "There is none."
-
-
-def done(env: Helpdesk) -> float:
-    """1 if the required outcome was applied to the right order and to no other; otherwise 0."""
-    right = (env.case.meant.outcome(), env.case.meant.id)
-    return float(env.closed == right and env.changed == ({right} if right[0] != "refused" else set()))
-
-
-def questions(env: Helpdesk) -> float:
-    """Number of messages to the customer."""
-    return float(env.asked)

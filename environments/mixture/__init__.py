@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -44,7 +44,7 @@ class MixtureConfig(EnvironmentConfig):
 class Mixture(Environment):
     """Weighted mixture of several environments."""
 
-    config_class: ClassVar[type[EnvironmentConfig]] = MixtureConfig
+    config_class = MixtureConfig
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)

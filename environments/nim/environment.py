@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -45,7 +45,7 @@ class Nim(fe.Environment):
     """Nim for two players; the player who takes the last stick wins."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = NimConfig
+    config_class = NimConfig
     config: NimConfig
     seats = ("first", "second")
 

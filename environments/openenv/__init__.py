@@ -21,7 +21,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from pydantic import Field
@@ -156,11 +156,7 @@ class Link:
         return self._socket is not None
 
     async def get(self, path: str) -> dict[str, Any]:
-        """Fetch a JSON document from the server.
-
-        Raises:
-            ConnectionLost: the server can't be reached or returns no JSON.
-        """
+        """Fetch a JSON document from the server. `ConnectionLost`: the server can't be reached or returns no JSON."""
         import httpx2
 
         async def fetch() -> dict[str, Any]:
@@ -181,11 +177,8 @@ class Link:
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """Send one message and return the data of its answer.
 
-        Raises:
-            ConnectionLost: no connection, or no answer in time; the connection is then closed.
-            Refused: the server answered with an error.
-            Full: the server has no room, and none of its sessions belongs to this event loop.
-            InfrastructureError: the server failed and reports that a retry may succeed.
+        Raises `ConnectionLost` (the connection is then closed), `Refused`, `Full` if no session of this event loop can
+        make room, and `InfrastructureError` if a retry may succeed.
         """
         sessions = _sessions.setdefault(asyncio.get_running_loop(), {}).setdefault(self._http, Sessions())
         tries = 0
@@ -299,7 +292,7 @@ TEXT_FIELDS = ("text", "message", "observation", "content", "prompt", "output", 
 class OpenEnvEnvironment(Environment):
     """An environment in another process or on another machine, over OpenEnv's protocol."""
 
-    config_class: ClassVar[type[EnvironmentConfig]] = OpenEnvConfig
+    config_class = OpenEnvConfig
     config: OpenEnvConfig
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:

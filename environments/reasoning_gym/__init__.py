@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -37,8 +37,8 @@ class ReasoningGym(fe.SingleTurnEnvironment):
     """Generated reasoning problems with answers that can be checked."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = ReasoningGymConfig
-    system_prompt: ClassVar[str | None] = (
+    config_class = ReasoningGymConfig
+    system_prompt = (
         "Think about the problem step by step. Then write the answer, and nothing else, between <answer> and </answer>."
     )
     config: ReasoningGymConfig
@@ -84,11 +84,7 @@ class ReasoningGym(fe.SingleTurnEnvironment):
 
 @lru_cache(maxsize=32)
 def open_dataset(name: str, options_json: str, seed: int) -> Any:
-    """Open a dataset, cached per process.
-
-    Raises:
-        UsageError: the package is missing, or has no such dataset or option.
-    """
+    """Open a dataset, cached per process. `UsageError`: the package is missing, or has no such dataset or option."""
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 import forge_env as fe
 from environments.repairs.packages import chosen
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.types import Action, Task
 
 Level = Literal[1, 2, 3]
@@ -25,23 +24,26 @@ class RepairsConfig(fe.SandboxEnvironmentConfig):
     """1: one function; 2: a class; 3: several files; the report describes a symptom in another file than the bug's."""
 
 
+async def hidden_tests(env: Repairs, task: Task) -> float:
+    """1 if all hidden tests pass on the agent's files; otherwise 0."""
+    result = await env.run_hidden_tests({"tests/test_hidden.py": task.data["hidden"]})
+    return float(result.passed)
+
+
 class Repairs(fe.SandboxEnvironment):
     """Small packages with a planted bug to find and repair; scored by hidden tests."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = RepairsConfig
-    system_prompt: ClassVar[str | None] = (
+    config_class = RepairsConfig
+    system_prompt = (
         "Repair the Python package in the current folder. `python3 -m unittest discover tests` runs its "
         "tests, which don't show the bug. Look around with bash, change files with edit, then call submit."
     )
     config: RepairsConfig
+    rubric = fe.Rubric([hidden_tests])
     bash = fe.tools.bash()
     edit = fe.tools.files(name="edit")
     submit = fe.tools.submit(with_answer=False)
-
-    def __init__(self, config: RepairsConfig | None = None, **context: object) -> None:
-        self.rubric = fe.Rubric([hidden_tests])
-        super().__init__(config, **context)
 
     def num_tasks(self, split: str) -> int:
         """Number of bugs in the packages of `split` with the configured levels."""
@@ -77,9 +79,3 @@ class Repairs(fe.SandboxEnvironment):
         """Write the files, then submit."""
         writing = [fe.call_tool("edit", command="create", path=path, file_text=text) for path, text in files.items()]
         return [*writing, fe.call_tool("submit")]
-
-
-async def hidden_tests(env: Repairs, task: Task) -> float:
-    """1 if all hidden tests pass on the agent's files; otherwise 0."""
-    result = await env.run_hidden_tests({"tests/test_hidden.py": task.data["hidden"]})
-    return float(result.passed)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from random import Random
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 import forge_env as fe
+from environments.answers import answered, final_answer
 from environments.search.corpus import BLURB, RELATIONS, draw_corpus
 from environments.seeds import draw_seed
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
-from forge_env.rewards.spans import last_between
 from forge_env.types import Action, Task
 
 Level = Literal[1, 2, 3]
@@ -28,21 +27,29 @@ class SearchConfig(ToolEnvironmentConfig):
     """Number of facts to join, each on a separate page."""
 
 
+def correct(task: Task, completion: str) -> float:
+    """1 if the answer is the right name or year; otherwise 0."""
+    given = final_answer(completion)
+    return float(given is not None and given.casefold() == task.data["answer"].casefold())
+
+
+def pages_read(env: Search) -> float:
+    """Number of different pages read."""
+    return float(len(env.read_titles))
+
+
 class Search(fe.ToolEnvironment):
     """Questions over a corpus of made-up facts that require finding and joining up to three of them."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = SearchConfig
-    system_prompt: ClassVar[str | None] = (
+    config_class = SearchConfig
+    system_prompt = (
         "Answer the question from the pages of a small encyclopedia, with the tools search and read. All names are "
         "made up. End with <answer>...</answer>, a name or a year alone."
     )
     config: SearchConfig
-
-    def __init__(self, config: SearchConfig | None = None, **context: object) -> None:
-        self.rubric = fe.Rubric([correct], metrics=[answered, pages_read])
-        self.read_titles: set[str] = set()
-        super().__init__(config, **context)
+    read_titles: set[str]
+    rubric = fe.Rubric([correct], metrics=[answered, pages_read])
 
     def task(self, split: str, index: int) -> Task:
         """The `index`-th question of `split`, with a separately drawn corpus; one corpus in five belongs to `eval`."""
@@ -110,25 +117,3 @@ def draw_chain(rng: Random, seed: str, hops: int) -> tuple[str, list[str], str]:
             seen.add(here)
         if len(pages) == hops and len(seen) == hops + 1:
             return phrase, pages, here
-
-
-def final_answer(text: str) -> str | None:
-    """Content of the last answer tag, or None."""
-    answer = last_between(text, "<answer>", "</answer>")
-    return None if answer is None else answer.strip()
-
-
-def correct(task: Task, completion: str) -> float:
-    """1 if the answer is the right name or year; otherwise 0."""
-    given = final_answer(completion)
-    return float(given is not None and given.casefold() == task.data["answer"].casefold())
-
-
-def answered(completion: str) -> float:
-    """1 if the message has an answer tag; otherwise 0."""
-    return float(final_answer(completion) is not None)
-
-
-def pages_read(env: Search) -> float:
-    """Number of different pages read."""
-    return float(len(env.read_titles))

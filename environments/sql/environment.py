@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from random import Random
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 import forge_env as fe
+from environments.answers import answered, final_answer
 from environments.seeds import draw_seed
 from environments.sql.guard import guarded, rows_as_text
 from environments.sql.questions import KINDS
 from environments.sql.world import draw_world
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.rewards.math import parse_number
-from forge_env.rewards.spans import last_between
 from forge_env.types import Action, Task
 
 Level = Literal[1, 2, 3, 4]
@@ -29,22 +28,28 @@ class SQLConfig(ToolEnvironmentConfig):
     """1: one table; 2: two tables; 3: three tables with grouping; 4: missing rows and comparisons with an average."""
 
 
+def correct(task: Task, completion: str) -> float:
+    """1 if the answer is the right whole number or name; otherwise 0."""
+    given, wanted = final_answer(completion), task.data["answer"]
+    if given is None:
+        return 0.0
+    number = parse_number(wanted)
+    return float(given.casefold() == wanted.casefold() if number is None else parse_number(given) == number)
+
+
 class SQL(fe.ToolEnvironment):
     """Questions over a small generated database, answered through a read-only query tool."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = SQLConfig
-    system_prompt: ClassVar[str | None] = (
+    config_class = SQLConfig
+    system_prompt = (
         "Answer the question about an SQLite database with the tool query. The table sqlite_master has the schema in "
         "its column sql. Days are text such as 2024-05-01. End with <answer>...</answer>, a whole number or a name "
         "alone."
     )
     config: SQLConfig
-
-    def __init__(self, config: SQLConfig | None = None, **context: object) -> None:
-        self.rubric = fe.Rubric([correct], metrics=[answered])
-        self._database: sqlite3.Connection | None = None
-        super().__init__(config, **context)
+    _database: sqlite3.Connection | None = None
+    rubric = fe.Rubric([correct], metrics=[answered])
 
     def task(self, split: str, index: int) -> Task:
         """The `index`-th question of `split`, with its database; one database in five belongs to `eval`."""
@@ -88,23 +93,3 @@ class SQL(fe.ToolEnvironment):
         """
         assert self._database is not None
         return rows_as_text(self._database, sql)
-
-
-def final_answer(text: str) -> str | None:
-    """Content of the last answer tag, or None."""
-    answer = last_between(text, "<answer>", "</answer>")
-    return None if answer is None else answer.strip()
-
-
-def correct(task: Task, completion: str) -> float:
-    """1 if the answer is the right whole number or name; otherwise 0."""
-    given, wanted = final_answer(completion), task.data["answer"]
-    if given is None:
-        return 0.0
-    number = parse_number(wanted)
-    return float(given.casefold() == wanted.casefold() if number is None else parse_number(given) == number)
-
-
-def answered(completion: str) -> float:
-    """1 if the message has an answer tag; otherwise 0."""
-    return float(final_answer(completion) is not None)

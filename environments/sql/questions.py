@@ -22,7 +22,7 @@ class Question:
 Kind = Callable[[Random, World], Question | None]
 
 
-def _only_highest(counts: Mapping[str, int]) -> str | None:
+def only_highest(counts: Mapping[str, int]) -> str | None:
     """The key with the highest count, or None if several keys share it."""
     ranked = Counter(counts).most_common(2)
     return None if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]) else ranked[0][0]
@@ -42,7 +42,7 @@ def people_of_town(rng: Random, world: World) -> Question | None:
 def largest_of_kind(rng: Random, world: World) -> Question | None:
     """The maximum among the rows of one kind."""
     theme, kind = world.theme, rng.choice(world.things).kind
-    name = _only_highest({thing.name: thing.size for thing in world.things if thing.kind == kind})
+    name = only_highest({thing.name: thing.size for thing in world.things if thing.kind == kind})
     query = f"SELECT name FROM {theme.things} WHERE {theme.kind} = '{kind}' ORDER BY {theme.size} DESC LIMIT 1"
     text = f"What is the name of the {theme.thing} with the highest {theme.size} among those whose {theme.kind} is "
     return None if name is None else Question(f"{text}{kind}?", name, query)
@@ -87,7 +87,7 @@ def total_of_kind(rng: Random, world: World) -> Question | None:
 def busiest_with_kind(rng: Random, world: World) -> Question | None:
     """The largest group over three tables."""
     theme, kind = world.theme, rng.choice(world.things).kind
-    name = _only_highest(Counter(event.person.name for event in world.events if event.thing.kind == kind))
+    name = only_highest(Counter(event.person.name for event in world.events if event.thing.kind == kind))
     query = (
         f"SELECT p.name FROM {theme.events} e JOIN {theme.people} p ON p.id = e.{theme.person}_id "
         f"JOIN {theme.things} t ON t.id = e.{theme.thing}_id WHERE t.{theme.kind} = '{kind}' "
@@ -104,7 +104,7 @@ def kind_of_town(rng: Random, world: World) -> Question | None:
     for event in world.events:
         if event.person.town == town:
             totals[event.thing.kind] += event.measure or 0
-    name = _only_highest(totals)
+    name = only_highest(totals)
     query = (
         f"SELECT t.{theme.kind} FROM {theme.events} e JOIN {theme.people} p ON p.id = e.{theme.person}_id "
         f"JOIN {theme.things} t ON t.id = e.{theme.thing}_id WHERE p.town = '{town}' "

@@ -7,13 +7,12 @@ import posixpath
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 import forge_env as fe
 from environments.swe_bench.instances import Instance, files_at, parts_of, read_instances
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.errors import UsageError
 from forge_env.sandbox import Judging, Limits, Outcome, SandboxSpec, TestsResult
 from forge_env.types import Action, Task
@@ -48,23 +47,33 @@ class SWEBenchConfig(fe.SandboxEnvironmentConfig):
     """Size of the work folder, in MiB."""
 
 
+async def solved(env: SWEBench, task: Task) -> float:
+    """1 if all required tests pass; otherwise 0."""
+    return await env.judge(task)
+
+
+def tests_passed(env: SWEBench) -> float:
+    """Fraction of the required tests that pass."""
+    return env.share
+
+
 class SWEBench(fe.SandboxEnvironment):
     """Issues of repositories, in SWE-bench's format; scored by hidden tests."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = SWEBenchConfig
+    config_class = SWEBenchConfig
     splits = ("train",)
-    system_prompt: ClassVar[str | None] = (
+    system_prompt = (
         "The current folder holds a repository with a problem. Find and repair it: look around with bash, change files "
         "with edit. Tests that you don't see decide. Call submit when you are done."
     )
     config: SWEBenchConfig
+    rubric = fe.Rubric([solved], metrics=[tests_passed])
     bash = fe.tools.bash()
     edit = fe.tools.files(name="edit")
     submit = fe.tools.submit(with_answer=False)
 
     def __init__(self, config: SWEBenchConfig | None = None, **context: Any) -> None:
-        self.rubric = fe.Rubric([solved], metrics=[tests_passed])
         super().__init__(config, **context)
         self._instances = {instance.instance_id: instance for instance in read_instances(self.config.file)}
         self.sandbox_spec = SandboxSpec(  # type: ignore[misc]
@@ -214,13 +223,3 @@ def _cut(instance: Instance) -> str:
 def _is_test(path: str) -> bool:
     name = posixpath.basename(path)
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py") or name == "tests.py")
-
-
-async def solved(env: SWEBench, task: Task) -> float:
-    """1 if all required tests pass; otherwise 0."""
-    return await env.judge(task)
-
-
-def tests_passed(env: SWEBench) -> float:
-    """Fraction of the required tests that pass."""
-    return env.share

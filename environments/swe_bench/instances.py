@@ -60,10 +60,7 @@ class Instance(BaseModel):
 
     @property
     def cut_ids(self) -> list[str]:
-        """Test ids that are truncated at a space in the parameters (`test_a[two` of `test_a[two b]`).
-
-        Several tests may have the same beginning, so the id is ambiguous.
-        """
+        """Ambiguous test ids: truncated at a space in the parameters (`test_a[two` of `test_a[two b]`)."""
         return [name for name in self.tests if "[" in name and not name.endswith("]")]
 
     @property

@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from random import Random
-from typing import ClassVar
 
 from pydantic import Field, field_validator
 
 import forge_env as fe
 from environments.terminal.families import FAMILIES, Work
 from environments.terminal.state import look, problems
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.errors import UsageError
 from forge_env.types import Action, Task
 
@@ -35,20 +33,27 @@ class TerminalConfig(fe.SandboxEnvironmentConfig):
         return families
 
 
+async def done(env: Terminal) -> float:
+    """1 if the files are in the expected state; otherwise 0."""
+    return float(not await env.what_is_wrong())
+
+
+def commands(env: Terminal) -> float:
+    """Number of commands run."""
+    return float(env.tool_calls)
+
+
 class Terminal(fe.SandboxEnvironment):
     """Small jobs at a Linux shell: searching, counting, moving and editing files; the final state is scored."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = TerminalConfig
-    system_prompt: ClassVar[str | None] = (
+    config_class = TerminalConfig
+    system_prompt = (
         "You work at a Linux shell through the tool bash. When the job is done, answer with a short message."
     )
     config: TerminalConfig
+    rubric = fe.Rubric([done], metrics=[commands])
     bash = fe.tools.bash()
-
-    def __init__(self, config: TerminalConfig | None = None, **context: object) -> None:
-        self.rubric = fe.Rubric([done], metrics=[commands])
-        super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
         """The `index`-th job of `split`; one job in five belongs to `eval`, independent of the seed."""
@@ -88,13 +93,3 @@ def is_held_out(work: Work) -> bool:
     """Whether a job belongs to the split `eval`; depends on its files and text alone."""
     text = json.dumps([work.prompt, sorted(work.files.items())])
     return hashlib.sha256(text.encode()).digest()[0] < 51  # 51 of 256: one in five
-
-
-async def done(env: Terminal) -> float:
-    """1 if the files are in the expected state; otherwise 0."""
-    return float(not await env.what_is_wrong())
-
-
-def commands(env: Terminal) -> float:
-    """Number of commands run."""
-    return float(env.tool_calls)

@@ -62,11 +62,7 @@ class Entry:
 
 
 async def look(sandbox: Sandbox) -> dict[str, Entry] | None:
-    """Collect all entries of the work folder by path; None if there are more than `MOST_FILES`, too many for any task.
-
-    Raises:
-        SandboxError: the interpreter in the sandbox failed.
-    """
+    """All entries of the work folder by path; None: more than `MOST_FILES`. `SandboxError`: the interpreter failed."""
     script = ["/usr/bin/python3", "-I", "-S", "-c", f"import os; os.chdir({WORK!r})\n{_LOOK}"]
     result = await sandbox.exec(script, cwd="/", limits=LIMITS)
     if not result.ok or result.truncated:
@@ -90,12 +86,10 @@ def _entry(kind: str, executable: bool, data: str) -> Entry:
 
 
 def problems(expected: Mapping[str, object], state: Mapping[str, Entry] | None) -> list[str]:
-    """Differences from the expected state, for logs; empty if there are none.
+    """Differences from the expected state; empty if there are none.
 
-    Args:
-        expected: path -> text of a file (ignoring trailing white space), None (no entry), or
-            `{"executable": bool}`, `{"link": target}`, `{"folder": True}`.
-        state: result of `look`.
+    A path should have this text (ignoring trailing white space), None (no entry), `{"executable": bool}`,
+    `{"link": target}` or `{"folder": True}`.
     """
     if state is None:
         return ["there are too many files"]

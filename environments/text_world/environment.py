@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from random import Random
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 import forge_env as fe
 from environments.seeds import draw_seed
 from environments.text_world.world import draw_world
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.rewards.spans import last_between
 from forge_env.types import Action, Message, Observation, Task
@@ -29,21 +28,33 @@ class TextWorldConfig(ToolEnvironmentConfig):
     """1: 4 rooms; 2: 7 rooms, 1 locked door; 3: 11 rooms, 2 locked doors; 4: 15 rooms, 3 locked doors, 2 things."""
 
 
+def done(env: TextWorld) -> float:
+    """1 if all wanted things are in the target room; otherwise 0."""
+    return float(env.world.done(env.state))
+
+
+def rooms_seen(env: TextWorld) -> float:
+    """Number of different rooms visited."""
+    return float(len(env.seen))
+
+
+def not_possible(env: TextWorld) -> float:
+    """Number of messages without a possible command."""
+    return float(env.refused)
+
+
 class TextWorld(fe.ToolEnvironment):
     """Find things in a house of up to fifteen rooms with locked doors, and bring them to a target room."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = TextWorldConfig
-    system_prompt: ClassVar[str | None] = (
+    config_class = TextWorldConfig
+    system_prompt = (
         "You are in a house of many rooms. Each message is one command: <action>go north</action>, "
         "<action>take lamp</action>, <action>drop lamp</action>, <action>unlock east</action> (with the key of the "
         "door's color) or <action>look</action>. You can carry everything at once."
     )
     config: TextWorldConfig
-
-    def __init__(self, config: TextWorldConfig | None = None, **context: object) -> None:
-        self.rubric = fe.Rubric([done], metrics=[rooms_seen, not_possible])
-        super().__init__(config, **context)
+    rubric = fe.Rubric([done], metrics=[rooms_seen, not_possible])
 
     def task(self, split: str, index: int) -> Task:
         """The `index`-th world of `split`; one world in five belongs to `eval`."""
@@ -109,18 +120,3 @@ def command_of(text: str) -> str:
     """The last tagged command of a message, or the whole message, normalized to lower case and single spaces."""
     tagged = last_between(text, "<action>", "</action>")
     return " ".join((text if tagged is None else tagged)[:200].lower().split())
-
-
-def done(env: TextWorld) -> float:
-    """1 if all wanted things are in the target room; otherwise 0."""
-    return float(env.world.done(env.state))
-
-
-def rooms_seen(env: TextWorld) -> float:
-    """Number of different rooms visited."""
-    return float(len(env.seen))
-
-
-def not_possible(env: TextWorld) -> float:
-    """Number of messages without a possible command."""
-    return float(env.refused)

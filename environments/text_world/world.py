@@ -113,11 +113,7 @@ class World:
         return None
 
     def _is_worth_it(self, state: State, command: str) -> bool:
-        """Whether a command can be part of a shortest plan.
-
-        The player can carry everything, so dropping a thing outside its target, or taking a thing that is in its target
-        or not wanted, never helps.
-        """
+        """Whether a command can be part of a shortest plan: dropping things elsewhere or taking others never helps."""
         verb, _, what = command.partition(" ")
         if verb == "take":
             return what.endswith(" key") or (what in self.wanted and state.room != self.target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -43,7 +43,7 @@ class TicTacToe(fe.Environment):
     """Tic-tac-toe for two, from positions in which the first player can force a win."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = TicTacToeConfig
+    config_class = TicTacToeConfig
     config: TicTacToeConfig
     seats = ("first", "second")
 

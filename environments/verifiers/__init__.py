@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, ClassVar
+from typing import Any
 
 from environments.verifiers.endpoint import Endpoint, Request
 from environments.verifiers.packages import PLAYERS, Played, Row, VerifiersConfig, load
@@ -28,7 +28,7 @@ LOOK_AHEAD = 100
 class VerifiersEnvironment(Environment):
     """An environment of the package verifiers."""
 
-    config_class: ClassVar[type[EnvironmentConfig]] = VerifiersConfig
+    config_class = VerifiersConfig
     splits = ("train",)
     config: VerifiersConfig
 

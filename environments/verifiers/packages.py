@@ -171,12 +171,7 @@ class OldPackage(Package):
 
 @lru_cache(maxsize=16)
 def load(config_json: str) -> Package:
-    """Load the package of a `VerifiersConfig`, cached per process.
-
-    Raises:
-        UsageError: verifiers is missing, its release doesn't support the package, loading failed, or the harness would
-            run model-written code without isolation.
-    """
+    """Load the package of a `VerifiersConfig`, cached per process. `UsageError`: it can't be loaded here."""
     config = VerifiersConfig.model_validate_json(config_json)
     name = config.taskset
     try:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from random import Random
-from typing import ClassVar
 
 from pydantic import Field
 
 import forge_env as fe
 from environments.wordle.words import LENGTH, words_of
-from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.types import Message, Observation, Task
 
@@ -30,21 +28,35 @@ class WordleConfig(ToolEnvironmentConfig):
     """Reward for a best guess with 4 of 5 letters in place; fewer earn proportionally less. The word gives 1."""
 
 
+def score(env: Wordle) -> float:
+    """1 for the word; otherwise a share of `partial_credit` for the letters in place in the best guess."""
+    word = env.current_task.data["answer"]
+    in_place = max((marks(guess, word).count("G") for guess in env.tried), default=0)
+    return 1.0 if word in env.tried else env.config.partial_credit * in_place / (LENGTH - 1)
+
+
+def solved(env: Wordle) -> float:
+    """1 if the word was found; otherwise 0."""
+    return float(env.current_task.data["answer"] in env.tried)
+
+
+def guesses(env: Wordle) -> float:
+    """Number of valid guesses."""
+    return float(len(env.tried))
+
+
 class Wordle(fe.ToolEnvironment):
     """Find a word of five letters in six guesses; each is answered letter by letter."""
 
     api_version = 1
-    config_class: ClassVar[type[EnvironmentConfig]] = WordleConfig
-    system_prompt: ClassVar[str | None] = (
+    config_class = WordleConfig
+    system_prompt = (
         "You look for an English word of five letters. Write each guess as <guess>house</guess>. The answer has a mark "
         "for each letter: G right and in its place, Y in the word but elsewhere, - not in the word (or not that often)."
     )
     config: WordleConfig
-
-    def __init__(self, config: WordleConfig | None = None, **context: object) -> None:
-        self.rubric = fe.Rubric([score], metrics=[solved, guesses])
-        self.tried: list[str] = []
-        super().__init__(config, **context)
+    tried: list[str]
+    rubric = fe.Rubric([score], metrics=[solved, guesses])
 
     def task(self, split: str, index: int) -> Task:
         """Return a word of `split`: all words in an order drawn by seed, then all again in another order."""
@@ -108,20 +120,3 @@ def marks(guess: str, word: str) -> str:
         else:
             result += "-"
     return result
-
-
-def score(env: Wordle) -> float:
-    """1 for the word; otherwise a share of `partial_credit` for the letters in place in the best guess."""
-    word = env.current_task.data["answer"]
-    in_place = max((marks(guess, word).count("G") for guess in env.tried), default=0)
-    return 1.0 if word in env.tried else env.config.partial_credit * in_place / (LENGTH - 1)
-
-
-def solved(env: Wordle) -> float:
-    """1 if the word was found; otherwise 0."""
-    return float(env.current_task.data["answer"] in env.tried)
-
-
-def guesses(env: Wordle) -> float:
-    """Number of valid guesses."""
-    return float(len(env.tried))

@@ -21,12 +21,7 @@ ALLOW = ("allow_always", "allow_once")
 
 
 def acp_argv(prompt: str, command: Sequence[str]) -> list[str]:
-    """The command that runs an agent of the protocol with a prompt, for `ProgramEnvironment.argv`.
-
-    Args:
-        prompt: the task.
-        command: the agent and its arguments. Its image needs Python.
-    """
+    """The command that runs an agent of the protocol, for `ProgramEnvironment.argv`. Its image needs Python."""
     return ["python3", "-c", inspect.getsource(sys.modules[__name__]), prompt, *command]
 
 

@@ -239,11 +239,7 @@ async def checked_reset(env: Environment, task: Task, seed: int | None) -> Reset
 
 
 async def checked_step(env: Environment, action: Message, task_id: str) -> StepResult:
-    """Call `env.step` and check the result.
-
-    Raises:
-        EnvironmentBugError: it failed, or its result breaks the contract.
-    """
+    """Call `env.step` and check the result. `EnvironmentBugError`: it failed, or its result breaks the contract."""
     what = f"{type(env).__name__}.step"
     async with limited_code(what, task_id, env.config.code_timeout_s):
         result = await _awaited(what, env.step(action))
@@ -331,11 +327,7 @@ def checked_rewards(env: Environment, info: dict[str, Any], task_id: str) -> dic
 
 
 def as_observation(what: str, value: Any) -> Observation:
-    """Check that `value` is a list or tuple of messages, and return it as a list.
-
-    Args:
-        what: name of the method that returned it, for the error.
-        value: the method's result.
+    """Check that the result `value` of the method `what` is a list or tuple of messages, and return it as a list.
 
     Raises:
         EnvironmentBugError: it is something else, or too long.

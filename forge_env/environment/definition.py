@@ -37,11 +37,7 @@ _SOUND: WeakSet[type] = WeakSet()
 
 
 def check_definition(cls: type, *, anew: bool = False) -> None:
-    """Check methods and attributes of an environment's class.
-
-    Args:
-        cls: the class.
-        anew: check it again even if it has passed before, because it may have changed.
+    """Check methods and attributes of an environment's class; `anew`: even if it has passed before.
 
     Raises:
         PluginError: a method can't be called as the platform does, or an attribute has a wrong type.
@@ -76,9 +72,7 @@ def check_definition(cls: type, *, anew: bool = False) -> None:
 
 
 def check_defaults(config_class: type[BaseModel]) -> None:
-    """Check that the default of every option fits its type.
-
-    Defaults that pydantic validates itself (`validate_default`) are skipped: it also runs the class's validators.
+    """Check that the default of every option fits its type, unless pydantic does (`validate_default`).
 
     Raises:
         PluginError: a default doesn't fit.

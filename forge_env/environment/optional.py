@@ -167,12 +167,7 @@ PROTOCOLS: tuple[type, ...] = (
 
 
 def gold_actions(env: Environment, task: Task) -> list[Action] | None:
-    """Actions that earn the full reward; None if they are unknown.
-
-    Args:
-        env: an environment: `gold_actions`, else `gold_files` and `hand_in`, else `Task.gold`.
-        task: the task to solve.
-    """
+    """Actions that earn the full reward, from `gold_actions`, `gold_files` or `Task.gold`; None if they are unknown."""
     if isinstance(env, HasGold):
         return env.gold_actions(task)
     files = gold_files(env, task)
@@ -182,27 +177,13 @@ def gold_actions(env: Environment, task: Task) -> list[Action] | None:
 
 
 def gold_files(env: Environment, task: Task) -> Mapping[str, str] | None:
-    """Files of a perfect solution, or None.
-
-    Args:
-        env: an environment, with `gold_files` or without.
-        task: the task to solve.
-    """
+    """Files of a perfect solution, or None."""
     files: Any = getattr(env, "gold_files", None)
     return None if files is None else files(task)
 
 
 def hand_in(env: Environment, task: Task, files: Mapping[str, str]) -> list[Action]:
-    """Actions with which an agent submits files.
-
-    Args:
-        env: an environment with `gold_files`.
-        task: the task to solve.
-        files: text by path.
-
-    Raises:
-        EnvironmentBugError: it has no `hand_in`.
-    """
+    """Actions with which an agent submits files. `EnvironmentBugError`: the environment has no `hand_in`."""
     if isinstance(env, HasGoldFiles):
         return env.hand_in(task, files)
     name = type(env).__name__
@@ -210,12 +191,7 @@ def hand_in(env: Environment, task: Task, files: Mapping[str, str]) -> list[Acti
 
 
 async def unplayable(env: Environment, tasks: Sequence[Task]) -> Mapping[str, str]:
-    """Tasks that can't be run on this machine: id -> reason.
-
-    Args:
-        env: an environment, with `unplayable` or without.
-        tasks: tasks to check.
-    """
+    """Tasks that can't be run on this machine: id -> reason."""
     return await env.unplayable(tasks) if isinstance(env, FindsUnplayable) else {}
 
 
@@ -230,12 +206,7 @@ def luck_of(env: Environment) -> float:
 
 
 def random_action(env: Environment, rng: random.Random) -> Action | None:
-    """A legal action for the current state, or None.
-
-    Args:
-        env: an environment, with `random_action` or without.
-        rng: source of randomness.
-    """
+    """A legal action for the current state, or None."""
     return env.random_action(rng) if isinstance(env, HasRandomActions) else None
 
 
@@ -245,12 +216,7 @@ def scores_groups(env: Environment | type[Environment]) -> bool:
 
 
 async def score_group(env: Environment, task: Task, trajectories: Sequence[Trajectory]) -> None:
-    """Add rewards that depend on comparing all episodes of one task.
-
-    Args:
-        env: an environment: `score_group`, else the group functions of `rubric`.
-        task: the task of the group.
-        trajectories: the episodes of the group; their rewards are changed in place.
+    """Add rewards that depend on comparing all episodes of one task, by `score_group` or the rubric's group functions.
 
     Raises:
         EnvironmentBugError: the environment's code failed.
@@ -263,12 +229,7 @@ async def score_group(env: Environment, task: Task, trajectories: Sequence[Traje
 
 
 def credits_of(env: Environment, names: Collection[str], task_id: str) -> dict[str, float]:
-    """Rewards of single conversations of the episode that has just ended; empty if there are none.
-
-    Args:
-        env: an environment, with `credits` or without.
-        names: the conversations of the episode.
-        task_id: id of the task, for errors.
+    """Rewards of single conversations (`names`) of the episode that has just ended; empty if there are none.
 
     Raises:
         EnvironmentBugError: `credits` failed, or its values are not finite numbers by the conversations in `names`.
@@ -295,11 +256,6 @@ def demonstrate(env: Environment, task: Task, rng: random.Random) -> list[Messag
     Without `demonstrate`, the gold solution is played in a new object of the environment's class, with real tool
     results and sandboxes of this machine.
 
-    Args:
-        env: an environment, with `demonstrate` or without.
-        task: the task to solve.
-        rng: source of all randomness.
-
     Raises:
         EnvironmentBugError: the environment's own code failed, or exceeded `code_timeout_s`.
     """
@@ -308,13 +264,7 @@ def demonstrate(env: Environment, task: Task, rng: random.Random) -> list[Messag
 
 
 def played_gold(env: Environment, task: Task, rng: random.Random) -> list[Message] | None:
-    """Play the gold solution in a new object of the environment's class; None if there is none.
-
-    Args:
-        env: an environment.
-        task: the task to solve.
-        rng: chooses the seat whose conversation is returned.
-    """
+    """Play the gold solution, if there is one, in a new object of the class; return one seat's conversation."""
     if (actions := gold_actions(env, task)) is None:
         return None
     from forge_env.environment.host import get_host
@@ -327,10 +277,7 @@ def played_gold(env: Environment, task: Task, rng: random.Random) -> list[Messag
 
 
 async def _conversations(env: Environment, task: Task, actions: Sequence[Action]) -> dict[str, list[Message]]:
-    """Run `actions` as an episode, until they or the episode end; return each seat's messages.
-
-    Messages after a seat's last action are left out.
-    """
+    """Run `actions` as an episode; return each seat's messages up to its last action."""
     from forge_env.loop_guard import LoopGuard
 
     with LoopGuard(math.inf, 0.0, print, code_s=env.config.code_timeout_s):  # only interrupts; never warns

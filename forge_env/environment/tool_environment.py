@@ -407,11 +407,7 @@ class ToolEnvironment(Environment):
 
 
 def given_answer(env: Environment) -> str | None:
-    """The agent's answer in the episode that has just ended; None: its last message.
-
-    Args:
-        env: an environment: `answer` of a `ToolEnvironment`, or the result of its method `given_answer`, if it has one.
-    """
+    """The agent's answer in the episode that has just ended; None: its last message."""
     if (method := getattr(env, "given_answer", None)) is not None:
         answer: str | None = method()
         return answer

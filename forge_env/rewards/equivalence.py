@@ -38,12 +38,9 @@ _PROCESSES = 4
 
 
 async def equivalent(target: str, given: str, tolerance: float) -> bool:
-    """Whether a model's answer is equivalent to `target`; False if the comparison exceeds a limit.
+    """Whether a model's answer is equivalent to the right one; False if the comparison exceeds a limit.
 
-    Args:
-        target: the right answer.
-        given: the model's answer.
-        tolerance: maximum difference of two numbers (see `close`).
+    Numbers may differ by `tolerance` (see `close`).
     """
     if any(len(text) > MAX_CHARS or _depth(text) > MAX_DEPTH for text in (target, given)):
         return False

@@ -136,11 +136,7 @@ def keep_scores(scores: Mapping[str, dict[str, Any]]) -> None:
 
 
 def score_lines(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """One line for each recorded score: function, answer, explanation and metadata.
-
-    Args:
-        scores: `Trajectory.scores`.
-    """
+    """One line for each score of `Trajectory.scores`: function, answer, explanation and metadata."""
     lines = []
     for name, score in scores.items():
         answer, explanation = score.get("answer", ""), score.get("explanation", "")

@@ -286,10 +286,7 @@ CHECKED_TASKS = 4_096
 
 
 def check_targets(environment: Environment, tasks: Iterable[Task]) -> None:
-    """Raise `UsageError`, naming the tasks, if the rubric can't score some of them whatever the answer.
-
-    Only the first `CHECKED_TASKS` tasks are checked.
-    """
+    """Raise `UsageError` if the rubric can't score some of the first `CHECKED_TASKS` tasks, whatever the answer."""
     rubric = environment.rubric
     if rubric is None or not rubric.checks_targets:
         return

@@ -25,9 +25,7 @@ OTHERS = "choose another engine, or auto; forge-env doctor lists them"
 def load_engine(name: str) -> type[SandboxEngine]:
     """The engine class registered as `name`, or at the import path `module:attribute`.
 
-    Raises:
-        NotRegisteredError: no engine has this name.
-        PluginError: it can't be loaded, or is not a `SandboxEngine`.
+    `NotRegisteredError`: no engine has this name. `PluginError`: it can't be loaded, or is not a `SandboxEngine`.
     """
     engine = load_plugin(GROUP, name)
     if not (isinstance(engine, type) and issubclass(engine, SandboxEngine)):
@@ -124,10 +122,7 @@ def _made(engine: type[SandboxEngine], name: str, options: dict[str, Any]) -> Sa
 
 
 class LazyEngine(SandboxEngine, Images):
-    """A stand-in for `open_engine(name, **options)`, which is opened when the first sandbox is acquired.
-
-    It is for callers that can't know whether a sandbox is needed: an environment that runs no code never opens it.
-    """
+    """A stand-in for `open_engine(name, **options)`, which is opened when the first sandbox is acquired."""
 
     def __init__(self, name: str = "auto", **options: Any) -> None:
         self.name = name
@@ -145,11 +140,7 @@ class LazyEngine(SandboxEngine, Images):
             self._checked.add(spec)
 
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
-        """Acquire a sandbox of the real engine, and start that first if needed.
-
-        Raises:
-            SandboxUnavailableError: no engine can run here.
-        """
+        """Acquire a sandbox of the real engine, and start that first if needed. Raises `SandboxUnavailableError`."""
         with waiting():
             await self._open()
         assert self._engine is not None

@@ -157,9 +157,7 @@ class ForgeSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]  # it i
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file, creating its parent folders.
 
-        Raises:
-            PermissionError: it can't be written.
-            IsADirectoryError: it is a folder.
+        `PermissionError`: it can't be written. `IsADirectoryError`: it is a folder.
         """
         data = contents.encode() if isinstance(contents, str) else contents
         path = posixpath.normpath(posixpath.join(WORK, file))

@@ -75,9 +75,8 @@ SEEN: ContextVar[Callable[[str, float, float], object] | None] = ContextVar("san
 def seen_by(tell: Callable[[str, float, float], object] | None) -> Iterator[None]:
     """Report the block's waits for sandboxes and calls of sandboxes to a callback.
 
-    Args:
-        tell: called with the phase ("wait for one", "command", "python", "tests", "files", "session"), its start and
-            its end, in seconds of `time.perf_counter`. None: no reports.
+    It gets the phase ("wait for one", "command", "python", "tests", "files", "session"), its start and its end, in
+    seconds of `time.perf_counter`.
     """
     token = SEEN.set(tell)
     try:
@@ -364,14 +363,7 @@ class Capability(ABC):
 
     @classmethod
     def of(cls, provider: object) -> Self:
-        """Return `provider`, typed as one with this capability.
-
-        Args:
-            provider: a sandbox or an engine.
-
-        Raises:
-            UsageError: it doesn't have the capability.
-        """
+        """Return a sandbox or engine, typed as one with this capability. Raises `UsageError` if it doesn't have it."""
         if isinstance(provider, cls):
             return provider
         raise UsageError(f"{type(provider).__name__} can't {cls.can}", fix="use the sandbox engine docker or local")

@@ -309,10 +309,7 @@ class WritableTests:
             await engine.release(sandbox)
 
     async def test_folders_are_packed(self, engine: SandboxEngine) -> None:
-        """Packed folders move to another sandbox: with links, modes and empty folders, and without removed files.
-
-        Files that their owner may not read are packed too.
-        """
+        """Packed folders move with links, modes, empty folders and unreadable files, and without removed ones."""
         if (left := await acquired(engine, self.SPEC)) is None:
             return
         make = "cd /app; mkdir -p e d/no; echo 1 > d/a; ln -s d/a l; ln d/a h; echo 2 > d/no/x; chmod 750 d/a; mkfifo p"

@@ -118,11 +118,8 @@ class ChatTemplate:
     ) -> str:
         """Text of a conversation, with special tokens spelled out.
 
-        Args:
-            messages: messages in OpenAI's format. Arguments of calls are parsed, as templates expect them.
-            tools: tools in OpenAI's format; None: no tools.
-            generation: whether to end with the opening of an assistant turn.
-            options: further variables of the template, such as `enable_thinking`.
+        Messages and tools are in OpenAI's format; arguments of calls are parsed, as templates expect them. `generation`
+        adds the opening of an assistant turn. `options` are further variables, such as `enable_thinking`.
 
         Raises:
             TemplateError: the template rejects the conversation, or exceeds a limit; see also `ERRORS`.
@@ -280,11 +277,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return self.template_class.from_code(self, code, self.make_globals(None))
 
     def tick(self) -> bool:
-        """Count a round of a loop.
-
-        Raises:
-            SecurityError: the rendering takes too long.
-        """
+        """Count a round of a loop. `SecurityError`: the rendering takes too long."""
         budget = _budget.get()
         budget.ticks += 1
         if budget.ticks % TICKS == 0 and time.thread_time() > budget.ends:

@@ -22,14 +22,9 @@ class BadJSONError(ValueError):
 
 
 def read_json(text: str, *, finite: bool = True) -> Any:
-    """Parse JSON, replacing unpaired surrogates, which can't be encoded, with U+FFFD.
+    """Parse JSON, replacing unpaired surrogates, which can't be encoded, with U+FFFD. Raises `BadJSONError`.
 
-    Args:
-        text: the JSON.
-        finite: reject `NaN` and infinite numbers, which Python's parser accepts although they aren't JSON.
-
-    Raises:
-        BadJSONError: it is not JSON, is nested more than `MAX_DEPTH` levels deep, or has a number that is too long.
+    `finite` rejects `NaN` and infinite numbers, which Python's parser accepts although they aren't JSON.
     """
     numbers: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite} if finite else {}
     try:
@@ -90,13 +85,10 @@ def without_halves(value: Any) -> Any:
 
 
 def arguments_text(value: Any) -> str:
-    """A call's arguments as the text of a JSON object.
+    """A call's arguments, as text or as a parsed value, as the text of a JSON object.
 
     Missing arguments ("", spaces, null) become `{}`, and JSON inside a JSON string is unwrapped. A text that isn't a
     JSON object is returned unchanged, for the tool to reject.
-
-    Args:
-        value: the arguments, as text or as a parsed value.
     """
     if value is None:
         return "{}"

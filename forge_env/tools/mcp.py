@@ -362,10 +362,7 @@ def _name_of(target: Any) -> str:
 
 
 def shown(result: Any) -> str:
-    """A tool's result (`mcp.types.CallToolResult`) as text for the model; other content is replaced by its type.
-
-    Structured content follows unless the text already holds its values.
-    """
+    """A tool's result as text; other content is named by its type. Structured content follows if the text lacks it."""
     blocks = [_block(block) for block in result.content]
     text = "\n".join(blocks)
     if (structured := result.structured_content) is not None and not all(
@@ -413,11 +410,7 @@ def safe_names(
 ) -> dict[str, str]:
     """Map a server's tool names to unique names that endpoints accept: up to 64 letters, digits, `_` and `-`.
 
-    Args:
-        names: any texts.
-        prefix: beginning of every name.
-        before: an earlier result: its names keep their meaning.
-        others: names that are in use elsewhere.
+    Names in the earlier result `before` keep their meaning; `others` are in use elsewhere.
     """
     safe = dict(before)
     taken = {*safe.values(), *others}

@@ -223,12 +223,7 @@ class Tool:
     async def answer(
         self, owner: Any, arguments: str, scope: CallScope, *, timeout_s: float, task_id: str
     ) -> ToolResult:
-        """Run one call with the arguments that the model wrote.
-
-        Raises:
-            InfrastructureError: raised by the tool.
-            EnvironmentBugError: the tool's code failed.
-        """
+        """Run one call with the model's arguments. Raises `InfrastructureError` and `EnvironmentBugError`."""
         deadline = asyncio.timeout(timeout_s)
         try:
             parsed = self.parse(arguments)

@@ -35,14 +35,10 @@ _ANY_OPEN = re.compile(r"<think>|<thinking>|\[THINK\]", re.IGNORECASE)
 def read_turn(
     text: str, *, reasoning: str | None = None, calls: Sequence[ToolCall] = (), tools: bool, turn: int = 0
 ) -> Message:
-    """Parse the text of a turn.
+    """Parse the text of a turn, without thoughts (`reasoning`) and `calls` that are already parsed.
 
-    Args:
-        text: the model's output, without thoughts and calls that are already parsed.
-        reasoning: thoughts that are already parsed; None if there are none.
-        calls: calls that are already parsed.
-        tools: whether tools were offered; otherwise text that looks like a call is text.
-        turn: number of the turn in its conversation, for the ids of calls that are parsed here.
+    `tools`: whether tools were offered; otherwise text that looks like a call is text. `turn` numbers the turns of a
+    conversation, for the ids of calls that are parsed here.
     """
     thoughts, content = split_thoughts(clean_unicode(text), only_leading=reasoning is not None)
     if reasoning is not None:
@@ -89,12 +85,8 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
     """Split a turn's text into `(thoughts, rest)`.
 
     A block that is never closed extends to the end, or to a complete call at the end: some models call a tool without
-    closing their thoughts. A block may contain others.
-
-    Args:
-        text: text of the turn.
-        only_leading: thoughts that the prompt opened are already parsed, so a lone closing tag has no meaning.
-        opened: the prompt has opened a block.
+    closing their thoughts. A block may contain others. `only_leading`: thoughts that the prompt opened are already
+    parsed, so a lone closing tag has no meaning. `opened`: the prompt has opened a block.
     """
     thoughts: list[str] = []
     opening = _OPEN.match(text)
@@ -134,14 +126,7 @@ def _closes_the_prompts_block(text: str) -> bool:
 
 
 def call_of(name: Any, arguments: Any, call_id: str, raw: str | None = None) -> ToolCall:
-    """Build a call from a name and arguments of any JSON type; a malformed call if the name is not a text.
-
-    Args:
-        name: name of the tool.
-        arguments: arguments as text, or as a parsed value.
-        call_id: id of the call.
-        raw: the call as the model wrote it, if known.
-    """
+    """Build a call from a name and arguments of any JSON type; a malformed call if the name is not a text."""
     if isinstance(name, str) and name.strip():
         # interned: shared by the calls of all open episodes
         function = FunctionCall(name=sys.intern(clean_unicode(name)), arguments=arguments_text(arguments))

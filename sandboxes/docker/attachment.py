@@ -18,17 +18,13 @@ _STREAM = struct.Struct("!BxxxI")
 """Header of each piece of output: the descriptor it was written to, and its length."""
 _STDERR = 2
 _MAX_HEAD = 64 * 1024
-_SAID = 2000
 
 
 async def attach(daemon: Daemon, container: str, connection: Connection) -> None:
-    """Attach `connection` to the standard streams of a container that has not been started yet.
+    """Attach `connection` to the standard streams of a container that has not been started yet. Raises `SandboxError`.
 
     The daemon answers the request with 101 (https://docs.docker.com/reference/api/engine, ContainerAttach). After that,
     the bytes we write are standard input, and the bytes we receive are framed pieces of stdout and stderr.
-
-    Raises:
-        SandboxError: the daemon refuses, or is lost.
     """
     loop = asyncio.get_running_loop()
     attached: asyncio.Future[None] = loop.create_future()
@@ -93,7 +89,7 @@ class _Attachment(asyncio.Protocol):
             piece = bytes(self._buffer[_STREAM.size : end])
             del self._buffer[:end]
             if number == _STDERR:
-                self._connection.said = (self._connection.said + piece)[-_SAID:]
+                self._connection.stderr_received(piece)
             else:
                 self._connection.data_received(piece)
 

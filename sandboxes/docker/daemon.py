@@ -162,10 +162,7 @@ def check_host(host: str) -> None:
 
 
 def _api_version(environment: dict[str, str]) -> str:
-    """API version of the daemon at a TCP address, queried without the environment's web proxies and certificates.
-
-    The SDK's own query would prefer REQUESTS_CA_BUNDLE to the daemon's certificate folder.
-    """
+    """API version of the daemon at a TCP address, asked without the environment's web proxies and certificates."""
     client = docker.from_env(environment=environment, version="1.41", timeout=_SHORT_TIMEOUT_S)
     with contextlib.closing(client):
         client.api.trust_env = False

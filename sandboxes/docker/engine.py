@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -20,7 +21,6 @@ from forge_env.errors import SandboxError, UsageError
 from forge_env.sandbox import Images, Inventory, RunningSandbox, SandboxSpec
 from sandboxes import owner
 from sandboxes.box import Box
-from sandboxes.connection import Connection
 from sandboxes.docker import daemon
 from sandboxes.docker import seccomp as own_seccomp
 from sandboxes.docker.attachment import attach
@@ -42,26 +42,6 @@ START_TIMEOUT_S = 30
 UNSEEN = "bind source path does not exist"
 """Part of the daemon's error message if it can't see the socket folder."""
 _MAX_SOCKET_PATH = 100
-
-
-class DockerBox(Box):
-    """One container. If its removal can't be confirmed, its name is added to `undead`."""
-
-    def __init__(self, container: str, spec: SandboxSpec, client: Any, undead: set[str]) -> None:
-        super().__init__(container, spec, Connection())
-        self._client = client
-        self._undead = undead
-        self._removal: asyncio.Task[None] | None = None
-
-    async def destroy(self) -> None:  # noqa: D102
-        self.hang_up()
-        if self._removal is None:
-            self._removal = asyncio.ensure_future(self._remove())
-        await asyncio.shield(self._removal)
-
-    async def _remove(self) -> None:
-        if not await asyncio.to_thread(end_container, self._client, self.name):
-            self._undead.add(self.name)
 
 
 class DockerEngine(PooledEngine, Images, Inventory):
@@ -168,10 +148,7 @@ class DockerEngine(PooledEngine, Images, Inventory):
         return self._connected.client
 
     def _has_room(self, spec: SandboxSpec) -> bool:
-        """For a remote daemon, whether all sandboxes' memory limits together fit its machine's total memory.
-
-        Its free memory can't be read.
-        """
+        """For a remote daemon, whose free memory is unknown: whether all limits together fit its machine's memory."""
         if self._daemon is None or not self._daemon.remote:
             return super()._has_room(spec)
         return (self._alive + 1) * (spec.memory_mb + RUNNER_MB) + RESERVE_MB <= self._daemon.memory_mb
@@ -201,7 +178,8 @@ class DockerEngine(PooledEngine, Images, Inventory):
 
     async def _make_box(self, spec: SandboxSpec) -> Box:
         image = await self._image(spec)
-        box = DockerBox(f"{FOLDER_PREFIX}{os.urandom(6).hex()}", spec, self._client, self._undead)
+        name = f"{FOLDER_PREFIX}{os.urandom(6).hex()}"
+        box = Box(name, spec, functools.partial(self._end, self._client, name))
         try:
             if not self._connected.remote:
                 try:
@@ -221,7 +199,7 @@ class DockerEngine(PooledEngine, Images, Inventory):
             raise
         return box
 
-    async def _start_beside(self, box: DockerBox, image: str) -> None:
+    async def _start_beside(self, box: Box, image: str) -> None:
         """Start a box on this machine, whose runner connects to a Unix socket of ours."""
         with _socket_folder() as folder, socket.socket(socket.AF_UNIX) as server:
             path = os.path.join(folder, SOCKET_NAME)
@@ -233,7 +211,7 @@ class DockerEngine(PooledEngine, Images, Inventory):
             await self._start(box, image, folder)
             await _or_destroy(box, self._while_running(box.name, _meet(server, box)))
 
-    async def _start_attached(self, box: DockerBox, image: str) -> None:
+    async def _start_attached(self, box: Box, image: str) -> None:
         """Start a box on another machine and attach to its standard streams."""
         loop = asyncio.get_running_loop()
 
@@ -244,7 +222,7 @@ class DockerEngine(PooledEngine, Images, Inventory):
         await _or_destroy(box, box.ready())
 
     async def _start(
-        self, box: DockerBox, image: str, socket_folder: str | None, before: Callable[[], None] = lambda: None
+        self, box: Box, image: str, socket_folder: str | None, before: Callable[[], None] = lambda: None
     ) -> None:
         options = container_options(
             image,
@@ -294,6 +272,10 @@ class DockerEngine(PooledEngine, Images, Inventory):
                 raise SandboxError(f"Docker refused a container: {error.explanation or error}") from error
             raise SandboxError(f"the connection to the Docker daemon was lost: {error}") from error
 
+    async def _end(self, client: Any, name: str) -> None:
+        if not await asyncio.to_thread(end_container, client, name):
+            self._undead.add(name)
+
     def _bury(self, client: Any) -> None:
         """Remove the containers in `_undead`."""
         for name in list(self._undead):
@@ -315,7 +297,7 @@ async def _meet(server: socket.socket, box: Box) -> None:
     await box.join(channel)
 
 
-async def _or_destroy(box: DockerBox, ready: Coroutine[Any, Any, None]) -> None:
+async def _or_destroy(box: Box, ready: Coroutine[Any, Any, None]) -> None:
     """Wait for a started runner, and destroy the box if it does not become ready."""
     try:
         async with asyncio.timeout(START_TIMEOUT_S + 1):

@@ -41,10 +41,8 @@ def container_options(
 ) -> dict[str, Any]:
     """The body of Docker's `POST /containers/create`.
 
-    Root inside the container is used by the runner only, with no capability except to change its user id. Programs run
-    as `uid`, their judge as `uid + 1`. No other container uses these ids, since the kernel counts processes per user
-    across containers. Without a `socket_folder`, the runner's channel is its standard input and output, which the
-    engine attaches to; the container ends when the first attachment is closed.
+    Root inside is used by the runner only. Programs run as `uid`, their judge as `uid + 1`, ids of no other container:
+    the kernel counts processes per user. Without a `socket_folder`, the runner's channel is its standard streams.
     """
     connect = f"{SOCKET_FOLDER}/{SOCKET_NAME}" if socket_folder else ""
     runner = RunnerConfig(isolation="uid", connect=connect, uid=uid, chown=podman)

@@ -36,8 +36,7 @@ def is_running(client: Any, container: str) -> bool:
 def end_container(client: Any, container: str) -> bool:
     """Wait for the removal of a container whose runner is exiting; kill it if it does not exit in time.
 
-    Returns False if the daemon can't confirm the removal. The container removes itself when its runner ends, unless the
-    daemon dies at that moment: call `bury` later.
+    False: the daemon can't confirm the removal, so call `bury` later.
     """
     api = client.api
     try:

@@ -29,7 +29,6 @@ while data := os.read(0, 1 << 16):
 """
 """Writes standard input as lines of base64: E2B's client decodes a command's output as text."""
 _CHUNK = 1 << 20
-_SAID = 2000
 
 
 @functools.lru_cache(maxsize=1)
@@ -48,11 +47,7 @@ def command(spec: SandboxSpec) -> str:
 
 
 async def attach(machine: AsyncSandbox, spec: SandboxSpec, connection: Connection) -> None:
-    """Send the runner to a cloud sandbox, start it, and attach `connection` to its standard streams.
-
-    Raises:
-        Exception: any error of E2B's client.
-    """
+    """Send the runner to a cloud sandbox, start it, and attach `connection`. Raises any error of E2B's client."""
     await machine.files.write(RUNNER, program(), user="root", use_octet_stream=True)
     attachment = _Attachment(connection)
     handle = await machine.commands.run(
@@ -96,8 +91,8 @@ class _Attachment(asyncio.WriteTransport):
             for task in (sending, ending, aborted):
                 task.cancel()
             for result in await asyncio.gather(sending, ending, return_exceptions=True):
-                if isinstance(result, Exception) and not self._connection.said:
-                    self._connection.said = str(result).encode()[-_SAID:]
+                if isinstance(result, Exception):
+                    self.complained(str(result))
             self._connection.connection_lost(None)
             with contextlib.suppress(asyncio.CancelledError):
                 await handle.disconnect()
@@ -127,7 +122,7 @@ class _Attachment(asyncio.WriteTransport):
 
     def complained(self, text: str) -> None:
         """Keep the end of the command's errors for messages."""
-        self._connection.said = (self._connection.said + text.encode())[-_SAID:]
+        self._connection.stderr_received(text.encode())
 
     def abort(self) -> None:
         self._aborted.set()

@@ -22,12 +22,7 @@ NEW_ROOT = "/tmp"
 def main(config: str, network: str, uid: int, disk_mb: int, scratch_mb: int) -> None:
     """Run the runner in a sandbox within this machine, and end when it does.
 
-    Args:
-        config: the runner's options.
-        network: `open`, or `none` for a loopback of its own.
-        uid: user of the work folder; the judge's follows.
-        disk_mb: size of each of these two.
-        scratch_mb: size of each other writable folder.
+    `network` is `open`, or `none` for a loopback of its own. `uid` owns the work folder, `uid + 1` the judge's.
     """
     apart = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
     kernel.unshare(apart | (kernel.CLONE_NEWNET if network == "none" else 0))

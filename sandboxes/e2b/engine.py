@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from forge_env.errors import SandboxError, SandboxUnavailableError
 from forge_env.sandbox import SandboxSpec
 from sandboxes import owner
 from sandboxes.box import Box
-from sandboxes.connection import Connection
 from sandboxes.engine import MAX_USES, RemoteEngine
 from sandboxes.images import BUNDLED
 
@@ -24,22 +24,6 @@ KEY = "E2B_API_KEY"
 LEASE_S = 300
 """Seconds after which E2B ends a sandbox whose lease was not renewed, because its owner is dead."""
 RENEW_S = 90.0
-
-
-class E2BBox(Box):
-    """A sandbox in one virtual machine."""
-
-    def __init__(self, machine: AsyncSandbox, spec: SandboxSpec, engine: E2BEngine) -> None:
-        super().__init__(machine.sandbox_id, spec, Connection())
-        self.machine = machine
-        self._engine = engine
-        self._removal: asyncio.Task[None] | None = None
-
-    async def destroy(self) -> None:  # noqa: D102
-        self.hang_up()
-        if self._removal is None:
-            self._removal = asyncio.ensure_future(self._engine.remove(self))
-        await asyncio.shield(self._removal)
 
 
 class E2BEngine(RemoteEngine):
@@ -68,7 +52,7 @@ class E2BEngine(RemoteEngine):
         super().__init__(concurrency=concurrency, warm=warm, max_uses=max_uses)
         self.base_image = base_image
         self._start_timeout_s = start_timeout_s
-        self._boxes: set[E2BBox] = set()
+        self._boxes: dict[str, tuple[Box, AsyncSandbox]] = {}
         self._renewal: asyncio.Task[None] | None = None
 
     @classmethod
@@ -92,8 +76,8 @@ class E2BEngine(RemoteEngine):
         """Renew the leases of all sandboxes, until cancelled."""
         while True:
             await asyncio.sleep(RENEW_S)
-            boxes = list(self._boxes)
-            renewals = [box.machine.set_timeout(LEASE_S) for box in boxes]
+            boxes = [box for box, _ in self._boxes.values()]
+            renewals = [machine.set_timeout(LEASE_S) for _, machine in self._boxes.values()]
             for box, error in zip(boxes, await asyncio.gather(*renewals, return_exceptions=True), strict=True):
                 if error is not None and box.connection.alive:
                     logger.warning("E2B did not renew the lease of sandbox %s: %s", box.name, error)
@@ -103,22 +87,23 @@ class E2BEngine(RemoteEngine):
         if self._renewal is not None:
             self._renewal.cancel()
 
-    async def remove(self, box: E2BBox) -> None:
+    async def _remove(self, name: str) -> None:
         """Remove a sandbox. If E2B does not confirm it, it ends with its lease."""
-        self._boxes.discard(box)
+        _, machine = self._boxes.pop(name)
         with contextlib.suppress(Exception):  # any error of the client
-            await box.machine.kill()
+            await machine.kill()
 
     async def _make_box(self, spec: SandboxSpec) -> Box:
         from sandboxes.e2b.attachment import attach
 
         template = self.base_image if spec.image == BUNDLED else spec.image
-        box: E2BBox | None = None
+        box: Box | None = None
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                box = E2BBox(await self._create(template, spec.network), spec, self)
-                self._boxes.add(box)
-                await attach(box.machine, spec, box.connection)
+                machine = await self._create(template, spec.network)
+                box = Box(machine.sandbox_id, spec, functools.partial(self._remove, machine.sandbox_id))
+                self._boxes[box.name] = box, machine
+                await attach(machine, spec, box.connection)
                 await box.ready()
         except BaseException as error:  # also when cancelled: no machine may be left behind
             if box is not None:

@@ -70,12 +70,7 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
 
 
 def ensure_packages(client: Any, image: str, wanted: Sequence[str]) -> str:
-    """Add Python packages to `image` (from `ensure_image`), if missing, and return the new image's tag.
-
-    Raises:
-        UsageError: the index does not have a package.
-        SandboxUnavailableError: pip is missing, or failed in another way.
-    """
+    """Add packages to `image`, if missing, and return the tag. Raises `UsageError` and `SandboxUnavailableError`."""
     digest = hashlib.sha256(f"{image}\n{packages.asked(wanted)}".encode()).hexdigest()[:16]
     tag = f"{REPOSITORY}/packages:{digest}"
     if not _exists(client, tag):

@@ -66,10 +66,7 @@ def _build_runner(folder: Path) -> None:
 
 
 def ensure(name: str, build_into: Callable[[Path], None]) -> Path:
-    """The cached folder `name`, filled by `build_into` if missing; one process builds, and none sees a partial folder.
-
-    The folder can't be pruned while this process is alive.
-    """
+    """The cached folder `name`, filled by `build_into` if missing and not pruned while this process is alive."""
     cache = cache_folder()
     target = cache / name
     if _hold(target):

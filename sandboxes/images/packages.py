@@ -62,12 +62,7 @@ def asked(packages: Sequence[str]) -> str:
 
 
 def ensure_layer(packages: Sequence[str], python: Python) -> Path:
-    """The folder with `packages` for `python`, installed if missing; one process builds, none sees a partial folder.
-
-    Raises:
-        UsageError: the index does not have a package.
-        SandboxUnavailableError: pip is missing, or failed in another way.
-    """
+    """The folder with packages, installed if missing. Raises `UsageError` and `SandboxUnavailableError`."""
     digest = hashlib.sha256(f"{asked(packages)}\n{python}".encode()).hexdigest()[:16]
     return cache.ensure(f"packages-{digest}", lambda folder: _install(packages, python, folder))
 
@@ -128,10 +123,7 @@ def _for_another(python: Python) -> list[str]:
 
 
 def _arrange(folder: Path, python: Python) -> None:
-    """Move programs beside the packages, set their interpreter to the sandbox's, and byte-compile the packages.
-
-    Compiled files can't be written later, since the layer is read-only in a sandbox.
-    """
+    """Move programs beside the packages, set their interpreter, and byte-compile: layers are read-only in sandboxes."""
     site, scripts = folder / "site", folder / "bin"
     site.mkdir(exist_ok=True)
     scripts.mkdir()

@@ -26,10 +26,7 @@ _BAD_STARTS = {
 
 
 class Api:
-    """The parts of a cluster's API that sandboxes need.
-
-    Every method raises `SandboxError` if the cluster can't be reached, and `SandboxUnavailableError` if it refuses.
-    """
+    """The parts of a cluster's API that sandboxes need. A refusal raises `SandboxUnavailableError`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

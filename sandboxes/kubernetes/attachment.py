@@ -27,15 +27,11 @@ _CHUNK = 1 << 15
 """Maximum bytes per message, the same as kubectl's."""
 _PING_S = 20.0
 """Seconds between pings, since proxies may close a connection that is idle for a minute."""
-_SAID = 2000
+_MAX_BODY = 2000
 
 
 async def attach(cluster: Cluster, pod: str, connection: Connection) -> None:
-    """Attach `connection` to the standard streams of a running pod.
-
-    Raises:
-        SandboxError: the API refuses, or is lost.
-    """
+    """Attach `connection` to the standard streams of a running pod. `SandboxError`: the API refuses, or is lost."""
     loop = asyncio.get_running_loop()
     attached: asyncio.Future[None] = loop.create_future()
     address = urlsplit(cluster.server)
@@ -104,7 +100,7 @@ class _Attachment(asyncio.Protocol):
 
     def _answered(self, response: Response) -> None:
         if self._socket.handshake_exc is not None:
-            body = (response.body or b"").decode("utf-8", "replace")[:_SAID]
+            body = (response.body or b"").decode("utf-8", "replace")[:_MAX_BODY]
             text = f"{response.status_code} {response.reason_phrase} {body}".strip()
             self._attached.set_exception(SandboxError(f"the cluster refused to attach to a pod: {text}"))
             self.abort()
@@ -125,7 +121,7 @@ class _Attachment(asyncio.Protocol):
         if self._channel == _STDOUT:
             self._connection.data_received(data)
         elif self._channel == _STDERR:
-            self._connection.said = (self._connection.said + data)[-_SAID:]
+            self._connection.stderr_received(data)
 
     def _keep_alive(self) -> None:
         self._socket.send_ping(b"")

@@ -54,7 +54,7 @@ class Cluster:
 
 
 def find_cluster(context: str | None = None, namespace: str | None = None) -> Cluster:
-    """The cluster of a context. By default the current context of $KUBECONFIG or ~/.kube/config, else of this pod.
+    """The cluster of a context: by default of $KUBECONFIG or ~/.kube/config, else of this pod.
 
     Raises:
         SandboxUnavailableError: there is no cluster, or its configuration can't be used.
@@ -148,10 +148,7 @@ def _token(user: dict[str, Any]) -> Callable[[], str]:
 
 
 class _Plugin:
-    """A credential plug-in: a command that prints tokens, as managed clusters use.
-
-    https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
-    """
+    """A credential plug-in: a command that prints tokens, as managed clusters use (client-go-credential-plugins)."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec

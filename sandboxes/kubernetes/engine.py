@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from forge_env.errors import SandboxError, SandboxUnavailableError
 from forge_env.sandbox import SandboxSpec
 from sandboxes import owner
 from sandboxes.box import Box
-from sandboxes.connection import Connection
 from sandboxes.engine import MAX_USES, RemoteEngine
 from sandboxes.images import BUNDLED
 from sandboxes.images.build import BASE_IMAGE_VARIABLE
@@ -25,21 +25,6 @@ if TYPE_CHECKING:
 DEFAULT_IMAGE = "python:3.12-slim"
 _AGENT_SANDBOX = "agents.x-k8s.io"
 _PLURAL = {"Pod": "pods", "Sandbox": "sandboxes"}
-
-
-class KubernetesBox(Box):
-    """A sandbox in one pod."""
-
-    def __init__(self, name: str, spec: SandboxSpec, engine: KubernetesEngine) -> None:
-        super().__init__(name, spec, Connection())
-        self._engine = engine
-        self._removal: asyncio.Task[None] | None = None
-
-    async def destroy(self) -> None:  # noqa: D102
-        self.hang_up()
-        if self._removal is None:
-            self._removal = asyncio.ensure_future(self._engine.remove(self.name))
-        await asyncio.shield(self._removal)
 
 
 class KubernetesEngine(RemoteEngine):
@@ -161,7 +146,8 @@ class KubernetesEngine(RemoteEngine):
         for name in list(self._undead):
             await self._remove(self._connected, name)
         image = self.base_image if spec.image == BUNDLED else spec.image
-        box = KubernetesBox(f"forge-env-{os.urandom(6).hex()}", spec, self)
+        name = f"forge-env-{os.urandom(6).hex()}"
+        box = Box(name, spec, functools.partial(self.remove, name))
         pod = pod_spec(image, spec, further=self._further, **self._pod_options)
         manifest = box_manifest(box.name, pod, owned_by=self._owner, network=spec.network, group=self._group)
         creating = self._connected.create(self._base, _PLURAL[manifest["kind"]], manifest, box.name)
@@ -181,7 +167,7 @@ class KubernetesEngine(RemoteEngine):
             raise
         return box
 
-    async def _start(self, box: KubernetesBox) -> None:
+    async def _start(self, box: Box) -> None:
         from sandboxes.kubernetes.attachment import attach
 
         await self._connected.until_running(box.name)

@@ -135,10 +135,7 @@ def box_manifest(name: str, pod: dict[str, Any], *, owned_by: str, network: bool
 
 
 def network_policy() -> dict[str, Any]:
-    """A policy without any traffic for sandboxes without network.
-
-    See https://kubernetes.io/docs/concepts/services-networking.
-    """
+    """A policy that forbids all traffic (https://kubernetes.io/docs/concepts/services-networking)."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

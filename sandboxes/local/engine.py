@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import socket
@@ -19,7 +20,6 @@ from forge_env.machine import needs_linux, usable_cpus
 from forge_env.sandbox import Images, Inventory, RunningSandbox, SandboxSpec
 from forge_env.sandbox.spec import PROXY_PORT
 from sandboxes.box import Box
-from sandboxes.connection import Connection
 from sandboxes.engine import MAX_USES, SCRATCH_MB, PooledEngine
 from sandboxes.images import BUNDLED, cache, packages, rootfs
 from sandboxes.local import cgroups
@@ -35,23 +35,6 @@ FIRST_UID = 0x60000000
 """As root, a sandbox's user id is FIRST_UID plus a random number, which no account has."""
 _IN_CONTAINER = "inside a container, start that container with"
 _LAUNCHER = Path(__file__).with_name("launch.py")
-
-
-class LocalBox(Box):
-    """One launcher process and all processes below it."""
-
-    def __init__(self, launched: Launched, spec: SandboxSpec) -> None:
-        super().__init__(f"pid {launched.process.pid}", spec, Connection())
-        self._launched = launched
-        self._ended = _process_end(launched)
-
-    async def destroy(self) -> None:  # noqa: D102
-        self.hang_up()
-        await asyncio.wait([self._ended], timeout=GRACE_S)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if not self._ended.done():
-                self._launched.process.send_signal(number)
-                await asyncio.wait([self._ended], timeout=GRACE_S)
 
 
 class LocalEngine(PooledEngine, Images, Inventory):
@@ -149,7 +132,7 @@ class LocalEngine(PooledEngine, Images, Inventory):
         assert self._runner is not None
         launched = launch(self._rootfs, self._runner, spec, self.cpus, layer)
         with launched.log:
-            box = LocalBox(launched, spec)
+            box = Box(f"pid {launched.process.pid}", spec, functools.partial(_end, launched, _process_end(launched)))
             try:
                 async with asyncio.timeout(START_TIMEOUT_S):
                     await box.join(launched.channel)
@@ -256,6 +239,15 @@ def _process_end(launched: Launched) -> asyncio.Future[None]:
 
     loop.add_reader(pidfd, reap)
     return ended
+
+
+async def _end(launched: Launched, ended: asyncio.Future[None]) -> None:
+    """End a launcher, and all processes below it, by signals unless its runner exits in time."""
+    await asyncio.wait([ended], timeout=GRACE_S)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not ended.done():
+            launched.process.send_signal(number)
+            await asyncio.wait([ended], timeout=GRACE_S)
 
 
 _PROVEN: set[tuple[Path, Path]] = set()

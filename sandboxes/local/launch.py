@@ -70,10 +70,7 @@ def main(options: dict[str, Any]) -> None:
 
 
 def _wait(init: int, owner: int) -> None:
-    """Wait for the sandbox's init and exit with its status; kill it when the engine's process ends.
-
-    When this process has ended, so have all of the sandbox's.
-    """
+    """Wait for the sandbox's init and exit with its status, as its last process; kill it when the engine ends."""
     _signal.signal(_signal.SIGTERM, lambda *_: os.kill(init, _signal.SIGKILL))
     ended = os.pidfd_open(init)
     poll = select.poll()

@@ -32,10 +32,7 @@ def pack(folders: Sequence[str], out: IO[bytes], *, leave_out: Sequence[str] = (
     """Archive the content of folders (absolute paths): files, links, and folders of any depth; nothing else.
 
     Files of the calling user that it may not read are read nevertheless, and keep their mode. Files removed meanwhile
-    are left out.
-
-    Raises:
-        OSError: something can't be read, or the content exceeds `max_bytes`.
+    are left out. Raises `OSError` if something can't be read, or the content exceeds `max_bytes`.
     """
     remaining = max_bytes - 2 * tarfile.RECORDSIZE
     unlocked: dict[str, int] = {}
@@ -119,11 +116,7 @@ def _lock(unlocked: dict[str, int]) -> None:
 
 
 def unpack(source: str | int) -> None:
-    """Extract an archive of `pack`, from a path or descriptor, to its original paths, as files of the calling user.
-
-    Raises:
-        OSError: it is not an archive, or there is no space left.
-    """
+    """Extract an archive of `pack`, from a path or descriptor, as files of the calling user. Raises `OSError`."""
     try:
         with (
             open(source, "rb", closefd=isinstance(source, str)) as file,

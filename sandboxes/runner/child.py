@@ -74,10 +74,7 @@ def prepare(isolation: Isolation) -> None:
 
 
 def enter(isolation: Isolation, slot: int, fds: list[int], null: int, landlock_rules: int) -> NoReturn:
-    """Become the child of slot `slot` and serve one request. `fds`: request socket, stdout, stderr.
-
-    Everything that does not depend on the request is done before it arrives, since children are forked ahead.
-    """
+    """Become the child of slot `slot` and serve one request. `fds`: request socket, stdout, stderr."""
     os.setsid()
     os.nice(NICENESS)
     _be_killed_first()

@@ -88,10 +88,7 @@ class _Call:
         return solution.ask(self.operation, number_of(target), self.name, *self.arguments, **self.named)
 
     def trials(self) -> list[_Trial]:
-        """Return this call, then the same call with changed arguments, each with the indices of the changed ones.
-
-        They are all combinations of a few values per argument, so that no value is more frequent than another.
-        """
+        """This call, then all combinations of a few values per argument, each with the indices of the changed."""
         values = self._values()
         columns = [[value] for value in values]
         wanted = max(1 + _EACH * len(values), 1 << min(len(values), 5))
@@ -262,10 +259,9 @@ class Doubts:
         return _chance.random() < _THEN
 
     def compare(self, name: str, left: Any, right: Any) -> _Decision:
-        """Check a comparison before the judged process itself makes it. Raises `AssertionError`.
+        """Check a comparison before the judged process makes it. Raises `AssertionError`.
 
-        Returns:
-            The answer, or `_UNDECIDED` if the judged process must be asked; and the check to run on its answer.
+        Returns the answer, or `_UNDECIDED` if the judged process must be asked; and the check to run on its answer.
         """
         from .mirrors import Mirror
 
@@ -343,8 +339,7 @@ class Doubts:
     def _among(self, left: Any, name: str, real: Any, others: Sequence[Any]) -> list[Any] | None:
         """Execute an operation with `real` and with each of the others, in random order, in a copy of the process.
 
-        Returns:
-            The answers in the form of `Solution.each`, beginning with that for `real`; None if no copy can be made.
+        Returns the answers as `Solution.each` does, that for `real` first; None if no copy can be made.
         """
         options = [real, *others]
         order = _chance.sample(range(len(options)), len(options))
@@ -438,11 +433,9 @@ class Doubts:
         return None
 
     def _tried(self, name: str, other: Any, trials: Sequence[_Trial]) -> list[bool | None] | None:
-        """Compare an object with those that the calls create, in random order, in a copy of the process.
+        """Compare an object with those that the calls create, in random order, in a copy; None if no copy can be made.
 
-        Returns:
-            For each call, whether the objects are equal, or None if the judged code rejects the arguments. None instead
-            of the list if no copy can be made.
+        A result is None if the judged code rejects the arguments.
         """
         answers: list[bool | None] = [None] * len(trials)
 
@@ -559,14 +552,9 @@ def _moved(number: Any, step: int) -> Any:
 
 
 def _neighbour(value: Any, width: int) -> Any:
-    """Change one item of a value at random. `a` becomes `b` as often as `b` becomes `a`.
+    """Change one item of a value at random, a number by `width` at most; None if no item can be changed.
 
-    Args:
-        value: a plain value.
-        width: largest change of a number.
-
-    Returns:
-        The changed value, or None if no item can be changed.
+    `a` becomes `b` as often as `b` becomes `a`.
     """
     kind = type(value)
     step = _chance.choice((1, -1)) * _chance.randint(1, width)

@@ -155,10 +155,10 @@ def clear(path: str) -> None:
 
 
 def _wipe(top: int) -> None:
-    """Remove everything inside the folder with descriptor `top` that the calling user may remove; the folder stays.
+    """Remove everything inside a folder that the calling user may remove.
 
-    The subfolders of a folder are moved up to the top before it is removed. Depth therefore costs neither stack nor
-    descriptors, and files can't hide behind paths longer than PATH_MAX.
+    Subfolders are moved up to the top before a folder is removed. Depth therefore costs neither stack nor descriptors,
+    and files can't hide behind paths longer than PATH_MAX.
     """
     for _ in range(_MAX_ROUNDS):
         if not _one_round(top):

@@ -26,12 +26,7 @@ _PATIENCE = 20
 
 
 class Isolation(ABC):
-    """The part of a zygote that depends on the kind of isolation.
-
-    Args:
-        config: the runner's options.
-        slots: the slots of this realm.
-    """
+    """The part of a zygote that depends on the kind of isolation. `slots` are those of this realm."""
 
     processes = 0
     """Number of the runner's processes that count against the child's own limit."""
@@ -68,10 +63,7 @@ class Isolation(ABC):
 
     @abstractmethod
     def _signal(self, slot: int, pids: list[int] | None, interrupt: int = 0) -> None:
-        """Send SIGKILL to `pids`, then SIGINT to `interrupt`.
-
-        If `pids` is None, all of the slot's processes are killed at once, so that none can escape by forking.
-        """
+        """Send SIGKILL to `pids` (None: to all of the slot's at once, so that none escapes), SIGINT to `interrupt`."""
 
     @abstractmethod
     def strangers(self, known: Collection[int]) -> list[int]:

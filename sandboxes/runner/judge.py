@@ -49,10 +49,7 @@ def run_tests(request: Request) -> None:
 
 
 def _find_around_tests(solution: Solution, packages: Sequence[str]) -> None:
-    """Make judged packages importable whose folders exist here too, because they contain test files.
-
-    pytest names a test module after the parent folders that have an `__init__.py`.
-    """
+    """Make judged packages importable that contain test files: pytest names a test module after its folders."""
     for name in packages:
         for folder in solution.folders(name):
             if os.path.isdir(folder) and not os.path.exists(path := os.path.join(folder, "__init__.py")):

@@ -142,9 +142,8 @@ class Solution:
     def each(self, target: Any, name: str, operands: Sequence[Any]) -> list[Any]:
         """Call a special method of an object once for each operand.
 
-        Returns:
-            An answer per operand: a bool, number, text or NotImplemented as it is, a tuple with the truth value of any
-            other object, or None if the method raises.
+        An answer is a bool, number, text or NotImplemented as it is, a tuple with the truth of any other object, or
+        None if the method raises.
         """
         answers = self.ask("each", number_of(target), name, *operands)
         if type(answers) is not list or len(answers) != len(operands) or not all(map(_is_answer, answers)):
@@ -577,9 +576,7 @@ def _method(name: str) -> Callable[..., Any]:
 def special_method(name: str, *, by_value: bool) -> Callable[..., Any]:
     """A special method that is executed in the judged code's process.
 
-    Args:
-        name: name of the method.
-        by_value: whether a built-in container defines it: comparisons then run here, on a copy.
+    `by_value`: a built-in container defines it, so comparisons run here, on a copy.
     """
     if by_value and name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
         return lambda self, other: getattr(_copy(self), name)(_copy(other))

@@ -25,8 +25,7 @@ Instruction = tuple[int, int, int, int]
 def instructions(machine: str) -> list[Instruction]:
     """The BPF program for `machine` (x86_64 or aarch64).
 
-    Calls with conditions on their arguments come first. All others depend on the call's number only, so that the kernel
-    computes their answer once, when the filter is installed (from Linux 5.11).
+    Calls with conditions come first. All others depend on the number only, so the kernel computes their answer once.
     """
     column = list(ARCHITECTURES).index(machine)
     code: list[Instruction] = [

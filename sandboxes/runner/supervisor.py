@@ -31,13 +31,7 @@ ATTEND_S = 0.004
 
 
 class Supervisor:
-    """State of the supervisor process.
-
-    Args:
-        engine: the channel to the engine.
-        zygotes: the channel to each slot's zygote; slots may share one.
-        memory_mb: memory limit of all programs together, see `RunnerConfig`.
-    """
+    """State of the supervisor process. `zygotes` are the channels to each slot's zygote; slots may share one."""
 
     def __init__(
         self, engine: socket.socket | StandardStreams, zygotes: dict[int, socket.socket], memory_mb: int

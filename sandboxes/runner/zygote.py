@@ -221,10 +221,9 @@ def _keep_apart() -> None:
 
 
 def start(config: RunnerConfig, close: Sequence[int]) -> dict[int, socket.socket]:
-    """Import common modules, fork the zygotes, and wait until they are ready.
+    """Import common modules, fork the zygotes, which close the descriptors in `close`, and wait until they are ready.
 
-    Returns the supervisor's end of the channel to each slot's zygote; slots of one realm share it. Zygotes close the
-    descriptors in `close`.
+    Returns the supervisor's end of the channel to each slot's zygote; slots of one realm share it.
     """
     kind = {"uid": UserIsolation, "ns": NamespaceIsolation}[config.isolation]
     for name in PRELOAD:

@@ -16,9 +16,10 @@ import pytest
 from forge_env.errors import SandboxFileNotFoundError, UsageError
 from forge_env.sandbox import Limits, SandboxSpec, seen_by
 from sandboxes import owner
+from sandboxes.box import Box
 from sandboxes.images import cache
 from sandboxes.local import LocalEngine, cgroups
-from sandboxes.local.engine import Launched, LocalBox, _advice, launch
+from sandboxes.local.engine import Launched, _advice, launch
 
 from .conftest import require
 
@@ -159,14 +160,14 @@ async def test_groups_of_dead_owners_are_reaped() -> None:
 async def test_many_that_are_asked_for_at_once_start_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     require("local")
     starting = [0]
-    join = LocalBox.join
+    join = Box.join
 
-    async def counted(self: LocalBox, channel: socket.socket) -> None:
+    async def counted(self: Box, channel: socket.socket) -> None:
         starting.append(starting[-1] + 1)
         await join(self, channel)
         starting.append(starting[-1] - 1)
 
-    monkeypatch.setattr(LocalBox, "join", counted)
+    monkeypatch.setattr(Box, "join", counted)
     monkeypatch.setattr("sandboxes.local.engine.STARTS_PER_CPU", 1)
     cpus = len(os.sched_getaffinity(0))
     async with LocalEngine(concurrency=3 * cpus, warm=0) as engine:

@@ -32,7 +32,8 @@ class FakeConnection(Connection):
 
 class FakeBox(Box):
     def __init__(self, name: str, spec: SandboxSpec) -> None:
-        super().__init__(name, spec, FakeConnection())
+        super().__init__(name, spec, self.destroy)
+        self.connection = FakeConnection()
         self.dirt: list[str] = []
         self.destroyed = 0
 
