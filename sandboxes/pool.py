@@ -31,7 +31,6 @@ STUCK_S = 60.0
 """Seconds without a release after which a holder's wait for another box is checked for deadlock."""
 IDLE_S = 60.0
 """Seconds after which an idle box is destroyed, unless it is one of the `warm` ones."""
-_START_ATTEMPTS = 2
 _WINDOW = 1024
 
 
@@ -105,7 +104,7 @@ class Pool:
     async def start(self, spec: SandboxSpec) -> None:
         """Start the warm boxes and wait for them. Raises the first error of a failed start."""
         self._pending[spec] += self.warm
-        boxes = await asyncio.gather(*(self._pending_start(spec) for _ in range(self.warm)), return_exceptions=True)
+        boxes = await asyncio.gather(*(self._start(spec) for _ in range(self.warm)), return_exceptions=True)
         for box in boxes:
             if isinstance(box, Box):
                 self._offer(box)
@@ -287,32 +286,29 @@ class Pool:
                 self._discard(box, "shrunk")
         self._schedule_shrinking()
 
-    async def _pending_start(self, spec: SandboxSpec) -> Box:
-        """Start a box that already counts as pending."""
-        try:
-            return await self._start(spec)
-        finally:
-            self._pending[spec] -= 1
-
     async def _start(self, spec: SandboxSpec) -> Box:
-        for attempt in range(_START_ATTEMPTS):
+        """Start a box that already counts as pending; try twice."""
+        try:
             begun = time.monotonic()
             try:
                 box = await self._make(spec)
             except SandboxError:
                 self.counters["failed starts"] += 1
-                if attempt + 1 == _START_ATTEMPTS:
-                    raise
-            else:
-                self.counters["started"] += 1
-                self.phases.add("start", time.monotonic() - begun)
-                box.connection.lost.add_done_callback(functools.partial(self._lost, box))
-                return box
-        raise AssertionError("unreachable")
+                begun = time.monotonic()
+                box = await self._make(spec)
+        except SandboxError:
+            self.counters["failed starts"] += 1
+            raise
+        finally:
+            self._pending[spec] -= 1
+        self.counters["started"] += 1
+        self.phases.add("start", time.monotonic() - begun)
+        box.connection.lost.add_done_callback(functools.partial(self._lost, box))
+        return box
 
     async def _start_for(self, spec: SandboxSpec) -> None:
         try:
-            box = await self._pending_start(spec)
+            box = await self._start(spec)
         except ForgeError as error:
             if waiter := next((waiter for waiter in self._waiting if waiter.spec == spec), None):
                 self._waiting.remove(waiter)
@@ -369,7 +365,7 @@ class Pool:
     async def _replace(self, spec: SandboxSpec) -> None:
         """Replace a warm box. A failure here is ignored: the next `acquire` of this spec meets it again."""
         try:
-            self._offer(await self._pending_start(spec))
+            self._offer(await self._start(spec))
         except SandboxError:
             return
 

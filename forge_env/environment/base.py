@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -314,16 +314,21 @@ def checked_rewards(env: Environment, info: dict[str, Any], task_id: str) -> dic
         EnvironmentBugError: they are not finite numbers by seat.
     """
     rewards = info["rewards"]
-    try:
-        result = {seat: float(reward) for seat, reward in rewards.items() if seat in getattr(env, "seats", ())}
-        if len(result) == len(rewards) and math.isfinite(sum(result.values())):
-            return result
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        pass
+    if (result := finite_numbers(rewards, getattr(env, "seats", ()))) is not None:
+        return result
     raise EnvironmentBugError(
         f"{type(env).__name__}.step returned {as_text_of(rewards)} as info['rewards'] on task {task_id!r}",
         fix="give finite numbers by seat, of those in `seats`",
     )
+
+
+def finite_numbers(values: Any, names: Collection[str]) -> dict[str, float] | None:
+    """The numbers in a mapping; None if something in it is not a finite number, or not of one of these names."""
+    try:
+        numbers = {name: float(value) for name, value in values.items() if name in names}
+        return numbers if len(numbers) == len(values) and math.isfinite(sum(numbers.values())) else None
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None
 
 
 def as_observation(what: str, value: Any) -> Observation:

@@ -16,7 +16,14 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from forge_env.environment.base import Environment, as_text_of, checked_reset, checked_seat, checked_step
+from forge_env.environment.base import (
+    Environment,
+    as_text_of,
+    checked_reset,
+    checked_seat,
+    checked_step,
+    finite_numbers,
+)
 from forge_env.errors import EnvironmentBugError, environment_code
 from forge_env.types import Action, Message, Task, as_message
 
@@ -238,12 +245,8 @@ def credits_of(env: Environment, names: Collection[str], task_id: str) -> dict[s
         return {}
     with environment_code(f"{type(env).__name__}.credits", task_id):
         credits = given()
-    try:
-        result = {name: float(credit) for name, credit in credits.items() if name in names}
-        if len(result) == len(credits) and all(map(math.isfinite, result.values())):
-            return result
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        pass
+    if (result := finite_numbers(credits, names)) is not None:
+        return result
     raise EnvironmentBugError(
         f"{type(env).__name__}.credits returned {as_text_of(credits)} on task {task_id!r}",
         fix=f"give finite numbers by conversation, of {', '.join(names) or 'none'}",

@@ -246,10 +246,7 @@ class ToolEnvironment(Environment):
         self._running_calls.end_episode()
         await self._release()
         await self._running_calls.wait_for_straggler(self.config.tool_timeout_s)
-        given = (options or {}).get("task")
-        with environment_code(f"{type(self).__name__}.task", str(given.id if isinstance(given, Task) else seed)):
-            task = resolve_task(self, seed, options)
-        self.current_task = task
+        self.current_task = task = resolve_task(self, seed, options)
         self.messages = []
         self.turns = self.tool_calls = self.tool_errors = 0
         self._submitted = None

@@ -36,21 +36,14 @@ def load_engine(name: str) -> type[SandboxEngine]:
 def available_engines() -> dict[str, str | None]:
     """Engines that `auto` may choose, preferred ones first, each with the reason it can't run here (None: it can)."""
     names = sorted(installed(GROUP), key=lambda name: PREFERENCE.index(name) if name in PREFERENCE else len(PREFERENCE))
-    return {name: _unavailable_reason(name) for name in names if _is_automatic(name)}
-
-
-def _is_automatic(name: str) -> bool:
-    try:
-        return load_engine(name).automatic
-    except PluginError:  # keep it in the list, with the error as its reason
-        return True
-
-
-def _unavailable_reason(name: str) -> str | None:
-    try:
-        return load_engine(name).unavailable_reason()
-    except PluginError as error:  # a broken plug-in must not affect the others
-        return str(error)
+    reasons: dict[str, str | None] = {}
+    for name in names:
+        try:
+            if (engine := load_engine(name)).automatic:
+                reasons[name] = engine.unavailable_reason()
+        except PluginError as error:  # a broken plug-in must not affect the others
+            reasons[name] = str(error)
+    return reasons
 
 
 def reap_abandoned() -> int:
@@ -141,28 +134,24 @@ class LazyEngine(SandboxEngine, Images):
 
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
         """Acquire a sandbox of the real engine, and start that first if needed. Raises `SandboxUnavailableError`."""
-        with waiting():
-            await self._open()
-        assert self._engine is not None
-        return await self._engine.acquire(spec)
+        return await (await self._opened()).acquire(spec)
 
     async def build(self, image: str | SandboxSpec | None = None) -> str:
         """Build the image with the real engine."""
-        with waiting():
-            await self._open()
-        assert self._engine is not None
-        return await Images.of(self._engine).build(image)
+        return await Images.of(await self._opened()).build(image)
 
-    async def _open(self) -> None:
-        async with self._opening:
-            if self._engine is None:
-                engine = open_engine(self.name, **self._options)
-                try:
-                    await engine.start()
-                except BaseException:  # also when cancelled: no half-started engine may be left behind
-                    await engine.close()
-                    raise
-                self._engine = engine
+    async def _opened(self) -> SandboxEngine:
+        with waiting():
+            async with self._opening:
+                if self._engine is None:
+                    engine = open_engine(self.name, **self._options)
+                    try:
+                        await engine.start()
+                    except BaseException:  # also when cancelled: no half-started engine may be left behind
+                        await engine.close()
+                        raise
+                    self._engine = engine
+                return self._engine
 
     async def release(self, sandbox: Sandbox) -> None:
         """Release a sandbox."""
