@@ -212,7 +212,6 @@ async def pages(root: Path, cache: Path, repeats: int, version: int) -> list[lis
             assert (await client.get("/run/big")).status_code == 200
             changed.append(time.process_time() - started)
         rows.insert(2, ["overview after a change", f"{1000 * min(changed):.0f}", ""])
-    shown.indexer.close()
     return rows
 
 

@@ -34,12 +34,6 @@ class DiskFullError(ForgeError):
 class FolderGoneError(ForgeError):
     """The folder that a process writes to was removed, renamed or replaced."""
 
-    @classmethod
-    def of(cls, gone: Path, rescued: Path) -> Self:
-        """Create the error that names both folders."""
-        fix = f"all that could be saved is in {rescued}"
-        return cls(f"{gone} was removed, renamed or replaced while it was written to", fix=fix)
-
 
 def _is_alive(pid: str) -> bool:
     if sys.platform == "linux":
@@ -407,7 +401,10 @@ class HeldFolder:
         except OSError:
             self.root = Path(tempfile.mkdtemp(prefix=f"{self._named.name}.rescued-"))
         self.hold()
-        return FolderGoneError.of(gone, self.root)
+        return FolderGoneError(
+            f"{gone} was removed, renamed or replaced while it was written to",
+            fix=f"all that could be saved is in {self.root}",
+        )
 
     def release(self) -> None:
         """Unlock the folder."""

@@ -31,7 +31,7 @@ from forge_env.trajectory import NOT_CHEAT_PROOF
 from forge_env.view import answers, charts, episode, evaluations, records, text, timeline
 from forge_env.view.failures import failures, failures_of, unsolved_of
 from forge_env.view.filter import SORTS, Filter
-from forge_env.view.index import CACHE_FIX, Indexer
+from forge_env.view.index import AT_ONCE, CACHE_FIX
 from forge_env.view.listing import MOST_SORTED, Order, page_of
 from forge_env.view.news import news
 from forge_env.view.records import UnreadableError
@@ -60,7 +60,6 @@ class Pages:
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
         self.jinja = templates()
-        self.indexer = Indexer()
         self.ending = asyncio.Event()
         self._comparisons: dict[Any, Any] = {}
 
@@ -127,7 +126,7 @@ class Pages:
 
     def _indexed(self, request: Request) -> RunView:
         run = self._run(request)
-        self.indexer.want(run.index)
+        run.index.update(AT_ONCE)
         return run
 
     def _row(self, request: Request) -> tuple[RunView, dict[str, Any]]:
@@ -256,7 +255,7 @@ class Pages:
         if len(chosen) < 2:
             raise HTTPException(404, "Comparing needs two runs of this folder: /compare?runs=A,B")
         for run in chosen:
-            self.indexer.want(run.index)
+            run.index.update(AT_ONCE)
         return self._page(
             "compare",
             title="Compare",

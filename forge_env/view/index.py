@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import logging
 import os
 import re
 import sqlite3
@@ -26,10 +25,11 @@ from forge_env.machine import cache_dir
 from forge_env.reading import UnsafeFileError, open_file, regular_files
 from forge_env.trajectory_index import IndexReader, IndexRow, is_index
 
-log = logging.getLogger(__name__)
 CACHE_FIX = "make room there, or set FORGE_ENV_CACHE to a folder that can be written"
 VERSION = 9
 """Version of the tables below."""
+AT_ONCE = 16 << 20
+"""Bytes of records without index rows that are read while a page waits; then as many at a time until all are read."""
 BATCH = 4_000
 """Rows that are stored at once; many more would keep Python's garbage collector busy."""
 PLACES = 1 << 42
@@ -409,62 +409,3 @@ def shown_rows(found: Iterable[sqlite3.Row]) -> Iterator[dict[str, Any]]:
         data["metrics"] = json.loads(data["metrics"]) if data.get("metrics") else {}
         data["tools"] = json.loads(data["tools"]) if data.get("tools") else {}
         yield data
-
-
-# ---
-# Background indexing
-
-AT_ONCE = 16 << 20
-"""Bytes of records without index rows that are read while a page waits."""
-IN_TURN = 32 << 20
-"""Bytes of records without index rows that are read before the next run has its turn."""
-
-
-class Indexer:
-    """Background thread that updates the indexes of the viewed runs."""
-
-    def __init__(self) -> None:
-        self._wanted: dict[Path, RunIndex] = {}
-        self._wake = threading.Condition()
-        self._closed = False
-        self._thread: threading.Thread | None = None
-
-    def want(self, index: RunIndex) -> None:
-        """Index new records of a run: those with index rows immediately, the rest in parts in the background."""
-        index.update(budget=AT_ONCE)
-        if index.progress().whole:
-            return
-        with self._wake:
-            self._wanted[index.path] = index
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="forge-env-view-index", daemon=True)
-                self._thread.start()
-            self._wake.notify()
-
-    def close(self) -> None:
-        """Stop after the current part."""
-        with self._wake:
-            self._closed = True
-            self._wake.notify()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _work(self) -> None:
-        while True:
-            with self._wake:
-                while not self._wanted and not self._closed:
-                    self._wake.wait()
-                if self._closed:
-                    return
-                path, index = next(iter(self._wanted.items()))
-                del self._wanted[path]
-            try:
-                before = index.generation
-                index.update(budget=IN_TURN)
-                again = not index.progress().whole and index.generation != before
-            except Exception:  # one run's damaged index must not stop the others; its page shows the problem
-                log.exception("reading the trajectories of %s failed", index.folder)
-                again = False
-            if again:
-                with self._wake:
-                    self._wanted[path] = index

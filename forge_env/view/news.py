@@ -1,13 +1,16 @@
-"""Change notifications for open pages, which then reload their content."""
+"""Change notifications for open pages, which then reload their content; meanwhile the rest of their run is indexed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing, suppress
 from pathlib import Path
+from typing import Any
 
+from forge_env.view.index import AT_ONCE
 from forge_env.view.runs import Runs, RunView
 from forge_env.watching import changes
 
@@ -26,13 +29,8 @@ async def news(runs: Runs, run: RunView | None, ended: asyncio.Event) -> AsyncIt
     try:
         async with aclosing(changes(_folders(runs, run))) as changed:
             while not ending.done():
-                coming = asyncio.ensure_future(anext(changed))
-                try:
-                    await asyncio.wait((coming, ending), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    if not coming.done():
-                        coming.cancel()
-                    await asyncio.gather(coming, return_exceptions=True)
+                if await asyncio.to_thread(_index, run):
+                    await _first(anext(changed), ending)
                 now = await asyncio.to_thread(_mark, runs, run)
                 if now != before:
                     before, quiet = now, 0
@@ -42,6 +40,25 @@ async def news(runs: Runs, run: RunView | None, ended: asyncio.Event) -> AsyncIt
                 await asyncio.wait((ending,), timeout=LEAST_S)
     finally:
         ending.cancel()
+
+
+async def _first(coming: Awaitable[None], ending: asyncio.Future[Any]) -> None:
+    """Wait for a change, or for the end."""
+    waiting = asyncio.ensure_future(coming)
+    try:
+        await asyncio.wait((waiting, ending), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+def _index(run: RunView | None) -> bool:
+    """Read more records without index rows; return whether there are no further ones."""
+    if run is None or "index" not in run.__dict__:
+        return True
+    with suppress(OSError, sqlite3.Error):  # the page shows why
+        return run.index.progress().whole or not run.index.update(AT_ONCE)
+    return True
 
 
 def _folders(runs: Runs, run: RunView | None) -> list[Path]:

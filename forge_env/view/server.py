@@ -191,4 +191,3 @@ async def serve_pages(
         pages.ending.set()  # ends event streams, for which the server would otherwise wait
         serving.cancel()
         await asyncio.gather(serving, loading, return_exceptions=True)
-        pages.indexer.close()

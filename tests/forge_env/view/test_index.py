@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from subprocess import PIPE
 
 import pytest
 
 from forge_env.trajectory_index import index_path
-from forge_env.view import index as module
-from forge_env.view.index import Indexer, RunIndex
+from forge_env.view import news
+from forge_env.view.index import RunIndex
 from forge_env.view.queries import Queries
+from forge_env.view.runs import Runs
 from tests.forge_env.view.made import write
 
 
@@ -102,35 +103,22 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
     assert len(ids(second)) == 8
 
 
-def test_what_fails_in_the_background_is_logged_and_the_next_run_has_its_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("broken", "whole"):
-        write(tmp_path / name, range(20))
-        index_path(tmp_path / name / "trajectories" / "train.jsonl").unlink()
-    monkeypatch.setattr(module, "AT_ONCE", 1)
-    broken, whole = (RunIndex(tmp_path / name, tmp_path) for name in ("broken", "whole"))
-    read, update = threading.Event(), RunIndex.update
-
-    def part(index: RunIndex, budget: int | None = None) -> bool:
-        if threading.current_thread() is threading.main_thread():
-            return update(index, budget)
-        if index is broken:
-            raise LookupError("a mistake of ours")
-        changed = update(index, budget)
-        read.set()
-        return changed
-
-    monkeypatch.setattr(RunIndex, "update", part)
-    indexer = Indexer()
-    indexer.want(broken)
-    indexer.want(whole)
-    assert read.wait(60)
-    indexer.close()
-    assert whole.progress().whole
-    (record,) = caplog.records
-    assert str(tmp_path / "broken") in record.message
-    assert record.exc_info
+async def test_an_open_page_reads_the_rest_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "run", range(20))
+    index_path(tmp_path / "run" / "trajectories" / "train.jsonl").unlink()
+    monkeypatch.setattr(news, "AT_ONCE", 1)
+    monkeypatch.setattr(news, "LEAST_S", 0.001)
+    runs, ended = Runs(tmp_path / "run", tmp_path), asyncio.Event()
+    view = runs.get("run")
+    assert view is not None
+    assert not view.index.progress().whole
+    told = 0
+    async for _ in news.news(runs, view, ended):
+        told += 1
+        if view.index.progress().whole:
+            ended.set()
+    assert told > 20
+    assert len(ids(view.index)) == 80
 
 
 def test_what_another_viewer_has_read_is_news_here(tmp_path: Path) -> None:

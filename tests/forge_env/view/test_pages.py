@@ -48,7 +48,6 @@ async def opened(root: Path, cache: Path) -> AsyncIterator[httpx2.AsyncClient]:
         answer = await client.get(f"/?token={'t' * 40}")
         assert answer.status_code == 303
         yield client
-    pages.indexer.close()
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +103,6 @@ async def test_only_who_has_the_token_is_answered(folder: Path, cache: Path) -> 
             assert (await client.get("/", headers={"host": host})).status_code == 421
         away = await client.get(f"//evil.example/?token={'s' * 40}")
         assert not away.headers["location"].startswith(("//", "http"))
-    pages.indexer.close()
 
 
 async def test_a_websocket_is_closed() -> None:
@@ -393,7 +391,6 @@ async def test_an_update_of_forge_env_changes_no_page_of_a_server_that_runs(shor
         await client.get(f"/?token={'t' * 40}")
         for path in ("/run/first", "/run/first/t/train/train-1-1?tab=tokens", "/run/none"):
             assert "forge-env</a>" in (await client.get(path)).text, path
-    pages.indexer.close()
 
 
 async def test_a_run_says_what_it_made_sure_of(folder: Path, cache: Path) -> None:
