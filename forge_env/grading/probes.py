@@ -18,6 +18,7 @@ from typing import Any
 from forge_env.concurrency import parse_python
 from forge_env.sandbox import CallOutcome, CallsResult, Judging, Limits, SandboxEngine, SandboxSpec
 from forge_env.types import Task
+from forge_env.validation.cheats import parsed
 
 MOST = 400
 """Maximum probes of a task."""
@@ -127,7 +128,7 @@ def probes(task: Task, names: Sequence[str], source: str, seed: str) -> list[Pro
 
 def raised_in(source: str) -> set[str]:
     """Names of the exceptions that a module raises by name."""
-    tree = _parsed(source)
+    tree = parsed(source)
     raised = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise)] if tree is not None else []
     named = [error.func if isinstance(error, ast.Call) else error for error in raised if error is not None]
     return {ast.unparse(name).rpartition(".")[2] for name in named}
@@ -143,7 +144,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _probes_in(text: str, names: set[str]) -> Iterator[Probe]:
-    tree = _parsed(text)
+    tree = parsed(text)
     if tree is not None and any(map(_tests, tree.body)):
         before = [
             item for item in tree.body if not (_tests(item) or _is_main(item) or ast.unparse(item) == "import unittest")
@@ -159,13 +160,6 @@ def _probes_in(text: str, names: set[str]) -> Iterator[Probe]:
                 expression = expression.left
             if _root(expression) in names:
                 yield Probe("", ast.unparse(expression))
-
-
-def _parsed(text: str) -> ast.Module | None:
-    try:
-        return parse_python(text)
-    except (SyntaxError, ValueError):
-        return None
 
 
 def _expression(text: str) -> ast.expr | None:
@@ -245,7 +239,7 @@ def _constants(source: str, texts: Sequence[str]) -> list[int | float | str]:
     """Numbers and texts of the source and the tests, and the numbers next to them."""
     values: dict[int | float | str, None] = {}
     for text in (source, *texts):
-        tree = _parsed(text)
+        tree = parsed(text)
         for node in ast.walk(tree) if tree is not None else ():
             value = node.value if isinstance(node, ast.Constant) else None
             if isinstance(value, int | float) and not isinstance(value, bool):

@@ -131,11 +131,6 @@ class Grade:
         alive = [tried for tried in self.tried if tried.verdict in ("accepted", "undecided")]
         return sorted(alive, key=lambda tried: (not tried.test, tried.verdict == "undecided", tried.task))
 
-    @property
-    def flaky(self) -> list[TaskGrade]:
-        """Tasks whose gold solution had different rewards."""
-        return [task for task in self.tasks if len(set(task.gold)) > 1]
-
     def as_json(self) -> dict[str, Any]:
         """The grade as it is written to `grade.json`."""
         total = self.rejected()

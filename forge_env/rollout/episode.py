@@ -483,17 +483,13 @@ async def _truncate(env: Environment, trajectory: Trajectory, limit: str, limits
     trajectory.metrics.update(metrics)
 
 
-async def _closed(env: Environment) -> None:
-    await settled(env.close())
-
-
 async def _close(env: Environment, *, after: BaseException | None = None) -> None:
     """Await `env.close()` even if this task is cancelled repeatedly, but no longer than `CLOSE_S`.
 
     If the episode failed, exceptions of `close` are only logged: the first failure is more informative and decides
     whether to retry.
     """
-    closing = asyncio.ensure_future(_closed(env))
+    closing = asyncio.ensure_future(settled(env.close()))
     try:
         await to_its_end(asyncio.ensure_future(asyncio.wait([closing], timeout=CLOSE_S)))
     finally:

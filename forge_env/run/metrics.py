@@ -202,8 +202,5 @@ def open_loggers(
         loggers.append(TensorBoardMetrics(folder.tensorboard))
     if config.logging.wandb:
         loggers.append(start_tracker(WandbLogger, folder, config))
-    for name in config.logging.loggers:
-        logger_class = _logger_class(name)
-        is_tracker = isinstance(logger_class, type) and issubclass(logger_class, Tracker)
-        loggers.append(start_tracker(logger_class, folder, config) if is_tracker else logger_class(folder, config))
+    loggers += [start_tracker(_logger_class(name), folder, config) for name in config.logging.loggers]
     return loggers

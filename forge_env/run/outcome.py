@@ -14,7 +14,6 @@ from forge_env.errors import ForgeError, UsageError, root_cause
 from forge_env.files import write_whole
 from forge_env.reading import read_json
 from forge_env.run.run import Run
-from forge_env.run.state import RunState
 from forge_env.schema import with_schema, without_schema
 
 Exit = Literal["success", "failed", "interrupted"]
@@ -114,6 +113,10 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
     state = run.state
     names = dict.fromkeys(item.split for item in state.evaluations)
     scores = {split: sorted(state.scores(split), key=lambda item: item.step) for split in names}
+    stages: dict[str, float] = {}
+    for stage in state.stages:
+        if stage.ended is not None:
+            stages[stage.name] = round(stages.get(stage.name, 0.0) + stage.ended - stage.started, 3)
     summary: dict[str, Any] = {
         **DEFAULTS,
         **run.earlier,  # kept whole: a process that is killed before it has counts of its own must not lose these
@@ -129,7 +132,7 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
             split: {"start": items[0].score, "end": items[-1].score, "n": items[-1].n, "stderr": items[-1].stderr}
             for split, items in scores.items()
         },
-        "stages": _stage_seconds(state),
+        "stages": stages,
         "warnings": state.warnings,
     }
     for split, items in scores.items():
@@ -147,11 +150,3 @@ def save_progress(run: Run) -> None:
         write_summary(run, "running", "", float(run.earlier.get("wall_s") or 0.0) + run.state.elapsed)
     except OSError as error:
         run.forgive(error)
-
-
-def _stage_seconds(state: RunState) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    for stage in state.stages:
-        if stage.ended is not None:
-            seconds[stage.name] = round(seconds.get(stage.name, 0.0) + stage.ended - stage.started, 3)
-    return seconds

@@ -50,7 +50,7 @@ def check(config: RunConfig, folder: RunFolder) -> Ready:
         ready = Ready(check_sandbox(config) if config.rolls_out else "none: no episodes are played")
     else:
         ready = check_hosts(config, folder)
-    check_trainer(config)
+    load_trainer(config.method).check(config)
     return ready
 
 
@@ -201,11 +201,6 @@ def check_sandbox(config: RunConfig) -> str:
     if issubclass(cls, SandboxEnvironment):
         engine.check(cls.sandbox_spec)
     return engine.name
-
-
-def check_trainer(config: RunConfig) -> None:
-    """Run the checks of the trainer."""
-    load_trainer(config.method).check(config)
 
 
 def changed_keys(config: RunConfig, saved: Path) -> list[str]:

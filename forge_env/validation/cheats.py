@@ -203,17 +203,13 @@ def _in_place(actions: Sequence[Action]) -> list[Submission] | None:
     if all(_with_code(message, lambda code: "") == message for message in messages):
         return None
     result: list[Submission] = []
-    for name, make in {STUB: _nothing_more, **CODE}.items():
+    for name, make in {STUB: lambda stub, names: stub, **CODE}.items():
 
         def put(code: str, make: Make = make) -> str:
             return make(stub_of(code), defined_names(code))
 
         result.append((name, [_with_code(message, put) for message in messages]))
     return result
-
-
-def _nothing_more(stub: str, names: Sequence[str]) -> str:
-    return stub
 
 
 def _with_code(message: Message, put: Callable[[str], str]) -> Message:
@@ -239,21 +235,24 @@ def _with_code(message: Message, put: Callable[[str], str]) -> Message:
     return message.model_copy(update={"content": changed(message.content), "tool_calls": calls})
 
 
+def parsed(code: str) -> ast.Module | None:
+    """Parse Python code; None if it isn't valid."""
+    try:
+        return parse_python(code)
+    except (SyntaxError, ValueError):
+        return None
+
+
 def defined_names(code: str) -> list[str]:
     """Names of the functions and classes that a module defines; empty if it isn't valid Python."""
-    try:
-        tree = parse_python(code)
-    except (SyntaxError, ValueError):
-        return []
+    tree = parsed(code)
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return [node.name for node in tree.body if isinstance(node, kinds)]
+    return [node.name for node in (tree.body if tree is not None else ()) if isinstance(node, kinds)]
 
 
 def stub_of(code: str) -> str:
     """The module with empty function bodies; empty if it isn't valid Python."""
-    try:
-        tree = parse_python(code)
-    except (SyntaxError, ValueError):
+    if (tree := parsed(code)) is None:
         return ""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

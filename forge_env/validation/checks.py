@@ -388,8 +388,11 @@ class Validator:
             await self._play(((RandomPolicy(legal=legal), task) for task in tasks), look, seed=seed)
         detail = f"{number} episodes of random messages and tool calls"
         answered = Check("ok", "any output is answered", detail)
-        taken = [_moves(moves, moves - invalid)] if counted else []
-        return [answered, *taken, _nothing_shown(tasks, shown)]
+        taken = Check("ok", "valid actions are accepted", f"{moves - invalid} of {moves} random ones")
+        if moves == invalid:
+            text = f"none of {moves} random ones was: give legal ones in `random_action`"
+            taken = Check("open", "valid actions are accepted", text)
+        return [answered, *([taken] if counted else []), _nothing_shown(tasks, shown)]
 
     async def _search(self, tasks: Sequence[Task]) -> Check:
         """Search files, variables and processes with every tool, and try small numbers and all choices."""
@@ -492,14 +495,6 @@ def _nothing_shown(tasks: Iterable[Task], shown: FirstProblem) -> Check:
     if not looked_for:
         return Check("open", name, f"no hidden text is as long as {SHORTEST_TEXT} characters: it occurs by chance")
     return Check("ok", name, f"checked {looked_for} of {number} tasks")
-
-
-def _moves(turns: int, taken: int) -> Check:
-    """Whether a game that counts invalid actions accepted any action."""
-    name = "valid actions are accepted"
-    if not taken:
-        return Check("open", name, f"none of {turns} random ones was: give legal ones in `random_action`")
-    return Check("ok", name, f"{taken} of {turns} random ones")
 
 
 def _chance(hits: int, count: int, luck: float) -> float:

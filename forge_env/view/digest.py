@@ -80,11 +80,6 @@ class Digest:
     """Signs of reward hacks; None: not searched."""
 
     @property
-    def fallen_short(self) -> int:
-        """Number of episodes below the maximum reward, or with the maximum reward for an unsolved task."""
-        return sum(failure.count for failure in self.failures)
-
-    @property
     def failure_words(self) -> str:
         """The typical failure in a sentence."""
         what = self.looked_at
@@ -93,7 +88,7 @@ class Digest:
         if not self.failures:
             return f"All {self.episodes:,} {what} got the maximum reward."
         most = max(self.failures, key=lambda failure: failure.count)
-        fallen = f"{self.fallen_short:,} of {self.episodes:,} {what} failed"
+        fallen = f"{sum(failure.count for failure in self.failures):,} of {self.episodes:,} {what} failed"
         return f"{fallen}; most common: {most.name} ({most.count:,})."
 
     @property

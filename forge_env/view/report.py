@@ -82,7 +82,8 @@ def write_report(root: Path, out: Path | None = None) -> Path:
 
 def html(found: Digest) -> str:
     """Render the page of a run or an evaluation."""
-    subtitle = " · ".join([found.headline, *_when(found.summary)])
+    when = [str(found.summary[name]) for name in ("started", "finished") if found.summary.get(name)][-1:]
+    subtitle = " · ".join([found.headline, *when])
     return page(found.name, found.state, subtitle, _body(found))
 
 
@@ -108,10 +109,6 @@ def page(name: str, state: str, subtitle: str, body: Iterable[str]) -> str:
 def escaped(text: object) -> str:
     """Escape a text for a page."""
     return escape(visible(str(text)))
-
-
-def _when(summary: Row) -> list[str]:
-    return [str(summary[name]) for name in ("started", "finished") if summary.get(name)][-1:]
 
 
 def _body(found: Digest) -> Iterator[str]:
@@ -224,17 +221,15 @@ def _read(found: Digest) -> Iterator[str]:
     if found.failures:
         most = max(failure.count for failure in found.failures)
         rows = "".join(
-            f'<tr><td>{escaped(failure.name)}{_eg(failure.example)}</td><td class="n whole">{failure.count:,}</td>'
+            f"<tr><td>{escaped(failure.name)}{_eg(failure.example)}</td>"
+            f'<td class="n whole">{failure.count:,}</td>'
             f'<td class="n whole">{percent(failure.share)}</td>'
             f'<td><span class="bar" style="width:{100 * failure.count / most:.0f}px"></span></td></tr>'
             for failure in found.failures[:12]
         )
         yield f"<section><h2>Failures</h2><table>{rows}</table></section>"
     if found.examples:
-        details = "".join(
-            f"<details><summary>{_summary(example)}</summary>{_episode(example)}</details>"
-            for example in found.examples
-        )
+        details = "".join(map(_episode, found.examples))
         yield f"<section><h2>Example episodes <small>typical failures, then successes</small></h2>{details}</section>"
 
 
@@ -242,21 +237,18 @@ def _eg(example: str) -> str:
     return f"<br><small>e.g. {escaped(example)}</small>" if example else ""
 
 
-def _summary(example: Example) -> str:
-    episode = example.episode
-    task = one_line(episode.task_id, 60)
-    return escaped(f"{one_line(example.why, 60)}: {one_line(episode.id, 60)}, task {task}, reward {episode.reward:g}")
-
-
 def _episode(example: Example) -> str:
-    messages = example.episode.messages
+    episode, task = example.episode, one_line(example.episode.task_id, 60)
+    title = f"{one_line(example.why, 60)}: {one_line(episode.id, 60)}, task {task}, reward {episode.reward:g}"
+    messages = episode.messages
     left = len(messages) - MOST_MESSAGES
     shown = messages if left <= 0 else [*messages[: MOST_MESSAGES // 2], *messages[-(MOST_MESSAGES // 2) :]]
     parts = [message_html(message) for message in shown]
     if left > 0:
         parts.insert(MOST_MESSAGES // 2, f'<p class="soft">{left} messages omitted</p>')
     where = f"trajectories/{example.kind}.jsonl"
-    return "".join(parts) + f'<p class="soft">{escaped(where)}</p>'
+    parts.append(f'<p class="soft">{escaped(where)}</p>')
+    return f"<details><summary>{escaped(title)}</summary>{''.join(parts)}</details>"
 
 
 def message_html(message: Message) -> str:

@@ -38,16 +38,11 @@ def plain(text: str) -> str:
     return HIDDEN.sub("\ufffd", text)
 
 
-def name_of(character: str) -> str:
-    """Return the name of a character in its box: `RLO`, `U+D800`."""
-    return SHORT.get(ord(character), f"U+{ord(character):04X}")
-
-
 def _box(found: re.Match[str]) -> str:
-    number = len(found[0])
+    number, code = len(found[0]), ord(found["one"])
     about = unicodedata.name(found["one"], "control character")
     times = f"\u00d7{number}" if number > 1 else ""
-    return f'<span class="box" title="{escape(about)}">{name_of(found["one"])}{times}</span>'
+    return f'<span class="box" title="{escape(about)}">{SHORT.get(code, f"U+{code:04X}")}{times}</span>'
 
 
 def shown(text: str) -> Markup:
@@ -56,11 +51,6 @@ def shown(text: str) -> Markup:
     if not html.isascii():
         html = PILED.sub('<span class="box">combining marks</span>', html)
     return Markup(RUNS.sub(_box, html))
-
-
-def one_line(text: str, most: int = 200) -> str:
-    """Return the first `most` characters of a text, with each run of white space replaced by one space."""
-    return " ".join(text[: 4 * most].split())[:most]
 
 
 # ---
