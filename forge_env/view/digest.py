@@ -171,14 +171,13 @@ def _opened(root: Path, cache: Path | None) -> Iterator[RunView]:
 
 def _scores(run: RunView) -> Iterator[str]:
     """Yield the scores of the summary or, while there is none, the scores of the samples so far."""
-    environments = run.summary.get("environments")
     listed = False
-    for label, item in environments.items() if isinstance(environments, dict) else ():
-        score = item.get("score") if isinstance(item, dict) else None
+    for item in run.scores:
+        score = item.get("score")
         if isinstance(score, dict) and all(isinstance(score.get(key), int | float) for key in ("value", "stderr")):
             figure = f"{score['value']:.3f} ± {score['stderr']:.3f}"
             of = f"{item.get('samples')} of {item.get('planned')} samples"
-            yield f"{label}: {figure} (standard error; {item.get('tasks')} tasks, {of})"
+            yield f"{item.get('label')}: {figure} (standard error; {item.get('tasks')} tasks, {of})"
             yield from exceptions(item)
             listed = True
     for part in [] if listed else evaluation(run).parts:

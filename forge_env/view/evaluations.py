@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,21 +89,15 @@ class EvaluationView:
 def evaluation(run: RunView) -> EvaluationView:
     """Compute an evaluation's results so far from its episodes."""
     config, summary = run.config, run.summary
-    chosen = config.get("environments")
-    labels = [
-        str(item.get("label") or item.get("name")) if isinstance(item, dict) else str(item)
-        for item in (chosen if isinstance(chosen, list) else [])
-    ]
     recorded = [row[0] for row in run.queries.rows("select distinct environment from t where environment != ''")]
     score = str(config.get("score") or "reward")
     given = config.get("confidence")
     confidence = float(given) if isinstance(given, float) and 0 < given < 1 else CONFIDENCE
     parts = [
         scored(run, "eval", name, environment=name, score=score, confidence=confidence)
-        for name in dict.fromkeys([*labels, *recorded])
+        for name in dict.fromkeys([*run.labels, *recorded])
     ]
-    environments = summary.get("environments")
-    known = [item for item in environments.values() if isinstance(item, dict)] if isinstance(environments, dict) else []
+    known = run.scores
     planned = sum(item.get("planned", 0) for item in known if isinstance(item.get("planned"), int))
     played = run.queries.rows("select count(*) from t")[0][0]
     view = EvaluationView(str(config.get("model") or ""), run.state, score, parts, planned, played, confidence)
@@ -147,28 +142,23 @@ def _scored(
 
     levels: dict[str, list[dict[str, Any]]] = {}
     tags: dict[str, list[dict[str, Any]]] = {}
-    limits: dict[str, int] = {}
-    lost: dict[str, int] = {}
+    ended = Counter((row["outcome"], row["why"]) for row in rows)
     matrix: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         matrix.setdefault(row["task"], []).append(row)
-        if row["outcome"] in ("lost", "unreadable"):
-            kind_of = row["why"] if row["outcome"] == "lost" else "unreadable"
-            lost[kind_of] = lost.get(kind_of, 0) + 1
-        elif row["outcome"] == "limit":
-            limits[row["why"]] = limits.get(row["why"], 0) + 1
     for row in valid:
         levels.setdefault(str(row["difficulty"]), []).append(row)
         for tag in row["tags"]:
             tags.setdefault(tag, []).append(row)
+    levels, tags = ({} if len(parts) < 2 else parts for parts in (levels, tags))
     whole = part(name, valid)
     worst = sorted(matrix.items(), key=lambda item: (_middle(item[1]), _natural(item[0])))
     often = [tag for tag in tags if len({row["task"] for row in tags[tag]}) >= ENOUGH]
     named = sorted(often if len(often) > 2 else tags, key=lambda tag: -len(tags[tag]))[:40]
-    oldest, newest = (
-        min((r["oldest"] for r in valid if r["oldest"] >= 0), default=-1),
-        max((r["newest"] for r in valid), default=-1),
-    )
+    oldest = min((row["oldest"] for row in valid if row["oldest"] >= 0), default=-1)
+    newest = max((row["newest"] for row in valid), default=-1)
+    damaged = sum(number for (outcome, _), number in ended.items() if outcome == "unreadable")
+    unreadable = {"unreadable": damaged} if damaged else {}
     metrics = dict.fromkeys(key for row in valid[:2000] for key in row["metrics"])
     return Scored(
         name=name,
@@ -176,15 +166,11 @@ def _scored(
         score=whole.score,
         tasks=whole.tasks,
         samples=whole.samples,
-        limits=limits,
-        lost=lost,
-        crashed=sum(row["outcome"] == "crashed" for row in rows),
-        difficulties=[part(level, levels[level], f"difficulty={level}") for level in sorted(levels, key=_natural)]
-        if len(levels) > 1
-        else [],
-        tags=sorted((part(tag, tags[tag]) for tag in named), key=lambda item: item.score.value if item.score else 0.0)
-        if len(tags) > 1
-        else [],
+        limits={why: number for (outcome, why), number in ended.items() if outcome == "limit"},
+        lost={why: number for (outcome, why), number in ended.items() if outcome == "lost"} | unreadable,
+        crashed=sum(number for (outcome, _), number in ended.items() if outcome == "crashed"),
+        difficulties=[part(level, levels[level], f"difficulty={level}") for level in sorted(levels, key=_natural)],
+        tags=sorted((part(tag, tags[tag]) for tag in named), key=lambda item: item.score.value if item.score else 0.0),
         matrix=worst[:MOST_TASKS],
         more_tasks=max(0, len(worst) - MOST_TASKS),
         metrics={key: sum(row["metrics"].get(key, 0.0) for row in valid) / len(valid) for key in metrics},

@@ -44,6 +44,7 @@ from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from forge_env.hacks.findings import Findings
     from forge_env.types import Message, ToolCall
@@ -434,17 +435,22 @@ def write_reward_curve(folder: RunFolder) -> bool:
     curves = reward_curves(merge_rows(read_metrics(folder.metrics)), RunView(folder.root).scored_by)
     if not curves:
         return False
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.2), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     _draw(axes, curves)
     axes.set_title(folder.name, parse_math=False)
-    with written_whole(folder.reward_curve) as staging:
-        figure.savefig(staging, format="png")
+    _save(figure, folder.reward_curve)
     return True
+
+
+def _save(figure: Figure, out: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    with written_whole(out) as staging:
+        figure.savefig(staging, format="png")
 
 
 def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
@@ -470,16 +476,14 @@ def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
 
 def write_picture(found: Digest, out: Path) -> None:
     """Draw the answers and the reward as a picture of about 1,300 by 900 pixels."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from textwrap import wrap
+
     from matplotlib.figure import Figure
 
     curves = reward_curves(found.rows, found.scored_by)
-    from textwrap import wrap
-
     wrapped = [(question, wrap(visible(in_a_row(sentences)), 90)[:3]) for question, sentences in answers(found)]
     height = 7.2 if curves else 0.25 + LINE * (3 + sum(len(lines) + 0.35 for _, lines in wrapped))
     figure = Figure(figsize=(10, height), dpi=130)
-    FigureCanvasAgg(figure)
     top, line = 1 - 0.25 / height, LINE / height
     figure.text(0.04, top, one_line(found.name, 80), size=14, weight="bold", va="top", parse_math=False)
     figure.text(
@@ -494,5 +498,4 @@ def write_picture(found: Digest, out: Path) -> None:
         at -= 0.35 * line
     if curves:
         _draw(figure.add_axes((0.07, 0.08, 0.9, max(at - 0.13, 0.3))), curves)
-    with written_whole(out) as staging:
-        figure.savefig(staging, format="png")
+    _save(figure, out)

@@ -247,6 +247,20 @@ class RunView:
         return document if isinstance(document, dict) else {}
 
     @property
+    def labels(self) -> list[str]:
+        """Of an evaluation: its environments, as in its configuration."""
+        chosen = self.config.get("environments")
+        items = chosen if isinstance(chosen, list) else []
+        return [str(item.get("label") or item.get("name")) if isinstance(item, dict) else str(item) for item in items]
+
+    @property
+    def scores(self) -> list[dict[str, Any]]:
+        """Of an evaluation: the parts of its summary, one for each environment."""
+        environments = self.summary.get("environments")
+        items = environments.values() if isinstance(environments, dict) else ()
+        return [item for item in items if isinstance(item, dict)]
+
+    @property
     def contract(self) -> list[Clause]:
         """Results of its self-checks; empty if there are none or they are unreadable."""
         with suppress(OSError, UsageError):
@@ -336,32 +350,17 @@ class RunView:
         if scores := next(iter(held_out_scores(rows).values()), []):
             first, last = scores[0], scores[-1]
             result.start, result.end, result.error = first.score if first is not last else None, last.score, last.stderr
-            if result.start is not None and abs(result.end - result.start) > SURE * math.hypot(
-                first.stderr, last.stderr
-            ):
+            sure = SURE * math.hypot(first.stderr, last.stderr)
+            if result.start is not None and abs(result.end - result.start) > sure:
                 result.verdict = "better" if result.end > result.start else "worse"
-        environments = summary.get("environments")
         if self.is_evaluation:
             result.measure = str(summary.get("score_name") or "reward")
-            chosen = config.get("environments")
-            listed = chosen if isinstance(chosen, list) else []
-            names = [
-                str(item.get("label") or item.get("name")) if isinstance(item, dict) else str(item) for item in listed
-            ]
-            result.environment = ", ".join(names)
-            scored = (
-                [item for item in environments.values() if isinstance(item, dict)]
-                if isinstance(environments, dict)
-                else []
-            )
+            result.environment, scored = ", ".join(self.labels), self.scores
             result.steps, result.planned = (
                 int(sum(_number(item.get(name)) or 0 for item in scored)) for name in ("samples", "planned")
             )
-            if isinstance(environments, dict) and len(environments) == 1:
-                only = next(iter(environments.values()))
-                score = only.get("score") if isinstance(only, dict) else None
-                if isinstance(score, dict):
-                    result.end, result.error = _number(score.get("value")), _number(score.get("stderr"))
+            if len(scored) == 1 and isinstance(score := scored[0].get("score"), dict):
+                result.end, result.error = _number(score.get("value")), _number(score.get("stderr"))
         return result
 
 
