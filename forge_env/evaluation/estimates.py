@@ -27,7 +27,8 @@ Scores = Sequence[Sequence[float]]
 Totals: TypeAlias = "NDArray[Any] | Sequence[tuple[float, int]]"
 """Sum and number of each task's scores, [tasks, 2]."""
 
-RESAMPLES = 2000
+RESAMPLES, FLIPS = 2_000, 20_000
+"""Samples of a bootstrap, and random patterns of signs of a permutation test."""
 ALIKE = 8
 """Mean number of tasks per distinct total from which the bootstrap draws counts per total instead of single tasks."""
 NORMAL_TASKS = 50_000
@@ -155,12 +156,12 @@ class TaskScores:
         squares = self._squares - 2 * middle * self._products + middle * middle * self._sizes
         return middle, math.sqrt(tasks / (tasks - 1) * max(squares, 0.0)) / self.samples
 
-    def estimate(self, *, confidence: float = CONFIDENCE) -> Estimate | None:
+    def estimate(self) -> Estimate | None:
         """Mean over all samples; None if there are none."""
-        return mean_of(self.totals(), confidence=confidence)
+        return mean_of(self.totals())
 
 
-def bootstrap(totals: Totals, *, confidence: float, seed: int = 0) -> tuple[float, float]:
+def bootstrap(totals: Totals, *, confidence: float) -> tuple[float, float]:
     """Percentile interval of the mean of all samples, drawing tasks with replacement (B. Efron, 1979).
 
     If many tasks have equal totals (solved or not), the counts of each kind are drawn from a multinomial distribution
@@ -168,7 +169,7 @@ def bootstrap(totals: Totals, *, confidence: float, seed: int = 0) -> tuple[floa
     """
     import numpy as np
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     sums, counts = _columns(totals)
     order = np.lexsort((counts, sums))  # makes the interval independent of the order of tasks
     sums, counts, tasks = sums[order], counts[order], len(sums)
@@ -209,7 +210,7 @@ def mean_of(totals: Totals, *, confidence: float = CONFIDENCE) -> Estimate | Non
     return Estimate(*clustered(totals), *bootstrap(totals, confidence=confidence))
 
 
-def share_of(totals: Totals, *, confidence: float = CONFIDENCE) -> Estimate | None:
+def share_of(totals: Totals) -> Estimate | None:
     """Share of successes over all samples, from the successes and samples of each task; None if there are none.
 
     The interval is Wilson's (1927), which is not empty at 0 and 1, with as many samples as independent ones with the
@@ -223,7 +224,7 @@ def share_of(totals: Totals, *, confidence: float = CONFIDENCE) -> Estimate | No
     number = float(sum(samples for _, samples in totals))
     if 0 < share < 1 and stderr:
         number = min(number, share * (1 - share) / stderr**2)
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     middle = (share + z * z / (2 * number)) / (1 + z * z / number)
     reach = z / (1 + z * z / number) * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number))
     low, high = max(0.0, middle - reach), min(1.0, middle + reach)
@@ -336,14 +337,14 @@ def compare(
 class SignFlipTest:
     """Two-sided paired permutation test (R. A. Fisher, 1935): under the null hypothesis each pair's sign is random.
 
-    Exact if all sign patterns can be enumerated; else it draws `flips` random patterns and adds the +1 that keeps the
+    Exact if all sign patterns can be enumerated; else it draws `FLIPS` random patterns and adds the +1 that keeps the
     test valid.
     """
 
     EXACT = 14
     """Maximum number of tasks for which all sign patterns are enumerated."""
 
-    def __init__(self, differences: Sequence[float], *, seed: int = 0, flips: int = 20_000) -> None:
+    def __init__(self, differences: Sequence[float]) -> None:
         import numpy as np
 
         self._moved = np.array([value for value in differences if abs(value) > 1e-12], dtype=float)
@@ -353,16 +354,16 @@ class SignFlipTest:
             self._sums = self._moved @ patterns[: len(self._moved)]
             self._signs, self._extra = patterns.sum(axis=0), 0
             return
-        rng, number = np.random.default_rng(seed), len(self._moved)
+        rng, number = np.random.default_rng(0), len(self._moved)
         step = max(1, CHUNK // max(1, number))
         sums, signs = [], []
-        for start in range(0, flips, step):
-            drawn = rng.integers(0, 2, size=(min(step, flips - start), number)) * 2.0 - 1.0
+        for start in range(0, FLIPS, step):
+            drawn = rng.integers(0, 2, size=(min(step, FLIPS - start), number)) * 2.0 - 1.0
             sums.append(np.einsum("ij,j->i", drawn, self._moved))  # `@` would start BLAS threads
             signs.append(drawn.sum(axis=1))
         alike = self._tasks - number  # for tasks without a difference, only the sum of signs matters
         self._sums = np.concatenate(sums)
-        self._signs = np.concatenate(signs) + 2.0 * rng.binomial(alike, 0.5, size=flips) - alike
+        self._signs = np.concatenate(signs) + 2.0 * rng.binomial(alike, 0.5, size=FLIPS) - alike
         self._extra = 1
 
     def p_value(self, shift: float = 0.0) -> float:

@@ -102,11 +102,11 @@ def _permuted(offset: int, count: int, seed: str) -> int:
 class MixtureOrder:
     """Maps a position to (component, position within it), with exact proportions in every block of positions."""
 
-    def __init__(self, weights: Mapping[str, float], *, seed: int = 0, block: int = 100) -> None:
+    def __init__(self, weights: Mapping[str, float], *, seed: int = 0) -> None:
         if not weights or min(weights.values()) <= 0:
             raise UsageError("a mixture needs components with positive weights")
         self.seed = seed
-        self._shares = _shares(weights, max(block, len(weights)))
+        self._shares = _shares(weights, max(100, len(weights)))
         self._block = sum(self._shares.values())
 
     def __getitem__(self, position: int) -> tuple[str, int]:
