@@ -134,30 +134,6 @@ class MeteredPolicy(Policy):
             return nullcontext()
         return agent_code(f"{type(self.policy).__name__}.{method}", getattr(type(self.policy), method, None))
 
-    def check(self) -> None:
-        """Check that another reply may be requested."""
-        config, tried = self.config, self.tried
-        if self.meter.exhausted:
-            raise BudgetExhaustedError(f"the budget of {config.budget:g} is used up")
-        if config.token_limit is not None and tried.completion >= config.token_limit:
-            raise LimitReached("tokens")
-        if config.cost_limit is not None and tried.cost >= config.cost_limit:
-            raise LimitReached("cost")
-
-    def count(self, observation: Observation, reply: Reply) -> None:
-        """Count a reply. Raises `LimitReached` if it exceeded one of the sample's limits, or was cut at one."""
-        config, tried, used = self.config, self.tried, self.meter.of(reply)
-        for usage in (tried, self.usage, self.meter.total):
-            usage.add(used)
-        self.turns.append(Turn(observation, reply))
-        calls = sum(len(turn.reply.message.tool_calls) for turn in self.turns)
-        if config.tool_call_limit is not None and calls > config.tool_call_limit:
-            raise LimitReached("tool_calls", reply=reply)
-        if config.token_limit is not None and tried.completion + reply.was_cut > config.token_limit:
-            raise LimitReached("tokens", reply=reply)
-        if config.cost_limit is not None and tried.cost > config.cost_limit:
-            raise LimitReached("cost", reply=reply)
-
 
 class _MeteredSession(PolicySession):
     """One conversation of a sample."""
@@ -167,11 +143,21 @@ class _MeteredSession(PolicySession):
         self._inner = inner
 
     async def reply(self, observation: Observation) -> Reply:
-        """Request a reply of the policy and count it. Raises as `MeteredPolicy.check` and `count`."""
-        owner = self._owner
-        owner.check()
-        if (limit := owner.config.token_limit) is not None:
-            self.limit_reply(limit - owner.tried.completion)  # for policies that support it
+        """Request a reply of the policy and count it.
+
+        Raises:
+            LimitReached: the sample has reached a limit, or its reply exceeded one or was cut at one.
+            BudgetExhaustedError: the run's budget is used up.
+        """
+        owner, config, tried = self._owner, self._owner.config, self._owner.tried
+        if owner.meter.exhausted:
+            raise BudgetExhaustedError(f"the budget of {config.budget:g} is used up")
+        if config.token_limit is not None and tried.completion >= config.token_limit:
+            raise LimitReached("tokens")
+        if config.cost_limit is not None and tried.cost >= config.cost_limit:
+            raise LimitReached("cost")
+        if config.token_limit is not None:
+            self.limit_reply(config.token_limit - tried.completion)  # for policies that support it
         owner.begun()
         owner.meter.asking += 1
         owner.on_turn()
@@ -181,7 +167,17 @@ class _MeteredSession(PolicySession):
         finally:
             owner.meter.asking -= 1
             owner.on_turn()
-        owner.count(observation, reply)
+        used = owner.meter.of(reply)
+        for usage in (tried, owner.usage, owner.meter.total):
+            usage.add(used)
+        owner.turns.append(Turn(observation, reply))
+        calls = sum(len(turn.reply.message.tool_calls) for turn in owner.turns)
+        if config.tool_call_limit is not None and calls > config.tool_call_limit:
+            raise LimitReached("tool_calls", reply=reply)
+        if config.token_limit is not None and tried.completion + reply.was_cut > config.token_limit:
+            raise LimitReached("tokens", reply=reply)
+        if config.cost_limit is not None and tried.cost > config.cost_limit:
+            raise LimitReached("cost", reply=reply)
         return reply
 
     def limit_reply(self, tokens: int) -> None:
