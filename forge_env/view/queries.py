@@ -6,8 +6,7 @@ import json
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +31,7 @@ from forge_env.view.search import Searches
 PAGE = 50
 """Rows on a page of a list."""
 BINS = 10
-PLACE = re.compile(r"(?:(-?[\d.e+-]{1,30}),)?(\d{1,18})", re.ASCII)
+PLACE = re.compile(r"(?:(-?\d+(?:\.\d+)?(?:e[+-]\d+)?),)?(\d{1,18})", re.ASCII)
 """Value and key of a row, in an address."""
 NEWEST = 5_000
 """Number of newest episodes to search first for a typical failure, before all are searched."""
@@ -148,29 +147,20 @@ class Queries:
     def listed(self, chosen: Filter) -> Listed:
         """Return a page of the rows that match a filter."""
         share = self._searches.look(chosen) if chosen.q else None
-        rows = [*self._batch(chosen, chosen.after, PAGE + 1)]
-        more = len(rows) > PAGE
-        return Listed(rows[:PAGE], _place(rows[PAGE - 1], chosen) if more else "", share)
-
-    def _batch(self, chosen: Filter, after: str, most: int) -> Iterator[dict[str, Any]]:
-        yield from shown_rows(self._bare(chosen, after, most, f"*, {OUTCOME} as result"))
-
-    def _bare(self, chosen: Filter, after: str, most: int, columns: str = "") -> list[sqlite3.Row]:
         where, values = self.where(chosen)
         column, up = SORTS[chosen.sort.removeprefix("-")], chosen.sort.startswith("-")
         order, sign = ("asc", ">") if up else ("desc", "<")
-        with suppress(ValueError):
-            value, key = _after(after)
-            values |= {"after_key": key, "after_value": value}
-            beyond = (
-                f"key {sign} :after_key" if column == "key" else f"({column}, key) {sign} (:after_value, :after_key)"
-            )
-            where = f"{where} and {beyond}"
         if column != "key":
             where = f"{where} and {column} is not null"
-        columns = columns or ("key, length" if column == "key" else f"key, length, {column}")
-        sql = f"select {columns} from t where {where} order by {column} {order}, key {order} limit {most}"
-        return self.rows(sql, values)
+        if match := PLACE.fullmatch(chosen.after):
+            values |= {"after_value": float(match[1] or 0), "after_key": int(match[2])}
+            beyond = "key {} :after_key" if column == "key" else f"({column}, key) {{}} (:after_value, :after_key)"
+            where = f"{where} and {beyond.format(sign)}"
+        sql = f"select *, {OUTCOME} as result from t where {where} order by {column} {order}, key {order}"
+        rows = [*shown_rows(self.rows(f"{sql} limit {PAGE + 1}", values))]
+        last = rows[PAGE - 1] if len(rows) > PAGE else None
+        place = "" if last is None else str(last["key"]) if column == "key" else f"{last[column]!r},{last['key']}"
+        return Listed(rows[:PAGE], place, share)
 
     def facets(self, chosen: Filter) -> Facets:
         """Count the rows of every choice; counts of outcomes and rewards ignore the current choice of these."""
@@ -336,20 +326,3 @@ def score_of(row: Mapping[str, Any], score: str) -> float | None:
     """Return an episode's score: the reward, or a metric; the reward if it lacks the metric."""
     value = row["reward"] if score == "reward" else row["metrics"].get(score, row["reward"])
     return None if value is None else float(value)
-
-
-def _place(row: Mapping[str, Any] | sqlite3.Row, chosen: Filter) -> str:
-    column = SORTS[chosen.sort.removeprefix("-")]
-    return str(row["key"]) if column == "key" else f"{row[column]!r},{row['key']}"
-
-
-def _after(place: str) -> tuple[float, int]:
-    """Parse the value and key written by `_place`.
-
-    Raises:
-        ValueError: it can't be parsed.
-    """
-    match = PLACE.fullmatch(place)
-    if match is None:
-        raise ValueError(f"{place!r} is not a position in a list")
-    return float(match[1] or 0), int(match[2])

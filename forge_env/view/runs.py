@@ -167,11 +167,6 @@ class RunView:
         self._vocabulary: tuple[tuple[Path, int] | None, Vocabulary | None] = (None, None)
 
     @cached_property
-    def folder(self) -> RunFolder:
-        """The paths of its files."""
-        return RunFolder(self.root)
-
-    @cached_property
     def index(self) -> RunIndex:
         """The index of its trajectories, opened on first use."""
         return RunIndex(self.root, self._cache, self.measure)
@@ -264,7 +259,7 @@ class RunView:
     def contract(self) -> list[Clause]:
         """Results of its self-checks; empty if there are none or they are unreadable."""
         with suppress(OSError, UsageError):
-            return read_contract(self.folder.contract)
+            return read_contract(RunFolder(self.root).contract)
         return []
 
     @property
