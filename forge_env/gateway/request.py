@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -24,6 +24,9 @@ from forge_env.tools.json_text import (
 )
 from forge_env.tools.json_text import read_json as parse_json
 from forge_env.types import Message, Role, ToolSpec
+
+if TYPE_CHECKING:
+    from forge_env.gateway.response_tools import Declaration
 
 IMAGE_TOKENS = 1_000
 """Estimated tokens of an image."""
@@ -63,6 +66,7 @@ class ModelRequest:
         model: the program's name for the model; it is returned in the response and selects nothing.
         usage: whether the program wants the numbers of tokens.
         names: what the program calls tools that the model knows by another name or kind.
+        added: tools that items of the conversation added; later requests that continue it have them too.
         left_out: known types of offered tools that run on the provider's servers, which the model doesn't get; `other`
             for an unknown type.
     """
@@ -76,6 +80,7 @@ class ModelRequest:
     stream: bool = False
     usage: bool = True
     names: Mapping[str, ToolName] = field(default_factory=dict)
+    added: list[Declaration] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -77,11 +77,23 @@ class ResponsesRequest(Wire):
     conversation: Any = None
 
 
-def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequest:
+class Earlier(NamedTuple):
+    """A conversation up to one of its responses.
+
+    Attributes:
+        messages: its messages, without instructions.
+        tools: tools that its items added.
+    """
+
+    messages: list[Message]
+    tools: list[Declaration]
+
+
+def read_responses(data: object, earlier: Mapping[str, Earlier]) -> ModelRequest:
     """Parse a request body.
 
     Args:
-        earlier: the conversation up to each earlier response, without instructions, by the response's id.
+        earlier: the conversation up to each earlier response, by the response's id.
 
     Raises:
         RefusedRequestError: it is invalid or not supported.
@@ -91,25 +103,23 @@ def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequ
         raise RefusedRequestError("background: not supported")
     if body.conversation:
         raise RefusedRequestError("conversation: not supported; send all items, or previous_response_id")
-    before: list[Message] = []
+    before = Earlier([], [])
     if body.previous_response_id:
         if body.previous_response_id not in earlier:
             raise RefusedRequestError(f"there is no response {body.previous_response_id!r}", status=404)
         before = earlier[body.previous_response_id]
     items = [_Item(content=body.input)] if isinstance(body.input, str) else body.input
-    if len(before) + len(items) > MOST_MESSAGES:
+    if len(before.messages) + len(items) > MOST_MESSAGES:
         raise RefusedRequestError(f"the conversation has more than {MOST_MESSAGES:,} items with its earlier responses")
     system = [Message(role="system", content=body.instructions)] if body.instructions else []
-    declared = [
-        *(body.tools or []),
-        *(tool for item in items if item.type == "additional_tools" for tool in item.tools),
-    ]
-    offer = Offer(declared)
+    added = [*before.tools, *(tool for item in items if item.type == "additional_tools" for tool in item.tools)]
+    offer = Offer([*(body.tools or []), *added])
     messages = (item.message(offer) for item in items if item.type != "additional_tools")
     return ModelRequest(
-        messages=[*system, *before, *merged(messages)],
+        messages=[*system, *before.messages, *merged(messages)],
         tools=[] if body.tool_choice == "none" else offer.tools,
         names=offer.names,
+        added=added,
         left_out=offer.left_out,
         max_tokens=body.max_output_tokens,
         model=body.model,

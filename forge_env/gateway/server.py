@@ -42,7 +42,7 @@ from forge_env.gateway.chat import chat_completion, chat_events, openai_error, r
 from forge_env.gateway.gemini import gemini_error, gemini_response, read_counted, read_gemini
 from forge_env.gateway.messages import anthropic_error, message_events, message_response, read_messages
 from forge_env.gateway.request import Answer, ModelRequest, event, new_id, read_json
-from forge_env.gateway.responses import read_responses, response, response_events
+from forge_env.gateway.responses import Earlier, read_responses, response, response_events
 from forge_env.http.limits import (
     MAX_OPEN,
     Client,
@@ -61,7 +61,7 @@ MAX_REMEMBERED = 32 << 20
 MESSAGE_CHARS = 1_000
 """Characters that a stored message counts as in addition to its text, for the memory of an empty one."""
 MESSAGE_S = 4e-5
-"""Estimated work per message of a request, those of earlier responses included, in seconds."""
+"""Estimated work per message or tool of a request, those of earlier responses included, in seconds."""
 Ask = Callable[[ModelRequest], Awaitable[Message]]
 """Get one answer to a request from the model. `RefusedRequestError`: the request is refused."""
 
@@ -85,7 +85,7 @@ class Access:
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: str = ""
     _open: set[asyncio.Task[Message]] = field(default_factory=set)
-    _earlier: dict[str, list[Message]] = field(default_factory=dict)
+    _earlier: dict[str, Earlier] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
     """Characters that each of `_earlier` counts as."""
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -158,7 +158,7 @@ class Access:
     async def read(self, body: bytes, kind: Callable[[Any], ModelRequest]) -> tuple[Any, ModelRequest]:
         """Parse a body; return its JSON and the request. Bodies are parsed one at a time, large ones in a thread.
 
-        The messages are charged to the episode: an earlier response adds thousands to a short body.
+        Messages and tools are charged to the episode: an earlier response adds thousands to a short body.
         """
 
         def reading() -> tuple[Any, ModelRequest]:
@@ -167,20 +167,20 @@ class Access:
 
         async with self._reading:
             data, asked = await off_loop(len(body), reading)
-            await self._share.turn(self.client, len(asked.messages) * MESSAGE_S)
+            await self._share.turn(self.client, (len(asked.messages) + len(asked.tools)) * MESSAGE_S)
             return data, asked
 
     def read_responses(self, data: object) -> ModelRequest:
         """Parse a responses request, which may continue an earlier response of this episode."""
         return read_responses(data, self._earlier)
 
-    def remember(self, name: str, messages: Iterable[Message]) -> None:
+    def remember(self, name: str, asked: ModelRequest, answer: Message) -> None:
         """Store a response's conversation for later requests; drop the oldest beyond `MAX_REMEMBERED` characters."""
-        history = [message for message in messages if message.role != "system"]
-        self._earlier[name] = history
+        history = [message for message in [*asked.messages, answer] if message.role != "system"]
+        self._earlier[name] = Earlier(history, asked.added)
         self._sizes[name] = sum(
             MESSAGE_CHARS + len(words_of(message)) + sum(map(len, message.images)) for message in history
-        )
+        ) + sum(MESSAGE_CHARS + len(tool.model_dump_json()) for tool in asked.added)
         total = sum(self._sizes.values())
         while total > MAX_REMEMBERED:
             oldest = next(iter(self._earlier))
@@ -359,7 +359,7 @@ async def _responses(request: Request, access: Access, body: bytes) -> Response:
     data, asked = await access.read(body, access.read_responses)
     answers = await _answered(request, access, asked)
     name = new_id("resp_")
-    access.remember(name, [*asked.messages, answers[0].message])
+    access.remember(name, asked, answers[0].message)
 
     def answer() -> Response:
         whole = response(name, asked, answers, data)

@@ -263,6 +263,22 @@ async def test_namespaces_and_custom_tools(gateway: Gateway, stream: bool, place
     assert [message.content for message in second.messages[2:]] == ["ok"] * 4
 
 
+async def test_added_tools_stay_in_a_continued_conversation(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge_env.gateway.server.MAX_REMEMBERED", 7 * MESSAGE_CHARS)
+    script = call_tool("ns__exec", input="1")
+    model = Model("ok", script, "ok")
+    tools = [{"type": "namespace", "name": "ns", "tools": [EXEC]}]
+    added: Any = [{"type": "additional_tools", "role": "developer", "tools": tools}, *USER]
+    with gateway.open(model) as access:
+        async with openai.AsyncOpenAI(base_url=access.openai_url, api_key=access.key) as client:
+            first = await client.responses.create(model="m", input=added)
+            second: Any = await client.responses.create(model="m", input="?", previous_response_id=first.id)
+            with pytest.raises(openai.NotFoundError):  # tools count too: 2 + 1 and 4 + 1 are more than 7
+                await client.responses.create(model="m", input="?", previous_response_id=first.id)
+    assert [[tool.name for tool in asked.tools] for asked in model.asked] == [["ns__exec"]] * 2
+    assert [(item.namespace, item.name) for item in second.output] == [("ns", "exec")]
+
+
 async def test_tools_that_run_at_the_provider_are_left_out(gateway: Gateway) -> None:
     model = Model("a", "b")
     inside = {"type": "namespace", "name": "docs", "tools": [{"type": "file_search"}]}
