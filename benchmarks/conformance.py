@@ -108,6 +108,8 @@ class Kit(NamedTuple):
     """Why continuous integration leaves it out, or an empty string."""
     served: str = ""
     """Not empty if its tests need a vLLM server from this environment; `FORGE_ENV_VLLM` has its socket and model."""
+    npm: str = ""
+    """Key of the entry of `VENVS` whose npm packages its tests need, if not `venv`."""
 
 
 with open(Path(__file__).with_name("kits.csv"), encoding="utf-8") as file:
@@ -207,6 +209,9 @@ def run(
     python = prepare(venv, folder_of_packages, uv, ["--upgrade"] * use_newest) if venv else Path(sys.executable)
     if venv and venv.npm:
         environ["FORGE_ENV_NODE_MODULES"] = str(folder_of_packages / "node_modules")
+    for other in {kit.npm for kit in kits if kit.npm}:
+        installed = prepare(VENVS[other], ROOT / f".venv-{other}", uv)
+        environ["FORGE_ENV_NODE_MODULES"] = str(installed.parents[1] / "node_modules")
     if venv and venv.beside:
         environ["PYTHONPATH"] = str(folder_of_packages)
     versions = versions_of(python, [kit.package for kit in kits], environ)

@@ -417,11 +417,14 @@ GIVEN_UP: ContextVar[list[str] | None] = ContextVar("given_up", default=None)
 
 
 @contextmanager
-def environment_code(what: str, task_id: str | None = None, *, limit_s: float = 0.0) -> Iterator[None]:
+def environment_code(
+    what: str, task_id: str | None = None, *, limit_s: float = 0.0, fix: str | None = None
+) -> Iterator[None]:
     """Run an environment author's code; unexpected exceptions become `EnvironmentBugError`, typed ones propagate.
 
     Args:
         limit_s: seconds that it may block the event loop; 0 inherits the limit of the enclosing block.
+        fix: advice on its unexpected exceptions.
     """
     suffix = "" if task_id is None else f" on task {task_id!r}"
     token = CODE_LIMIT_S.set(limit_s or CODE_LIMIT_S.get() or CODE_TIMEOUT_S)
@@ -451,7 +454,7 @@ def environment_code(what: str, task_id: str | None = None, *, limit_s: float = 
         stack = _authors(frames) or [frame for frame in frames if not is_library(frame.filename)] or frames
         where = f"{stack[-1].name}, {stack[-1].filename}:{stack[-1].lineno}"
         reason = mistakes(error) if isinstance(error, ValidationError) else str(error)
-        bug = EnvironmentBugError(f"{what} raised {type(error).__name__}{suffix}: {reason} [{where}]")
+        bug = EnvironmentBugError(f"{what} raised {type(error).__name__}{suffix}: {reason} [{where}]", fix=fix)
         bug.place = f"{what} {type(error).__name__} [{where}]"
         raise bug from error
     finally:

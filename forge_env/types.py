@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import SchemaSerializer, SchemaValidator
 
@@ -273,6 +273,18 @@ class ToolSpec(BaseModel):
         return {"type": "function", "function": self.model_dump()}
 
 
+_FIELDS_ELSEWHERE = {
+    "input": "prompt=",
+    "question": "prompt=",
+    "messages": "history= and prompt=",
+    "target": 'data={"answer": ...}',
+    "answer": 'data={"answer": ...}',
+    "info": "data=",
+    "metadata": "data=",
+}
+"""Names of a task's fields in other frameworks, and what they are here."""
+
+
 class Task(BaseModel):
     """One problem: the prompt for the agent, the data to score it against, and the split that it belongs to.
 
@@ -304,3 +316,11 @@ class Task(BaseModel):
     """Labels by which scores are broken down."""
     split: Whole = "train"
     """Name of the set that the task belongs to."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_elsewhere(cls, values: Any) -> Any:
+        for name, ours in _FIELDS_ELSEWHERE.items():
+            if isinstance(values, dict) and name in values and name not in cls.model_fields:
+                raise ValueError(f"a task has no `{name}`: write {ours}")
+        return values

@@ -73,7 +73,7 @@ else:
 if find_spec("openenv") is None:
     collect_ignore.append("forge_env/serve/test_openenv_docker.py")
 if not os.environ.get("FORGE_ENV_NODE_MODULES"):
-    collect_ignore.append("forge_env/gateway/test_coding_agents.py")
+    collect_ignore += ["apps/test_coding_agents.py", "forge_env/gateway/test_coding_agents.py"]
 if not os.environ.get("FORGE_ENV_CONFORMANCE"):
     collect_ignore.append("apps/test_program_agents.py")
 if not os.environ.get("FORGE_ENV_VLLM"):

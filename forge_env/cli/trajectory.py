@@ -14,6 +14,7 @@ from typing import Any
 from forge_env.cli.command import Parser
 from forge_env.cli.info import earned
 from forge_env.errors import UsageError
+from forge_env.figures import duration
 from forge_env.interrupts import say
 from forge_env.machine import user_path
 from forge_env.reading import check_readable
@@ -178,7 +179,7 @@ def _message(message: Message, colour: bool, longest: int | None, turn: Turn | N
         yield f"  [{len(message.images)} images]"
     seconds = turn.calls_s if turn is not None else []
     for index, call in enumerate(message.tool_calls):
-        took = f"  ({seconds[index]:.2f} s)" if index < len(seconds) else ""
+        took = f"  ({duration(seconds[index], fine=True)})" if index < len(seconds) else ""
         yield from _call(call, took, colour, longest)
 
 
@@ -212,7 +213,7 @@ def _turn_figures(turn: Turn) -> str:
     parts = [f"{len(reply.token_ids)} tokens"] if len(reply.token_ids) else []
     versions = sorted({int(version) for version in reply.versions}) if len(reply.token_ids) else []
     parts += [f"version {'-'.join(map(str, versions))}"] if versions else []
-    parts += [f"model {turn.generate_s:.2f} s, environment {turn.step_s:.2f} s"]
+    parts += [f"model {duration(turn.generate_s, fine=True)}, environment {duration(turn.step_s, fine=True)}"]
     parts += [f"reward {turn.reward:g}"] if turn.reward else []
     parts += ["stopped at max_tokens"] if reply.was_cut else []
     return ", ".join(parts) + (", starts a new conversation" if reply.forked else "")
@@ -237,9 +238,9 @@ def figures(episode: Trajectory, root: Path, path: Path) -> Iterator[str]:
         began = datetime.fromtimestamp(episode.started, UTC)
         started = f", started {began.isoformat(sep=' ', timespec='seconds')}"
     tries = f", tried {episode.retries + 1} times" if episode.retries else ""
-    waited = f" (waited {episode.waited_s:.1f} s)" if episode.waited_s else ""
+    waited = f" (waited {duration(episode.waited_s)})" if episode.waited_s else ""
     size = f"{len(episode.turns)} turns, {episode.num_sampled_tokens} tokens"
-    yield f"{size}, {episode.wall_s:.1f} s{waited}{started}{tries}"
+    yield f"{size}, {duration(episode.wall_s)}{waited}{started}{tries}"
     if path.stem == "train" or path.stem.startswith("train-"):
         yield from _trained(episode, root)
     if episode.metrics:

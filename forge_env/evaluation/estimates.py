@@ -15,7 +15,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from forge_env.config.evaluation import CONFIDENCE
-from forge_env.figures import percent
+from forge_env.figures import duration, percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,14 +77,14 @@ class Times:
         return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
     def words(self) -> str:
-        """Describe the durations: `4.20 s on average: model 2.10 s (50 %), ...`, without parts below 1 %."""
+        """Describe the durations: `4.2s on average: model 2.1s (50 %), ...`, without parts below 1 %."""
         shares = [
-            f"{name} {spent:.2f} s ({percent(spent / self.wall)})"
+            f"{name} {duration(spent, fine=True)} ({percent(spent / self.wall)})"
             for name, spent in self.parts.items()
             if self.wall > 0 and spent >= 0.01 * self.wall
         ]
-        waited = f"; waiting {self.waited:.2f} s of these" if self.waited >= 0.005 else ""
-        return f"{self.wall:.2f} s on average" + (f": {', '.join(shares)}{waited}" if shares else "")
+        waited = f"; waiting {duration(self.waited, fine=True)} of these" if self.waited >= 0.005 else ""
+        return f"{duration(self.wall, fine=True)} on average" + (f": {', '.join(shares)}{waited}" if shares else "")
 
 
 def by_task(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:

@@ -35,7 +35,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.errors import AgentError, EnvironmentBugError, UsageError, environment_code
@@ -152,7 +152,11 @@ class Rubric:
         *,
         metrics: Sequence[RewardFunction] | Mapping[str, RewardFunction] = (),
         group: Mapping[RewardFunction, float] | Sequence[RewardFunction] = (),
+        **others: Never,
     ) -> None:
+        if others:
+            fix = "write fe.Rubric([f, g], weights=[1.0, 0.5], metrics=[h], group=[k])"
+            raise UsageError(f"fe.Rubric has no argument {next(iter(others))!r}", fix=fix)
         chosen = _with_names(functions if isinstance(functions, Sequence | Mapping) else [functions])
         weights = [1.0] * len(chosen) if weights is None else list(weights)
         if len(weights) != len(chosen):

@@ -227,7 +227,8 @@ class Tool:
         deadline = asyncio.timeout(timeout_s)
         try:
             parsed = self.parse(arguments)
-            with environment_code(f"tool {self.spec.name!r}", task_id):
+            fix = "if the agent caused it, raise fe.ToolError: the agent reads its message"
+            with environment_code(f"tool {self.spec.name!r}", task_id, fix=fix):
                 try:
                     async with deadline:
                         value = await self.invoke(owner, parsed, scope)

@@ -355,7 +355,7 @@ def _means(metrics: Counter[str]) -> dict[str, float]:
     return {name: total / metrics.total() for name, total in sums.items()}
 
 
-NARROW, MUCH, WAITED = 0.6, 0.4, 0.01
+NARROW, MUCH, WAITED = 0.6, 0.5, 0.01
 """Thresholds for the fourth answer.
 
 The share of its time from which a busy actor is the bottleneck; the share of their time that episodes spend in the
@@ -421,10 +421,10 @@ def _awaited(wait: str, accounts: Mapping[str, Mapping[str, float]]) -> tuple[st
     figures = (
         f"The generators were busy {percent(sampling)} of theirs; episodes spent {percent(outside)} in the environment."
     )
-    if sampling >= NARROW and sampling >= outside * 0.8:
-        return "sampling", figures
     if outside >= MUCH:
         return "tools and sandboxes", figures
+    if sampling >= NARROW:
+        return "sampling", figures
     return ("too few concurrent episodes", figures) if "generator" in accounts else ("", "")
 
 
@@ -477,15 +477,25 @@ def sample_limit(queries: Queries, environment: str = "") -> Limit:
     if times.waited >= WAITED * times.wall:
         share = percent(times.waited / times.wall)
         result.detail = f"{share} of it was spent waiting for rate limits or a free sandbox."
-    result.advice = SAMPLE_ADVICE.get(doing, [])
+    result.advice = (WAITING_ADVICE if times.waited >= spent / 2 else SAMPLE_ADVICE).get(doing, [])
     return result
 
 
 SAMPLE_ADVICE = {
     "model": [("concurrency", "more concurrent requests, if the endpoint has capacity")],
     "tools and scoring": [("max_samples", "more concurrent samples, if there are idle CPUs")],
-    "reset": [("max_samples", "fewer concurrent samples, if they compete for sandboxes")],
+    "reset": [("max_samples", "fewer concurrent samples, if they compete for CPUs")],
 }
+_FREE_SANDBOX = [
+    ("sandbox_options", "more sandboxes at once: `{concurrency: N}`, if CPUs and memory allow"),
+    ("max_samples", "fewer concurrent samples compete for sandboxes"),
+]
+WAITING_ADVICE = {
+    "model": [("concurrency", "fewer concurrent requests, if the endpoint limits their rate")],
+    "tools and scoring": _FREE_SANDBOX,
+    "reset": _FREE_SANDBOX,
+}
+"""Settings to try if a sample waits for most of the time of its longest activity."""
 
 
 def _busy(accounts: Mapping[str, Mapping[str, float]], actor: str) -> float:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
+import forge_env as fe
 from forge_env.errors import UsageError
 from forge_env.tools.schema import as_text
 from forge_env.types import FunctionCall, Message, ToolCall, image
@@ -92,3 +95,12 @@ def test_what_is_not_an_image_is_refused(tmp_path: Path) -> None:
         image(b"hello")
     with pytest.raises(UsageError, match=r"can't read the image .*none: No such file"):
         image(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("input", "prompt="), ("target", 'data={"answer": ...}'), ("metadata", "data=")]
+)
+def test_a_field_of_another_frameworks_task_is_named(name: str, ours: str) -> None:
+    fields: dict[str, Any] = {"id": "0", "prompt": "?", name: "?"}
+    with pytest.raises(ValueError, match=re.escape(f"a task has no `{name}`: write {ours}")):
+        fe.Task(**fields)

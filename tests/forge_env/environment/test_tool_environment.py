@@ -175,8 +175,11 @@ async def test_what_the_agent_does_wrong_is_answered(bad: fe.ToolCall, expected:
 
 async def test_what_the_author_does_wrong_names_tool_and_task() -> None:
     env = await started()
-    with pytest.raises(EnvironmentBugError, match=r"tool 'broken' raised ZeroDivisionError on task 'train-3': oops"):
+    with pytest.raises(
+        EnvironmentBugError, match=r"tool 'broken' raised ZeroDivisionError on task 'train-3': oops"
+    ) as bug:
         await env.step(calls(call("broken")))
+    assert "raise fe.ToolError" in str(bug.value.fix)
 
 
 async def test_infrastructure_failure_passes_through_and_cancels_the_others() -> None:

@@ -32,6 +32,13 @@ async def same(response: str, target: str, prompt: str) -> bool:
     return response == target and prompt == "1 + 1?"
 
 
+def test_another_frameworks_argument_is_named() -> None:
+    others: Any = {"funcs": [same]}
+    with pytest.raises(UsageError, match="no argument 'funcs'") as refused:
+        fe.Rubric(**others)
+    assert "fe.Rubric([f, g], weights=" in str(refused.value.fix)
+
+
 async def test_reward_is_the_weighted_sum_and_metrics_are_free() -> None:
     result = await fe.Rubric([same, length], [1.0, 0.5], metrics=[secret]).score(task=TASK, answer="2")
     assert result.reward == 1.5

@@ -603,9 +603,10 @@ async def test_time_evaluations_and_comparisons(folder: Path, cache: Path) -> No
         assert "lost: ConnectionError" in page
         assert "by difficulty" in page
         assert "never used a tool" in page
-        shares = re.search(r"A sample took ([\d.]+)\ss on average: (.*?)\.</p>", unescape(page))
+        shares = re.search(r"A sample took ([\d.]+)s on average: (.*?)\.</p>", unescape(page))
         assert shares is not None
-        spent = [float(part) for part in re.findall(r"([\d.]+)\ss \(", shares[2])]
+        parts = re.findall(r"([\d.]+)(ms|s) \(", shares[2])
+        spent = [float(part) / (1000 if unit == "ms" else 1) for part, unit in parts]
         assert sum(spent) == pytest.approx(float(shares[1]), abs=0.05), "the parts are all of it"
         assert re.search(r"\d+ of 40 samples failed: below maximum reward", page)
         examples = re.findall(r'href="([^"]+)" title="an example', page)
