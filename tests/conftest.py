@@ -60,12 +60,14 @@ PEERS = {
     "kubernetes_validate": "sandboxes/test_pod_schema.py",
     "e2b": "sandboxes/test_e2b.py",
     "sky": "forge_env/job/test_files_schema.py",
-    "agents": "forge_env/gateway/test_real_programs.py",
+    "agents openhands": "forge_env/gateway/test_real_programs.py",
     "atif": "forge_env/test_interchange.py",
     "harbor": "environments/harbor/test_real_harbor.py",
     "trackio": "forge_env/run/test_real_trackers.py",
 }
-collect_ignore = [path for package, paths in PEERS.items() if find_spec(package) is None for path in paths.split()]
+collect_ignore = [
+    path for names, paths in PEERS.items() if not any(map(find_spec, names.split())) for path in paths.split()
+]
 if not find_spec("verifiers") or int(version("verifiers").split(".")[1]) > 2:
     collect_ignore.append("environments/test_verifiers_before.py")
 else:

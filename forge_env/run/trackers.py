@@ -28,6 +28,7 @@ from forge_env.visible import one_line
 
 if TYPE_CHECKING:
     from forge_env.trajectory import Trajectory
+    from forge_env.types import Message
 
 T = TypeVar("T")
 PROJECT = "forge-env"
@@ -90,7 +91,13 @@ def start_tracker(tracker: Callable[[RunFolder, RunConfig], T], folder: RunFolde
 
 def conversation(episode: Trajectory) -> list[dict[str, Any]]:
     """The messages of an episode in OpenAI's format, with long texts shortened and secrets redacted."""
-    return [_shortened(redact_value(message.to_openai())) for message in episode.messages]
+    return [shown_message(message) for message in episode.messages]
+
+
+def shown_message(message: Message) -> dict[str, Any]:
+    """A message in OpenAI's format, with long texts shortened and secrets redacted."""
+    shown: dict[str, Any] = _shortened(redact_value(message.to_openai()))
+    return shown
 
 
 def _shortened(value: Any) -> Any:

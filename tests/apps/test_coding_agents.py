@@ -32,7 +32,7 @@ import json
 from dataclasses import replace
 
 import forge_env as fe
-from agents import Agents
+from coding_agents import Agents
 
 SHELLS = json.loads({shells!r})
 NAMES = {names!r}
@@ -102,7 +102,7 @@ def run(agents: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     write_model(folder / "model")
     image = agents.Agents.sandbox_spec.image
-    (folder / "agents.py").write_text(code("agents"))
+    (folder / "coding_agents.py").write_text(code("agents"))
     (folder / "trained.py").write_text(TRAINED.format(shells=json.dumps(SHELLS), names=NAMES, image=image))
     (folder / "train.yaml").write_text(yaml.safe_dump(RECIPE))
     command = [sys.executable, "-m", "forge_env", "train", "train.yaml", "--name", "run"]

@@ -24,7 +24,7 @@ def code(name: str) -> str:
 def page() -> ModuleType:
     """The page's module."""
     module = ModuleType("agents_of_the_page")
-    exec(compile(code("agents"), "agents.py", "exec", dont_inherit=True), module.__dict__)
+    exec(compile(code("agents"), "coding_agents.py", "exec", dont_inherit=True), module.__dict__)
     return module
 
 
@@ -43,7 +43,7 @@ def test_each_agent_gets_the_prompt() -> None:
 def test_the_recipe_is_valid() -> None:
     config = RunConfig.model_validate(yaml.safe_load(code("recipe")))
     module, options = page(), config.environment.options
-    assert config.environment.name == "agents:Agents"
+    assert config.environment.name == "coding_agents:Agents"
     assert module.Config(**options).agent == "codex"
     assert set(module.Agents.splits) >= {config.evaluation.split, *config.evaluation.extra_splits}
 

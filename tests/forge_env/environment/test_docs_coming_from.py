@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import forge_env as fe
+from forge_env.config import RunConfig
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 
@@ -36,6 +36,13 @@ async def test_ours_scores_the_right_answer(name: str) -> None:
 def test_theirs_is_their_code(package: str) -> None:
     """Where a package is missing, its code is compiled only."""
     source = THEIRS[package]
+    if package == "factory":
+        names = run(package, source)
+        env = names["Sums"]()
+        assert env.reset(index=3) == "What is 3 + 40?"
+        assert env.add(3, 40) == 43
+        assert names["right"]([env]) == [1.0]
+        return
     if find_spec(package) is None:
         compile(source, package, "exec")
         return
@@ -53,6 +60,18 @@ def test_theirs_is_their_code(package: str) -> None:
 
 
 def test_every_neighbour_has_its_lines() -> None:
-    assert set(THEIRS) == {"verifiers", "inspect_ai", "datasets", "gymnasium", "openenv"}
+    assert set(THEIRS) == {
+        *("verifiers", "verifiers_before", "inspect_ai", "datasets", "factory", "gymnasium", "openenv")
+    }
     assert set(OURS) == {"Sums", "SumsWithATool"}
-    assert fe.__version__
+
+
+def test_the_recipes_keys_exist() -> None:
+    table = TEXT.partition("| `GRPOConfig` | recipe |")[2].partition("\n\n")[0]
+    keys = set(re.findall(r"`((?:grpo|trainer|model|job|generator|evaluation|checkpoint|logging)\.[a-z_.]+)", table))
+    assert len(keys) > 25
+    for key in keys:
+        model: Any = RunConfig
+        for part in key.split("."):
+            if hasattr(model, "model_fields"):  # not the options of a part
+                model = model.model_fields[part].annotation

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from importlib.metadata import version
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,6 @@ from forge_env.sandbox import ExecResult, SandboxEngine
 from forge_env.types import Message, ToolSpec
 from tests.sandboxes.conftest import require
 
-WHY = "NOT RUN: these agents are not installed (`make conformance` makes an environment for them)"
-pytest.importorskip("agents", reason=WHY)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 WRITE = '''
 def write(path: str, text: str) -> str:
@@ -66,19 +67,33 @@ from langgraph.prebuilt import create_react_agent
 graph = create_react_agent(ChatOpenAI(model="gpt-4.1"), [write])
 print(graph.invoke({{"messages": [("user", sys.argv[1])]}})["messages"][-1].content)
 """
+OPENHANDS = """
+import os, sys
+from openhands.sdk import LLM, Agent, Conversation, Tool
+from openhands.tools.terminal import TerminalTool
+llm = LLM(model="openai/any", api_key=os.environ["OPENAI_API_KEY"], base_url=os.environ["OPENAI_BASE_URL"])
+agent = Agent(llm=llm, tools=[Tool(name=TerminalTool.name, params={"terminal_type": "subprocess"})])
+conversation = Conversation(agent=agent, workspace=os.getcwd())
+conversation.send_message(sys.argv[1])
+conversation.run()
+"""
 SCRIPT = ("agent.py",)
 MINI = ("-m", "minisweagent.run.mini", "--yolo", "--exit-immediately", "--model", "openai/any", "--task")
-PROGRAMS = {
-    "openai_agents": (OPENAI_AGENTS, SCRIPT),
-    "pydantic_ai": (PYDANTIC_AI, SCRIPT),
-    "smolagents": (SMOLAGENTS, SCRIPT),
-    "langgraph": (LANGGRAPH, SCRIPT),
-    "mini_swe_agent": ("", MINI),
+ALL = {
+    "openai_agents": ("agents", OPENAI_AGENTS, SCRIPT),
+    "pydantic_ai": ("pydantic_ai", PYDANTIC_AI, SCRIPT),
+    "smolagents": ("smolagents", SMOLAGENTS, SCRIPT),
+    "langgraph": ("langgraph", LANGGRAPH, SCRIPT),
+    "mini_swe_agent": ("minisweagent", "", MINI),
+    "openhands": ("openhands", OPENHANDS, SCRIPT),
 }
-"""Source of a script, where there is one, and what Python is called with."""
+"""Module of each program, source of a script, where there is one, and what Python is called with."""
+PROGRAMS = {name: program for name, (module, *program) in ALL.items() if find_spec(module)}
+"""Those that are installed: OpenHands' SDK needs an environment of its own."""
 PACKAGES = (
     *("openai-agents", "pydantic-ai-slim[openai]", "smolagents[openai]", "langgraph", "langchain-openai", "openai"),
     *("mini-swe-agent", "mcp"),  # litellm imports mcp, and doesn't say so
+    *("openhands-sdk", "openhands-tools"),
 )
 """What they need in a sandbox, in the versions that are installed here."""
 QUIET = {
@@ -160,21 +175,25 @@ def inside(name: str, engine: SandboxEngine, **config: Any) -> Callable[[], Insi
     """Makes the environment around one of `PROGRAMS`."""
 
     class Program(Inside):
-        sandbox_spec = fe.SandboxSpec(packages=tuple(map(installed, PACKAGES)), memory_mb=4096, disk_mb=128)
+        sandbox_spec = fe.SandboxSpec(packages=tuple(installed()), memory_mb=4096, disk_mb=128)
         source, arguments = PROGRAMS[name]
 
     made = ProgramEnvironmentConfig(memory_mb=4096, wall_s=300.0, cpu_s=300.0, **config)
     return lambda: Program(made, sandboxes=engine)
 
 
-def installed(name: str) -> str:
-    return f"{name}=={version(name.partition('[')[0])}"
+def installed() -> Iterator[str]:
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            yield f"{name}=={version(name.partition('[')[0])}"
 
 
 def say(messages: list[Message], tools: list[ToolSpec]) -> Message:
     """What a model would say that can do the task, with the tools that the program offers."""
     done = any(message.role == "tool" or "written" in message.content for message in messages)
     offered = {tool.name for tool in tools}
+    if "terminal" in offered and not done:
+        return called("terminal", command="echo 42 > answer.txt")
     if "bash" in offered:
         return called("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" if done else "echo 42 > answer.txt")
     if not done:
@@ -191,6 +210,16 @@ def called(name: str, **arguments: Any) -> Message:
     return call
 
 
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel of the package that OpenHands needs and that the index has as a source only; sandboxes install wheels."""
+    if "openhands" in PROGRAMS:
+        build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, "func-timeout"]
+        subprocess.run(build, check=True)
+        monkeypatch.setenv("PIP_FIND_LINKS", f"{os.environ.get('PIP_FIND_LINKS', '')} {tmp_path}")
+
+
+@pytest.mark.usefixtures("wheels")
 @pytest.mark.timeout(900)  # the packages are installed first
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_it_runs_inside_a_sandbox(name: str, engine: SandboxEngine) -> None:
@@ -219,6 +248,10 @@ async def test_its_own_loop_solves_the_task(name: str, engine: SandboxEngine, tm
         assert {branch["why"] for branch in branches.values()} == {"an answer was changed"}
         return
     assert {turn.seat for turn in episode.turns} == {"c1"}, branches
-    assert [turn.message.tool_calls[0].function.name for turn in episode.turns[:1]] in (["write"], ["bash"])
+    assert [turn.message.tool_calls[0].function.name for turn in episode.turns[:1]] in (
+        ["write"],
+        ["bash"],
+        ["terminal"],
+    )
     told = episode.turns[1].observation
     assert all(message.role != "assistant" for message in told), "only what is new"
