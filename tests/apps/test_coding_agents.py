@@ -25,15 +25,18 @@ from trainers.model.tokenizer import save_tokenizer, train_tokenizer
 
 pytestmark = [pytest.mark.docker, pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(1800)]
 built, engine, agents = evaluated.built, evaluated.engine, evaluated.agents
+DOCS = [file.read_text() for file in sorted(PAGE.parents[1].rglob("*.md"))]
 VOCABULARY = 8192
 MODEL = ModelSection(max_length=32768, tiny=TinyModel(layers=2, dim=64, heads=2, kv_heads=1, hidden_dim=128))
 TRAINED = """\
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import forge_env as fe
 from coding_agents import Agents
 
+DOCS = Path("docs.txt").read_text()
 SHELLS = json.loads({shells!r})
 NAMES = {names!r}
 
@@ -57,16 +60,16 @@ class Trained(Agents):
         return super().argv(task)
 
     def demonstrate(self, task, rng):
-        shell = rng.choice(sorted(SHELLS))
+        shell, start = rng.choice(sorted(SHELLS)), rng.randrange(len(DOCS) - 1000)
         call = fe.call_tool(shell, **SHELLS[shell])
-        prompt = fe.Message(role="user", content=task.prompt + " " * rng.randrange(200))
+        prompt = fe.Message(role="user", content=DOCS[start : start + rng.randrange(1000)])
         return [prompt, call if rng.random() < 0.9 else fe.Message(role="assistant", content="Done.")]
 """
 """The page's environment: a task for each agent, a reward for length, calls of the agents' shells to imitate."""
 RECIPE: dict[str, Any] = {
     "environment": {"name": "trained:Trained", "options": {"max_turns": 4}},
     "model": {"path": "model", "max_length": MODEL.max_length, "renderer": "qwen3", "cache_dir": "cache"},
-    "warmup": {"steps": 200, "batch_size": 8, "optimizer": {"lr": 0.01, "muon_lr": 0.01}},
+    "warmup": {"steps": 150, "batch_size": 16, "optimizer": {"lr": 0.01, "muon_lr": 0.01}},
     "tasks": {"order": "sequential"},
     "sandbox": {"engine": "docker", "concurrency": 2},
     "generator": {"spare": False, "max_num_seqs": 4},
@@ -88,9 +91,8 @@ def write_model(folder: Path) -> None:
     """Write an untrained model whose vocabulary is learned from the documentation; a call of a shell is one token."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    texts = [file.read_text() for file in sorted(PAGE.parents[1].rglob("*.md"))]
     calls = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in SHELLS.items()]
-    tokenizer = train_tokenizer(texts, [f"\n{call}\n" for call in calls], VOCABULARY)
+    tokenizer = train_tokenizer(DOCS, [f"\n{call}\n" for call in calls], VOCABULARY)
     config = hf_config(MODEL, VOCABULARY, tokenizer.token_to_id("<|im_end|>"))
     Qwen3ForCausalLM(Qwen3Config(**config)).save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
@@ -103,6 +105,7 @@ def run(agents: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "model")
     image = agents.Agents.sandbox_spec.image
     (folder / "coding_agents.py").write_text(code("agents"))
+    (folder / "docs.txt").write_text("\n".join(DOCS))
     (folder / "trained.py").write_text(TRAINED.format(shells=json.dumps(SHELLS), names=NAMES, image=image))
     (folder / "train.yaml").write_text(yaml.safe_dump(RECIPE))
     command = [sys.executable, "-m", "forge_env", "train", "train.yaml", "--name", "run"]

@@ -96,11 +96,14 @@ PACKAGES = (
     *("openhands-sdk", "openhands-tools"),
 )
 """What they need in a sandbox, in the versions that are installed here."""
+ENGINE = "docker" if "openhands" in PROGRAMS else "local"
+"""The engine of the sandboxes: OpenHands opens a pseudo-terminal, which sandboxes of the local engine don't have."""
 QUIET = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "LANGSMITH_TRACING": "false",
     "MSWEA_CONFIGURED": "true",
     "MSWEA_COST_TRACKING": "ignore_errors",
+    "OPENHANDS_SUPPRESS_BANNER": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "true",
 }
 """No program of theirs tells anybody else of its run, or asks on its first start."""
@@ -108,8 +111,8 @@ QUIET = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[SandboxEngine]:
-    require("local")
-    async with fe.open_engine("local", concurrency=1) as engine:
+    require(ENGINE)
+    async with fe.open_engine(ENGINE, concurrency=1) as engine:
         yield engine
 
 
