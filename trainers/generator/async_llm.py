@@ -31,12 +31,7 @@ WORKER = "trainers.generator.async_llm_worker.WeightLoader"
 
 
 class AsyncLLMEngine(Engine):
-    """An engine around an `AsyncLLM`; create it with `start`.
-
-    Args:
-        llm: vLLM's `AsyncLLM`.
-        recompute_on_update: as for `InProcessEngine`.
-    """
+    """An engine around an `AsyncLLM`; create it with `start`."""
 
     def __init__(self, llm: Any, *, recompute_on_update: bool = False) -> None:
         super().__init__()
@@ -49,15 +44,7 @@ class AsyncLLMEngine(Engine):
 
     @classmethod
     async def start(cls, engine_args: dict[str, Any], *, recompute_on_update: bool = False) -> AsyncLLMEngine:
-        """Start vLLM's processes and wait until the model is loaded.
-
-        Args:
-            engine_args: vLLM's `AsyncEngineArgs` as a dictionary.
-            recompute_on_update: as for `InProcessEngine`.
-
-        Raises:
-            UsageError: vLLM rejects `engine_args`.
-        """
+        """Start vLLM's processes and wait until the model is loaded; arguments as for `InProcessEngine`."""
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -49,8 +49,7 @@ class WeightLoader:
     def load_flat(self, message: bytes) -> None:
         """Load weights or adapters from the memory of another process.
 
-        Args:
-            message: pickled tuple of layouts, buffer handles, and whether vLLM has to reorder the weights.
+        `message` has the layouts, the handles of their buffers, and whether vLLM has to reorder the weights.
         """
         from trainers.model.merging import whole_weights
         from trainers.weights.flat import Flat

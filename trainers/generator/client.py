@@ -37,14 +37,9 @@ REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A live replica.
+    """A live replica; a restart begins a new `life`.
 
-    Attributes:
-        number: index of the replica.
-        life: number of the replica's current life; a restart begins a new one.
-        actor: its `Generator`.
-        serving: whether it takes ordinary requests: its weights are up to date and, if there are several replicas, not
-            held.
+    It takes ordinary requests if `serving`: its weights are up to date and, if there are several replicas, not held.
     """
 
     number: int
@@ -62,7 +57,6 @@ class GeneratorClient:
     """Client of all generators of a run.
 
     Args:
-        replicas: number of replicas.
         max_num_seqs: maximum number of sequences that one engine decodes together. A conversation moves away from the
             replica that has it in its cache when that replica has more requests in flight than the least busy one, by
             more than an eighth of this number.

@@ -15,32 +15,20 @@ from trainers.model.delta import causal_convolution, delta_step, gated_delta_rul
 
 
 def patch_delta() -> None:
-    """Make vLLM compute gated delta layers with `trainers.model.delta` in this process.
-
-    Raises:
-        ChangedPackageError: vLLM lacks the function that is replaced, or its parameters have changed.
-    """
+    """Make vLLM compute gated delta layers with `trainers.model.delta` in this process."""
     delta_attention.__annotations__["layer_name"] = PACKAGE.get("vllm.utils.torch_utils:LayerNameType")
     PACKAGE.replace("vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:cpu_gdn_attention_core", delta_attention)
-    PACKAGE.replace("vllm._custom_ops:causal_conv1d_weight_pack", _as_loaded)
-
-
-def _as_loaded(weight: Any) -> Any:
-    """Keep a convolution's weight in the order of the files, [F, 1, W], so that it can be loaded again."""
-    return weight.unsqueeze(1)
+    # keeps a convolution's weight in the order of the files, [F, 1, W], so that it can be loaded again
+    PACKAGE.replace("vllm._custom_ops:causal_conv1d_weight_pack", lambda weight: weight.unsqueeze(1))
 
 
 def delta_attention(
     mixed_qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, core_attn_out: torch.Tensor, layer_name: Any
 ) -> None:
-    """Compute a layer for the tokens of a step: those of decoding requests first, then those of prompts.
+    """Compute a layer for the T tokens of a step: those of decoding requests first, then those of prompts.
 
-    Args:
-        mixed_qkv: queries, keys and values before the convolution, [T, F].
-        b: strengths before the sigmoid, [T, H].
-        a: decays before the gate, [T, H].
-        core_attn_out: receives the result, [T, H, V].
-        layer_name: vLLM's name of the layer.
+    `mixed_qkv`, [T, F], is before the convolution, `b`, [T, H], before the sigmoid, and `a`, [T, H], before the gate.
+    The result is written into `core_attn_out`, [T, H, V].
     """
     from vllm.forward_context import get_forward_context
     from vllm.utils.torch_utils import _resolve_layer_name
@@ -80,13 +68,8 @@ def _convolved(
 ) -> torch.Tensor:
     """Apply a layer's convolution to the tokens of R requests, [T, F], and store what their next tokens need.
 
-    Args:
-        layer: vLLM's layer.
-        rows: the tokens, one request after the other.
-        columns: the last tokens of all requests before this step, [slots, W - 1, F], which are replaced.
-        slots: the slot of each request, [R].
-        begun: whether a request has tokens before this step, [R].
-        lengths: number of tokens of each request.
+    `columns`, [slots, W - 1, F], has the last tokens of all requests, which are replaced; `slots`, [R], is the slot of
+    each request, and `begun`, [R], whether it has tokens before this step.
     """
     weight = layer.conv1d.weight.flatten(1)
     back, requests = weight.shape[1] - 1, torch.arange(len(lengths))

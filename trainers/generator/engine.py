@@ -65,12 +65,7 @@ class EngineStats:
 class Engine(ABC):
     """Interface between a generator and one vLLM engine; bound to the event loop in which it is created.
 
-    Attributes:
-        version: policy version of the weights.
-        stats: counters.
-        account: accounting of the engine's time.
-        broken: set when the engine has failed by itself and answers no further requests.
-        engine: vLLM's engine object.
+    `broken` is set when the engine has failed by itself and answers no further requests.
     """
 
     engine: Any
@@ -93,14 +88,10 @@ class Engine(ABC):
     ) -> Completion:
         """Sample one completion; safe to call many times at once. A cancelled call aborts its request.
 
-        Args:
-            prompt_ids: tokens to condition on, int32 [P].
-            options: how to sample.
-            request_id: the caller's id for the request, unique among those in flight, for `abort`.
+        `request_id` is the caller's id for the request, unique among those in flight, for `abort`.
 
         Raises:
             GeneratorError: the engine has failed (`EngineFailedError`), or was closed.
-            UsageError: a request with this id is already in flight.
         """
 
     @abstractmethod
@@ -111,13 +102,7 @@ class Engine(ABC):
     async def load_weights(self, weights: Weights, version: int) -> float:
         """Swap the weights between two steps; return the seconds for which generation paused.
 
-        Args:
-            weights: full weights, or adapters to the weights the engine started with (`trainers.model.merging`).
-            version: policy version of these weights.
-
-        Raises:
-            GeneratorError: the engine has failed, or was closed.
-            Exception: loading failed; the engine fails with it, because its weights are unknown.
+        `weights` are full, or adapters to those that the engine started with. If loading fails, so does the engine.
         """
 
     @abstractmethod
@@ -126,25 +111,15 @@ class Engine(ABC):
 
         Requests wait. Those in flight continue after `wake`: their keys and values are recomputed with the weights
         loaded by then.
-
-        Raises:
-            GeneratorError: the engine has failed, or was closed.
         """
 
     @abstractmethod
     async def wake(self) -> None:
-        """Resume after `sleep`; raises the same errors."""
+        """Resume after `sleep`."""
 
     @abstractmethod
     async def checksum(self) -> tuple[int, bool]:
-        """Compute the checksum of the first process's weights; generation pauses for about one read of them.
-
-        Returns:
-            The checksum, and whether that process holds all published weights, unmodified and in their order.
-
-        Raises:
-            GeneratorError: the engine has failed, or was closed.
-        """
+        """Checksum of the first process's weights, and whether it holds all published weights unmodified and in order."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -180,11 +155,7 @@ class Engine(ABC):
         return error
 
     def _begin(self, request_id: str | None) -> str:
-        """Count a new request and return its id.
-
-        Raises:
-            UsageError: a request with this id is already in flight.
-        """
+        """Count a new request and return its id."""
         self._count += 1
         request_id = request_id or str(self._count)
         if request_id in self._requests:
@@ -223,9 +194,6 @@ class InProcessEngine(Engine):
         recompute_on_update: after a weight update, recompute the keys and values of requests in flight, so that every
             further token is sampled from exactly the new policy. If off, they are kept, which costs nothing.
         followers: the other processes of a tensor-parallel replica; in those processes, only `follow...` is called.
-
-    Raises:
-        UsageError: vLLM rejects `engine_args`.
     """
 
     def __init__(
@@ -355,18 +323,14 @@ class InProcessEngine(Engine):
     def _deliver(self, outputs: list[Any]) -> None:
         try:
             for output in outputs:
-                self._end(output)
+                if (request := self._requests.get(output.request_id)) is None:
+                    continue
+                self._complete(request.completion, output, request.starts)
+                del self._requests[output.request_id]
+                if not request.done.done():
+                    request.done.set_result(request.completion)
         except Exception as error:  # noqa: BLE001 - boundary of vLLM's data: unreadable output fails every request
             self._fail(error)
-
-    def _end(self, output: Any) -> None:
-        request = self._requests.get(output.request_id)
-        if request is None:
-            return
-        self._complete(request.completion, output, request.starts)
-        del self._requests[output.request_id]
-        if not request.done.done():
-            request.done.set_result(request.completion)
 
     def _fail(self, error: Exception) -> None:
         error = self._failed(error)
@@ -475,14 +439,7 @@ def refusals() -> Iterator[None]:
 
 
 def load_into(engine: Any, weights: Iterable[tuple[str, Any]], *, has_adapters: bool, reorders: bool) -> None:
-    """Load weights into vLLM's engine between two steps.
-
-    Args:
-        engine: vLLM's `LLMEngine`.
-        weights: whole weights or adapters, as published.
-        has_adapters: whether its layers take adapters (`register_adapters`).
-        reorders: whether it needs vLLM's full loading path (`reorders`).
-    """
+    """Load whole weights or adapters, as published, into vLLM's `LLMEngine` between two steps."""
     from trainers.model.merging import whole_weights
 
     device, base = engine.vllm_config.device_config.device, Path(engine.model_config.model)
@@ -496,21 +453,13 @@ def load_into(engine: Any, weights: Iterable[tuple[str, Any]], *, has_adapters: 
         engine.collective_rpc("reload_weights", kwargs={"weights_iterator": whole})
     else:
         whole = whole_weights(weights, base, device=device)
-        engine.apply_model(lambda model: _load(model, whole))
-
-
-def _load(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
-    model.load_weights(weights)
+        engine.apply_model(lambda model: model.load_weights(whole))
 
 
 def take(completion: Completion, token_ids: Sequence[int], logprobs: Any, starts: Sequence[tuple[int, int]]) -> None:
-    """Fill in a completion from the tokens that vLLM sampled.
+    """Fill in a completion from the tokens that vLLM sampled, and their flat log-probabilities.
 
-    Args:
-        completion: the completion to fill in.
-        token_ids: sampled tokens.
-        logprobs: vLLM's flat log-probabilities of them.
-        starts: `(version, number of tokens sampled before it)` for each policy version that sampled tokens.
+    `starts` has `(version, number of tokens sampled before it)` for each policy version that sampled tokens.
     """
     completion.token_ids = np.array(token_ids, np.int32)
     completion.logprobs = np.array(logprobs.logprobs, np.float32)

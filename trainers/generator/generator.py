@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def import_engine(**process: Any) -> None:
-    """Import vLLM and the other modules that an engine needs; this takes most of an engine's start.
-
-    Args:
-        process: arguments of `trainers.generator.arguments.prepare_process`.
-    """
+    """Import vLLM and the other modules that an engine needs, which takes most of an engine's start."""
     prepare_process(**process)
     from vllm import LLMEngine  # noqa: F401
 
@@ -154,12 +150,12 @@ class Generator(LedActor):
     @concurrent_endpoint
     async def hold(self) -> None:
         """Refuse requests that are not for held weights, from now on."""
-        self._hold.begin()
+        self._hold.held = True
 
     @concurrent_endpoint
     async def release(self) -> None:
         """Accept all requests again."""
-        self._hold.end()
+        self._hold.held = False
 
     @concurrent_endpoint
     async def abort(self, request_id: str) -> None:
@@ -232,14 +228,7 @@ class Generator(LedActor):
 
     @concurrent_endpoint
     async def checksums(self, published: Published | None = None) -> Served:
-        """Compute checksums of the engine's weights and of the published weights.
-
-        Args:
-            published: location of the published weights; None: only the engine's weights are summed.
-
-        Raises:
-            GeneratorError: the published weights are gone, or the engine has failed.
-        """
+        """Compute checksums of the engine's weights and, if their location is given, of the published weights."""
         from trainers.model.adapter import PREFIX
         from trainers.weights.checksum import Served, checksums
 

@@ -19,13 +19,13 @@ from trainers.generator.types import SamplingOptions
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that enters the batch."""
+    """A request that enters the batch; of each priority, vLLM serves the oldest first."""
 
     request_id: str
     prompt_ids: NDArray[np.int32]
     options: SamplingOptions
     arrived: float
-    """Time of arrival in seconds of the monotonic clock; vLLM serves the oldest request of a priority first."""
+    """Seconds of the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,9 @@ Order = Admission | Abortion
 
 
 def carry_out(engine: Any, orders: Sequence[Order], salt: str) -> dict[str, Exception]:
-    """Apply orders to vLLM's engine between two steps.
+    """Apply orders to vLLM's engine between two steps; returns the errors of the requests that vLLM refused, by id.
 
-    Args:
-        engine: vLLM's engine.
-        orders: admissions and abortions, in the order to apply.
-        salt: salt of the prefix cache for admitted requests.
-
-    Returns:
-        Errors of the requests that vLLM refused, by id, such as a prompt longer than the context or an option out of
-        range.
+    It refuses, for example, a prompt longer than the context, or an option out of range.
     """
     from vllm.exceptions import VLLMClientError
 
@@ -57,27 +50,17 @@ def carry_out(engine: Any, orders: Sequence[Order], salt: str) -> dict[str, Exce
         if isinstance(order, Abortion):
             engine.abort_request([order.request_id])
             continue
+        prompt = {"prompt_token_ids": order.prompt_ids.tolist(), "cache_salt": salt}
+        times = {"arrival_time": order.arrived, "priority": order.options.priority}
         try:
-            _admit(engine, order, salt)
+            engine.add_request(order.request_id, prompt, sampling_params(order.options), **times)
         except (ValueError, TypeError, VLLMClientError) as error:
             refused[order.request_id] = error
     return refused
 
 
-def _admit(engine: Any, order: Admission, salt: str) -> None:
-    prompt = {"prompt_token_ids": order.prompt_ids.tolist(), "cache_salt": salt}
-    options = order.options
-    engine.add_request(
-        order.request_id, prompt, sampling_params(options), arrival_time=order.arrived, priority=options.priority
-    )
-
-
 def sampling_params(options: SamplingOptions) -> Any:
-    """Convert options to vLLM's `SamplingParams`.
-
-    Raises:
-        ValueError: a value is out of range. vLLM may raise `VLLMClientError` instead.
-    """
+    """Convert options to vLLM's `SamplingParams`; a value out of range raises ValueError or `VLLMClientError`."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

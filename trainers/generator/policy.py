@@ -27,17 +27,9 @@ second or more."""
 
 @dataclass(slots=True)
 class GeneratorPolicy(Policy):
-    """A policy whose replies are sampled by `generate`.
+    """A policy whose replies, of up to `max_tokens`, are sampled by `generate`; a conversation has up to `max_length`.
 
-    Attributes:
-        chat: the model family's chat format.
-        generate: sends one request to a generator.
-        max_length: maximum number of tokens in a conversation.
-        max_tokens: maximum number of sampled tokens in a reply.
-        temperature: sampling temperature.
-        sampling: further sampling settings.
-        stop_token_ids: tokens that end a reply.
-        shaping: settings of `sampling` that differ from the defaults, without `stop_token_ids`.
+    `shaping` has the settings of `sampling` that differ from the defaults, without `stop_token_ids`.
     """
 
     reads_images = False

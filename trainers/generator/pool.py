@@ -64,13 +64,7 @@ class _Weights:
 
 
 class HeldWeights:
-    """Weights that do not change until they are released.
-
-    Attributes:
-        version: policy version of the weights.
-        key: key of the replica, for the `held` argument of `GeneratorClient.generate`.
-        released: whether the hold has ended.
-    """
+    """Weights of a replica (`GeneratorClient` has its `key`), which do not change until they are `released`."""
 
     def __init__(self, client: GeneratorClient, key: tuple[int, int], version: int) -> None:
         self._client = client
@@ -79,12 +73,7 @@ class HeldWeights:
         self.released = False
 
     async def generate(self, prompt_ids: ArrayLike, options: SamplingOptions, session: object = None) -> Completion:
-        """Sample one completion from these weights; see `GeneratorClient.generate`.
-
-        Raises:
-            WeightsLostError: the replica with these weights died.
-            GeneratorError: the weights were released.
-        """
+        """Sample one completion from these weights; see `GeneratorClient.generate`."""
         if self.released:
             raise GeneratorError(f"the weights of version {self.version} were released")
         return await self._client.generate(prompt_ids, options, session, self.key)
@@ -223,14 +212,10 @@ class GeneratorPool(Replicas):
     # --- weights
 
     async def update_weights(self, version: int, published: Published | None = None) -> dict[str, float]:
-        """Swap the weights of all replicas that are not held.
+        """Swap the weights of all replicas that are not held; without a location, they ask TorchStore.
 
         Does not wait for replicas that take much longer than the first (see `PATIENCE_S`); these load the weights
         later. Waits while every replica is held.
-
-        Args:
-            version: policy version.
-            published: location of the weights; None: every replica asks TorchStore.
 
         Returns:
             The slowest replica's times in seconds; with several replicas also `behind`, the number of replicas
@@ -256,7 +241,7 @@ class GeneratorPool(Replicas):
         self._updates += 1
         try:
             async with self._updating:
-                await self.until(self._may_update)
+                await self.until(lambda: not self.healthy or not all(map(self._holders, self.healthy)))
                 self._aim_at((self._target[0], version), published)
                 free = [replica for replica in self.healthy if not self._holders(replica)]
                 bringing = {replica.number: self._bring(replica) for replica in free}
@@ -275,29 +260,19 @@ class GeneratorPool(Replicas):
         return slowest | each_s if len(times) > 1 else slowest
 
     async def _arrive(self, bringing: Iterable[asyncio.Task[dict[str, float]]], *, patient: bool) -> None:
-        """Wait until the replicas have the target; if `patient`, until all tasks are done.
-
-        Raises:
-            GeneratorError: a replica failed to load the target.
-        """
+        """Wait until the replicas have the target; if `patient`, until all tasks are done."""
         clock = asyncio.get_running_loop().time
         waiting, began, until = set(bringing), clock(), None
         while waiting and (until is None or clock() < until):
             timeout = None if until is None else until - clock()
             _, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             self.check()
-            arrived = any(map(self._has_target, self.healthy))
+            arrived = any(self._weights[replica.number].version == self._target for replica in self.healthy)
             if until is None and arrived and not patient:
                 until = clock() + (clock() - began) + PATIENCE_S
 
-    def _has_target(self, replica: Replica) -> bool:
-        return self._weights[replica.number].version == self._target
-
     def _holders(self, replica: Replica) -> int:
         return self._weights[replica.number].holders
-
-    def _may_update(self) -> bool:
-        return not self.healthy or not all(map(self._holders, self.healthy))
 
     def _bring(self, replica: Replica) -> asyncio.Task[dict[str, float]]:
         """Start a task that loads the target into a replica, or return the running one; follows target changes."""
@@ -332,11 +307,7 @@ class GeneratorPool(Replicas):
         return times
 
     async def _load(self, replica: Replica, weights: _Weights) -> dict[str, float]:
-        """Load the target until it no longer changes, and return the times of the last version loaded.
-
-        Raises:
-            ActorDiedError: the replica died.
-        """
+        """Load the target until it no longer changes, and return the times of the last version loaded."""
         times: dict[str, float] = {}
         while weights.version != self._target:
             wanted = self._target
@@ -365,9 +336,6 @@ class GeneratorPool(Replicas):
         Requests to held weights have priority over all others. Holds may overlap, but while an update waits, no new
         hold begins. On leaving with `WeightsLostError`, this waits until the pool has noticed the replica's death, so
         that the next hold uses another replica.
-
-        Raises:
-            WeightsLostError: the replica died before it could be held.
         """
         await self.until(lambda: self._to_hold() is not None)
         replica = self._to_hold()
@@ -444,6 +412,4 @@ class GeneratorPool(Replicas):
 
     async def halt(self) -> None:
         """Abort all requests in flight."""
-        for result in (await self.call_healthy("halt")).values():
-            if isinstance(result, BaseException) and not isinstance(result, ActorDiedError):
-                raise result
+        await self._tell_healthy("halt")

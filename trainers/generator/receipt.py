@@ -44,14 +44,10 @@ def _shares(before: NDArray[Any], tokens: NDArray[Any], logprobs: NDArray[Any]) 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Result of comparing sequences of a training batch with their receipts.
+    """Numbers of sequences of a training batch that were compared with their receipts, and of their learned tokens.
 
-    Attributes:
-        sequences: number of sequences checked.
-        tokens: number of tokens in them that contribute to the loss.
-        altered: number of sequences whose tokens differ from the sampled ones, or in which tokens that were not sampled
-            contribute to the loss.
-        unsigned: number of sequences without a receipt.
+    In `altered` ones the tokens are not the sampled ones, or tokens that were not sampled contribute to the loss;
+    `unsigned` ones have no receipt.
     """
 
     sequences: int

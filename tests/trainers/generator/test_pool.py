@@ -114,10 +114,10 @@ class Replica:
         self.rests.append(what)
 
     async def _hold(self) -> None:
-        self.gate.begin()
+        self.gate.held = True
 
     async def _release(self) -> None:
-        self.gate.end()
+        self.gate.held = False
 
     async def _stats(self) -> dict[str, float]:
         return {"tokens": float(len(self.asked)), "in_flight": 0.0}

@@ -214,10 +214,10 @@ class Generator(Actor):
         self._hold = Hold()
 
     async def do_hold(self) -> None:
-        self._hold.begin()
+        self._hold.held = True
 
     async def do_release(self) -> None:
-        self._hold.end()
+        self._hold.held = False
 
     async def do_generate(
         self, prompt_ids: Any, options: SamplingOptions, request_id: str, held: bool, at_least: int
