@@ -4,7 +4,7 @@ python -m benchmarks trainer [--repeats 9] [--sequences 32] [--record]
 
 The floor is TorchTitan's Qwen3 with its causal attention, AdamW and gradient clipping, on padded rows prepared in
 advance: cross-entropy over all positions, no metrics. The trainer starts from token sequences and does everything that
-it does in a run. Both have the same shapes and batch and take turns. Both wall time and CPU time are reported, because
+it does in a run. Both have the same model and batch and take turns. Both wall time and CPU time are reported, because
 CPU time is steadier on a shared machine.
 """
 
@@ -16,7 +16,6 @@ import logging
 import random
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,11 @@ from trainers.losses import GRPOLoss
 from trainers.model.folder import read_hf_config
 from trainers.model.tiny import hf_config
 from trainers.titan.batch import collate
-from trainers.titan.device import CPU, use_device
+from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.families import titan_config
 from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import build_optimizer
-from trainers.titan.packing import Budget, Sizes, plan
 
 MAX_LENGTH = 512
 VOCABULARY = 1024
@@ -88,13 +86,16 @@ def bare_step(folder: Path, data: Sequence[Segment]) -> Callable[[], None]:
     with torch.no_grad():
         module.init_states(buffer_device=torch.device("cpu"))
     section = OptimizerSection()
-    optimizer = build_optimizer(module, section, CPU)
+    optimizer = build_optimizer(module, section, use_device(with_gpus=False))
     batches = []
-    for run in plan(Sizes.alone([len(item.token_ids) for item in data]), Budget(MICROBATCH_TOKENS, packed=False))[0]:
-        batch = collate([data[number] for number in run], torch.device("cpu"))
-        labels = torch.full(batch.tokens.shape, IGNORED).flatten()
-        labels[batch.predictors] = batch.target_ids
-        batches.append((batch.tokens, batch.positions.contiguous(), labels))
+    for rows in by_length(data):
+        tokens = torch.zeros(len(rows), len(rows[0].token_ids), dtype=torch.int64)
+        labels = torch.full_like(tokens, IGNORED)
+        for number, row in enumerate(rows):
+            ids, learned = torch.from_numpy(row.token_ids).long(), torch.from_numpy(row.mask)
+            tokens[number, : len(ids)] = ids
+            labels[number, : len(ids) - 1] = ids[1:].masked_fill(~learned[1:], IGNORED)
+        batches.append((tokens, torch.arange(tokens.shape[1]).repeat(len(rows), 1), labels.flatten()))
     targets = sum(int(sequence.mask.sum()) for sequence in data)
 
     def step() -> None:
@@ -109,9 +110,19 @@ def bare_step(folder: Path, data: Sequence[Segment]) -> Callable[[], None]:
     return step
 
 
-def trainer_step(folder: Path, data: Sequence[Segment], *, packed: bool, threads: int) -> Callable[[], object]:
+def by_length(data: Sequence[Segment]) -> list[list[Segment]]:
+    """Divide sequences, the longest first, into batches of up to `MICROBATCH_TOKENS` in padded rows."""
+    left, batches = sorted(data, key=lambda item: len(item.token_ids), reverse=True), []
+    while left:
+        count = max(1, MICROBATCH_TOKENS // len(left[0].token_ids))
+        batches.append(left[:count])
+        left = left[count:]
+    return batches
+
+
+def trainer_step(folder: Path, data: Sequence[Segment], *, threads: int) -> Callable[[], object]:
     """Return a function for one update with the trainer, as in a run."""
-    device = replace(use_device(with_gpus=False), packed=packed)
+    device = use_device(with_gpus=False)
     model = TitanModel(folder, max_length=MAX_LENGTH, device=device.torch)
     engine = TitanEngine(
         model,
@@ -179,18 +190,14 @@ def tokens_of(data: Sequence[Segment]) -> int:
 
 def padding(data: Sequence[Segment]) -> dict[str, float]:
     """Return the share of padding among the computed tokens, by layout of rows."""
-    used = tokens_of(data)
     lengths, answers = [len(item.token_ids) for item in data], [int(item.mask.sum()) for item in data]
     prompt = max(length - answer for length, answer in zip(lengths, answers, strict=True))
-
-    def share(packed: bool) -> float:
-        runs = plan(Sizes.alone(lengths), Budget(MICROBATCH_TOKENS, packed))[0]
-        batches = [collate([data[number] for number in run], torch.device("cpu"), packed=packed) for run in runs]
-        computed = sum(batch.tokens.numel() for batch in batches)
-        return 1 - used / computed
-
-    fixed = 1 - used / (len(data) * (prompt + max(answers)))
-    return {"longest prompt + longest answer": fixed, "rows sorted by length": share(False), "packed": share(True)}
+    computed = {
+        "longest prompt + longest answer": len(data) * (prompt + max(answers)),
+        "rows sorted by length": sum(len(rows) * len(rows[0].token_ids) for rows in by_length(data)),
+        "packed": collate(data, torch.device("cpu")).tokens.numel(),
+    }
+    return {name: 1 - sum(lengths) / tokens for name, tokens in computed.items()}
 
 
 def compare(repeats: int, sequences: int) -> tuple[dict[str, list[Any]], list[Segment]]:
@@ -199,11 +206,11 @@ def compare(repeats: int, sequences: int) -> tuple[dict[str, list[Any]], list[Se
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "config.json").write_text(json.dumps(hf_config(ModelSection(), VOCABULARY, 2)))
-        steps: dict[str, Callable[[], object]] = {FLOOR: bare_step(folder, data)}
-        for threads in (1, 2):
-            for packed in (False, True):
-                name = f"trainer, {'packed' if packed else 'padded'} rows{', 2 threads' * (threads == 2)}"
-                steps[name] = trainer_step(folder, data, packed=packed, threads=threads)
+        steps: dict[str, Callable[[], object]] = {
+            FLOOR: bare_step(folder, data),
+            "trainer": trainer_step(folder, data, threads=1),
+            "trainer, 2 threads": trainer_step(folder, data, threads=2),
+        }
         taken = in_turns({name: partial(timed, step) for name, step in steps.items()}, repeats, warm_up=1)
     tokens = tokens_of(data)
     rates = {

@@ -74,13 +74,7 @@ class Counterfactual(AdvantageEstimator):
         return result
 
     def _advantages(self, episode: Trajectory, mean: float, continued: dict[int, list[float]]) -> list[float]:
-        """Advantages of an episode's turns.
-
-        Args:
-            episode: the episode.
-            mean: mean reward of the others.
-            continued: turn -> rewards of its continuations.
-        """
+        """Advantages of an episode's turns, given the others' mean reward, and rewards of continuations by turn."""
         reward, baseline, start = episode.reward, mean, 0
         advantages: list[float] = []
         for turn, rewards in sorted(continued.items()):

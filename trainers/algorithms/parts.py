@@ -297,13 +297,7 @@ class RewardRange:
 
 
 def make_advantage(section: PartSection) -> AdvantageEstimator:
-    """Create the advantage estimator named in a recipe.
-
-    Raises:
-        NotRegisteredError: no estimator has that name.
-        PluginError: the class can't be imported, or is not an estimator.
-        UsageError: the class doesn't take these options.
-    """
+    """Create the advantage estimator named in a recipe."""
     made = _make("advantage", "forge_env.advantages", section)
     if not isinstance(made, AdvantageEstimator):
         raise PluginError(
@@ -314,13 +308,13 @@ def make_advantage(section: PartSection) -> AdvantageEstimator:
 
 
 def make_filter(section: PartSection) -> GroupFilter:
-    """Create the group filter named in a recipe; raises as `make_advantage` does."""
+    """Create the group filter named in a recipe."""
     made: GroupFilter = _make("filter", "forge_env.group_filters", section)
     return made
 
 
 def make_mask(section: PartSection) -> Mask:
-    """Create the mask named in a recipe; raises as `make_advantage` does."""
+    """Create the mask named in a recipe."""
     made: Mask = _make("mask", "forge_env.masks", section)
     return made
 

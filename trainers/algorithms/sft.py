@@ -62,12 +62,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Data of a training step.
+    """Data of a training step, up to a position in the data.
 
-    Attributes:
-        segments: token sequences whose masks select the assistant's tokens.
-        end: position in the data after the batch.
-        left_out: number of conversations left out, as too long or without a token to learn.
+    The masks of `segments` select the assistant's tokens. Conversations that are too long, or have no token to learn,
+    were `left_out`.
     """
 
     segments: list[Segment]
@@ -75,40 +73,32 @@ class Batch:
     left_out: int
 
 
+@dataclass(frozen=True, slots=True)
 class Conversations:
     """Demonstrations of a split as token sequences by position. Each position always has the same sequences.
 
-    Args:
-        environment: environment with the demonstrations.
-        chat: chat format of the model.
-        split: split of the environment.
-        order: order of the split's tasks.
-        max_length: length limit of a conversation in tokens; longer ones are left out.
-        seed: seed of random choices in demonstrations.
+    Conversations of more than `max_length` tokens are left out.
     """
 
-    def __init__(
-        self, environment: Environment, chat: Chat, split: str, order: Order, *, max_length: int, seed: int
-    ) -> None:
-        self._environment = environment
-        self._chat = chat
-        self._split = split
-        self.order = order
-        self._max_length = max_length
-        self._seed = seed
+    environment: Environment
+    chat: Chat
+    split: str
+    order: Order
+    max_length: int
+    seed: int
 
     def __getitem__(self, position: int) -> list[Segment]:
         """Sequences of the conversation at a position, without those that are too long or have no token to learn."""
         return [
             Segment(np.array(ids), np.array(mask))
             for ids, mask in self._sequences(position)
-            if len(ids) <= self._max_length and any(mask[1:])
+            if len(ids) <= self.max_length and any(mask[1:])
         ]
 
     def _sequences(self, position: int) -> list[tuple[list[int], list[bool]]]:
-        task = resolve_task(self._environment, None, {"split": self._split, "index": self.order[position]})
-        messages = demonstration(self._environment, task, random.Random(f"{self._seed}/{self._split}/{position}"))
-        return self._chat.render_training(messages, self._environment.tools)
+        task = resolve_task(self.environment, None, {"split": self.split, "index": self.order[position]})
+        messages = demonstration(self.environment, task, random.Random(f"{self.seed}/{self.split}/{position}"))
+        return self.chat.render_training(messages, self.environment.tools)
 
     def batch(self, position: int, count: int) -> Batch:
         """Read the next `count` conversations from a position on.
@@ -129,8 +119,8 @@ class Conversations:
 
     def _nothing_to_learn(self, position: int) -> UsageError:
         """The error for many conversations in a row without a sequence, of which `position` is the last."""
-        if any(len(ids) > self._max_length for ids, _ in self._sequences(position)):
-            text, fix = f"are longer than model.max_length={self._max_length} tokens", "raise model.max_length"
+        if any(len(ids) > self.max_length for ids, _ in self._sequences(position)):
+            text, fix = f"are longer than model.max_length={self.max_length} tokens", "raise model.max_length"
         else:
             text = "have no turn of the assistant to train on"
             fix = "check the conversations and model.thinking, or choose another chat format with model.renderer"
@@ -241,12 +231,14 @@ class Session:
         self._position = self._left_out = 0
         self._held_out: dict[str, list[Segment]] = {}
         """First `HELD_OUT_WINDOW` conversations of each held-out split."""
-        split, config = environment.splits[0], run.config
-        order = make_order(config.tasks, environment, split, seed=config.seed)
-        self._conversations = Conversations(
-            environment, chat, split, order, max_length=config.model.max_length, seed=config.seed
-        )
+        split = environment.splits[0]
+        order = make_order(run.config.tasks, environment, split, seed=run.config.seed)
+        self._conversations = self._demonstrations(split, order)
         self._beginning = order.state_dict()
+
+    def _demonstrations(self, split: str, order: Order) -> Conversations:
+        config = self.run.config
+        return Conversations(self._environment, self._chat, split, order, config.model.max_length, config.seed)
 
     @property
     def doing(self) -> tuple[str, float]:
@@ -394,25 +386,17 @@ class Session:
                 fix="raise model.max_length",
             )
         losses, lengths = np.array(sums), np.array(counts)
-        loss = float(losses.sum() / max(lengths.sum(), 1))
-        error = math.sqrt(float(np.square(losses - loss * lengths).sum())) / max(
-            float(lengths.sum()), 1.0
-        )  # standard error of a ratio
+        tokens = max(float(lengths.sum()), 1.0)
+        loss = float(losses.sum()) / tokens
+        error = math.sqrt(float(np.square(losses - loss * lengths).sum())) / tokens  # standard error of a ratio
         return loss, error, len(counts)
 
     def _read_held_out(self, split: str, positions: range) -> list[Segment]:
         """Conversations of a split, except those left out. The first `HELD_OUT_WINDOW` are cached."""
         if positions.start == 0 and split in self._held_out:
             return self._held_out[split]
-        config = self.run.config
-        conversations = Conversations(
-            self._environment,
-            self._chat,
-            split,
-            TaskOrder(self._environment.num_tasks(split), shuffle=False),
-            max_length=config.model.max_length,
-            seed=config.seed,
-        )
+        order = TaskOrder(self._environment.num_tasks(split), shuffle=False)
+        conversations = self._demonstrations(split, order)
         segments = [segment for position in positions for segment in conversations[position]]
         if positions.start == 0:
             self._held_out[split] = segments

@@ -222,18 +222,7 @@ def pack(
     if masks is None:
         masks = [np.ones(len(values), np.bool_) for values in advantages]
     sizes = [np.abs(values[mask]) for values, mask in zip(advantages, masks, strict=True)]
-    table = [
-        [
-            episode.reward,
-            float(values.mean(dtype=np.float64)) if len(values) else 0.0,
-            len(episode.turns),
-            episode.num_sampled_tokens,
-            episode.truncated,
-            episode.cut_replies,
-            *(episode.metrics.get(name, 0.0) for name in metrics),
-        ]
-        for episode, values in zip(episodes, advantages, strict=True)
-    ]
+    table = [_row(episode, values, metrics) for episode, values in zip(episodes, advantages, strict=True)]
     by_episode = [episode.segments() for episode in episodes]
     segments = [segment for parts in by_episode for segment in parts]
     sampled = _joined([segment.mask for segment in segments], np.bool_)
@@ -273,6 +262,19 @@ def pack(
     numbers = tuple(number for number, parts in enumerate(by_episode) for _ in parts)
     data = header + b"".join(array.tobytes() for array in arrays)
     return PackedGroup(task_id, columns, data, members, receipts, numbers)
+
+
+def _row(episode: Trajectory, advantages: NDArray[np.float32], metrics: Sequence[str]) -> list[float]:
+    """Row of a group's table: the columns of `FIXED`, then these metrics."""
+    return [
+        episode.reward,
+        float(advantages.mean(dtype=np.float64)) if len(advantages) else 0.0,
+        len(episode.turns),
+        episode.num_sampled_tokens,
+        episode.truncated,
+        episode.cut_replies,
+        *(episode.metrics.get(name, 0.0) for name in metrics),
+    ]
 
 
 def repack(episodes: Sequence[Trajectory], credit: str) -> PackedGroup:

@@ -22,11 +22,9 @@ class ChangedPackageError(ForgeError):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package of which private names are used.
+    """A package of which private names are used, and the versions that the uses were checked with.
 
-    Attributes:
-        name: name of the distribution; several for builds of the same package, separated by `|`.
-        checked: versions that the uses were checked with.
+    `name` is that of the distribution; several for builds of the same package, separated by `|`.
     """
 
     name: str
@@ -43,10 +41,7 @@ class Package:
         return None
 
     def get(self, path: str) -> Any:
-        """Return a name of the package.
-
-        Args:
-            path: `module:name`; the name may be dotted.
+        """Return a name of the package by its path `module:name`; the name may be dotted.
 
         Raises:
             ChangedPackageError: the module or the name does not exist.
@@ -61,26 +56,14 @@ class Package:
         return item
 
     def function(self, path: str, *parameters: str) -> Any:
-        """Return a function of the package.
-
-        Args:
-            path: as for `get`.
-            parameters: names of its first parameters.
-
-        Raises:
-            ChangedPackageError: the function does not exist, or has other parameters.
-        """
+        """Return a function of the package; it must exist, and its first `parameters` must have these names."""
         function = self.get(path)
         first = list(inspect.signature(function).parameters)[: len(parameters)]
         self.require(first == list(parameters), f"{path} is a function of ({', '.join(parameters)})")
         return function
 
     def replace(self, path: str, replacement: Any) -> None:
-        """Replace a name of the package in this process.
-
-        Args:
-            path: as for `get`.
-            replacement: a function with the same parameters, or another object of the same type.
+        """Replace a name of the package in this process by its like: a function with its parameters, or of its type.
 
         Raises:
             ChangedPackageError: the name does not exist, has other parameters, or is of another type.
@@ -91,11 +74,7 @@ class Package:
         setattr(self.get(f"{module}:{owner}") if owner else importlib.import_module(module), name, replacement)
 
     def require(self, holds: bool, assumption: str) -> None:
-        """Check an assumption about the package.
-
-        Raises:
-            ChangedPackageError: the assumption does not hold.
-        """
+        """Raise a `ChangedPackageError` unless an assumption about the package holds."""
         if not holds:
             raise self.changed(f"forge-env assumes that {assumption}")
 

@@ -14,9 +14,5 @@ PACKAGE = Package("torchmonarch", ("0.7.0",))
 
 
 def on_unhandled_fault(react: Callable[[Any], None]) -> None:
-    """Call `react(failure)` for every death that no actor handles; by default Monarch interrupts the main thread.
-
-    Raises:
-        ChangedPackageError: Monarch has no such hook.
-    """
+    """Call `react(failure)` for every death that no actor handles; by default Monarch interrupts the main thread."""
     PACKAGE.replace("monarch.actor:unhandled_fault_hook", react)

@@ -18,11 +18,7 @@ CAUSAL = 2
 
 
 def replace_gloo(group: type) -> None:
-    """Make `group`, a subclass of `ProcessGroupGloo`, the class of gloo groups that this process creates from now on.
-
-    Raises:
-        ChangedPackageError: torch has no such class.
-    """
+    """Make `group`, a subclass of `ProcessGroupGloo`, the class of the gloo groups that this process will create."""
     PACKAGE.replace("torch.distributed.distributed_c10d:ProcessGroupGloo", group)
 
 
@@ -52,14 +48,10 @@ def efficient_attention(
 ) -> torch.Tensor:
     """Compute memory-efficient causal attention within each sequence of a packed row, on a GPU.
 
-    Inputs and output are [T, heads, head dim]. A sequence may have more keys than queries; its last query is at its
-    last key. `scaled_dot_product_attention` uses the same kernel, but has no argument for the sequences' bounds.
-
-    Args:
-        bounds: index of the first query of each sequence, then the number of queries, [S + 1] int32.
-        key_bounds: the same of the keys and values.
-        width: largest number of queries of a sequence.
-        key_width: largest number of its keys.
+    Inputs and output are [T, heads, head dim]. `bounds` has the index of the first query of each sequence, then the
+    number of queries, [S + 1] int32, and `width` is the largest number of a sequence; likewise those of keys and
+    values. A sequence may have more keys than queries; its last query is at its last key.
+    `scaled_dot_product_attention` uses the same kernel, but has no argument for the sequences' bounds.
     """
     import torch
 

@@ -44,24 +44,15 @@ def import_uncompiled() -> None:
 
 
 def use_cpu() -> None:
-    """Make the CPU TorchTitan's device in this process; by default it assumes an accelerator.
-
-    Raises:
-        ChangedPackageError: TorchTitan keeps its device elsewhere.
-    """
+    """Make the CPU TorchTitan's device in this process; by default it assumes an accelerator."""
     for path, value in ON_CPU.items():
         PACKAGE.replace(path, value)
 
 
 def optimizers_with(prefix: str, factory: Callable[..., Optimizer]) -> Any:
-    """Make a subclass of TorchTitan's `OptimizersContainer` that supports more optimizers.
+    """Make a subclass of TorchTitan's `OptimizersContainer` that has `factory` make optimizers whose names begin so.
 
-    Args:
-        prefix: beginning of the optimizers' names.
-        factory: makes such an optimizer from its parameter groups.
-
-    Raises:
-        ChangedPackageError: the container doesn't resolve names as assumed.
+    The factory gets parameter groups.
     """
     container = "torchtitan.components.optimizer:OptimizersContainer"
     resolve = PACKAGE.function(f"{container}._resolve_optimizer_factory", "name")
@@ -76,11 +67,7 @@ def optimizers_with(prefix: str, factory: Callable[..., Optimizer]) -> Any:
 
 
 def set_lora_scaling(layer: Any, factor: float) -> None:
-    """Set the factor of B A in a linear layer with an adapter.
-
-    Raises:
-        ChangedPackageError: the layer has no such factor.
-    """
+    """Set the factor of B A in a linear layer with an adapter."""
     scales = isinstance(getattr(layer, "_lora_scaling", None), float)
     PACKAGE.require(scales, "a linear layer with an adapter has the factor `_lora_scaling`")
     layer._lora_scaling = factor

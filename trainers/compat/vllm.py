@@ -45,9 +45,7 @@ def packed_experts(
 ) -> tuple[Any, Any]:
     """Convert experts' weights for their CPU kernel; vLLM's own function does this for the first weights only.
 
-    Args:
-        layer: layer with the weights as loaded.
-        unquantized_backend: unused, like the other arguments.
+    Reads the weights as loaded from `layer`; the other arguments are unused.
     """
     kernel = layer.quant_method.moe_kernel
     if kernel is not None:  # None at the first load: vLLM packs those weights when it creates the kernel
@@ -71,11 +69,7 @@ ON_CPU = {
 
 
 def patch_for_cpu() -> None:
-    """Make the replacements in this process.
-
-    Raises:
-        ChangedPackageError: vLLM lacks one of the names, or its function has other parameters.
-    """
+    """Make the replacements in this process."""
     for path, replacement in ON_CPU.items():
         PACKAGE.replace(path, replacement)
 
@@ -112,20 +106,12 @@ def kill_process_tree(pid: int) -> None:
 
 
 def patch_shutdown() -> None:
-    """Make vLLM use `kill_process_tree` when it ends an engine's processes.
-
-    Raises:
-        ChangedPackageError: vLLM lacks this function, or its parameters have changed.
-    """
+    """Make vLLM use `kill_process_tree` when it ends an engine's processes."""
     PACKAGE.replace("vllm.v1.utils:kill_process_tree", kill_process_tree)
 
 
 def name_rank(rank: int, local_rank: int) -> None:
-    """Set this process's ranks, in the existing process group and on its host, for vLLM's external launcher.
-
-    Raises:
-        ChangedPackageError: the launcher doesn't get its ranks from the replaced method.
-    """
+    """Set this process's ranks, in the existing process group and on its host, for vLLM's external launcher."""
     os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank), str(local_rank)
     arguments = (f"tcp://rank-{rank}:{rank}", rank, local_rank)
     launcher = "vllm.v1.executor.uniproc_executor:ExecutorWithExternalLauncher"
@@ -150,11 +136,7 @@ def sampled_tokens(state: Any) -> tuple[Any, Any]:
 
 @cache
 def engine_arg_names() -> list[str]:
-    """Fields of vLLM's `EngineArgs`, or an empty list if vLLM isn't installed; read from its source.
-
-    Raises:
-        ChangedPackageError: the source has no such class.
-    """
+    """Fields of vLLM's `EngineArgs`, or an empty list if vLLM isn't installed; read from its source."""
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         return []

@@ -119,7 +119,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def checksum(self) -> tuple[int, bool]:
-        """Checksum of the first process's weights, and whether it holds all published weights unmodified and in order."""
+        """Checksum of the first process's weights, and whether it has all published weights, unchanged and in order."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -11,13 +11,7 @@ GROUP = "forge_env.losses"
 
 
 def make_loss(section: LossSection) -> Loss:
-    """Create the loss that a recipe names, by entry point or `module:Class`, with its options.
-
-    Raises:
-        NotRegisteredError: no loss has that name.
-        PluginError: the loss can't be imported, or is not a loss.
-        UsageError: the loss doesn't take these options.
-    """
+    """Create the loss that a recipe names, by entry point or `module:Class`, with its options."""
     name = section.name
     loss = make_plugin(GROUP, name, section.options, name_at="grpo.loss.name", options_at="grpo.loss.options")
     made: Loss = PaddedLoss(loss, name) if is_padded(loss) else loss

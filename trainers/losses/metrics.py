@@ -10,20 +10,15 @@ import torch
 Scalar = TypeVar("Scalar", float, torch.Tensor)
 
 
-def is_maximum(name: str) -> bool:
-    """Whether a metric is a maximum rather than a mean."""
-    return name.endswith("_max")
-
-
 def share_of(metrics: Mapping[str, Scalar], share: float) -> dict[str, Scalar]:
     """Contribution to the combined metrics of a part that is `share` of the whole."""
-    return {name: value if is_maximum(name) else value * share for name, value in metrics.items()}
+    return {name: value if name.endswith("_max") else value * share for name, value in metrics.items()}
 
 
 def add(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
     """Add a part's contribution to `totals`."""
     for name, value in metrics.items():
-        if is_maximum(name):
+        if name.endswith("_max"):
             totals[name] = max(totals.get(name, value), value)
         else:
             totals[name] = totals.get(name, 0.0) + value

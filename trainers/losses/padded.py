@@ -109,36 +109,3 @@ def pad(values: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torc
     """Scatter flat values, [N], into padded rows of zeros, [R, T]; differentiable."""
     shape = (int(rows.max()) + 1, int(columns.max()) + 1)
     return values.new_zeros(shape).index_put((rows, columns), values)
-
-
-def flatten(
-    padding_mask: torch.Tensor,
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    entropy: torch.Tensor | None = None,
-    ref_logprobs: torch.Tensor | None = None,
-    proximal_logprobs: torch.Tensor | None = None,
-) -> TokenBatch:
-    """Convert padded rows, [R, T], to a `TokenBatch` that is a whole minibatch. Values in padding are ignored.
-
-    `advantages` may be [R, 1] or [R].
-    """
-    mask = padding_mask.bool()
-    advantages = (advantages[:, None] if advantages.ndim == 1 else advantages).expand_as(logprobs)
-
-    def flat(values: torch.Tensor | None) -> torch.Tensor | None:
-        return None if values is None else values[mask]
-
-    return TokenBatch(
-        logprobs=logprobs[mask],
-        entropy=torch.zeros_like(logprobs[mask]) if entropy is None else entropy[mask],
-        behavior_logprobs=behavior_logprobs[mask],
-        advantages=advantages[mask],
-        sequence_ids=mask.nonzero()[:, 0],
-        total_tokens=int(mask.sum()),
-        total_sequences=len(mask),
-        ref_logprobs=flat(ref_logprobs),
-        proximal_logprobs=flat(proximal_logprobs),
-    )

@@ -102,17 +102,13 @@ class PolicyLoss:
     @property
     def needs(self) -> Needs:
         """Inputs that the trainer must provide."""
-        surrogate = self.surrogate_needs
+        surrogate, correction = self.surrogate_needs, self.correction
         return Needs(
             reference=surrogate.reference or self.beta > 0,
-            proximal=surrogate.proximal or self.correction is not None,
+            proximal=surrogate.proximal or correction is not None,
             zero_advantage=surrogate.zero_advantage or self.beta > 0 or self.entropy_coef > 0,
-            whole_sequences=surrogate.whole_sequences or self._weighs_sequences,
+            whole_sequences=surrogate.whole_sequences or (correction is not None and correction.level != "token"),
         )
-
-    @property
-    def _weighs_sequences(self) -> bool:
-        return self.correction is not None and self.correction.level != "token"
 
     def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
         """Compute the loss of each token from the logarithm of its ratio, [N]."""
@@ -147,10 +143,10 @@ class PolicyLoss:
 
 
 def policy_metrics(batch: TokenBatch) -> dict[str, torch.Tensor]:
-    """Distance of the policy from the one that sampled.
+    """Distance of the policy from the one that sampled: KL(m || l), estimated as k1 and k3.
 
-    KL(m || l), estimated as k1 and k3, and the absolute difference between the log-probs of the trainer at the start of
-    the step and those of the generator.
+    `mismatch` is the absolute difference between the log-probs of the trainer at the start of the step and those of the
+    generator.
     """
     with torch.no_grad():
         moved = log_ratio(batch.logprobs, batch.behavior_logprobs)

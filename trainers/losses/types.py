@@ -119,9 +119,7 @@ class Loss(Protocol):
 class Demanding(Protocol):
     """A loss that declares the inputs it needs."""
 
-    @property
-    def needs(self) -> Needs:
-        """Inputs that the loss needs."""
+    needs: Needs
 
 
 def needs(loss: object) -> Needs:

@@ -36,11 +36,7 @@ _DELTA = ("in_proj_qkv", "in_proj_z", "out_proj")
 
 
 def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Shapes [out, in] of the layers that can have an adapter, by the last part of their names.
-
-    Args:
-        hf: the model's `config.json` (`read_hf_config`).
-    """
+    """Shapes [out, in] of the layers that can have an adapter, by the last part of their names."""
     dim, head = hf["hidden_size"], hf["head_dim"]
     queries, keys = hf["num_attention_heads"] * head, hf["num_key_value_heads"] * head
     if hf["model_type"] == "phi3":
@@ -92,13 +88,7 @@ def targets(section: LoRASection, hf: Mapping[str, Any]) -> list[str]:
 
 
 def peft_config(section: LoRASection, hf: Mapping[str, Any], base: str) -> dict[str, Any]:
-    """Content of `adapter_config.json`.
-
-    Args:
-        section: LoRA section of the recipe.
-        hf: the base model's `config.json`.
-        base: name or folder of the base model.
-    """
+    """Content of `adapter_config.json`; `base` is the name or folder of the base model."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -121,12 +111,7 @@ def weights_header(base: Path) -> dict[str, str]:
 
 
 def check_base(folder: Path, base: Path, header: Mapping[str, str] | None = None) -> None:
-    """Check that adapters belong to a base model.
-
-    Args:
-        folder: folder of the adapters.
-        base: checkpoint folder that they would be added to.
-        header: `weights_header(base)`, if known already; computing it reads all of the base model's files.
+    """Check that adapters belong to a base model; if its `weights_header` isn't given, this reads all of its files.
 
     Raises:
         UsageError: they belong to another base model, or can't be read.
@@ -147,11 +132,7 @@ def check_base(folder: Path, base: Path, header: Mapping[str, str] | None = None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the `adapter_config.json` of a folder.
-
-    Raises:
-        UsageError: it is missing, or not a config of LoRA.
-    """
+    """Read the `adapter_config.json` of a folder."""
     try:
         config: dict[str, Any] = read_json(folder / CONFIG, root=ANYWHERE)
         if config["peft_type"] != "LORA" or not isinstance(config["base_model_name_or_path"], str):

@@ -52,9 +52,8 @@ TAG = re.compile(r"<[^\s<>]+>")
 class FolderTokenizer:
     """The `tokenizer.json` of a checkpoint folder, with the methods that `renderers` needs.
 
-    Attributes:
-        control_tokens: texts of tokens that mean more than their text: special tokens, and tags such as `<tool_call>`,
-            which many models have as tokens without marking them as special.
+    Its `control_tokens` are texts of tokens that mean more than their text: special tokens, and tags such as
+    `<tool_call>`, which many models have as tokens without marking them as special.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -148,12 +147,9 @@ def chat_format(renderer: str, *, thinking: bool) -> BaseRendererConfig:
 
 
 class _Tools(NamedTuple):
-    """Tools in the forms that the renderer needs.
+    """Tools (referenced so that their `id()` is not reused), and their forms for parsing and for rendering.
 
-    Attributes:
-        specs: the tools, referenced so that their `id()` values are not reused.
-        plain: form for parsing; None: no tools.
-        text: form for rendering, in which spelled control tokens are cut.
+    Control tokens that are spelled in the form for rendering are cut; both are None without tools.
     """
 
     specs: list[ToolSpec]
@@ -195,12 +191,7 @@ class Chat:
 
     @classmethod
     def of(cls, folder: str | Path, model: ModelSection) -> Chat:
-        """Build the chat format of a recipe's model, with the tokenizer of a checkpoint folder.
-
-        Raises:
-            UsageError: there is no such format, or the tokenizer lacks a token that it needs, or has more tokens than
-                the model.
-        """
+        """Build the chat format of a recipe's model, with the tokenizer of a checkpoint folder."""
         tokenizer = FolderTokenizer(folder)
         known = read_hf_config(folder)["vocab_size"]
         if tokenizer.vocab_size > known:
@@ -321,12 +312,7 @@ class Chat:
     ) -> list[int] | None:
         """Build the next prompt, which begins with exactly `prompt_ids + token_ids`; None if the format can't do so.
 
-        Args:
-            prompt_ids: prompt of the last turn.
-            token_ids: tokens sampled in it.
-            history: messages up to the last turn, which is the last of them.
-            observation: messages after it.
-            tools: tools that were offered.
+        These are the last turn's prompt and sampled tokens. `history` ends with that turn; `observation` follows it.
         """
         plain, offered = self._messages(observation, []), self._known(tools).text
         with _writing():
@@ -339,10 +325,7 @@ class Chat:
     def parse(self, token_ids: list[int], tools: list[ToolSpec], prompt_ids: list[int]) -> Message:
         """Parse sampled tokens into an assistant message; never fails (see `forge_env.tools.turns`).
 
-        Args:
-            token_ids: sampled tokens.
-            tools: tools that were offered.
-            prompt_ids: tokens of the prompt, which may end with an opening thought tag.
+        The prompt may end with an opening thought tag.
         """
         stops = set(self.stop_token_ids)
         sampled = list(itertools.takewhile(lambda token: token not in stops, token_ids))
@@ -414,10 +397,8 @@ def _cases() -> Iterator[tuple[list[Message], list[ToolSpec]]]:
     ]
     system, question = Message(role="system", content="s"), Message(role="user", content="q")
     call = ToolCall(id="call_0", function=FunctionCall(name="f", arguments='{"a": "b"}'))
-    turn, result = (
-        Message(role="assistant", content="", tool_calls=[call]),
-        Message(role="tool", content="r", tool_call_id="call_0"),
-    )
+    turn = Message(role="assistant", content="", tool_calls=[call])
+    result = Message(role="tool", content="r", tool_call_id="call_0")
     for messages in ([question], [system, question], [question, turn, result, result]):
         yield messages, []
         yield messages, tools

@@ -70,8 +70,9 @@ def gated_delta_rule(
     Returns:
         What each token reads, [T, H, V], and the states after the last tokens, [S, H, K, V].
     """
+    tokens = _unit(query), _unit(key), _wide(value), _wide(decay), _wide(strength)
     with torch.autocast(query.device.type, enabled=False):
-        return _chunked(_unit(query), _unit(key), _wide(value), _wide(decay), _wide(strength), lengths, states)
+        return _chunked(*tokens, lengths, states)
 
 
 def _chunked(
@@ -152,19 +153,7 @@ def delta_step(
     strength: torch.Tensor,
     states: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply the rule to one token of each sequence, without gradients worth having.
-
-    Args:
-        query: [S, H, K], of any length.
-        key: [S, H, K], of any length.
-        value: [S, H, V].
-        decay: [S, H].
-        strength: [S, H].
-        states: [S, H, K, V].
-
-    Returns:
-        As `gated_delta_rule`.
-    """
+    """Apply the rule to one token of each of S sequences, [S, H, ...] and [S, H, K, V], as `gated_delta_rule`."""
     query, key = _unit(query) * query.shape[-1] ** -0.5, _unit(key)
     states = _wide(states) * _wide(decay).exp()[..., None, None]
     missing = (_wide(value) - (states * key[..., None]).sum(-2)) * _wide(strength)[..., None]

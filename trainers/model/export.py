@@ -48,9 +48,6 @@ def export(
 
     Returns:
         The checkpoint that was exported.
-
-    Raises:
-        UsageError: there is nothing to export, or the adapters belong to another base model.
     """
     if out.exists():
         raise UsageError(f"{out} already exists", fix="name a new folder")

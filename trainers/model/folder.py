@@ -61,11 +61,7 @@ _ACTIVATION = {"gemma3_text": ("hidden_activation", "gelu_pytorch_tanh")}
 
 
 def local_folder(path: str) -> Path | None:
-    """Resolve `model.path` to a folder; None for a hub name.
-
-    Raises:
-        UsageError: it can only be a path, and there is no such folder.
-    """
+    """Resolve `model.path` to a folder; None for a hub name."""
     if (folder := checkpoint_folder(path)) is not None:
         return folder
     if path in MODELS:
@@ -164,11 +160,7 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
 
 
 def rope_parameters(config: Mapping[str, Any], layer: int | None = None) -> dict[str, Any]:
-    """Rotary positions: `rope_theta`, `rope_type` (`default`, `llama3`, `yarn`) and the parameters of that type.
-
-    Args:
-        layer: a layer, since those with a sliding window may have others; None: those of layers without one.
-    """
+    """Rotary positions: `rope_theta`, `rope_type` (`default`, `llama3`, `yarn`) and the parameters of that type."""
     parameters = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     sliding = layer is not None and window(config, layer) is not None
     if "full_attention" in parameters:
@@ -256,11 +248,7 @@ def _unsupported_rope(family: str, rope: Mapping[str, Any]) -> str | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder: those that its index names, or all; none before training.
-
-    Raises:
-        UsageError: the index can't be read, or names a file that is missing or outside the folder.
-    """
+    """The safetensors files of a checkpoint folder: those that its index names, or all; none before training."""
     index = folder / INDEX
     if not index.is_file():
         return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
@@ -277,11 +265,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def vocabulary(folder: Path) -> Any:
-    """The tokens of a checkpoint's tokenizer with their ids, in the form of its `tokenizer.json`.
-
-    Raises:
-        UsageError: the file can't be read, or is not a tokenizer's.
-    """
+    """The tokens of a checkpoint's tokenizer with their ids, in the form of its `tokenizer.json`."""
     path = folder / "tokenizer.json"
     try:
         return json.loads(read_text(path, largest=LARGEST_TABLE, root=ANYWHERE))["model"]["vocab"]
@@ -291,20 +275,15 @@ def vocabulary(folder: Path) -> Any:
 
 def file_digests(folder: Path) -> list[str]:
     """SHA-256 of each of `weight_files`, read in pieces; together they identify a set of weights."""
-    return [_digest(file) for file in weight_files(folder)]
-
-
-def _digest(path: Path) -> str:
-    with open_file(path, root=ANYWHERE) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digests = []
+    for path in weight_files(folder):
+        with open_file(path, root=ANYWHERE) as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return digests
 
 
 def check_folder(folder: Path, max_length: int) -> None:
-    """Check that trainer and generator can load a checkpoint folder.
-
-    Raises:
-        UsageError: they can't; the message gives the reason.
-    """
+    """Refuse a checkpoint folder that trainer and generator can't load."""
     from safetensors import SafetensorError, safe_open
 
     config = read_hf_config(folder)
@@ -330,12 +309,9 @@ def check_folder(folder: Path, max_length: int) -> None:
 
 
 def check_heads(hf: Mapping[str, Any], degree: int, context: int = 1) -> None:
-    """Check that tensor parallelism gives every trainer process equally many heads, and splits no experts.
+    """Refuse tensor parallelism that splits experts, or gives trainer processes different numbers of heads.
 
-    Neither tensor parallelism nor context parallelism of degree `context` can split layers that keep a state.
-
-    Raises:
-        UsageError: it doesn't.
+    Neither it nor context parallelism of degree `context` can split layers that keep a state.
     """
     if degree > 1 and hf.get("num_experts"):
         raise UsageError(
@@ -349,17 +325,13 @@ def check_heads(hf: Mapping[str, Any], degree: int, context: int = 1) -> None:
             f"trainer.parallelism.{name}={max(degree, context)}: gated delta layers are not split over processes",
             fix="use data_parallel_shard_degree for Qwen 3.5",
         )
+    fix = "use a divisor, and data_parallel_shard_degree for the other processes"
     for key in ("num_attention_heads", "num_key_value_heads"):
-        fix = "use a divisor, and data_parallel_shard_degree for the other processes"
         _check_divides("trainer.parallelism.tensor_parallel_degree", degree, hf, key, fix)
 
 
 def check_generator_heads(hf: Mapping[str, Any], procs: int) -> None:
-    """Check that every process of a generator gets equally many attention heads; vLLM copies key-value heads.
-
-    Raises:
-        UsageError: the heads can't be divided evenly.
-    """
+    """Refuse a number of generator processes that doesn't divide the attention heads; vLLM copies key-value heads."""
     _check_divides("generator.procs", procs, hf, "num_attention_heads", "use a divisor, and generator.num_replicas")
 
 

@@ -41,12 +41,9 @@ PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = {
 
 
 def convert(file: Path, out: Path, *, tell: Callable[[str], object]) -> None:
-    """Write a GGUF file as a Hugging Face folder in bfloat16.
+    """Write a GGUF file as a Hugging Face folder in bfloat16, completely or not at all.
 
-    Args:
-        file: the GGUF file.
-        out: folder to write, completely or not at all.
-        tell: called with a line on the precision.
+    `tell` is called with a line on the precision.
 
     Raises:
         UsageError: it isn't a GGUF file, or its model family or its tokenizer is not supported.

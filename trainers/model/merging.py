@@ -29,18 +29,12 @@ def whole_weights(
 ) -> Named:
     """Tensors for a model to load: published weights unchanged, or published adapters merged into the base weights.
 
-    Args:
-        published: whole weights, or `scaled` adapters.
-        base: checkpoint folder of the base model.
-        everything: with adapters, also yield the base weights that have no adapter.
-        device: device to compute on; the CPU by default.
+    With adapters, base weights without one are only included with `everything`.
     """
     weights = dict(published)
-    return merged(weights, base, everything=everything, device=device) if _are_adapters(weights) else weights.items()
-
-
-def _are_adapters(weights: Mapping[str, torch.Tensor]) -> bool:
-    return any(name.startswith(PREFIX) for name in weights)
+    if not any(name.startswith(PREFIX) for name in weights):
+        return weights.items()
+    return merged(weights, base, everything=everything, device=device)
 
 
 def merged(

@@ -12,11 +12,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A box of a tensor: its range of indices in each dimension, possibly all of them.
+    """A box of a tensor, which begins at `start`: its range of indices in each dimension, possibly all of them.
 
     Attributes:
-        name: name of the tensor.
-        start: first index of the box in each dimension.
         whole: shape of the whole tensor.
         tensor: values of the box; with `rows`, the tensor that contains its rows.
         rows: indices of the rows of `tensor` that form the box, in the box's order, int64 [R]; None: `tensor` is the

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainers.model.chat import FolderTokenizer
 
 log = logging.getLogger(__name__)
+NAME_IT = "name the chat format: model.renderer=chatml, qwen3, llama-3, or module:Class"
 THOUGHT = "Zqxthought"
 """Thoughts in conversations that show how a template writes."""
 OPENING = 8
@@ -31,11 +32,7 @@ OPENING = 8
 class TemplateFormat:
     """A chat format that is defined by a template.
 
-    Args:
-        tokenizer: the tokenizer of the template's folder.
-        template: the template.
-        thinking: whether the model may think before it answers, if the template has that option.
-        stop_token_ids: tokens that end a turn, besides the one that the template writes.
+    `stop_token_ids` end a turn, besides the one that the template writes; `thinking` needs a switch in the template.
 
     Raises:
         UsageError: the template can't write a question and an answer, or can't switch on thinking.
@@ -109,15 +106,7 @@ class TemplateFormat:
         observation: Sequence[dict[str, Any]],
         tools: Any,
     ) -> list[int] | None:
-        """Build the next prompt, which begins with exactly `prompt_ids + token_ids`; None if the template can't do so.
-
-        Args:
-            prompt_ids: prompt of the last turn.
-            token_ids: tokens sampled in it.
-            history: messages up to the last turn, which is the last of them.
-            observation: messages after it.
-            tools: tools that are offered.
-        """
+        """Build the next prompt as `Chat.extend` does; None if the template can't do so."""
         if not observation or not history or any(message["role"] == "assistant" for message in observation):
             return None
         before, turn = _skeleton(history, observation)
@@ -146,11 +135,8 @@ class TemplateFormat:
     def read(self, text: str, *, tools: bool, native: bool, prompt_ids: list[int]) -> Message:
         """Parse the text of a turn, without its stop token.
 
-        Args:
-            text: text of the turn.
-            tools: whether tools were offered.
-            native: whether they were offered in the template's way, not as text.
-            prompt_ids: tokens of the prompt, which may end with an opening thought tag.
+        `tools` were offered in the template's way (`native`), or as text. The prompt may end with an opening thought
+        tag.
         """
         opened = self.tokenizer.decode(prompt_ids[-OPENING:]).rstrip().endswith(("<think>", "[THINK]"))
         thoughts, rest = split_thoughts(text, opened=opened)
@@ -174,14 +160,10 @@ class TemplateFormat:
             prompt = self._text([question], None, generation=True)
         except ERRORS as error:
             raise UsageError(
-                f"{self.template.source} can't write a question and an answer: {error}",
-                fix="name the chat format: model.renderer=chatml, qwen3, llama-3, or module:Class",
+                f"{self.template.source} can't write a question and an answer: {error}", fix=NAME_IT
             ) from error
         if PROBE not in prompt or THOUGHT not in text:
-            raise UsageError(
-                f"{self.template.source} leaves out the text of a question or an answer",
-                fix="name the chat format: model.renderer=chatml, qwen3, llama-3, or module:Class",
-            )
+            raise UsageError(f"{self.template.source} leaves out the text of a question or an answer", fix=NAME_IT)
         self._options |= {"enable_thinking": False, "thinking": False}
         silent = self._text([question], None, generation=True)
         self._options |= {"enable_thinking": thinking, "thinking": thinking}
@@ -240,11 +222,7 @@ def folder_format(folder: Path, tokenizer: FolderTokenizer, *, thinking: bool) -
 
 
 def chatml_format(folder: Path, tokenizer: FolderTokenizer, *, thinking: bool) -> TemplateFormat:
-    """The built-in format `chatml`.
-
-    Raises:
-        UsageError: the tokenizer lacks its control tokens.
-    """
+    """The built-in format `chatml`."""
     if absent := [token for token in ("<|im_start|>", "<|im_end|>") if tokenizer.convert_tokens_to_ids(token) is None]:
         raise UsageError(
             f"the tokenizer in {folder} can't write the chat format 'chatml': it has no {absent[0]}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
@@ -17,11 +16,7 @@ _HEAD = "lm_head.weight"
 
 
 def text_part(folder: Path, out: Path) -> None:
-    """Write the text part of a checkpoint folder as another folder, file by file.
-
-    Raises:
-        UsageError: the folder has no vision part, or its text part can't be trained.
-    """
+    """Write the text part of a checkpoint folder as another folder, file by file."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -30,7 +25,9 @@ def text_part(folder: Path, out: Path) -> None:
     config = read_config(folder)
     if not has_vision(config):
         raise UsageError(f"{folder} is not a checkpoint with a vision part", fix="use it as it is")
-    text = _text_config(config)
+    shared = {name: config[name] for name in ("dtype", "torch_dtype", "quantization_config") if name in config}
+    text = {**shared, "tie_word_embeddings": config.get("tie_word_embeddings", False), **config["text_config"]}
+    text |= {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]}
     check_hf_config(dict(text), str(folder))
     with written_whole(out) as staging:
         staging.mkdir(parents=True)
@@ -50,9 +47,8 @@ def text_part(folder: Path, out: Path) -> None:
 
 
 def fetched(name: str) -> Path:
-    """Download a model from the hub, and return its folder; of one with a vision part, that of its text part.
-
-    The text part is written into the cache, unless it is there. Raises the errors of `from_hub`.
+    """Download a model from the hub, and return its folder; of one with a vision part, that of its text part in the
+    cache.
     """
     folder = from_hub(name)
     if not has_vision(read_config(folder)):
@@ -61,12 +57,6 @@ def fetched(name: str) -> Path:
     if not out.is_dir():
         text_part(folder, out)
     return out
-
-
-def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    text = {"tie_word_embeddings": config.get("tie_word_embeddings", False), **config["text_config"]}
-    shared = {name: config[name] for name in ("dtype", "torch_dtype", "quantization_config") if name in config}
-    return {**shared, **text, "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]}
 
 
 def _renamed(name: str) -> str | None:

@@ -66,20 +66,15 @@ def _write_tiny(model: ModelSection, environment: Any, seed: int, staging: Path)
     end_of_turn = tokenizer.token_to_id("<|im_end|>")
     assert end_of_turn is not None
     config = hf_config(model, vocab_size, end_of_turn)
-    (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (staging / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": "<|im_end|>",
-                "pad_token": "<|endoftext|>",
-                "model_max_length": model.max_length,
-                "clean_up_tokenization_spaces": False,
-            },
-            indent=2,
-        )
-        + "\n"
-    )
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": model.max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, content in {"config.json": config, "tokenizer_config.json": tokenizer_config}.items():
+        (staging / name).write_text(json.dumps(content, indent=2) + "\n")
     if renderer == "qwen3":  # so that other servers of the folder render as we do
         (staging / "chat_template.jinja").write_text(chat_template(thinking=model.thinking), encoding="utf-8")
 

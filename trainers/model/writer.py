@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
@@ -62,7 +62,7 @@ def write_model(
     tensors: dict[str, list[Part]] = {}
     for part in parts:
         tensors.setdefault(part.name, []).append(part)
-    save_shards(tensors, FolderWriter(folder, companions), group, PartsPlanner(dtype))
+    save_shards(tensors, _FolderWriter(folder, companions), group, _PartsPlanner(dtype))
 
 
 def read_companions(folder: Path) -> dict[str, bytes]:
@@ -90,19 +90,14 @@ def save_shards(
         raise RuntimeError(f"rank {rank} could not write its shards: {type(cause).__name__}: {cause}") from error
 
 
-class PartsPlanner(DefaultSavePlanner):
-    """Save planner of a state that lists the parts of each tensor by its name.
-
-    Args:
-        dtype: data type in which parts are written.
-    """
+class _PartsPlanner(DefaultSavePlanner):
+    """Save planner of a state that lists the parts of each tensor by its name, to be written in this data type."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._properties = TensorProperties(dtype)
 
     def create_local_plan(self) -> SavePlan:
-        """Plan to write every part from this process."""
         self.plan = SavePlan([self._item(part) for parts in self.state_dict.values() for part in parts])
         return self.plan
 
@@ -114,39 +109,25 @@ class PartsPlanner(DefaultSavePlanner):
         return WriteItem(MetadataIndex(part.name, start), WriteItemType.SHARD, tensor_data=data)
 
     def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        """Return the part that begins at an index, in main memory and in the data type to write."""
         [part] = [part for part in self.state_dict[index.fqn] if part.start == index.offset]
         values: torch.Tensor = part.values.to("cpu", self._properties.dtype)
         return values
 
 
-class Place(NamedTuple):
-    """Position of a tensor: its file, and the offset of its first byte."""
-
-    file: str
-    offset: int
-
-
-class FolderWriter(StorageWriter):
-    """Writes boxes of tensors to their positions in the files of a Hugging Face folder.
-
-    Args:
-        folder: folder to write.
-        companions: config and tokenizer files to write.
-    """
+class _FolderWriter(StorageWriter):
+    """Writes boxes of tensors to their positions in the files of a Hugging Face folder, and the files beside them."""
 
     def __init__(self, folder: Path, companions: Mapping[str, bytes]) -> None:
         self._folder = folder
         self._companions = companions
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Do nothing: the writer has no state."""
+        pass
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: no setup is needed."""
+        pass
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -159,8 +140,8 @@ class FolderWriter(StorageWriter):
         self._describe(kinds.pop())
         return [replace(plan, storage_data=places) for plan in plans]
 
-    def _begin(self, tensors: Mapping[str, TensorWriteData]) -> dict[str, Place]:
-        """Assign tensors to files and write the files' headers; returns each tensor's position."""
+    def _begin(self, tensors: Mapping[str, TensorWriteData]) -> dict[str, tuple[str, int]]:
+        """Assign tensors to files and write the files' headers; returns each tensor's file and offset."""
         files: list[list[str]] = [[]]
         used = 0
         for name, data in tensors.items():
@@ -170,36 +151,30 @@ class FolderWriter(StorageWriter):
                 used = 0
             files[-1].append(name)
             used += size
-        several, places = len(files) > 1, dict[str, Place]()
+        several, places = len(files) > 1, dict[str, tuple[str, int]]()
         for number, names in enumerate(files, 1):
             file = f"model-{number:05d}-of-{len(files):05d}.safetensors" if several else "model.safetensors"
             places |= self._begin_file(file, {name: tensors[name] for name in names})
         if several:
-            total = sum(map(_bytes, tensors.values()))
-            index = {
-                "metadata": {"total_size": total},
-                "weight_map": {name: position.file for name, position in places.items()},
-            }
+            total, files_of = sum(map(_bytes, tensors.values())), {name: file for name, (file, _) in places.items()}
+            index = {"metadata": {"total_size": total}, "weight_map": files_of}
             (self._folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         return places
 
-    def _begin_file(self, file: str, tensors: Mapping[str, TensorWriteData]) -> dict[str, Place]:
+    def _begin_file(self, file: str, tensors: Mapping[str, TensorWriteData]) -> dict[str, tuple[str, int]]:
         """Write a safetensors header, its length and then names, types, shapes and offsets, and reserve the data."""
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
         for name, data in tensors.items():
             start, end = end, end + _bytes(data)
-            header[name] = {
-                "dtype": _NAMES[data.properties.dtype],
-                "shape": [*data.size],
-                "data_offsets": [start, end],
-            }
+            kind = _NAMES[data.properties.dtype]
+            header[name] = {"dtype": kind, "shape": [*data.size], "data_offsets": [start, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         with (self._folder / file).open("wb") as opened:
             opened.write(len(text).to_bytes(8, "little") + text)
             opened.truncate(8 + len(text) + end)
-        return {name: Place(file, 8 + len(text) + header[name]["data_offsets"][0]) for name in tensors}
+        return {name: (file, 8 + len(text) + header[name]["data_offsets"][0]) for name in tensors}
 
     def _describe(self, dtype: str) -> None:
         """Write the files besides the weights, with the data type in `config.json`."""
@@ -211,7 +186,7 @@ class FolderWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this process's boxes to their positions, one at a time."""
-        places: dict[str, Place] = plan.storage_data
+        places: dict[str, tuple[str, int]] = plan.storage_data
         with ExitStack() as stack:
             files: dict[str, int] = {}
             for item in plan.items:
@@ -229,11 +204,10 @@ class FolderWriter(StorageWriter):
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Do nothing: the files are complete."""
+        pass
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return False: checkpoint identifiers are not used."""
         return False
 
 
@@ -243,14 +217,10 @@ def _bytes(data: TensorWriteData) -> int:
 
 
 def _put(file: int, offset: int, box: torch.Tensor, start: Sequence[int], whole: Shape) -> None:
-    """Write a box of a tensor into a file, one write for each contiguous run of bytes.
+    """Write a box of a tensor into a file that others write too, one write for each contiguous run of bytes.
 
-    Args:
-        file: file descriptor; other processes write to the same file.
-        offset: position of the tensor in the file, in bytes.
-        box: values of the box, contiguous or not.
-        start: the box's first index in each dimension.
-        whole: shape of the whole tensor.
+    `offset` is the position of the `whole` tensor in the file in bytes; `start` the box's first index in each
+    dimension.
     """
     inner = box.dim()  # the box spans the dimensions from here on
     while inner and box.shape[inner - 1] == whole[inner - 1]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend
 from torchtitan.models.common.attention import ScaledDotProductAttention
 
 from trainers.compat.torch import efficient_attention
@@ -64,22 +63,16 @@ class _Collect(torch.autograd.Function):
 
 
 class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
-    """Causal attention within each sequence of a packed row; without a layout, within each row.
+    """Causal attention within each sequence of a packed row.
 
     Argument names are TorchTitan's, because its sharding rules refer to them.
     """
 
-    # without cuDNN, which builds a plan for each new shape, and nearly every microbatch has a new shape
-    sdpa_backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
     @dataclass(kw_only=True, slots=True)
     class Config(ScaledDotProductAttention.Config):  # type: ignore[misc]
-        """Configuration of `PackedAttention`.
+        """`scale` replaces the factor of scores that the enclosing layer passes; None: keep that one.
 
-        Attributes:
-            scale: factor of the attention scores, which replaces the one passed by the enclosing layer; None: keep that
-                one.
-            window: number of tokens that a token attends to, itself included; None: all before it.
+        A token attends to itself and those before it in a `window`; None: to all before it.
         """
 
         scale: float | None = None
@@ -95,15 +88,13 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         k_BLNH: torch.Tensor,
         v_BLNH: torch.Tensor,
         *,
-        attention_masks: RowLayout | ContextLayout | None = None,
+        attention_masks: RowLayout | ContextLayout,
         **options: Any,
     ) -> torch.Tensor:
-        """Compute attention. Inputs and output are [B, T, heads, head dim]; B is 1 if there is a layout."""
+        """Compute attention. Inputs and output are [1, T, heads, head dim]."""
         layout = attention_masks
         if self.scale is not None:
             options["scale"] = self.scale
-        if layout is None:
-            return self._attend(q_BLNH, k_BLNH, v_BLNH, options)
         q, k, v = q_BLNH[0], k_BLNH[0], v_BLNH[0]
         if isinstance(layout, ContextLayout):
             k, v = gather_tokens(k, layout), gather_tokens(v, layout)
@@ -111,23 +102,6 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         if isinstance(layout, VarlenLayout):
             return attend_varlen(q, k, v, layout, options.get("scale"), self.window)[None]
         return _attend_in_grids(q, k, v, layout, self.window, options)[None]
-
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
-        """Compute causal attention within each row of a grid, [S, L, heads, head dim]."""
-        length = q.shape[1]
-        if self.window is None or self.window >= length:
-            out: torch.Tensor = super().forward(q, k, v, **options)
-            return out
-        visible = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - self.window)
-        masked = torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=visible,
-            scale=options.get("scale"),
-            enable_gqa=options.get("enable_gqa", False),
-        )
-        return masked.transpose(1, 2)
 
 
 def _attend_in_grids(

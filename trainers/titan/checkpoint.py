@@ -90,13 +90,7 @@ class _Planner(DefaultLoadPlanner):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Weights and training state of one rank at one moment.
-
-    Attributes:
-        weights: this rank's part of the trained tensors (`TitanModel.trained_state`).
-        optimizer: this rank's shards of the optimizer state.
-        state: schedule, counters, random states.
-    """
+    """A rank's trained tensors (`TitanModel.trained_state`) and optimizer state; schedule, counters, random states."""
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any]
@@ -146,14 +140,8 @@ def write(taken: Snapshot, model: TitanModel, folder: Path) -> None:
         torch.save(taken.state, folder / "state.pt")
 
 
-def save(engine: TitanEngine, folder: Path) -> None:
-    """Write `engine`'s weights and training state; a collective."""
-    write(snapshot(engine), engine.model, folder)
-    engine.model.ranks.gather(None)  # barrier: no rank continues before all files are written
-
-
 def load(engine: TitanEngine, folder: Path) -> None:
-    """Restore `engine` from what `save` wrote; a collective."""
+    """Restore `engine` from what `write` wrote; a collective."""
     if not (folder / "optimizer").is_dir():
         raise UsageError(f"{folder} is not a checkpoint of this trainer", fix="start a new run")
     engine.model.load_trained(folder)

@@ -18,7 +18,7 @@ from trainers.titan.layout import ContextLayout, layout_of
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The process group whose ranks share a row, this process's rank in it, and its size (`degree`)."""
+    """The process group whose ranks share a row, this process's rank in it, and its size."""
 
     group: dist.ProcessGroup
     rank: int
@@ -35,7 +35,7 @@ class Context:
         return torch.cat([torch.arange(piece.start, piece.stop) for piece in self.pieces(length, rank)])
 
     def part(self, batch: Microbatch) -> Microbatch:
-        """Reduce a packed batch to this rank's tokens and the n targets that they predict.
+        """Reduce a batch to this rank's tokens and the n targets that they predict.
 
         Other values, such as `advantages`, remain those of the whole batch.
         """
@@ -45,7 +45,6 @@ class Context:
         local_index = torch.full((length,), -1, device=device)
         local_index[mine] = torch.arange(len(mine), device=device)
         predicted = self.own(batch)
-        assert batch.row is not None, "the batch is packed"
         row = batch.row.part(self.pieces(length, self.rank), in_rank_order.argsort().numpy())
         return replace(
             batch,

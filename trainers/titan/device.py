@@ -24,19 +24,14 @@ _MAPPED, _USED = 4, 7
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device that the trainer computes on.
-
-    Attributes:
-        type: torch device type.
-        optimizer_implementation: TorchTitan's optimizer implementation.
-        side_by_side: whether threads run whole microbatches in parallel instead of sharing each operation.
-        packed: whether sequences share rows instead of having one padded row each.
-    """
+    """The device that the trainer computes on, by torch's type."""
 
     type: str
-    optimizer_implementation: str
-    side_by_side: bool
-    packed: bool
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU, on which threads run whole microbatches in parallel."""
+        return self.type == "cpu"
 
     @property
     def torch(self) -> torch.device:
@@ -45,18 +40,18 @@ class Device:
 
     def release_memory(self) -> None:
         """Free the GPU memory that torch caches for reuse."""
-        if self.type == "cuda":
+        if not self.is_cpu:
             torch.cuda.empty_cache()
 
     def trim_memory(self) -> None:
         """On a CPU, return the allocator's unused memory to the kernel if it is more than `MOST_UNUSED`."""
-        if self.type == "cpu" and unused_bytes() > MOST_UNUSED:
+        if self.is_cpu and unused_bytes() > MOST_UNUSED:
             ctypes.CDLL(None).malloc_trim(0)
 
     @property
     def peak_flops(self) -> float | None:
         """Nominal peak of the hardware in bfloat16 floating-point operations per second; None for a CPU."""
-        if self.type == "cpu":
+        if self.is_cpu:
             return None
         from torchtitan.tools.utils import get_peak_flops
 
@@ -77,27 +72,16 @@ def unused_bytes() -> int:
         return 0
     mallinfo.restype = _MallInfo
     sizes = mallinfo().sizes
-    return max(0, _resident_bytes() - int(sizes[_MAPPED]) - int(sizes[_USED]))
-
-
-def _resident_bytes() -> int:
-    """Main memory of this process that is not shared and not of files."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-    return (int(resident) - int(shared)) * resource.getpagesize()
-
-
-CPU = Device("cpu", "foreach", side_by_side=True, packed=True)
-GPU = Device("cuda", "fused", side_by_side=False, packed=True)
+    private = (int(resident) - int(shared)) * resource.getpagesize()
+    return max(0, private - int(sizes[_MAPPED]) - int(sizes[_USED]))
 
 
 def use_device(with_gpus: bool) -> Device:
-    """Choose the device and configure TorchTitan for it.
-
-    Call it before other imports of TorchTitan.
-    """
-    device = GPU if with_gpus else CPU
+    """Choose the device and configure TorchTitan for it; call this before other imports of TorchTitan."""
+    device = Device("cuda" if with_gpus else "cpu")
     import_uncompiled()
-    if device is CPU:
+    if device.is_cpu:
         torch.set_num_threads(1)  # `TitanEngine` runs whole microbatches in parallel instead
         if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
             for name, value in MALLOPT.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.distributed.tensor import DTensor
 from torchtitan.distributed.utils import clip_grad_norm_
 
 from forge_env.config.recipe import OptimizerSection
@@ -31,6 +31,7 @@ from trainers.titan.flops import Throughput, Work
 from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import build_optimizer, build_schedule
 from trainers.titan.packing import Run, split
+from trainers.titan.parallel import local
 from trainers.titan.rounding import Rounding
 from trainers.titan.score import Scorer, Segments
 from trainers.weights.checksum import MODULUS, bit_sum, read_sums
@@ -38,8 +39,7 @@ from trainers.weights.checksum import MODULUS, bit_sum, read_sums
 Value = tuple[torch.Tensor, dict[str, torch.Tensor]]
 """Loss and metrics of a microbatch, as its contributions to those of the minibatch."""
 ValueOf = Callable[[int, Microbatch, torch.Tensor, torch.Tensor], Value]
-"""Computes the `Value` of a microbatch from its number, the microbatch, and its targets' log-probabilities and
-entropies, [N] each."""
+"""Computes it from the number of a microbatch, the microbatch, and its log-probabilities and entropies, [N] each."""
 TokensOf = Callable[[int, Microbatch, torch.Tensor, torch.Tensor], TokenBatch]
 """Builds the input of a loss from the same arguments."""
 MAX_SKIPPED_UPDATES = 5
@@ -52,13 +52,12 @@ class Minibatch:
     """This rank's part of one update, and totals over all ranks.
 
     Attributes:
-        sizes: sizes of the batch that the minibatch is a part of.
-        runs: this rank's microbatches, as lists of segment indices.
-        targets: number of target tokens that are computed, over all ranks.
+        runs: this rank's microbatches, as lists of segment indices in the batch with these `sizes`.
+        targets: number of target tokens that are computed.
         total_tokens: tokens that the loss divides by: the computed ones, plus an even share of those not computed.
         total_sequences: sequences that the loss divides by, counted likewise.
-        computed: tokens that are computed, over all ranks; what a microbatch's sequences share counts once.
-        attended: sum of the squared lengths that the work of attention is proportional to, over all ranks.
+        computed: tokens that are computed; what a microbatch's sequences share counts once.
+        attended: sum of the squared lengths that the work of attention is proportional to.
         split: whether the segments of some sequence are in different microbatches, of this rank or another.
     """
 
@@ -193,10 +192,7 @@ class TitanEngine(Scorer):
 
         A batch without sequences leaves the weights unchanged and counts as a step of the schedule like any other. An
         update whose loss or gradient is not finite also leaves them unchanged: it is excluded from the means and
-        counted in `skipped_updates`.
-
-        Args:
-            segments: segments by index in `share.sizes`; at least those of `share.runs`.
+        counted in `skipped_updates`. `segments` has at least those of `share.runs`.
 
         Raises:
             ForgeError: `MAX_SKIPPED_UPDATES` consecutive updates were not finite.
@@ -344,7 +340,8 @@ class TitanEngine(Scorer):
         def forward(number: int) -> Value:
             batch = self.collate(minibatch.runs[number], segments)
             logprobs, entropy = self.forward(batch)
-            self._note(logprobs)
+            if self._traces and self.model.ranks.counts:
+                self._logprob_sums.append(bit_sum(logprobs))
             if not len(batch.target_ids):  # no targets, but all ranks must make the same number of passes
                 return 0.0 * logprobs.sum(), {}
             value, metrics = value_of(number, batch, logprobs, entropy)
@@ -371,12 +368,10 @@ class TitanEngine(Scorer):
                 yield metrics
 
     def _trained_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Trained parameters by their names without the wrappers of compilation and activation checkpoints."""
         named = self.model.module.named_parameters()
-        return {plain_name(name): parameter for name, parameter in named if parameter.requires_grad}
-
-    def _note(self, logprobs: torch.Tensor) -> None:
-        if self._traces and self.model.ranks.counts:
-            self._logprob_sums.append(bit_sum(logprobs))
+        wrappers = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")
+        return {wrappers.sub("", name): parameter for name, parameter in named if parameter.requires_grad}
 
     def fingerprint(self) -> Fingerprint:
         """Fingerprint of the last step on this rank: of its first update, and of the weights after all of them."""
@@ -415,7 +410,8 @@ class TitanEngine(Scorer):
 
     def save(self, folder: Path) -> None:
         """Write weights (`model/`, a Hugging Face folder) and training state into `folder`."""
-        checkpoint.save(self, folder)
+        checkpoint.write(self.snapshot(), self.model, folder)
+        self.model.ranks.gather(None)  # barrier: no rank continues before all files are written
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote, with any number of ranks."""
@@ -449,18 +445,6 @@ def _token_batch(
         proximal_logprobs=proximal,
         sequence_targets=at_tokens(sizes.sequence_targets),
     )
-
-
-def local(item: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a tensor."""
-    return item.to_local() if isinstance(item, DTensor) else item
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without the wrappers of compilation and activation checkpoints."""
-    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
-        name = name.replace(wrapper, "")
-    return name
 
 
 def _metrics(output: LossOutput, entropy: torch.Tensor, share: float) -> dict[str, torch.Tensor]:

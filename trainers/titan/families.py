@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torchtitan.models import llama3, qwen3
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RoPE, TransformerBlock
 from torchtitan.models.common.config_utils import (
@@ -48,6 +47,7 @@ from trainers.titan.gemma import (
 )
 from trainers.titan.head import Head
 from trainers.titan.layout import ContextLayout, RowLayout
+from trainers.titan.parallel import local
 from trainers.titan.qwen3_5 import GatedAttention, PartialRoPE, Qwen35StateDictAdapter, delta_config
 
 Init = dict[str, Callable[..., Any]]
@@ -67,20 +67,18 @@ class _Scoring:
     def forward(
         self,
         tokens: torch.Tensor,
-        positions: torch.Tensor | None = None,
-        attention_masks: RowLayout | ContextLayout | None = None,
-        predictors: torch.Tensor | None = None,
-        targets: torch.Tensor | None = None,
-        temperature: float = 1.0,
+        positions: torch.Tensor,
+        attention_masks: RowLayout | ContextLayout,
+        predictors: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability and entropy of `targets` at `predictors`, [N] indices into the flattened [B, T] rows."""
+        """Log-probability and entropy of `targets` at `predictors`, [N] indices into the row, [1, T]."""
         hidden = self.tok_embeddings(tokens)
         for layer in self.layers.values():
             hidden = layer(hidden, attention_masks, positions)
         hidden = self.norm(hidden)
-        if isinstance(hidden, DTensor):  # tensor parallel: replicated on all its ranks
-            hidden = hidden.to_local()
-        assert predictors is not None, "every batch has them"
+        hidden = local(hidden)  # tensor parallel: replicated on all its ranks
         chosen = spread(hidden.flatten(0, 1), predictors)  # one token may predict the first of many replies
         scored: tuple[torch.Tensor, torch.Tensor] = self.lm_head(chosen, targets, temperature)
         return scored
@@ -146,8 +144,7 @@ class Experts(GroupedExperts):  # type: ignore[misc]
         ends = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
 
         def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            local = weight.to_local() if isinstance(weight, DTensor) else weight
-            out: torch.Tensor = self._grouped_mm(A=rows, B_t=local.to(dtype).transpose(-2, -1), offs=ends)
+            out: torch.Tensor = self._grouped_mm(A=rows, B_t=local(weight).to(dtype).transpose(-2, -1), offs=ends)
             return out
 
         rows = x_RD.to(dtype)
@@ -160,16 +157,11 @@ class Family:
     """TorchTitan's components for a model family.
 
     Attributes:
-        model: model class with `_Scoring`'s forward.
-        block: class of its transformer block.
-        rope: class of its rotary positions.
         adapter: class that converts between its weight names and Hugging Face's.
         parallelize: checkpoints activations, compiles and shards a module, in place.
         shard: sets in a config how tensor parallelism splits the model.
         qk_norm: whether queries and keys have norms.
         qkv_bias: whether the projections of queries, keys and values have biases.
-        norm: class of its norms.
-        embedding: class of its embedding.
         feed_forward: class of its feed-forward layers without experts.
     """
 

@@ -10,13 +10,10 @@ from trainers.titan.model import TitanModel
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Sizes of the work of a training step.
+    """Sizes of a training step: tokens of all sequences, target tokens, and tokens that the layers compute.
 
-    Attributes:
-        tokens: tokens of all sequences.
-        targets: tokens to be learned.
-        computed: tokens that the layers compute: what the sequences of a microbatch begin with counts once.
-        attended: sum of squared lengths, without those of tokens that aren't computed.
+    What sequences of a microbatch begin with is computed once. `attended` is the sum of squared lengths, without those
+    of tokens that aren't computed.
     """
 
     tokens: int
@@ -36,16 +33,14 @@ class Throughput:
     """
 
     def __init__(self, model: TitanModel, device: Device) -> None:
-        self._layers, self._head, self._attention = model.layer_parameters, model.head_parameters, model.attention_cost
-        self._adapters = model.adapter_parameters
-        self._ranks = model.ranks.size
-        self._peak = device.peak_flops
+        self._model, self._peak = model, device.peak_flops
 
     def flops(self, work: Work) -> float:
         """Floating-point operations of one forward and backward pass."""
-        weights = self._layers * work.computed + self._head * work.targets
-        trained = self._adapters * work.computed + self._attention * work.attended
-        return (4.0 if self._adapters else 6.0) * weights + 6.0 * trained
+        model = self._model
+        weights = model.layer_parameters * work.computed + model.head_parameters * work.targets
+        trained = model.adapter_parameters * work.computed + model.attention_cost * work.attended
+        return (4.0 if model.adapter_parameters else 6.0) * weights + 6.0 * trained
 
     def metrics(self, work: Work, seconds: float) -> dict[str, float]:
         """Metrics of a step, all ranks together; `mfu` only if the hardware's peak is known."""
@@ -57,5 +52,5 @@ class Throughput:
             "tflops_per_s": rate / 1e12,
         }
         if self._peak is not None:
-            metrics["mfu"] = rate / (self._peak * self._ranks)
+            metrics["mfu"] = rate / (self._peak * self._model.ranks.size)
         return metrics

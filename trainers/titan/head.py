@@ -21,6 +21,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common import Linear
 
+from trainers.titan.parallel import local
+
 TILE = {"cpu": 2**21, "cuda": 2**26}
 """Number of scores computed at once: as many as fit a CPU's cache; on a GPU, enough work for every multiprocessor."""
 ROWS = {"cpu": 2**11, "cuda": 2**13}
@@ -53,8 +55,8 @@ def logprobs_and_entropy(
         tile: numbers of targets and tokens in a tile; None: chosen by device.
     """
     rows, columns = tile or tile_shape(len(hidden), hidden.device.type)
-    local = targets - first
-    scored: tuple[torch.Tensor, torch.Tensor] = _Scores.apply(hidden, weight, local, temperature, group, rows, columns)  # type: ignore[no-untyped-call]
+    own = targets - first
+    scored: tuple[torch.Tensor, torch.Tensor] = _Scores.apply(hidden, weight, own, temperature, group, rows, columns)  # type: ignore[no-untyped-call]
     return scored
 
 
@@ -84,8 +86,7 @@ class Head(Linear):  # type: ignore[misc]
             mesh = weight.device_mesh
             group, first = mesh.get_group(), -(-weight.shape[0] // mesh.size()) * mesh.get_local_rank()
             weight = weight.to_local()
-        if isinstance(hidden, DTensor):
-            hidden = hidden.to_local()
+        hidden = local(hidden)
         if torch.is_autocast_enabled(hidden.device.type):
             dtype = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight = hidden.to(dtype), weight.to(dtype)

@@ -112,11 +112,6 @@ class Paths:
         last = np.flatnonzero(position >= np.repeat(row.shared[row.branches], lengths))
         return cls(lengths, positions, torch.from_numpy(take).to(device), torch.from_numpy(last).to(device))
 
-    @classmethod
-    def whole(cls, rows: int, length: int, device: torch.device) -> Paths:
-        """Build the paths of rows that hold one sequence each."""
-        return cls([length] * rows, torch.arange(length, device=device).repeat(rows))
-
 
 @dataclass(frozen=True, slots=True)
 class Grid:

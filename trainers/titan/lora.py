@@ -26,7 +26,7 @@ from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from trainers.compat.torchtitan import set_lora_scaling
 from trainers.model.adapter import DOWN, PREFIX, UP, targets
-from trainers.titan.parallel import whole
+from trainers.titan.parallel import local, whole
 from trainers.titan.shards import place_of, start_of
 
 
@@ -48,14 +48,9 @@ class SeparateQKVLinear(QKVLinear):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A linear layer with an adapter.
+    """A linear layer with an adapter, whose weight is [out, into]: its names in TorchTitan's model and in PEFT's files.
 
-    Attributes:
-        titan: name in TorchTitan's model.
-        peft: name in PEFT's files.
-        out: number of rows of its weight.
-        into: number of columns of its weight.
-        rows: order of its rows in Hugging Face's files, [out]; None: the same order.
+    `rows` is the order of its rows in Hugging Face's files, [out]; None: the same order.
     """
 
     titan: str
@@ -71,13 +66,8 @@ class Adapters:
     Args:
         section: LoRA section of the recipe.
         hf: the model's `config.json`.
-        config: TorchTitan's model config, which is modified.
+        config: TorchTitan's model config, which is modified; `self.config` is the one with adapters.
         names: TorchTitan's adapter between its weight names and Hugging Face's.
-
-    Attributes:
-        config: the model config with adapters.
-        layers: layers that have an adapter.
-        scaling: factor of B A.
     """
 
     def __init__(self, section: LoRASection, hf: Mapping[str, Any], config: Any, names: StateDictAdapter) -> None:
@@ -103,11 +93,6 @@ class Adapters:
         options = LoRAConverter.Config(rank=section.rank, alpha=section.alpha, target_modules=last)
         self.config = LoRAConverter(options).convert(config)
 
-    @property
-    def parameters(self) -> int:
-        """Number of parameters of all adapters."""
-        return sum(self.section.rank * (layer.out + layer.into) for layer in self.layers)
-
     def fresh(self, seed: int) -> dict[str, torch.Tensor]:
         """Initial adapters, which change nothing yet, by TorchTitan's names: A is random (Kaiming), B is zero."""
         generator = torch.Generator().manual_seed(seed)
@@ -129,11 +114,7 @@ class Adapters:
         return adapters
 
     def from_peft(self, adapters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Convert adapters from PEFT's names and row order to a TorchTitan state dict.
-
-        Raises:
-            UsageError: they don't match this model and these layers.
-        """
+        """Convert adapters from PEFT's names and row order to a TorchTitan state dict."""
         state: dict[str, torch.Tensor] = {}
         left = dict(adapters)
         for layer in self.layers:
@@ -178,13 +159,13 @@ class Adapters:
 
 def _added(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor, scaling: float) -> torch.Tensor:
     """W + scaling B A; each rank computes its own shard."""
-    local = (weight.to_local() if isinstance(weight, DTensor) else weight).cpu()
-    rows, columns = (slice(first, first + size) for first, size in zip(start_of(weight), local.shape, strict=True))
-    local = torch.addmm(local, up[rows], down[:, columns], alpha=scaling)
+    shard = local(weight).cpu()
+    rows, columns = (slice(first, first + size) for first, size in zip(start_of(weight), shard.shape, strict=True))
+    shard = torch.addmm(shard, up[rows], down[:, columns], alpha=scaling)
     if not isinstance(weight, DTensor):
-        return local
+        return shard
     mesh, placements = weight.device_mesh, weight.placements
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride())
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride())
 
 
 def _take(left: dict[str, torch.Tensor], name: str, shape: tuple[int, int]) -> torch.Tensor:

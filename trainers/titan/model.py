@@ -149,7 +149,7 @@ class TitanModel:
         self.quadratic_cost = self.attention_cost / parameters
         self.head_parameters: int = hf["vocab_size"] * hf["hidden_size"]
         embeddings = self.head_parameters * (1 if self.config.enable_weight_tying else 2)
-        self.adapter_parameters: int = 0 if self.adapters is None else self.adapters.parameters
+        self.adapter_parameters: int = 0 if lora is None else adapter.adapter_parameters(lora, hf)
         idle = self._idle_parameters(hf) + self.adapter_parameters
         self.layer_parameters: int = parameters - embeddings - idle
 
@@ -165,19 +165,15 @@ class TitanModel:
         With several ranks its initial weights are not usable: load others (`_random_weights` or a folder's).
         """
         torch.manual_seed(self._seed)
-        if self.ranks.alone:
-            with self._device:
-                module = self.config.build()
-            with torch.no_grad():
-                module.init_states(buffer_device=self._device)
-            self.ranks.parallelize(module, self._family.parallelize, self.sharding, self.dtype)
-            return module
-        with torch.device("meta"):
+        with self._device if self.ranks.alone else torch.device("meta"):
             module = self.config.build()
-        self.ranks.parallelize(module, self._family.parallelize, self.sharding, self.dtype)
-        module.to_empty(device=self._device)
+        if not self.ranks.alone:
+            self.ranks.parallelize(module, self._family.parallelize, self.sharding, self.dtype)
+            module.to_empty(device=self._device)
         with torch.no_grad():
             module.init_states(buffer_device=self._device)
+        if self.ranks.alone:
+            self.ranks.parallelize(module, self._family.parallelize, self.sharding, self.dtype)
         return module
 
     def _random_weights(self) -> dict[str, torch.Tensor]:
@@ -191,19 +187,12 @@ class TitanModel:
 
     def score(self, batch: Microbatch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of each target at this temperature, float32 [N] each."""
-        with self._precision():
+        enabled = self.dtype != torch.float32 and self.ranks.alone  # with several ranks, FSDP sets the precision
+        with torch.autocast(self._device.type, dtype=self.dtype, enabled=enabled):
             scored: tuple[torch.Tensor, torch.Tensor] = self.module(
                 batch.tokens, batch.positions, batch.layout, batch.predictors, batch.target_ids, temperature
             )
         return scored
-
-    def _precision(self) -> torch.autocast:
-        """Autocast to the recipe's precision; weights and optimizer state stay in float32.
-
-        Disabled with several ranks, for which FSDP sets the precision.
-        """
-        enabled = self.dtype != torch.float32 and self.ranks.alone
-        return torch.autocast(self._device.type, dtype=self.dtype, enabled=enabled)
 
     def state_dict_hf(self) -> dict[str, torch.Tensor]:
         """Whole weights under Hugging Face names, without a tied head.
@@ -264,9 +253,6 @@ class TitanModel:
         """Copy the weights of a checkpoint folder into the model; each rank reads only its own shards.
 
         Adapters are reset.
-
-        Raises:
-            UsageError: the files lack tensors of the model.
         """
         fresh = self._fresh_adapters()
         if fresh:

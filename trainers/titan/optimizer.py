@@ -49,11 +49,7 @@ class Float32Muon(torch.optim.Muon):
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Set all singular values of a matrix to about 1, keeping its singular vectors (Newton-Schulz iteration).
-
-    Args:
-        matrix: [M, N].
-    """
+    """Set all singular values of a matrix [M, N] to about 1, keeping its singular vectors (Newton-Schulz iteration)."""
     tall = matrix.shape[0] > matrix.shape[1]
     wide = matrix.T if tall else matrix
     wide = wide / wide.norm().clamp(min=1e-7)
@@ -76,8 +72,7 @@ def _muon(groups: list[dict[str, Any]]) -> Optimizer:
 class Optimizers(optimizers_with("Muon", _muon)):  # type: ignore[misc]
     """TorchTitan's container, which also supports torch's Muon (Jordan et al. 2024) for hidden matrices.
 
-    Attributes:
-        threads: number of optimizers that run in parallel, each on its own parameters.
+    Its optimizers run in up to `threads` threads, each on its own parameters.
     """
 
     threads = 1
@@ -112,7 +107,8 @@ def build_optimizer(module: Any, section: OptimizerSection, device: Device, *, t
     if section.weight_decay > 0:
         groups.append(_group(WITHOUT_DECAY, "AdamW", adamw | {"weight_decay": 0.0}))
     groups.append(_group(r".*", "AdamW", adamw))
-    config = Optimizers.Config(param_groups=_used(groups, module), implementation=device.optimizer_implementation)
+    implementation: Any = "foreach" if device.is_cpu else "fused"
+    config = Optimizers.Config(param_groups=_used(groups, module), implementation=implementation)
     optimizers = Optimizers(config, model_parts=[module])
     optimizers.threads = threads
     return optimizers

@@ -22,11 +22,7 @@ Run = list[int]
 class Sizes:
     """Lengths of N sequences, and how many first tokens each shares with the one before it.
 
-    In a packed row, tokens that neighbours share are there once. Sequences in lexicographic order share most.
-
-    Attributes:
-        lengths: tokens of each sequence.
-        shared: number of first tokens that are those of the sequence before.
+    In a row, tokens that neighbours share are there once. Sequences in lexicographic order share most.
     """
 
     lengths: Sequence[int]
@@ -57,63 +53,39 @@ class Sizes:
         return sum(length - joined for length, joined in pairs), sum(length**2 - joined**2 for length, joined in pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Size limit of one forward-backward pass.
+def chunks(ordered: Sequence[int], sizes: Sizes, max_tokens: int) -> list[Run]:
+    """Split ascending sequences into consecutive runs of at most `max_tokens`; a longer sequence is a run of its own.
 
-    Attributes:
-        max_tokens: maximum tokens in a microbatch, padding included; a longer sequence gets a microbatch of its own. If
-            tokens are shared, all sequences together have at most `MOST_COPIES` times as many.
-        packed: whether sequences share a row, and what they begin with; otherwise each has a row, padded to the
-            longest.
+    Shared tokens count once, and all sequences of a run have at most `MOST_COPIES` times `max_tokens`.
     """
-
-    max_tokens: int
-    packed: bool
-
-    def ordered(self, numbers: Sequence[int], sizes: Sizes) -> Run:
-        """Sort sequences so that neighbours fit together: by number if packed, else the longest first."""
-        return sorted(numbers) if self.packed else longest_first(numbers, sizes.lengths)
-
-    def chunks(self, ordered: Sequence[int], sizes: Sizes) -> list[Run]:
-        """Split `ordered` into consecutive runs that fit the budget."""
-        result: list[Run] = []
-        joins = sizes.joins(ordered) if self.packed else [0] * len(ordered)
-        width = tokens = keys = 0
-        for number, joined in zip(ordered, joins, strict=True):
-            length = sizes.lengths[number]
-            if self.packed:
-                size = tokens + length - joined
-            else:
-                width = max(width, length)
-                size = (len(result[-1]) + 1) * width if result else length
-            if result and size <= self.max_tokens and keys + length <= MOST_COPIES * self.max_tokens:
-                result[-1].append(number)
-                tokens, keys = size, keys + length
-            else:
-                result.append([number])
-                width = tokens = keys = length
-        return result
-
-    def even_chunks(self, ordered: Sequence[int], sizes: Sizes, count: int) -> list[Run]:
-        """Split `ordered` into exactly `count` runs, with the largest as small as possible.
-
-        Some runs are empty if there are too few sequences. `count` must be at least the number of runs of `chunks`.
-        """
-        low, high = 1, self.max_tokens
-        while low < high:  # search for the smallest limit with at most `count` runs
-            middle = (low + high) // 2
-            if len(Budget(middle, self.packed).chunks(ordered, sizes)) <= count:
-                high = middle
-            else:
-                low = middle + 1
-        runs = Budget(low, self.packed).chunks(ordered, sizes)
-        return [*runs, *([] for _ in range(count - len(runs)))]
+    result: list[Run] = []
+    tokens = keys = 0
+    for number, joined in zip(ordered, sizes.joins(ordered), strict=True):
+        length = sizes.lengths[number]
+        size = tokens + length - joined
+        if result and size <= max_tokens and keys + length <= MOST_COPIES * max_tokens:
+            result[-1].append(number)
+            tokens, keys = size, keys + length
+        else:
+            result.append([number])
+            tokens = keys = length
+    return result
 
 
-def longest_first(numbers: Sequence[int], lengths: Sequence[int]) -> Run:
-    """Sort by length, longest first, so that neighbours have similar lengths and little padding."""
-    return sorted(numbers, key=lengths.__getitem__, reverse=True)
+def even_chunks(ordered: Sequence[int], sizes: Sizes, max_tokens: int, count: int) -> list[Run]:
+    """Split `ordered` into exactly `count` runs, with the largest as small as possible.
+
+    Some runs are empty if there are too few sequences. `count` must be at least the number of runs of `chunks`.
+    """
+    low, high = 1, max_tokens
+    while low < high:  # search for the smallest limit with at most `count` runs
+        middle = (low + high) // 2
+        if len(chunks(ordered, sizes, middle)) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    runs = chunks(ordered, sizes, low)
+    return [*runs, *([] for _ in range(count - len(runs)))]
 
 
 def families(sizes: Sizes, most: float, quadratic: float) -> list[Run]:
@@ -161,21 +133,19 @@ def cost(length: int, quadratic: float) -> float:
     return length + quadratic * length**2
 
 
-def plan(sizes: Sizes, budget: Budget, *, ranks: int = 1, at_least: int = 1, quadratic: float = 0.0) -> list[list[Run]]:
+def plan(
+    sizes: Sizes, max_tokens: int, *, ranks: int = 1, at_least: int = 1, quadratic: float = 0.0
+) -> list[list[Run]]:
     """Plan the microbatches of each rank; every rank has the same number, since each pass is a collective.
 
-    A rank with fewer sequences than microbatches has empty ones. The plan depends on its arguments only, so ranks that
-    know the sizes agree on it without communication.
-
-    Args:
-        at_least: number of parallel threads. The number of microbatches per rank is a multiple of it, if there are
-            enough sequences, and they are of similar size.
+    A rank with fewer sequences than microbatches has empty ones. If `at_least`, the number of parallel threads, is more
+    than 1, the number of microbatches is a multiple of it, given enough sequences, and they are of similar size.
     """
-    by_rank = [budget.ordered(share, sizes) for share in shares(sizes, ranks, quadratic)]
-    count = max(len(budget.chunks(share, sizes)) for share in by_rank)
+    by_rank = [sorted(share) for share in shares(sizes, ranks, quadratic)]
     if ranks == at_least == 1:
-        return [budget.chunks(by_rank[0], sizes)]
-    planned = [budget.even_chunks(share, sizes, -(-count // at_least) * at_least) for share in by_rank]
+        return [chunks(by_rank[0], sizes, max_tokens)]
+    count = max(len(chunks(share, sizes, max_tokens)) for share in by_rank)
+    planned = [even_chunks(share, sizes, max_tokens, -(-count // at_least) * at_least) for share in by_rank]
     return [[run for run in runs if run] for runs in planned] if ranks == 1 else planned
 
 

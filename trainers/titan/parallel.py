@@ -22,22 +22,12 @@ from forge_env.config.recipe import ParallelismSection
 from trainers.losses import metrics as figures
 from trainers.titan.context import Context
 
-CHECKPOINTING: dict[str, type[ActivationCheckpointing] | None] = {
-    "none": None,
-    "selective": SelectiveAC,
-    "full": FullAC,
-}
+CHECKPOINTING: dict[str, type[ActivationCheckpointing]] = {"selective": SelectiveAC, "full": FullAC}
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Parallelism, activation checkpointing and compilation of a model.
-
-    Attributes:
-        dims: degrees of the parallelisms.
-        activation_checkpoint: `none`, `selective` or `full`.
-        compile: compile each transformer block.
-    """
+    """Parallelism, activation checkpointing (`none`, `selective` or `full`) and compilation of a model's blocks."""
 
     dims: ParallelismSection = field(default_factory=ParallelismSection)
     activation_checkpoint: str = "none"
@@ -105,7 +95,7 @@ class Ranks:
 
     def parallelize(self, module: Any, shard: Callable[..., Any], sharding: Sharding, dtype: torch.dtype) -> None:
         """Checkpoint activations, compile, and shard with TorchTitan's function for the family, in place."""
-        policy = CHECKPOINTING[sharding.activation_checkpoint]
+        policy = CHECKPOINTING.get(sharding.activation_checkpoint)
         compile_config = CompileConfig(enable=sharding.compile, components=["model"])
         if self.alone:
             if policy is not None:
@@ -143,6 +133,11 @@ class Ranks:
         items: list[Any] = [None] * self.size
         dist.all_gather_object(items, item)
         return items
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from torchtitan.protocols.module import Module
 
 from trainers.model.delta import causal_convolution, gated_delta_rule
 from trainers.titan.attention import spread
-from trainers.titan.layout import ContextLayout, Paths, RowLayout
+from trainers.titan.layout import ContextLayout, RowLayout
 
 
 class PartialRoPE(CosSinRoPE):  # type: ignore[misc]
@@ -75,26 +75,15 @@ class GatedDelta(Module):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):  # type: ignore[misc]
-        """Configuration of `GatedDelta`.
+        """Projections to queries, keys and values, the output's gate, the state's decay, and the strength of writing.
 
-        Attributes:
-            key_heads: number of heads of queries and keys, a divisor of `value_heads`.
-            key_dim: width of one of them.
-            value_heads: number of heads of values, each with its own state.
-            value_dim: width of one of them.
-            width: number of tokens that the convolution covers.
-            in_proj_qkv: queries, keys and values.
-            in_proj_z: gate of the output.
-            in_proj_a: decay of the state.
-            in_proj_b: strength of writing.
-            norm: norm of each head's output.
-            out_proj: projection to the residual stream.
+        Each of the heads of values has a state; `key_heads`, of queries and keys, is a divisor of their number. The
+        convolution covers `width` tokens, and `norm` is that of each head's output.
         """
 
         key_heads: int
         key_dim: int
         value_heads: int
-        value_dim: int
         width: int
         in_proj_qkv: Linear.Config
         in_proj_z: Linear.Config
@@ -113,13 +102,11 @@ class GatedDelta(Module):  # type: ignore[misc]
         self.dt_bias = nn.Parameter(torch.empty(config.value_heads))
 
     def forward(
-        self, x: torch.Tensor, attention_masks: RowLayout | None, positions: torch.Tensor | None = None
+        self, x: torch.Tensor, attention_masks: RowLayout, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Apply the layer, [B, T, D] -> [B, T, D]; without a layout, each row is a sequence."""
+        """Apply the layer, [1, T, D] -> [1, T, D]."""
         assert not isinstance(attention_masks, ContextLayout), "rows are not split for this family"
-        batch, length, _ = x.shape
-        config = self.config
-        paths = Paths.whole(batch, length, x.device) if attention_masks is None else attention_masks.paths
+        config, paths = self.config, attention_masks.paths
         qkv, b, a = (layer(x).flatten(0, 1) for layer in (self.in_proj_qkv, self.in_proj_b, self.in_proj_a))
         if paths.take is not None:
             qkv, b, a = (spread(tokens, paths.take) for tokens in (qkv, b, a))
@@ -135,7 +122,7 @@ class GatedDelta(Module):  # type: ignore[misc]
             out = out.index_select(0, paths.last)
         normed = nn.functional.rms_norm(out, out.shape[-1:], self.norm.weight.float(), self.norm.eps)
         gate = self.in_proj_z(x).view(normed.shape).float()
-        gated: torch.Tensor = self.out_proj((normed * nn.functional.silu(gate)).view(batch, length, -1).type_as(x))
+        gated: torch.Tensor = self.out_proj((normed * nn.functional.silu(gate)).view(*x.shape[:2], -1).type_as(x))
         return gated
 
 
@@ -153,7 +140,6 @@ def delta_config(hf: Any, normal: dict[str, Any], residual: dict[str, Any]) -> G
         key_heads=hf["linear_num_key_heads"],
         key_dim=hf["linear_key_head_dim"],
         value_heads=value_heads,
-        value_dim=hf["linear_value_head_dim"],
         width=hf["linear_conv_kernel_dim"],
         in_proj_qkv=linear(2 * keys + values),
         in_proj_z=linear(values),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,15 +79,16 @@ class ReferenceModel(LedActor):
         self._spans.clear()
         return self._account.seconds(), spans, read_clock()
 
-    async def _in_turn(self, own: Callable[..., Awaitable[T]], endpoint: str, *args: Any) -> T:
+    async def _in_turn(self, doing: str, own: Callable[..., Awaitable[T]], endpoint: str, *args: Any) -> T:
         """Run `own` here and `endpoint` in the other processes, after all earlier calls."""
         async with self._one_at_a_time:
-            return await self.with_followers(own(*args), endpoint, *args)
+            with self._account.during(doing):
+                return await self.with_followers(own(*args), endpoint, *args)
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Load the weights."""
-        await self._in_turn(self._setup, "setup")
+        await self._in_turn("wait for calls", self._setup, "setup")
 
     async def _setup(self) -> None:
         leave_as_it_stands()
@@ -117,29 +119,24 @@ class ReferenceModel(LedActor):
         from forge_env.trajectory import Segment
 
         rows = [Segment(row, row >= 0) for row in tokens.cpu().numpy()]
-        scored = await self._in_turn(self._logprobs, "logprobs", rows)
+        scored = await self._in_turn("score", self._logprobs, "logprobs", rows)
         return torch.stack([torch.from_numpy(values) for values in scored])
 
     @concurrent_endpoint
     async def logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
         """Log-probabilities of the target tokens of each segment, float32 [N] each."""
-        return await self._in_turn(self._logprobs, "logprobs", segments)
+        return await self._in_turn("score", self._logprobs, "logprobs", segments)
 
     async def _logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
-        with self._account.during("score"):
-            result: list[NDArray[np.float32]] = await asyncio.to_thread(self._scorer.logprobs, segments)
+        result: list[NDArray[np.float32]] = await asyncio.to_thread(self._scorer.logprobs, segments)
         return result
 
     @concurrent_endpoint
     async def score(self, buffer: Any, step: int, computed: Computed = "all") -> None:
         """Set `ref_logprobs` of the `computed` segments of `step`."""
-        await self._in_turn(self._score, "score", buffer, step, computed)
-
-    async def _score(self, buffer: Any, step: int, computed: Computed) -> None:
         from trainers.titan.score import score
 
-        with self._account.during("score"):
-            await score(self._scorer, buffer, step, computed)
+        await self._in_turn("score", partial(score, self._scorer), "score", buffer, step, computed)
 
     @concurrent_endpoint
     async def load_weights(self, published: Published) -> None:
@@ -148,14 +145,13 @@ class ReferenceModel(LedActor):
         Raises:
             InfrastructureError: the trainer that published them has stopped or can't be reached.
         """
-        await self._in_turn(self._load_weights, "load_weights", published)
+        await self._in_turn("load weights", self._load_weights, "load_weights", published)
 
     async def _load_weights(self, published: Published) -> None:
         from trainers.model.merging import whole_weights
 
-        with self._account.during("load weights"):
-            try:
-                weights = await self._weights.take(published)
-            except OSError as error:
-                raise InfrastructureError(f"the published weights can't be fetched: {error}") from error
-            self._model.load_hf(dict(whole_weights(weights, Path(self._folder), everything=True)))
+        try:
+            weights = await self._weights.take(published)
+        except OSError as error:
+            raise InfrastructureError(f"the published weights can't be fetched: {error}") from error
+        self._model.load_hf(dict(whole_weights(weights, Path(self._folder), everything=True)))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from trainers.model.rounding import Change
 from trainers.titan.model import TitanModel
-from trainers.titan.parallel import whole
+from trainers.titan.parallel import local, whole
 from trainers.titan.shards import start_of
 
 SAMPLED = 8192
@@ -19,12 +18,9 @@ ROWS = 8
 
 
 class Rounding:
-    """Compares a sample of the weights with the same ones at the start, before and after rounding.
+    """Compares a sample of the weights with the same ones before the first update, as they are and rounded.
 
-    Every method is a collective of the model's ranks.
-
-    Args:
-        model: the model before its first update; with adapters, its base weights are the start.
+    With adapters, the base weights are the start. Every method is a collective of the model's ranks.
     """
 
     def __init__(self, model: TitanModel) -> None:
@@ -41,7 +37,7 @@ class Rounding:
 
     def _samples(self) -> Iterator[torch.Tensor]:
         for parameter in self._model.module.parameters():
-            values = _local(parameter).flatten()
+            values = local(parameter.detach()).flatten()
             yield values[:: max(1, len(values) // SAMPLED)]
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -52,11 +48,6 @@ class Rounding:
             module = self._model.module.get_submodule(layer.titan)
             up, down = (whole(part.weight.detach()) for part in (module.lora_b, module.lora_a))
             row, column = start_of(module.weight)
-            weight = _local(module.weight)[:ROWS]
+            weight = local(module.weight.detach())[:ROWS]
             up, down = up[row : row + len(weight)], down[:, column : column + weight.shape[1]]
             yield weight, torch.addmm(weight, up, down, alpha=adapters.scaling)
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    values = parameter.detach()
-    return values.to_local() if isinstance(values, DTensor) else values

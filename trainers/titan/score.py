@@ -17,7 +17,7 @@ from trainers.buffer.sequences import BatchSizes, Computed, in_order, shared_wit
 from trainers.titan.batch import Microbatch, collate
 from trainers.titan.device import Device
 from trainers.titan.model import TitanModel
-from trainers.titan.packing import Budget, Run, Sizes, plan
+from trainers.titan.packing import Run, Sizes, plan
 
 Segments = Sequence[Segment] | Mapping[int, Segment]
 """Token sequences by index; a rank may have only those that it computes."""
@@ -47,7 +47,7 @@ class Scorer:
     ) -> None:
         self.model = model
         self.device = device
-        self.budget = Budget(microbatch_tokens, device.packed or not model.ranks.alone)
+        self.microbatch_tokens = microbatch_tokens
         self.temperature = temperature
         self.threads = threads
         self.share_prefixes = share_prefixes
@@ -55,12 +55,11 @@ class Scorer:
     @property
     def side_by_side(self) -> bool:
         """Whether threads run microbatches in parallel; never with several ranks, whose passes are collectives."""
-        return self.threads > 1 and self.device.side_by_side and self.model.ranks.alone
+        return self.threads > 1 and self.device.is_cpu and self.model.ranks.alone
 
     def sizes(self, lengths: NDArray[np.int64], shared: NDArray[np.int64]) -> Sizes:
         """Sizes of segments in lexicographic order, as microbatches are planned with them."""
-        share = self.share_prefixes and self.budget.packed
-        return Sizes(lengths.tolist(), shared.tolist()) if share else Sizes.alone(lengths.tolist())
+        return Sizes(lengths.tolist(), shared.tolist()) if self.share_prefixes else Sizes.alone(lengths.tolist())
 
     def plan(self, sizes: Sizes) -> list[list[Run]]:
         """Plan each rank's microbatches of segments of these sizes; deterministic.
@@ -69,8 +68,8 @@ class Scorer:
         segments than others have microbatches gets empty ones, so that the counts are equal.
         """
         at_least = self.threads if self.side_by_side else 1
-        quadratic = self.model.quadratic_cost
-        return plan(sizes, self.budget, ranks=self.model.ranks.data_degree, at_least=at_least, quadratic=quadratic)
+        ranks, quadratic = self.model.ranks.data_degree, self.model.quadratic_cost
+        return plan(sizes, self.microbatch_tokens, ranks=ranks, at_least=at_least, quadratic=quadratic)
 
     def microbatches(self, lengths: NDArray[np.int64], shared: NDArray[np.int64]) -> list[Run]:
         """This rank's microbatches of segments in lexicographic order; see `plan`."""
@@ -78,11 +77,9 @@ class Scorer:
 
     def collate(self, run: Run, segments: Segments) -> Microbatch:
         """Build the tensors of a microbatch; an empty one gets a sequence without targets."""
-        rows = [segments[number] for number in run] or [_nothing()]
+        rows = [segments[number] for number in run] or [Segment(np.zeros(2, np.int32), np.zeros(2, np.bool_))]
         multiple = self.model.ranks.row_multiple
-        return collate(
-            rows, self.device.torch, packed=self.budget.packed, multiple=multiple, share_prefixes=self.share_prefixes
-        )
+        return collate(rows, self.device.torch, multiple=multiple, share_prefixes=self.share_prefixes)
 
     def forward(self, batch: Microbatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of a microbatch's target tokens, [N] each, with gradients."""
@@ -143,7 +140,3 @@ async def score(scorer: Scorer, buffer: LocalReplayBuffer[Any], step: int, compu
     logprobs = await asyncio.to_thread(scorer.score, runs, segments)
     if scorer.model.ranks.counts:
         await buffer.set_reference(step, {int(sizes.numbers[index]): values for index, values in logprobs.items()})
-
-
-def _nothing() -> Segment:
-    return Segment(np.zeros(2, np.int32), np.zeros(2, np.bool_))

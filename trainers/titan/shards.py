@@ -19,6 +19,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from forge_env.errors import ForgeError
 from trainers.compat.torch import offset_of_shard
 from trainers.model.parts import Part, Shape
+from trainers.titan.parallel import local
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,7 @@ def place_of(adapter: StateDictAdapter, name: str, shape: Shape) -> Place:
 
 
 class Shards:
-    """This rank's parts of a model's weights.
-
-    Args:
-        adapter: TorchTitan's adapter between its names and Hugging Face's.
-        first: whether this is the first rank, which represents all ranks for tensors that aren't sharded.
-    """
+    """This rank's parts of a model's weights; the `first` rank represents all for tensors that aren't sharded."""
 
     def __init__(self, adapter: StateDictAdapter, *, first: bool) -> None:
         self._adapter = adapter
@@ -76,10 +72,7 @@ class Shards:
     def parts(self, name: str, item: torch.Tensor, *, copies: bool = False) -> Iterator[Part]:
         """This rank's parts of a TorchTitan tensor, as views of it.
 
-        Args:
-            name: name of the tensor.
-            item: the whole tensor, or this rank's shard of it.
-            copies: also yield parts that several ranks have; otherwise only one of these ranks yields them.
+        Parts that several ranks have are yielded by one of them, or with `copies` by each.
         """
         whole = tuple(item.shape)
         location = self._places.get(name)
@@ -88,13 +81,13 @@ class Shards:
         if not location.names or not (copies or self._own(item)):
             return
         start = start_of(item)
-        local = (item.to_local() if isinstance(item, DTensor) else item).detach()
+        shard = local(item).detach()
         if location.sliced:
-            for number, tensor in enumerate(local, start[0]):
+            for number, tensor in enumerate(shard, start[0]):
                 if tensor.numel():
                     yield Part(location.names[number], start[1:], whole[1:], tensor)
-        elif local.numel():
-            part = Part(location.names[0], start, whole, local)
+        elif shard.numel():
+            part = Part(location.names[0], start, whole, shard)
             yield from [part] if location.rows is None else _reordered(part, location.rows)
 
     def _place(self, name: str, shape: Shape) -> Place:
@@ -127,9 +120,7 @@ def start_of(item: torch.Tensor) -> Shape:
 def _reordered(part: Part, rows: torch.Tensor) -> Iterator[Part]:
     """Convert a part to another row order: yields one part for each run of rows that are adjacent in that order.
 
-    Args:
-        part: part of a TorchTitan tensor.
-        rows: index of the TorchTitan row that each row of the other order equals.
+    `rows` are the indices of the TorchTitan row that each row of the other order equals.
     """
     first, count = part.start[0], len(part.tensor)
     targets = torch.argsort(rows)[first : first + count]  # new index of each row

@@ -50,9 +50,7 @@ def checksum(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
     result, flat = 0, tensor.detach().reshape(-1)
     for start in range(0, flat.numel(), _AT_ONCE):
         part = flat[start : start + _AT_ONCE]
-        if dtype is not None and part.is_floating_point():
-            part = part.to(dtype)
-        result += int(part.contiguous().view(_AS_INTEGERS[part.element_size()]).sum(dtype=torch.int64))
+        result += int(bit_sum(part if dtype is None or not part.is_floating_point() else part.to(dtype)))
     return result % MODULUS
 
 
@@ -70,10 +68,7 @@ def read_sums(sums: Mapping[str, torch.Tensor]) -> Sums:
 
 def checksums(named: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None) -> Sums:
     """Checksum of each tensor. Parts of a tensor with the same name are added up."""
-    sums: Sums = {}
-    for name, tensor in named:
-        sums[name] = (sums.get(name, 0) + checksum(tensor, dtype)) % MODULUS
-    return sums
+    return together({name: checksum(tensor, dtype)} for name, tensor in named)
 
 
 def together(parts: Iterable[Mapping[str, int]]) -> Sums:

@@ -44,10 +44,8 @@ class Layout:
 
     @classmethod
     def of(cls, parts: Sequence[Part], dtype: torch.dtype | None = None) -> Layout:
-        """The layout of `parts`, one buffer per data type, in their order.
-
-        Args:
-            dtype: data type of floating-point tensors in the buffers, by default their own.
+        """The layout of `parts`, one buffer per data type, in their order; `dtype` is that of floating-point tensors
+        there.
         """
         used: dict[torch.dtype, int] = {}
         entries = []
@@ -88,10 +86,6 @@ class Flat:
 
     A tensor that one process has whole is a view into its buffer. A tensor split between processes is assembled when
     the iteration reaches it, so at most one such copy is made at a time.
-
-    Attributes:
-        layouts: layout of each process.
-        buffers: buffers of each process.
     """
 
     layouts: Sequence[Layout]
@@ -119,11 +113,7 @@ class Flat:
 
 
 def _joined(parts: Sequence[tuple[Entry, torch.Tensor]]) -> torch.Tensor:
-    """Assemble a whole tensor from its parts.
-
-    Raises:
-        ValueError: parts are missing.
-    """
+    """Assemble a whole tensor from its parts; raises ValueError if some are missing."""
     entry, tensor = parts[0]
     if entry.shape == entry.whole:
         return tensor

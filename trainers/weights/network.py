@@ -42,12 +42,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Address and secret with which to fetch blocks of a process.
-
-    Attributes:
-        address: address of the process's server.
-        secret: secret that a client must send.
-    """
+    """Address and secret with which to fetch blocks of a process."""
 
     address: Address
     secret: bytes = field(repr=False)
@@ -56,13 +51,7 @@ class Source:
 class Server(socketserver.ThreadingTCPServer):
     """Server of this process's blocks for clients that know the secret. It runs until the process ends.
 
-    Args:
-        address: address of this host for other hosts. The server uses a free port instead of the address's port.
-        find: function that returns the memory of a block, given its number and stamp, or None.
-
-    Raises:
-        OSError: the server can't listen at this address.
-        ForgeError: the certificates can't be used.
+    It uses a free port of the address, and `find` returns the memory of a block, given its number and stamp, or None.
     """
 
     daemon_threads = True
@@ -134,13 +123,7 @@ def serve(find: Callable[[int, int], memoryview | None]) -> Source | None:
 
 
 def fetch(source: Source, number: int, stamp: int, into: memoryview) -> None:
-    """Fetch a block of another host into memory. Blocks the calling thread.
-
-    Args:
-        source: source of the process that has the block.
-        number: number of the block.
-        stamp: stamp of the block.
-        into: memory to fill, of the block's size, in bytes.
+    """Fetch a block of another host into memory of its size, in bytes. Blocks the calling thread.
 
     Raises:
         FileNotFoundError: the process has dropped or overwritten the block.
@@ -183,10 +166,7 @@ def send(peer: socket.socket, block: memoryview) -> None:
 def receive(peer: socket.socket, into: memoryview) -> None:
     """Receive bytes until `into` is full.
 
-    Raises:
-        FileNotFoundError: the connection was closed before the first byte.
-        ConnectionError: the connection was closed too early.
-        TimeoutError: no bytes arrived, but the connection is open.
+    Raises FileNotFoundError if the connection was closed before the first byte, and ConnectionError if later.
     """
     received, flags = 0, 0 if isinstance(peer, ssl.SSLSocket) else socket.MSG_WAITALL
     while received < len(into):

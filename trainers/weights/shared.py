@@ -77,12 +77,9 @@ _kept: dict[tuple[int, torch.dtype], deque[Block]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that publishes weights.
+    """A process that publishes weights, by its `host` and its id there.
 
-    Attributes:
-        host: its host (see `host`).
-        pid: process id on that host.
-        source: source from which other machines fetch its blocks; None if the run has no other machines.
+    `source` is where other machines fetch its blocks; None if the run has no other machines.
     """
 
     host: str
@@ -106,16 +103,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """Reference to a tensor in a block of a process, with the block's current contents.
-
-    Attributes:
-        process: the process.
-        descriptor: number of the block's file descriptor in that process.
-        inode: inode of the block, which identifies it.
-        stamp: stamp of the block.
-        shape: shape of the tensor.
-        dtype: data type of the tensor.
-    """
+    """Reference to a tensor in a block of a process: the block's descriptor there, its inode, and its current stamp."""
 
     process: Process
     descriptor: int
@@ -148,11 +136,7 @@ def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def handle(tensor: torch.Tensor) -> Handle:
-    """Create the handle with which another process maps or fetches the memory of `tensor`.
-
-    Raises:
-        ValueError: `tensor` is not the whole of a block.
-    """
+    """Create the handle with which another process maps or fetches `tensor`, which must be the whole of a block."""
     block = _block(tensor)
     number, inode = block.file.number, block.file.inode
     return Handle(this_process(), number, inode, block.stamp, tuple(tensor.shape), tensor.dtype)
@@ -178,8 +162,7 @@ def reuse(tensor: torch.Tensor) -> bool:
 def attach(shared: Handle) -> torch.Tensor:
     """Map a tensor of another process of this machine. Its block is not refilled as long as the result exists.
 
-    Raises:
-        OSError: the process dropped or refilled the block, or ended.
+    Raises OSError if the process dropped or refilled the block, or ended.
     """
     for key in [key for key in _kept if not os.path.exists(f"/proc/{key[0]}")]:
         del _kept[key]
@@ -194,14 +177,9 @@ def attach(shared: Handle) -> torch.Tensor:
 
 
 async def fetch(shared: Handle, into: torch.Tensor | None = None) -> torch.Tensor:
-    """Copy a tensor from a process of another machine.
+    """Copy a tensor from a process of another machine, `into` a contiguous tensor or a new one.
 
-    Args:
-        shared: handle of the tensor.
-        into: contiguous tensor of the same shape and data type to fill; by default a new one.
-
-    Raises:
-        OSError: the process dropped or refilled the block, ended, or can't be reached.
+    Raises OSError if the process dropped or refilled the block, ended, or can't be reached.
     """
     source = shared.process.source
     if source is None:
@@ -239,10 +217,8 @@ def _open(path: str, inode: int) -> Descriptor:
 
 
 def _read(block: Block, path: str, stamp: int) -> Reading:
-    """Lock a block and return its contents.
-
-    Raises:
-        FileNotFoundError: the block was dropped, is being refilled, or has another stamp.
+    """Lock a block and return its contents; raises FileNotFoundError if it was dropped, is being refilled, or has
+    another stamp.
     """
     # Opened again, because a lock on the file of the mapping would last as long as the mapping.
     lock = _open(path, block.file.inode)

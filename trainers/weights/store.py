@@ -40,10 +40,7 @@ class VolumePerRank(torchstore.TorchStoreStrategy):  # type: ignore[misc]
         """Process that the volume is in, for readers to watch."""
         return shared.this_process()
 
-    @classmethod
-    def get_client_id(cls) -> shared.Process:
-        """This process."""
-        return shared.this_process()
+    get_client_id = get_volume_id
 
 
 async def open_store(processes: Any, count: int) -> None:
@@ -52,9 +49,8 @@ async def open_store(processes: Any, count: int) -> None:
     await torchstore.initialize(num_storage_volumes=count, strategy=VolumePerRank(), mesh=processes)
 
 
-async def close_store() -> None:
-    """Disconnect from the store's volumes, which end with the trainer's processes."""
-    await compat.forget_store()
+close_store = compat.forget_store
+"""Disconnect from the store's volumes, which end with the trainer's processes."""
 
 
 def _shards(layouts: Sequence[Layout]) -> dict[torch.dtype, tuple[list[int], int]]:
@@ -127,11 +123,7 @@ class StoreSender(Sender):
                 self._buffers[dtype] = torch.nn.functional.pad(buffer, (0, length - len(buffer)))
 
     async def upload(self, version: int) -> None:
-        """Put this process's buffers, from which the first process drops the previous version afterwards.
-
-        Raises:
-            ActorDiedError: another process of the trainer died.
-        """
+        """Put this process's buffers, from which the first process drops the previous version afterwards."""
         assert self._published is not None
         uploaded = {_by_number(version)}
         for dtype, (numbers, length) in self._shards.items():
@@ -176,10 +168,8 @@ def receive(
 ) -> dict[tuple[int, torch.dtype], Coroutine[Any, Any, torch.Tensor]]:
     """Transfers of all buffers of a version, by process number and data type.
 
-    Args:
-        published: the version.
-        layouts: layout of each process of the trainer.
-        landing: receive buffers; missing ones are added.
+    `layouts` has that of each process of the trainer, and `landing` the receive buffers, to which missing ones are
+    added.
     """
     transfers = {}
     for dtype, (numbers, length) in _shards(layouts).items():

@@ -32,14 +32,9 @@ Handles = Mapping[torch.dtype, shared.Handle]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One process's parts of a version.
+    """One process's parts of a version: their packed layout, the same for every version of a model, and their bytes.
 
-    Attributes:
-        layout: packed layout of its parts (see `pack`); the same for every version of one model.
-        nbytes: size of its parts in bytes.
-        handles: handles of its buffers; empty with TorchStore.
-        key: with TorchStore, the key that it proposes for the version.
-        process: the process.
+    `handles` are those of its buffers; with TorchStore there are none, but a `key` that it proposes for the version.
     """
 
     layout: bytes
@@ -51,14 +46,9 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Location of a version, complete for readers that have seen no version before.
+    """Location of a version, complete for readers that have seen no version before: what each process offers.
 
-    Attributes:
-        layouts: packed layout of each process.
-        nbytes: size of the weights in bytes.
-        handles: handles of each process's buffers; empty if the weights are in TorchStore.
-        key: prefix of the weights' keys in TorchStore; None if the weights are in shared memory.
-        processes: the processes that published it.
+    `key` is the prefix of the weights' keys in TorchStore; None if they are in shared memory.
     """
 
     layouts: tuple[bytes, ...]
@@ -79,11 +69,7 @@ def unpack(layouts: Sequence[bytes]) -> list[Layout]:
 
 
 class Sender:
-    """One trainer process's side of a transfer through shared memory.
-
-    Args:
-        dtype: data type of floating-point tensors in snapshots, normally that of the generators; by default their own.
-    """
+    """One trainer process's side of a transfer through shared memory; floating-point tensors are sent in `dtype`."""
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype
@@ -118,9 +104,12 @@ class Sender:
 
     def publish(self, offers: Sequence[Offer]) -> Published:
         """Combine the snapshots of all processes into one version. With TorchStore, every process must call this."""
-        layouts, nbytes = tuple(offer.layout for offer in offers), sum(offer.nbytes for offer in offers)
-        processes = tuple(offer.process for offer in offers)
-        return Published(layouts, nbytes, tuple(offer.handles for offer in offers), processes=processes)
+        return Published(
+            tuple(offer.layout for offer in offers),
+            sum(offer.nbytes for offer in offers),
+            tuple(offer.handles for offer in offers),
+            processes=tuple(offer.process for offer in offers),
+        )
 
     async def upload(self, version: int) -> None:
         """Make the published version readable, which it is at once in shared memory."""

@@ -16,7 +16,6 @@ from forge_env.config.recipe import LossSection  # noqa: E402
 from trainers.losses import LossOutput, TokenBatch  # noqa: E402
 from trainers.losses import metrics as figures  # noqa: E402
 from trainers.losses.load import make_loss  # noqa: E402
-from trainers.losses.padded import flatten  # noqa: E402
 from trainers.losses.types import needs  # noqa: E402
 
 pytestmark = pytest.mark.stack
@@ -51,6 +50,15 @@ def rows(seed: int, lengths: list[int], width: int | None = None, spread: float 
         values[name] = torch.where(mask.bool(), tokens, horrible)
     values["advantages"] = torch.tensor(rng.normal(size=(len(lengths), 1)))
     return {"padding_mask": mask, **values}
+
+
+def flatten(padding_mask: torch.Tensor, advantages: torch.Tensor, **rows: torch.Tensor) -> TokenBatch:
+    """Padded rows, [R, T], as a batch that is a whole minibatch, without what is in the padding."""
+    mask = padding_mask.bool()
+    flat = {name: values[mask] for name, values in rows.items()}
+    flat["advantages"] = advantages.expand_as(mask)[mask]
+    sizes: dict[str, Any] = {"total_tokens": int(mask.sum()), "total_sequences": len(mask)}
+    return TokenBatch(**flat, sequence_ids=mask.nonzero()[:, 0], **sizes)
 
 
 def select(batch: TokenBatch, chosen: torch.Tensor) -> TokenBatch:

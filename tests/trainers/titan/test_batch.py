@@ -17,7 +17,7 @@ from forge_env.trajectory import Segment  # noqa: E402
 from trainers.buffer.sequences import targets  # noqa: E402
 from trainers.titan.batch import collate  # noqa: E402
 from trainers.titan.layout import GRID, PackedLayout  # noqa: E402
-from trainers.titan.packing import Budget, Sizes, families, plan, shares, split  # noqa: E402
+from trainers.titan.packing import Sizes, families, plan, shares, split  # noqa: E402
 
 pytestmark = pytest.mark.stack
 CPU = torch.device("cpu")
@@ -31,15 +31,15 @@ def sequence(length: int, first: int = 0) -> Segment:
 
 
 @settings(max_examples=80, deadline=None)
-@given(lengths=lengths, budget=st.integers(16, 400), packed=st.booleans(), ranks=st.integers(1, 4))
-def test_a_plan_keeps_every_target_and_the_budget(lengths: list[int], budget: int, packed: bool, ranks: int) -> None:
+@given(lengths=lengths, budget=st.integers(16, 400), ranks=st.integers(1, 4))
+def test_a_plan_keeps_every_target_and_the_budget(lengths: list[int], budget: int, ranks: int) -> None:
     sequences = [sequence(length, 100 * index) for index, length in enumerate(lengths)]
-    planned = plan(Sizes.alone(lengths), Budget(budget, packed), ranks=ranks)
+    planned = plan(Sizes.alone(lengths), budget, ranks=ranks)
     assert len({len(share) for share in planned}) == 1, "ranks must make the same number of passes"
     assert sorted(number for share in planned for run in share for number in run) == list(range(len(lengths)))
     for run in (run for share in planned for run in share if run):
         chunk = [sequences[number] for number in run]
-        batch = collate(chunk, CPU, packed=packed)
+        batch = collate(chunk, CPU)
         assert batch.tokens.numel() <= budget or len(chunk) == 1
         assert len(batch.target_ids) == sum(len(targets(item)) for item in chunk)
         # Token ids were chosen so that log-prob and advantage can be told from the id.
@@ -69,7 +69,7 @@ def test_shares_differ_by_no_more_than_one_family(lengths: list[int], ranks: int
 @settings(max_examples=30, deadline=None)
 @given(lengths=lengths, multiple=st.integers(1, 8))
 def test_a_packed_row_has_no_padding_but_to_its_multiple(lengths: list[int], multiple: int) -> None:
-    batch = collate([sequence(length) for length in lengths], CPU, packed=True, multiple=multiple)
+    batch = collate([sequence(length) for length in lengths], CPU, multiple=multiple)
     assert batch.tokens.shape[0] == 1
     assert batch.tokens.shape[1] % multiple == 0
     assert batch.tokens.shape[1] - sum(lengths) < multiple
@@ -81,20 +81,6 @@ def test_a_packed_row_has_no_padding_but_to_its_multiple(lengths: list[int], mul
     for grid in batch.layout.grids:
         real = int((grid.keys.view(grid.rows, -1).diff() != 0).sum()) + grid.rows
         assert len(grid.keys) <= GRID * real
-
-
-def test_long_and_short_sequences_in_a_row_leave_no_padding() -> None:
-    rng = random.Random(0)
-    lengths = [rng.choice([20, 60, 90]) for _ in range(100)]
-    padded, packed = (
-        [
-            collate([sequence(lengths[number]) for number in run], CPU, packed=packed)
-            for run in plan(Sizes.alone(lengths), Budget(2048, packed))[0]
-        ]
-        for packed in (False, True)
-    )
-    assert max(batch.padding for batch in packed) == 0
-    assert max(batch.padding for batch in padded) > 0
 
 
 def test_a_first_token_is_never_a_target() -> None:

@@ -29,12 +29,12 @@ def test_unused_memory_beyond_a_limit_is_returned(monkeypatch: pytest.MonkeyPatc
     before = resident_mb()
     unused = device.unused_bytes()
     assert unused > 150 * 2**20
-    device.CPU.trim_memory()
+    device.Device("cpu").trim_memory()
     assert resident_mb() > before - 20  # below the limit nothing is returned
     monkeypatch.setattr(device, "MOST_UNUSED", unused - 50 * 2**20)
-    device.GPU.trim_memory()
+    device.Device("cuda").trim_memory()
     assert resident_mb() > before - 20
-    device.CPU.trim_memory()
+    device.Device("cpu").trim_memory()
     assert resident_mb() < before - 120
     assert device.unused_bytes() < unused - 120 * 2**20  # so the next step returns nothing
     assert all(float(block.sum()) == 2**14 for block in held)
@@ -43,4 +43,4 @@ def test_unused_memory_beyond_a_limit_is_returned(monkeypatch: pytest.MonkeyPatc
 def test_another_c_library_has_no_unused_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.ctypes, "CDLL", lambda _: sys)
     assert device.unused_bytes() == 0
-    device.CPU.trim_memory()
+    device.Device("cpu").trim_memory()

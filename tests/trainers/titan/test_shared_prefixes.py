@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.layout import PackedLayout, Row, VarlenLayout
 from trainers.titan.model import TitanModel
-from trainers.titan.packing import Budget, Sizes, plan
+from trainers.titan.packing import Sizes, plan
 from trainers.titan.parallel import Sharding
 
 pytestmark = pytest.mark.stack
@@ -52,13 +51,13 @@ def model_folder(path: Path, **changes: Any) -> Path:
 
 
 def engine(
-    folder: Path, *, share: bool = True, packed: bool = True, recompute: str = "none", lora: LoRASection | None = None
+    folder: Path, *, share: bool = True, apart: bool = False, recompute: str = "none", lora: LoRASection | None = None
 ) -> TitanEngine:
-    device = replace(use_device(with_gpus=False), packed=packed)
+    device, tokens = use_device(with_gpus=False), 1 if apart else 300
     sharding = Sharding(activation_checkpoint=recompute)
     model = TitanModel(folder, max_length=256, device=CPU, sharding=sharding, lora=lora)
     section = OptimizerSection(lr=1e-3, warmup_steps=0)
-    return TitanEngine(model, section, device=device, steps=9, microbatch_tokens=300, share_prefixes=share)
+    return TitanEngine(model, section, device=device, steps=9, microbatch_tokens=tokens, share_prefixes=share)
 
 
 def gradients(trained: TitanEngine, data: list[Segment], loss: Loss) -> dict[str, torch.Tensor]:
@@ -79,8 +78,8 @@ def check_gradients(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]
 
 @pytest.fixture(scope="module")
 def engines(folder: Path) -> tuple[TitanEngine, TitanEngine]:
-    """One that computes every sequence in a padded row of its own, and one that shares prefixes."""
-    return engine(folder, packed=False), engine(folder)
+    """One that computes every sequence in a row of its own, and one that shares prefixes."""
+    return engine(folder, apart=True), engine(folder)
 
 
 @settings(max_examples=25, deadline=None)
@@ -104,7 +103,7 @@ def test_recomputation_adapters_and_losses_of_whole_sequences_see_no_difference(
     folder: Path, recompute: str, lora: LoRASection | None, loss: Loss
 ) -> None:
     data = tree(12, 7)
-    separate, shared = (engine(folder, packed=packed, recompute=recompute, lora=lora) for packed in (False, True))
+    separate, shared = (engine(folder, apart=apart, recompute=recompute, lora=lora) for apart in (True, False))
     check_gradients(gradients(separate, data, loss), gradients(shared, data, loss))
     for _ in range(2):
         metrics = [each.train(data, loss, minibatches=2) for each in (separate, shared)]
@@ -119,7 +118,7 @@ PENALTIES = GRPOLoss(beta=0.1, entropy_coef=0.05, correction=TIS(level="sequence
 @pytest.mark.parametrize("loss", [SFTLoss(), PENALTIES, GSPOLoss(aggregation="fixed_horizon", horizon=50)])
 def test_experts_and_terms_of_losses_see_no_difference(tmp_path: Path, loss: Loss) -> None:
     folder = model_folder(tmp_path, model_type="qwen3_moe", tie_word_embeddings=False, **EXPERTS)
-    separate, shared, reference = engine(folder, packed=False), engine(folder), engine(folder)
+    separate, shared, reference = engine(folder, apart=True), engine(folder), engine(folder)
     data = tree(12, 7)
     for segment, logprobs in zip(data, reference.logprobs(data), strict=True):
         segment.ref_logprobs = np.zeros(len(segment.token_ids), np.float32)
@@ -131,7 +130,7 @@ def test_sliding_windows_see_no_difference(tmp_path: Path) -> None:
     windows = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
     changes = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 24}
     folder = model_folder(tmp_path, **changes, **windows)
-    separate, shared = engine(folder, packed=False), engine(folder)
+    separate, shared = engine(folder, apart=True), engine(folder)
     data = tree(12, 7)
     for one, other in zip(separate.logprobs(data), shared.logprobs(data), strict=True):
         assert one.tolist() == pytest.approx(other.tolist(), abs=2e-6)
@@ -143,7 +142,7 @@ def test_states_of_gated_delta_layers_see_no_difference(tmp_path: Path) -> None:
     layers = {"layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4}
     changes = {"model_type": "qwen3_5_text", "linear_num_value_heads": 4, **sizes, **layers}
     folder = model_folder(tmp_path, **changes)
-    separate, shared = engine(folder, packed=False), engine(folder)
+    separate, shared = engine(folder, apart=True), engine(folder)
     data = tree(12, 7)
     for one, other in zip(separate.logprobs(data), shared.logprobs(data), strict=True):
         assert one.tolist() == pytest.approx(other.tolist(), abs=2e-6)
@@ -165,7 +164,7 @@ def test_a_prompt_is_computed_once(folder: Path) -> None:
     metrics = {share: engine(folder, share=share).train(data, GRPOLoss()) for share in (False, True)}
     assert metrics[False]["tokens"] == metrics[True]["tokens"] == 640
     assert (metrics[False]["tokens_shared"], metrics[True]["tokens_shared"]) == (0, 1 - 220 / 640)
-    batch = collate(data, CPU, packed=True, share_prefixes=True)
+    batch = collate(data, CPU, share_prefixes=True)
     assert batch.tokens.shape == (1, 220)
     assert (batch.predictors == 59).sum() == 8, "all first tokens of replies are predicted at the prompt's end"
     assert batch.padding == 0
@@ -173,7 +172,7 @@ def test_a_prompt_is_computed_once(folder: Path) -> None:
 
 def test_short_beginnings_are_not_shared() -> None:
     lengths = [
-        collate(group(prompt, [5, 5]), CPU, packed=True, share_prefixes=True).tokens.shape[1]
+        collate(group(prompt, [5, 5]), CPU, share_prefixes=True).tokens.shape[1]
         for prompt in (LEAST_SHARED - 1, LEAST_SHARED)
     ]
     assert lengths == [2 * (LEAST_SHARED + 4), LEAST_SHARED + 10]
@@ -186,13 +185,13 @@ def test_a_plan_knows_the_size_of_every_row(seed: int, count: int, ranks: int, t
     sizes = BatchSizes.of(data)
     ordered = sizes.pick(data)
     planning = Sizes(sizes.lengths.tolist(), sizes.shared.tolist())
-    planned = plan(planning, Budget(300, packed=True), ranks=ranks, at_least=threads if ranks == 1 else 1)
+    planned = plan(planning, 300, ranks=ranks, at_least=threads if ranks == 1 else 1)
     assert len({len(runs) for runs in planned}) == 1
     runs = [run for runs in planned for run in runs if run]
     assert sorted(number for run in runs for number in run) == list(range(count))
     tokens = 0
     for run in runs:
-        batch = collate([ordered[number] for number in run], CPU, packed=True, share_prefixes=True)
+        batch = collate([ordered[number] for number in run], CPU, share_prefixes=True)
         assert planning.work([run])[0] == batch.tokens.numel()
         assert batch.tokens.numel() <= 300 or len(run) == 1
         tokens += batch.tokens.numel()
@@ -204,7 +203,7 @@ def test_a_plan_knows_the_size_of_every_row(seed: int, count: int, ranks: int, t
 def test_a_microbatch_has_few_copies_of_shared_keys() -> None:
     data = group(90, [2] * 40)
     sizes = BatchSizes.of(data)
-    planned = plan(Sizes(sizes.lengths.tolist(), sizes.shared.tolist()), Budget(200, packed=True))[0]
+    planned = plan(Sizes(sizes.lengths.tolist(), sizes.shared.tolist()), 200)[0]
     assert [len(run) for run in planned] == [17, 17, 6], "92 tokens each; 8 * 200 fit"
 
 
@@ -268,6 +267,6 @@ def seen(layout: PackedLayout | VarlenLayout, window: int, queries: int, keys: i
 def test_a_family_stays_on_one_rank() -> None:
     data = [segment for seed in range(8) for segment in group(40, [10] * 8, seed)]
     sizes = BatchSizes.of(data)
-    planned = plan(Sizes(sizes.lengths.tolist(), sizes.shared.tolist()), Budget(4096, packed=True), ranks=2)
+    planned = plan(Sizes(sizes.lengths.tolist(), sizes.shared.tolist()), 4096, ranks=2)
     assert [len(runs) for runs in planned] == [1, 1]
     assert [len({number // 8 for number in run}) for (run,) in planned] == [4, 4]

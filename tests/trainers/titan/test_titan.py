@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +63,15 @@ def engine(
     threads: int = 1,
     seed: int = 0,
     dtype: str = "float32",
-    packed: bool = False,
     recompute: str = "none",
+    microbatch_tokens: int = 256,
     **optimizer: float | str,
 ) -> TitanEngine:
-    device = replace(use_device(with_gpus=False), packed=packed)
-    sharding = Sharding(activation_checkpoint=recompute)
+    device, sharding = use_device(with_gpus=False), Sharding(activation_checkpoint=recompute)
     model = TitanModel(folder, max_length=128, device=device.torch, seed=seed, dtype=dtype, sharding=sharding)
     section = OptimizerSection(lr=1e-2, warmup_steps=0, decay_start=1.0).model_copy(update=optimizer)
-    return TitanEngine(model, section, device=device, steps=20, microbatch_tokens=256, threads=threads, seed=seed)
+    options: dict[str, Any] = {"microbatch_tokens": microbatch_tokens, "threads": threads, "seed": seed}
+    return TitanEngine(model, section, device=device, steps=20, **options)
 
 
 def sequences(count: int, seed: int = 0) -> list[Segment]:
@@ -179,7 +178,7 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
 
 @pytest.mark.parametrize("count", [1, 2, 11])
 def test_packed_rows_give_the_logprobs_and_gradients_of_single_ones(folder: Path, count: int) -> None:
-    padded, packed, data = engine(folder), engine(folder, packed=True), sequences(count, seed=5)
+    apart, packed, data = engine(folder, microbatch_tokens=1), engine(folder), sequences(count, seed=5)
     together = microbatches(packed, data)
     assert count == 1 or any(
         isinstance(batch.layout, PackedLayout) and sum(grid.rows for grid in batch.layout.grids) > 1
@@ -187,23 +186,21 @@ def test_packed_rows_give_the_logprobs_and_gradients_of_single_ones(folder: Path
     )
     with torch.no_grad():
         logprobs = torch.cat([packed.forward(batch)[0] for batch in together])
-    alone = [value for item in data for value in padded.logprobs([item])[0]]
+    alone = [value for item in data for value in apart.logprobs([item])[0]]
     assert logprobs.tolist() == pytest.approx(alone, abs=2e-6)
-    assert largest_difference(gradients(padded, data), gradients(packed, data)) < 1e-6
+    assert largest_difference(gradients(apart, data), gradients(packed, data)) < 1e-6
 
 
 def test_a_sequence_in_a_packed_row_does_not_see_its_neighbours(folder: Path) -> None:
-    packed = engine(folder, packed=True)
+    packed = engine(folder)
     one, other, same = sequences(3, seed=1)
-    logprobs = [packed.forward(collate(row, CPU, packed=True))[0] for row in ([one, same], [other, same])]
+    logprobs = [packed.forward(collate(row, CPU))[0] for row in ([one, same], [other, same])]
     tail = len(targets(same))
     assert torch.allclose(logprobs[0][-tail:], logprobs[1][-tail:], atol=2e-6)
 
 
 def test_packing_leaves_no_padding(folder: Path) -> None:
-    data = sequences(30)
-    assert engine(folder).train(data, SFTLoss())["padding"] > 0.05
-    assert engine(folder, packed=True).train(data, SFTLoss())["padding"] == 0
+    assert engine(folder).train(sequences(30), SFTLoss())["padding"] == 0
 
 
 def saved_bytes(trained: TitanEngine, data: list[Segment]) -> int:
@@ -327,8 +324,7 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(folder: Pat
 
 
 def test_a_spoiled_minibatch_costs_its_own_update_only(folder: Path) -> None:
-    trained = engine(folder, packed=True)
-    trained.budget = replace(trained.budget, max_tokens=10_000)  # a microbatch each
+    trained = engine(folder, microbatch_tokens=10_000)  # a microbatch each
     metrics = trained.train(sequences(8), Spoiled(float("nan"), calls=[1]), minibatches=4)
     assert metrics["skipped_updates"] == 1
     assert trained.updates == 3

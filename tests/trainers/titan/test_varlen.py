@@ -8,7 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.nn.attention import SDPBackend  # noqa: E402
 
 from trainers.titan import attention  # noqa: E402
 from trainers.titan.attention import PackedAttention  # noqa: E402
@@ -101,7 +100,3 @@ def test_only_a_gpu_has_such_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VarlenLayout, "of", lambda *arguments: asked.append(arguments))
     layout_of(ALONE, torch.device("cuda"))
     assert asked == [(ALONE, torch.device("cuda"))]
-
-
-def test_no_kernel_that_plans_for_every_shape() -> None:
-    assert SDPBackend.CUDNN_ATTENTION not in PackedAttention(PackedAttention.Config()).sdpa_backends
