@@ -179,13 +179,6 @@ async def test_requests_that_arrive_before_new_weights_never_meet_the_old_ones(
     assert fake.admitted == [("old", "v0.1"), ("new", "v1.2")]
 
 
-async def test_requests_beside_the_very_first_weights_are_answered(fake: Fake, engine: InProcessEngine) -> None:
-    fake.go_on.set()
-    await engine.load_weights(list, 1)
-    calls = ask(engine, "first")
-    await asyncio.gather(engine.load_weights(list, 2), *calls)
-
-
 async def test_weights_that_fail_to_load_end_the_engine(fake: Fake, engine: InProcessEngine) -> None:
     fake.loading = "no such tensor"
     loading, calls = await load_during_a_step(fake, engine, "under way", "left")

@@ -14,12 +14,9 @@ from tests.trainers.losses import loss_formulas as formulas  # noqa: E402
 from trainers.losses import SFTLoss, TokenBatch  # noqa: E402
 from trainers.losses.load import GROUP, make_loss  # noqa: E402
 from trainers.losses.primitives import (  # noqa: E402
-    aggregate,
     dual_clip,
     kl_estimate,
     log_ratio,
-    over_level,
-    ppo_clip,
 )
 
 pytestmark = pytest.mark.stack
@@ -151,15 +148,6 @@ def test_clip_fractions_tell_the_sides_apart() -> None:
     assert metrics["mismatch_mean"].item() == metrics["mismatch_max"].item() == 1
 
 
-def test_ppo_clip_takes_the_gradient_only_where_the_step_would_go_on() -> None:
-    ratio = tensor([0.5, 0.5, 1.0, 1.5, 1.5]).requires_grad_()
-    loss, low, high = ppo_clip(ratio, tensor([1.0, -1.0, 1.0, 1.0, -1.0]), 0.2, 0.2)
-    (slopes,) = torch.autograd.grad(loss.sum(), ratio)
-    assert slopes.tolist() == [-1, 0, -1, 0, 1]
-    assert low.tolist() == [False, True, False, False, False]
-    assert high.tolist() == [False, False, False, True, False]
-
-
 def test_dual_clip_bounds_negative_advantages_only() -> None:
     ratio, advantages = tensor([5.0, 5.0, 2.0]), tensor([-2.0, 2.0, -2.0])
     loss, active = dual_clip(-ratio * advantages, ratio, advantages, 3.0)
@@ -178,22 +166,6 @@ def test_kl_estimates_of_two_known_distributions() -> None:
         estimate = kl_estimate(logits.log_softmax(0), reference.log(), kind)
         (mean,) = torch.autograd.grad((policy * estimate).sum(), logits)
         assert torch.allclose(mean, right)
-
-
-def test_levels_of_a_ratio() -> None:
-    batch = batch_of(formulas.random_case(0, lengths=(2, 1)))
-    logs = tensor([1.0, 3.0, 5.0])
-    assert over_level(logs, batch, "token").tolist() == [1, 3, 5]
-    assert over_level(logs, batch, "sequence").tolist() == [4, 4, 5]
-    assert over_level(logs, batch, "geometric").tolist() == [2, 2, 5]
-
-
-def test_aggregations() -> None:
-    batch = batch_of(formulas.random_case(0, lengths=(2, 1)))
-    values = tensor([1.0, 3.0, 5.0])
-    assert aggregate(values, batch, "token").item() == 3
-    assert aggregate(values, batch, "sequence").item() == 3.5
-    assert aggregate(values, batch, "fixed_horizon", 10).item() == pytest.approx(0.45)
 
 
 def test_a_ratio_is_bounded_before_it_overflows() -> None:

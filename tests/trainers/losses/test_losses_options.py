@@ -77,17 +77,6 @@ def test_every_option_of_every_correction_changes_something(name: str, correctio
     assert observed(name, {"correction": correction}) != observed(name, {"correction": chosen})
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_corrections_differ(name: str) -> None:
-    narrow = [
-        {"name": "tis", "cap": 1.2},
-        {"name": "icepop", "low": 0.8, "high": 1.2},
-        {"name": "decoupled", "cap": 1.2},
-    ]
-    seen = [observed(name, {"correction": correction}) for correction in (None, *narrow)]
-    assert all(one != other for index, one in enumerate(seen) for other in seen[:index])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -116,9 +116,11 @@ class Recorded:
 
     def logprobs(self, segments: list[Segment]) -> tuple[Any, Any]:
         """Log-probs of the learned tokens with the model's gradient, [N], and our microbatch."""
-        batch = collate(segments, CPU)
-        logits = self.model(input_ids=batch.tokens).logits.flatten(0, 1)[batch.predictors]
-        return logits.log_softmax(-1).gather(1, batch.target_ids[:, None])[:, 0], batch
+        scored = []
+        for alone in (collate([segment], CPU) for segment in segments):
+            logits = self.model(input_ids=alone.tokens).logits[0, alone.predictors]
+            scored.append(logits.log_softmax(-1).gather(1, alone.target_ids[:, None])[:, 0])
+        return torch.cat(scored), collate(segments, CPU)
 
     @contextmanager
     def gradient(self) -> Iterator[list[Any]]:

@@ -100,13 +100,6 @@ def test_turns_extend_the_tokens_before_them(chat: Chat, environment: Environmen
                 prompt = extended
 
 
-def test_a_tool_call_is_parsed(chat: Chat, environment: Environment) -> None:
-    text = '<tool_call>\n{"name": "python", "arguments": {"code": "def f(x):\\n    return x"}}\n</tool_call><|im_end|>'
-    message = chat.parse(chat.tokenizer.encode(text), environment.tools, [])
-    assert [call.function.name for call in message.tool_calls] == ["python"]
-    assert "return x" in message.tool_calls[0].function.arguments
-
-
 @settings(max_examples=60, deadline=None)
 @given(token_ids=st.lists(st.integers(0, 600), max_size=60))
 def test_any_tokens_parse_to_a_message(chat: Chat, environment: Environment, token_ids: list[int]) -> None:

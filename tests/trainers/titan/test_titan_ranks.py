@@ -196,25 +196,8 @@ def test_recomputed_activations_give_the_same(folders: dict[str, Path], seen: di
     check_alike(observe(engine(folders["tied"])), seen["recomputed"])
 
 
-def test_two_ranks_go_on_where_one_left_off(folders: dict[str, Path], seen: dict[str, Any]) -> None:
-    undisturbed = engine(folders["tied"])
-    for _ in range(2):
-        metrics = undisturbed.train(sequences(), SFTLoss(), minibatches=2)
-    resumed = seen["resumed"]
-    assert resumed["updates"] == undisturbed.updates == 4
-    assert resumed["metrics"]["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
-    check_weights(resumed["weights"], weights(undisturbed))
-
-
-def test_one_rank_goes_on_where_two_left_off(folders: dict[str, Path], seen: dict[str, Any], work: Path) -> None:
-    resumed = engine(folders["tied"])
-    resumed.load(work / "by-two")
-    metrics = resumed.train(sequences(), SFTLoss(), minibatches=2)
-    assert metrics["loss"] == pytest.approx(seen["resumed"]["metrics"]["loss"], rel=1e-5)
-    check_weights(weights(resumed), seen["resumed"]["weights"])
-
-
-def test_one_rank_goes_on_where_two_went_on_from_one(folders: dict[str, Path], work: Path, seen: Any) -> None:
+@pytest.mark.usefixtures("seen")
+def test_one_rank_goes_on_where_two_went_on_from_one(folders: dict[str, Path], work: Path) -> None:
     undisturbed, resumed = engine(folders["tied"]), engine(folders["tied"])
     resumed.load(work / "by-one-then-two")
     for trained, steps in ((undisturbed, 3), (resumed, 1)):
