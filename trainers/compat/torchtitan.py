@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,6 +65,11 @@ def optimizers_with(prefix: str, factory: Callable[..., Optimizer]) -> Any:
             return resolved
 
     return Container
+
+
+def same_config(base: Any) -> Any:
+    """Config of a subclass of a TorchTitan component, which must not share that of `base`, with the same fields."""
+    return dataclass(kw_only=True, slots=True)(type("Config", (base.Config,), {}))
 
 
 def set_lora_scaling(layer: Any, factor: float) -> None:

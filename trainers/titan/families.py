@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
+from trainers.compat.torchtitan import same_config
 from trainers.model.folder import is_linear, is_mixture, rope_parameters, rotates, window
 from trainers.titan.attention import PackedAttention, spread
 from trainers.titan.fused import FusedFeedForward, FusedQKV, FusedStateDictAdapter, shard_fused
@@ -87,17 +88,13 @@ class _Scoring:
 class ScoringLlama(_Scoring, Llama3Model):  # type: ignore[misc]
     """TorchTitan's Llama 3 with `_Scoring`."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Llama3Model.Config):  # type: ignore[misc]
-        """Same fields as Llama 3's."""
+    Config = same_config(Llama3Model)
 
 
 class ScoringQwen(_Scoring, Qwen3Model):  # type: ignore[misc]
     """TorchTitan's Qwen 3 with `_Scoring`; without query and key norms it is SmolLM 3, with biases too Qwen 2."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Qwen3Model.Config):  # type: ignore[misc]
-        """Same fields as Qwen 3's."""
+    Config = same_config(Qwen3Model)
 
 
 class QwenStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
@@ -113,9 +110,7 @@ class QwenStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
 class Unrotated(CosSinRoPE):  # type: ignore[misc]
     """No rotary positions, in layers of models that have them in others."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(CosSinRoPE.Config):  # type: ignore[misc]
-        """Same fields as those of the rotated layers."""
+    Config = same_config(CosSinRoPE)
 
     def _precompute_cache(self) -> torch.Tensor:
         return torch.zeros(1)
@@ -130,9 +125,7 @@ class Unrotated(CosSinRoPE):  # type: ignore[misc]
 class Experts(GroupedExperts):  # type: ignore[misc]
     """TorchTitan's experts, in the precision of the surrounding arithmetic instead of always bfloat16."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(GroupedExperts.Config):  # type: ignore[misc]
-        """Same fields as TorchTitan's."""
+    Config = same_config(GroupedExperts)
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
         """Apply each expert to its tokens, [R, D] -> [R, D].
@@ -183,54 +176,39 @@ class Family:
         return self.feed_forward is FusedFeedForward
 
 
-def _llama() -> Family:
-    spec = llama3.model_registry("debugmodel")
-    shard = partial(set_llama3_sharding_config, enable_sp=True)
-    adapter = spec.state_dict_adapter
-    return Family(ScoringLlama, Llama3TransformerBlock, ComplexRoPE, adapter, spec.parallelize_fn, shard)
-
-
-def _qwen(*, qk_norm: bool = True, qkv_bias: bool = False) -> Family:
-    spec = qwen3.model_registry("debugmodel")
-    shard = partial(set_qwen3_sharding_config, enable_sp=True, enable_ep=False)
-    block, adapter = Qwen3TransformerBlock, QwenStateDictAdapter
-    return Family(ScoringQwen, block, CosSinRoPE, adapter, spec.parallelize_fn, shard, qk_norm, qkv_bias)
-
-
-def _phi() -> Family:
-    spec = llama3.model_registry("debugmodel")
-    parts = CosSinRoPE, FusedStateDictAdapter, spec.parallelize_fn, shard_fused
-    return Family(ScoringLlama, Llama3TransformerBlock, *parts, feed_forward=FusedFeedForward)
-
-
-def _gemma() -> Family:
-    parallelize = qwen3.model_registry("debugmodel").parallelize_fn
-    own: dict[str, Any] = {"norm": GemmaNorm, "embedding": ScaledEmbedding, "feed_forward": GemmaFeedForward}
-    return Family(
-        ScoringQwen, GemmaBlock, CosSinRoPE, GemmaStateDictAdapter, parallelize, shard_gemma, qk_norm=True, **own
-    )
-
-
-def _qwen3_5() -> Family:
-    parallelize = qwen3.model_registry("debugmodel").parallelize_fn
-    parts = Qwen3TransformerBlock, PartialRoPE, Qwen35StateDictAdapter, parallelize, _unsharded
-    return Family(ScoringQwen, *parts, qk_norm=True, norm=GemmaNorm)
-
-
-def _unsharded(config: Any) -> None:
-    """Set nothing: `check_heads` rejects tensor parallelism for the family."""
-
-
+_LLAMA = Family(
+    ScoringLlama,
+    Llama3TransformerBlock,
+    ComplexRoPE,
+    llama3.model_registry("debugmodel").state_dict_adapter,
+    llama3.model_registry("debugmodel").parallelize_fn,
+    partial(set_llama3_sharding_config, enable_sp=True),
+)
+_QWEN = Family(
+    ScoringQwen,
+    Qwen3TransformerBlock,
+    CosSinRoPE,
+    QwenStateDictAdapter,
+    qwen3.model_registry("debugmodel").parallelize_fn,
+    partial(set_qwen3_sharding_config, enable_sp=True, enable_ep=False),
+    qk_norm=True,
+)
+_PHI: dict[str, Any] = {"rope": CosSinRoPE, "adapter": FusedStateDictAdapter, "shard": shard_fused}
+_PHI |= {"feed_forward": FusedFeedForward}
+_GEMMA: dict[str, Any] = {"block": GemmaBlock, "adapter": GemmaStateDictAdapter, "shard": shard_gemma}
+_GEMMA |= {"norm": GemmaNorm, "embedding": ScaledEmbedding, "feed_forward": GemmaFeedForward}
+_QWEN3_5: dict[str, Any] = {"rope": PartialRoPE, "adapter": Qwen35StateDictAdapter, "norm": GemmaNorm}
+_QWEN3_5 |= {"shard": lambda config: None}  # `check_heads` rejects tensor parallelism for the family
 FAMILIES: Mapping[str, Family] = {
-    "llama": _llama(),
-    "mistral": _llama(),
-    "qwen2": _qwen(qk_norm=False, qkv_bias=True),
-    "qwen3": _qwen(),
-    "qwen3_moe": _qwen(),
-    "smollm3": _qwen(qk_norm=False),
-    "phi3": _phi(),
-    "gemma3_text": _gemma(),
-    "qwen3_5_text": _qwen3_5(),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": replace(_QWEN, qk_norm=False, qkv_bias=True),
+    "qwen3": _QWEN,
+    "qwen3_moe": _QWEN,
+    "smollm3": replace(_QWEN, qk_norm=False),
+    "phi3": replace(_LLAMA, **_PHI),
+    "gemma3_text": replace(_QWEN, **_GEMMA),
+    "qwen3_5_text": replace(_QWEN, **_QWEN3_5),
 }
 """Families by the `model_type` in `config.json`."""
 

@@ -28,17 +28,17 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 from torchtitan.protocols.sharding import ShardingConfig
 
+from trainers.compat.torchtitan import same_config
+
 QKV, GATE_UP = "attention.qkv_linear.wqkv.weight", "feed_forward.w13.weight"
 
 
 class FusedQKV(FusedQKVLinear):  # type: ignore[misc]
     """TorchTitan's fused projection, without its hooks that save three copies in place of the weight itself."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(FusedQKVLinear.Config):  # type: ignore[misc]
-        """Same fields as TorchTitan's."""
+    Config = same_config(FusedQKVLinear)
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Any) -> None:
         BaseQKVLinear.__init__(self, config)
         self.wqkv = config.wqkv.build()
         self.heads_per_kv = config.n_heads // config.n_kv_heads

@@ -15,13 +15,13 @@ from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
+from trainers.compat.torchtitan import same_config
+
 
 class GemmaNorm(RMSNorm):  # type: ignore[misc]
     """Norm in float32 that multiplies by 1 + weight."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(RMSNorm.Config):  # type: ignore[misc]
-        """Same fields as TorchTitan's norm."""
+    Config = same_config(RMSNorm)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Apply the norm to the last dimension."""
@@ -32,9 +32,7 @@ class GemmaNorm(RMSNorm):  # type: ignore[misc]
 class ScaledEmbedding(Embedding):  # type: ignore[misc]
     """Embedding multiplied by the square root of its width, rounded to the precision of the arithmetic."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Embedding.Config):  # type: ignore[misc]
-        """Same fields as TorchTitan's embedding."""
+    Config = same_config(Embedding)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Embeddings of tokens, [B, T] -> [B, T, D]."""
@@ -47,9 +45,7 @@ class ScaledEmbedding(Embedding):  # type: ignore[misc]
 class GemmaFeedForward(FeedForward):  # type: ignore[misc]
     """TorchTitan's feed-forward layer with the tanh approximation of GELU in place of SiLU."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(FeedForward.Config):  # type: ignore[misc]
-        """Same fields as TorchTitan's."""
+    Config = same_config(FeedForward)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer, [B, T, D] -> [B, T, D]."""

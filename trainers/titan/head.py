@@ -12,7 +12,6 @@ With tensor parallelism, each rank has a part of the vocabulary, and the ranks e
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common import Linear
 
+from trainers.compat.torchtitan import same_config
 from trainers.titan.parallel import local
 
 TILE = {"cpu": 2**21, "cuda": 2**26}
@@ -72,9 +72,7 @@ class Head(Linear):  # type: ignore[misc]
     The argument name `input` is TorchTitan's, because its sharding rules refer to it.
     """
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Linear.Config):  # type: ignore[misc]
-        """Same fields as a linear layer's."""
+    Config = same_config(Linear)
 
     def forward(
         self, input: torch.Tensor, targets: torch.Tensor, temperature: float

@@ -161,11 +161,6 @@ class PackedLayout:
             grids.append(grid)
         return cls(tuple(grids), torch.from_numpy(slots).to(device), Paths.of(row, device))
 
-    @property
-    def padding(self) -> float:
-        """Fraction of the queries' slots that is padding."""
-        return 1 - len(self.slots) / sum(len(grid.queries) for grid in self.grids)
-
 
 def _similar(row: Row) -> list[list[int]]:
     """Divide the branches into grids: whole sequences and others, the longest first."""

@@ -21,6 +21,7 @@ from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 
+from trainers.compat.torchtitan import same_config
 from trainers.model.delta import causal_convolution, gated_delta_rule
 from trainers.titan.attention import spread
 from trainers.titan.layout import ContextLayout, RowLayout
@@ -29,9 +30,7 @@ from trainers.titan.layout import ContextLayout, RowLayout
 class PartialRoPE(CosSinRoPE):  # type: ignore[misc]
     """Rotary positions in the first `dim` elements of each head."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(CosSinRoPE.Config):  # type: ignore[misc]
-        """Same fields as TorchTitan's."""
+    Config = same_config(CosSinRoPE)
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None

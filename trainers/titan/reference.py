@@ -56,13 +56,14 @@ class ReferenceModel(LedActor):
         dtype: str = "float32",
     ) -> None:
         self._folder = folder
-        self._max_length = max_length
-        self._microbatch_tokens = microbatch_tokens
-        self._share_prefixes = share_prefixes
-        self._temperature = temperature
-        self._threads = threads
+        self._options: dict[str, Any] = {"max_length": max_length, "dtype": dtype}
+        self._passes: dict[str, Any] = {
+            "microbatch_tokens": microbatch_tokens,
+            "share_prefixes": share_prefixes,
+            "temperature": temperature,
+            "threads": threads,
+        }
         self._with_gpus = with_gpus
-        self._dtype = dtype
         self._model: Any = None
         self._scorer: Any = None
         self._weights: Any = None
@@ -99,15 +100,8 @@ class ReferenceModel(LedActor):
         from trainers.titan.score import Scorer
         from trainers.weights.reader import Reader
 
-        self._model = TitanModel(self._folder, max_length=self._max_length, device=device.torch, dtype=self._dtype)
-        self._scorer = Scorer(
-            self._model,
-            device=device,
-            microbatch_tokens=self._microbatch_tokens,
-            share_prefixes=self._share_prefixes,
-            temperature=self._temperature,
-            threads=self._threads,
-        )
+        self._model = TitanModel(self._folder, device=device.torch, **self._options)
+        self._scorer = Scorer(self._model, device=device, **self._passes)
         self._model.module.requires_grad_(False)
         self._weights = Reader()
 

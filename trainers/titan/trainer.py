@@ -60,16 +60,18 @@ class TitanTrainer(RankedActor):
         transport: str = "shared",
     ) -> None:
         self._folder = folder
-        self._max_length = max_length
+        self._options: dict[str, Any] = {
+            "max_length": max_length,
+            "seed": seed,
+            "dtype": dtype,
+            "lora": lora,
+            "base_name": base_name,
+        }
         self._threads = threads
         self._with_gpus = with_gpus
         self._seed = seed
-        self._dtype = dtype
         self._parallelism = parallelism or ParallelismSection()
-        self._activation_checkpoint = activation_checkpoint
-        self._compile = compile
-        self._lora = lora
-        self._base_name = base_name
+        self._blocks: dict[str, Any] = {"activation_checkpoint": activation_checkpoint, "compile": compile}
         self._transport = transport
         self._model: Any = None
         self._engine_or_none: Any = None
@@ -95,16 +97,8 @@ class TitanTrainer(RankedActor):
         if self._transport == "torchstore":
             from trainers.weights.store import StoreSender as kind
         settle_imports()
-        self._model = TitanModel(
-            self._folder,
-            max_length=self._max_length,
-            device=self._device.torch,
-            seed=self._seed,
-            dtype=self._dtype,
-            sharding=Sharding(self._parallelism, self._activation_checkpoint, self._compile),
-            lora=self._lora,
-            base_name=self._base_name,
-        )
+        sharding = Sharding(self._parallelism, **self._blocks)
+        self._model = TitanModel(self._folder, device=self._device.torch, sharding=sharding, **self._options)
         self._sender = kind(self._model.dtype)  # generators compute in this precision
         settle_heap()
 
