@@ -104,10 +104,7 @@ class GeneratorClient:
         """Sample one completion; cancelling the call also aborts the request in its replica.
 
         Args:
-            prompt_ids: tokens to condition on, int32 [P].
-            options: how to sample.
-            session: an object that lives as long as the conversation of this request; a conversation stays on one
-                replica if possible.
+            session: an object that lives as long as the conversation, which stays on one replica if possible.
             held: the `Member.key` of the replica whose held weights must sample it; None for an ordinary request.
             at_least: oldest policy version that may sample it.
 

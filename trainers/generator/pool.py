@@ -84,8 +84,6 @@ class GeneratorPool(Replicas):
 
     Args:
         launches: one function for each replica; it starts the replica's actor, given the number of its life.
-        actor_class: `Generator`.
-        max_num_seqs: see `GeneratorClient`.
 
     Attributes:
         client: client for requests from this process.

@@ -34,10 +34,7 @@ def _unit(vectors: torch.Tensor) -> torch.Tensor:
 def causal_convolution(rows: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Convolve each channel over the W last tokens of its sequence, then apply SiLU; [T, F] -> [T, F].
 
-    Args:
-        rows: tokens of the sequences, one sequence after the other, [T, F].
-        weight: [F, W]; its last column belongs to the token itself.
-        positions: position of each token in its sequence, [T].
+    The last column of `weight`, [F, W], belongs to the token itself; `positions`, [T], are those in each sequence.
     """
     width, wide, weight = weight.shape[1], _wide(rows), _wide(weight)
     out = wide * weight[:, -1]
@@ -58,14 +55,8 @@ def gated_delta_rule(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Apply the rule to packed sequences, chunk by chunk (section 3.3 of the paper).
 
-    Args:
-        query: [T, H, K], of any length; like the others, one sequence after the other.
-        key: [T, H, K], of any length.
-        value: [T, H, V].
-        decay: logarithm of the factor of the state, at most 0, [T, H].
-        strength: between 0 and 1, [T, H].
-        lengths: number of tokens of each of the S sequences, at least 1 each.
-        states: states before the first tokens, [S, H, K, V]; None: zero.
+    `query` and `key` are [T, H, K], of any length, `value` [T, H, V], `decay` the logarithm of the state's factor, at
+    most 0, and `strength` between 0 and 1, [T, H] each. `states`, [S, H, K, V], are zero by default.
 
     Returns:
         What each token reads, [T, H, V], and the states after the last tokens, [S, H, K, V].

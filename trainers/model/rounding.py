@@ -13,13 +13,9 @@ import torch
 
 @dataclass(slots=True)
 class Change:
-    """Sums over the weights that training changed.
+    """Sums over the weights that training `changed`, of which rounding sets `reverted` back to the value before.
 
-    Attributes:
-        changed: number of weights that changed.
-        reverted: number of those that rounding sets back to the value before.
-        exact: sum of squares of the changes.
-        rounded: sum of products of each change and what rounding leaves of it.
+    `exact` is the sum of squares of the changes, `rounded` that of products of each and what rounding leaves of it.
     """
 
     changed: int = 0

@@ -55,9 +55,6 @@ def write_model(
         folder: created if missing; all processes must have access to it.
         dtype: data type in the files.
         group: all processes that have parts; None: this process has all of them.
-
-    Raises:
-        RuntimeError: a process could not write its parts, or parts overlap or are missing; raised on all processes.
     """
     tensors: dict[str, list[Part]] = {}
     for part in parts:
@@ -78,10 +75,8 @@ def save_shards(
 ) -> None:
     """Write the state of each process of `group`; None: this process has all of it.
 
-    A failure of one process is raised on all.
-
     Raises:
-        RuntimeError: names the first process that failed, and its error.
+        RuntimeError: on all processes; names the first process that failed, and its error.
     """
     try:
         save(dict(state), storage_writer=writer, planner=planner, no_dist=group is None, process_group=group)

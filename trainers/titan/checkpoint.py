@@ -129,8 +129,8 @@ def snapshot(engine: TitanEngine) -> Snapshot:
 def write(taken: Snapshot, model: TitanModel, folder: Path) -> None:
     """Write a snapshot. A collective in a process group of its own, so training can continue in another thread.
 
-    An error while shards are written, such as a full disk, is raised on all ranks. An error in a file that only the
-    first rank writes is raised on the first. No rank is left waiting.
+    An error while shards are written, such as a full disk, is raised on all ranks; one in a file of the first rank,
+    there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ranks = model.ranks

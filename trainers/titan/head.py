@@ -43,14 +43,11 @@ def logprobs_and_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability and entropy of each target under softmax(hidden weight^T / temperature), float32 [N] each.
 
-    Both have gradients; the entropy's costs nothing if it isn't used.
+    Both have gradients; the entropy's costs nothing if it isn't used. `hidden` is [N, D], `weight` [V, D], `targets`
+    [N].
 
     Args:
-        hidden: [N, D].
-        weight: [V, D], or this rank's part of it.
-        targets: token ids, [N] int64.
-        group: ranks that have the other parts of the vocabulary; each passes the same `hidden` and gets the same
-            result.
+        group: ranks that have other rows of `weight`; each passes the same `hidden` and gets the same result.
         first: token id of this rank's first row of `weight`.
         tile: numbers of targets and tokens in a tile; None: chosen by device.
     """

@@ -27,8 +27,7 @@ class Row:
 
     Attributes:
         lengths: their tokens, [S].
-        shared: number of leading tokens of each sequence that this row has no queries for, because the sequence
-            before it has them or another rank does, [S].
+        shared: leading tokens of each sequence with queries elsewhere: in the one before, or on another rank, [S].
         starts: index of the first token of each branch, [S].
         paths: indices of the keys and values of each sequence's tokens; on a single rank, of the tokens themselves.
     """
@@ -57,11 +56,7 @@ class Row:
         return int((self.lengths - self.shared).sum())
 
     def part(self, pieces: Sequence[range], keys: NDArray[np.int64]) -> Row:
-        """Reduce a row to the tokens in `pieces`, one piece after the other.
-
-        Args:
-            keys: index of each token's keys and values, [T].
-        """
+        """Reduce a row to the tokens in `pieces`, in their order; `keys` has the index of each token's keys, [T]."""
         starts, shared, paths = [], [], []
         first = 0
         for piece in pieces:
@@ -115,12 +110,9 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Queries and keys of R branches as rows of equal length.
-
-    Padding slots hold copies of real tokens, which no real token attends to.
+    """Queries and keys of R branches as rows of equal length; padding slots hold copies that no real token attends to.
 
     Attributes:
-        rows: R.
         query_width: length of the longest branch, Lq.
         key_width: length of the longest path, Lk.
         queries: index of the token copied to each slot of the queries, [R * Lq] int64.
@@ -138,12 +130,9 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Mapping of the T tokens of a packed row to grids of attention.
+    """Mapping of the T tokens of a packed row to grids of attention, one of which has a row for each branch.
 
-    Attributes:
-        grids: the grids; each branch has a row in one of them.
-        slots: slot of each token among the queries of all grids, one grid after the other, [T] int64.
-        paths: the paths of all branches.
+    `slots` is the slot of each token among the queries of all grids, one grid after the other, [T] int64.
     """
 
     grids: tuple[Grid, ...]
@@ -216,7 +205,6 @@ class VarlenLayout:
         keys: indices of the tokens of all paths, one after the other, [K] int64. None: the paths are the branches.
         key_bounds: index in `keys` of the first token of each path, then their number, [S + 1] int32.
         key_width: length of the longest path.
-        paths: the paths of all branches.
     """
 
     bounds: torch.Tensor
@@ -251,12 +239,9 @@ def layout_of(row: Row, device: torch.device) -> RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class ContextLayout:
-    """Attention layout of this rank's tokens in a packed row that is split over `degree` ranks.
+    """Layout of this rank's queries in a packed row that `degree` ranks of a process group split.
 
-    Attributes:
-        row: layout of this rank's queries, and of the whole row's keys in rank order.
-        group: process group of those ranks (`torch.distributed`).
-        degree: number of those ranks.
+    `row` also has the keys of the whole row, in rank order.
     """
 
     row: RowLayout

@@ -32,11 +32,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def check_weights(folder: Path) -> None:
-    """Check that a checkpoint's files hold the tensors its `config.json` declares; only file headers are read.
-
-    Raises:
-        UsageError: names or shapes of tensors differ, or a data type is not supported.
-    """
+    """Refuse a checkpoint whose files don't hold the tensors its `config.json` declares; only file headers are read."""
     hf = read_hf_config(folder)
     expected, shapes = tensor_shapes(hf), dict[str, tuple[int, ...]]()
     kinds = set[str]()
@@ -84,13 +80,8 @@ def _first(names: Sequence[str]) -> str:
 class TitanModel:
     """A TorchTitan model, sharded over the ranks of its trainer, with the adapter to Hugging Face names.
 
-    Args:
-        lora: train adapters on top of the folder's weights; None: train the weights.
-        base_name: name of the base model in adapter files; by default the folder.
-
-    Attributes:
-        dtype: precision of the arithmetic; weights are float32.
-        adapters: the trained adapters; None if the weights are trained.
+    Its arithmetic is in `dtype`; weights are float32. With `lora`, `adapters` are trained on top of the folder's
+    weights; their files name the base model `base_name`, by default the folder.
     """
 
     def __init__(
@@ -209,10 +200,10 @@ class TitanModel:
         return converted
 
     def trained_state(self) -> dict[str, torch.Tensor]:
-        """This rank's part of the trained tensors; a collective.
+        """This rank's shards of the weights, by TorchTitan's names, if all are trained; a collective.
 
-        These are its shards of the weights, by TorchTitan's names. Adapters, which are small, are gathered instead: the
-        first rank gets them whole, under PEFT's names, and the others get nothing.
+        Adapters, which are small, are gathered: the first rank gets them under PEFT's names, and the others get
+        nothing.
         """
         named: dict[str, torch.Tensor] = self.module.state_dict()
         if self.adapters is None:
@@ -287,11 +278,7 @@ class TitanModel:
         return {} if self.adapters is None else self.adapters.fresh(self._seed)
 
     def load_trained(self, folder: Path) -> None:
-        """Load what `write_trained` wrote.
-
-        Raises:
-            UsageError: the adapters belong to another base model, or to other layers.
-        """
+        """Load what `write_trained` wrote; adapters must belong to this base model and its layers."""
         if self.adapters is None:
             self.load_folder(folder / "model")
             return

@@ -109,8 +109,7 @@ def families(sizes: Sizes, most: float, quadratic: float) -> list[Run]:
 def shares(sizes: Sizes, ranks: int, quadratic: float) -> list[Run]:
     """Split sequences into `ranks` shares of nearly equal cost, `length + quadratic * length**2` per sequence.
 
-    Longest processing time first (Graham 1969), over families of at most a quarter of a share: two shares differ by at
-    most the cost of one family.
+    Longest processing time first (Graham 1969), over families of at most a quarter of a share, by which shares differ.
     """
     if ranks == 1:
         return [list(range(len(sizes.lengths)))]

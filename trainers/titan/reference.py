@@ -33,14 +33,7 @@ class ReferenceModel(LedActor):
     It keeps the weights of the checkpoint it was loaded from, or follows the policy (`load_weights`). With several
     processes, each holds a part of the weights (FSDP). Concurrent calls are processed one after the other.
 
-    Args:
-        folder: Hugging Face checkpoint folder with weights.
-        max_length: maximum row length.
-        microbatch_tokens: maximum tokens in one forward pass.
-        share_prefixes: compute what sequences of a pass begin with once.
-        temperature: temperature that the scored tokens were sampled at.
-        threads: CPU threads.
-        dtype: precision of the arithmetic; weights are float32.
+    Arguments as for `TitanTrainer` and `Scorer`; `temperature` is the one that the scored tokens were sampled at.
     """
 
     def __init__(
@@ -134,11 +127,7 @@ class ReferenceModel(LedActor):
 
     @concurrent_endpoint
     async def load_weights(self, published: Published) -> None:
-        """Load weights that the trainer has published and not yet replaced.
-
-        Raises:
-            InfrastructureError: the trainer that published them has stopped or can't be reached.
-        """
+        """Load weights that the trainer has published and not yet replaced."""
         await self._in_turn("load weights", self._load_weights, "load_weights", published)
 
     async def _load_weights(self, published: Published) -> None:

@@ -27,8 +27,6 @@ class Scorer:
     """Computes log-probabilities under a model, over packed microbatches, threads and ranks.
 
     Args:
-        model: the whole model, or this rank's part of it.
-        device: device that it computes on.
         microbatch_tokens: maximum tokens in one pass.
         temperature: temperature that the tokens were sampled at.
         threads: number of parallel passes, on a CPU and with one rank.

@@ -24,12 +24,10 @@ from trainers.titan.parallel import local
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Location of a TorchTitan tensor in Hugging Face's files.
+    """Location of a TorchTitan tensor in Hugging Face's files, by its names there; none if it is not in the files.
 
-    Attributes:
-        names: its names there. If several, each names one slice of it; if none, it is not in the files.
-        sliced: whether it is split into several tensors along its first dimension.
-        rows: index of the TorchTitan row that each row there equals, int64 [rows]; None: the same order.
+    If `sliced`, each names a slice along its first dimension. `rows` is the TorchTitan row that each row there equals,
+    int64 [rows]; None: the same order.
     """
 
     names: tuple[str, ...]
@@ -38,11 +36,7 @@ class Place:
 
 
 def place_of(adapter: StateDictAdapter, name: str, shape: Shape) -> Place:
-    """Determine the location of a tensor, by converting one whose rows are numbered.
-
-    Raises:
-        ForgeError: the adapter applies any other conversion.
-    """
+    """Determine the location of a tensor, by converting one whose rows are numbered."""
     count = shape[0]
     numbers = torch.arange(count, dtype=torch.int32).view(-1, *[1] * (len(shape) - 1)).expand(shape)
     convert: Callable[..., dict[str, torch.Tensor]] = adapter.to_hf

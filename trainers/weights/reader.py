@@ -65,12 +65,7 @@ class Reader:
         return self._landing[key]
 
     async def find(self, version: int) -> Published:
-        """Look up a version by its number alone, which TorchStore can.
-
-        Raises:
-            FileNotFoundError: TorchStore has no such version.
-            OSError: a process of the trainer has ended, or TorchStore can't be reached.
-        """
+        """Look up a version by its number alone, which TorchStore can; raises as `take`."""
         from trainers.weights.store import find
 
         return await find(version)
