@@ -31,15 +31,15 @@ def text_part(folder: Path, out: Path) -> None:
     check_hf_config(dict(text), str(folder))
     with written_whole(out) as staging:
         staging.mkdir(parents=True)
-        places: dict[str, str] = {}
+        weight_map: dict[str, str] = {}
         for file in weight_files(folder):
             with safe_open(file, framework="pt") as opened:
                 names = {name: _renamed(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
                 tensors = {new: opened.get_tensor(name) for name, new in names.items() if new is not None}
             if tensors:
                 save_file(tensors, staging / file.name, {"format": "pt"})
-            places |= dict.fromkeys(tensors, file.name)
-        index = {"metadata": {}, "weight_map": places}
+            weight_map |= dict.fromkeys(tensors, file.name)
+        index = {"metadata": {}, "weight_map": weight_map}
         for name, content in read_companions(folder).items():
             (staging / name).write_bytes(content)
         for name, value in {"config.json": text, INDEX: index}.items():

@@ -110,7 +110,7 @@ class _Scores(torch.autograd.Function):
         for part in _parts(len(weight), columns):
             for block in _parts(len(hidden), rows):
                 scores = _scores(hidden[block], weight[part], temperature)
-                sums.add(block, scores, *_places(targets[block], part))  # now relative to `sums.highest`
+                sums.add(block, scores, *_columns(targets[block], part))  # now relative to `sums.highest`
         cached = [scores] if rows >= len(hidden) and columns >= len(weight) else []
         relative_to = sums.highest.clone() if cached else torch.zeros_like(sums.highest)
         if group is not None:
@@ -140,7 +140,7 @@ class _Scores(torch.autograd.Function):
                     slopes = logprobs.exp()
                     logprobs.add_(entropy[block, None]).mul_(-by_entropy[block, None])
                     slopes.mul_(logprobs.sub_(by_logprob[block, None]))
-                column, here = _places(targets[block], part)
+                column, here = _columns(targets[block], part)
                 slopes.scatter_add_(1, column, torch.where(here, by_logprob[block], 0.0)[:, None])
                 slopes = slopes.to(hidden.dtype)
                 if for_hidden is not None:
@@ -169,9 +169,9 @@ class _Sums:
         self.highest = _real(like).new_full((count,), LOWEST)
         self.total, self.weighted, self.chosen = (torch.zeros_like(self.highest) for _ in range(3))
 
-    def add(self, own: slice, scores: torch.Tensor, place: torch.Tensor, here: torch.Tensor) -> None:
+    def add(self, own: slice, scores: torch.Tensor, column: torch.Tensor, here: torch.Tensor) -> None:
         """Add the scores of a tile; subtracts the new maximum from `scores` in place."""
-        self.chosen[own] += torch.where(here, scores.gather(1, place)[:, 0], 0.0)
+        self.chosen[own] += torch.where(here, scores.gather(1, column)[:, 0], 0.0)
         self._raise(own, torch.maximum(self.highest[own], scores.amax(1)))
         exponentials = scores.sub_(self.highest[own, None]).exp()
         self.total[own] += exponentials.sum(1)
@@ -211,7 +211,7 @@ def _parts(count: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
-def _places(targets: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+def _columns(targets: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """Column of each target in `part`, [n, 1], and whether the target is in `part`, [n]; other columns are clamped."""
     column = targets - part.start
     return column.clamp(0, part.stop - part.start - 1)[:, None], (column >= 0) & (targets < part.stop)

@@ -184,8 +184,8 @@ def _grid(row: Row, members: Sequence[int], device: torch.device) -> tuple[Grid,
     queries = row.starts[members][:, None] + query - shared[:, None]
     key = np.minimum(np.arange(key_width), lengths[:, None] - 1)
     paths = np.zeros((len(members), key_width), np.int64)
-    for place, number in enumerate(members):
-        paths[place, : lengths[place]] = row.paths[number]
+    for at, number in enumerate(members):
+        paths[at, : lengths[at]] = row.paths[number]
     mask = None
     if shared.any():
         mask = torch.from_numpy(np.arange(key_width) <= query[:, :, None])[:, None].to(device)

@@ -252,12 +252,12 @@ class TitanModel:
         state = {name: item for name, item in self.module.state_dict().items() if name not in fresh}
         with ExitStack() as stack, torch.no_grad():
             files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(folder)]
-            places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
+            file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
             parts = [part for name, item in state.items() for part in self._shards.parts(name, item, copies=True)]
-            if missing := {part.name for part in parts} - places.keys():
+            if missing := {part.name for part in parts} - file_of.keys():
                 raise UsageError(f"the weights in {folder} lack {_first(sorted(missing))}", fix="fetch it again")
             for part in parts:
-                part.put(places[part.name].get_slice(part.name)[part.box])
+                part.put(file_of[part.name].get_slice(part.name)[part.box])
 
     def _copy(self, named: Mapping[str, torch.Tensor], *, strict: bool) -> None:
         if self.ranks.alone:

@@ -117,7 +117,7 @@ class Scorer:
         ordered = [segments[number] for number in order]
         lengths = np.array([len(segment.token_ids) for segment in ordered], np.int64)
         local = self.score(self.microbatches(lengths, shared_with_previous(ordered)), ordered)
-        scored = {order[place]: values for part in self.model.ranks.gather(local) for place, values in part.items()}
+        scored = {order[index]: values for part in self.model.ranks.gather(local) for index, values in part.items()}
         return [scored[number] for number in range(len(segments))]
 
 
