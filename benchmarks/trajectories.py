@@ -35,9 +35,8 @@ TOKENS = 500
 TURNS = 50
 ABOUT = (
     "Processor time of the event loop's thread to hand over one episode of 50 turns, and of all threads until it is on "
-    "disk. Median (smallest to largest) of the repeats, taken in turns. Before: lists of numbers, each turn with its "
-    "whole prompt, written by the event loop. The log-probs are random bits but for their size: they are exact, and "
-    "can't be made much smaller than 4 bytes, 5.3 as text. The messages are plain text in all three."
+    "disk. Median (smallest to largest) of the repeats, taken in turns. The log-probs are random bits but for their "
+    "size: they are exact, and can't be made much smaller than 4 bytes, 5.3 as text. The messages are plain text."
 )
 
 
@@ -69,19 +68,6 @@ def messages(played: Trajectory) -> dict[str, Any]:
     return replace(played, turns=turns).to_dict()
 
 
-def before(played: Trajectory) -> dict[str, Any]:
-    """Return the record in the old format: every turn has its whole prompt, and all tokens are numbers."""
-    data, conversation = messages(played), []
-    for turn, item in zip(played.turns, data["turns"], strict=True):
-        reply = turn.reply
-        item["prompt_ids"] = conversation = conversation[: reply.continues] + reply.prompt_ids.tolist()
-        item["token_ids"] = reply.token_ids.tolist()
-        item["logprobs"] = reply.logprobs.tolist()
-        item["versions"] = reply.versions.tolist()
-        conversation = conversation + item["token_ids"]
-    return data
-
-
 def run_in(folder: Path) -> Run:
     run = Run(load_config("coding_rlvr", ["logging.timeline=false", "logging.trajectories=all"]), RunFolder(folder))
     run.folder.create()
@@ -102,14 +88,11 @@ def written(folder: Path, played: Trajectory) -> tuple[float, float, float]:
     return 1e3 * loop_time, 1e3 * total_time, 1e3 * (time.process_time() - reading)
 
 
-def dumped(
-    folder: Path, make: Callable[[Trajectory], dict[str, Any]], played: Trajectory
-) -> tuple[float, float, float, float]:
-    """Return bytes per token, and milliseconds like `written`, of a record written in the event loop's thread."""
-    folder.mkdir(parents=True)
-    file = folder / "a.jsonl"
+def dumped(folder: Path, played: Trajectory) -> tuple[float, float, float, float]:
+    """Return bytes per token, and milliseconds like `written`, of the messages, written in the event loop's thread."""
+    file = folder / "messages.jsonl"
     started = time.thread_time()
-    file.write_bytes(json.dumps(make(played), separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
+    file.write_bytes(json.dumps(messages(played), separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
     loop_time = time.thread_time() - started
     reading = time.process_time()
     json.loads(file.read_bytes())
@@ -147,18 +130,18 @@ def size(folder: Path, played: Trajectory) -> float:
 def measure(args: argparse.Namespace) -> list[str]:
     vocabulary, rng = tokenizer(), np.random.default_rng(0)
     ids = vocabulary.encode("\n".join(topics[name] for name in sorted(topics)), bos=False, eos=False)
-    ways: dict[str, list[tuple[float, float, float, float]]] = {"before": [], "now": [], "messages alone": []}
+    ways: dict[str, list[tuple[float, float, float, float]]] = {"episode": [], "messages alone": []}
     lengths: dict[int, list[float]] = {turns: [] for turns in (1, 10, 50, 100)}
     pauses, alone = [], []
     with tempfile.TemporaryDirectory() as name:
         for number in range(args.repeats):
             folder = Path(name, str(number))
+            folder.mkdir()
             for turns, sizes in lengths.items():
                 sizes.append(size(folder, episode(turns, vocabulary, ids, rng)))
             played = episode(TURNS, vocabulary, ids, rng)
-            ways["before"].append(dumped(folder / "before", before, played))
-            ways["now"].append((size(folder, played), *written(folder / "now", played)))
-            ways["messages alone"].append(dumped(folder / "messages", messages, played))
+            ways["episode"].append((size(folder, played), *written(folder / "run", played)))
+            ways["messages alone"].append(dumped(folder, played))
             pauses.append(asyncio.run(longest_pause(partial(write_eight, folder / "eight", played))))
             alone.append(asyncio.run(longest_pause(partial(time.sleep, 0.1))))
     columns = [f"{TURNS} turns of 1,000 tokens", "bytes a token", "event loop, ms", "all threads, ms", "to read, ms"]
