@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -180,16 +179,6 @@ def test_a_clock_that_is_set_moves_nothing() -> None:
         for path in files(room):
             if "attacks" not in path.parts and str(path.relative_to(ROOT)) not in TIME_OF_DAY:
                 assert "time.time()" not in path.read_text(), path
-
-
-def test_importing_the_platform_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, forge_env;"
-        "heavy = ('torch', 'docker', 'gymnasium', 'vllm', 'httpx2', 'matplotlib');"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
 
 
 def test_no_tracked_file_names_a_registry_or_a_path_of_this_machine() -> None:

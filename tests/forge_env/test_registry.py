@@ -196,7 +196,7 @@ def test_a_module_that_never_ends_is_broken_off_by_whoever_waits(
 def test_import_is_light() -> None:
     code = (
         "import sys, forge_env as fe; fe.make, fe.ToolEnvironment, fe.Rubric\n"
-        "heavy = ('torch', 'docker', 'gymnasium', 'httpx2', 'rich', 'matplotlib', 'numpy')\n"
+        "heavy = ('torch', 'vllm', 'docker', 'gymnasium', 'httpx2', 'rich', 'matplotlib', 'numpy')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from forge_env.cli.main import main
 from forge_env.config.serving import ServeLimits
+from tests.forge_env.serve.serving import running
 from tests.sandboxes.conftest import require
 
 NAME = "my_program:MyProgram"
@@ -54,14 +54,11 @@ def test_it_is_validated_and_evaluated(package: Path, capsys: pytest.CaptureFixt
 async def test_its_model_is_played_by_clients_of_the_server() -> None:
     """Each answer is the program's: the next request, or its end."""
     pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"')
-    from forge_env.http.server import serve
     from forge_env.serve.openenv import app_of
 
     app = app_of(NAME, sandbox="local", limits=ServeLimits())
-    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(serve(app, "127.0.0.1", 0, ready=ready.set_result))
-    try:
-        url = f"http://127.0.0.1:{await ready}"
+    async with running(app) as port:
+        url = f"http://127.0.0.1:{port}"
         async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as client:
 
             async def post(path: str, **body: Any) -> Any:
@@ -76,6 +73,3 @@ async def test_its_model_is_played_by_clients_of_the_server() -> None:
                 assert (again["reward"], again["done"]) == (0.0, False)
                 ended = await post("/step", action={"message": "7"})
                 assert (ended["reward"], ended["done"]) == (1.0, True)
-    finally:
-        running.cancel()
-        await asyncio.wait([running])

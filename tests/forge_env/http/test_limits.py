@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from forge_env.concurrency import BURST_S, SHARE, Pace
-from forge_env.http import connections, limits, server
+from forge_env.http import connections, limits
 from forge_env.http.limits import (
     CROWD_S,
     MAX_BODY,
@@ -35,7 +35,7 @@ from forge_env.http.limits import (
     check_structure,
     structure,
 )
-from tests.forge_env.serve.serving import serving, until
+from tests.forge_env.serve.serving import running, serving, until
 
 # --- structure
 
@@ -377,24 +377,20 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @asynccontextmanager
 async def listening(app: Any = echo) -> AsyncIterator[Callable[[], Any]]:
     """Opens connections to a server that echoes."""
-    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    limited = Caller(app).limited
-    running = asyncio.create_task(server.serve(limited, "127.0.0.1", 0, ready=port.set_result, lifespan=False))
-    number = await port
     writers: list[asyncio.StreamWriter] = []
 
-    async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", number)
-        writers.append(writer)
-        return reader, writer
+    async with running(Caller(app).limited, lifespan=False) as port:
 
-    try:
-        yield connect
-    finally:
-        for writer in writers:
-            writer.close()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writers.append(writer)
+            return reader, writer
+
+        try:
+            yield connect
+        finally:
+            for writer in writers:
+                writer.close()
 
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"

@@ -68,21 +68,31 @@ class Adder(fe.ToolEnvironment):
 
 
 @asynccontextmanager
+async def running(app: Any, port: int = 0, **options: Any) -> AsyncIterator[int]:
+    """The port of an ASGI application that runs in this process."""
+    from forge_env.http.server import serve
+
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    server = asyncio.create_task(serve(app, "127.0.0.1", port, ready=ready.set_result, **options))
+    try:
+        yield await ready
+    finally:
+        server.cancel()
+        await asyncio.wait([server])
+
+
+@asynccontextmanager
 async def serving(cls: type[fe.Environment] = Adder, port: int = 0, **limits: Any) -> AsyncIterator[Any]:
     """`(url, sessions)` of a running server."""
     from forge_env.config.serving import ServeLimits
-    from forge_env.http.server import serve
     from forge_env.serve.openenv import app_of
 
     fe.register("adder", cls)
     app = app_of("adder", limits=ServeLimits(**limits))
-    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(serve(app, "127.0.0.1", port, ready=ready.set_result))
     try:
-        yield f"http://127.0.0.1:{await ready}", app.state.sessions
+        async with running(app, port) as number:
+            yield f"http://127.0.0.1:{number}", app.state.sessions
     finally:
-        running.cancel()
-        await asyncio.wait([running])
         unregister("adder")
 
 

@@ -18,7 +18,7 @@ from forge_env.cli.main import main
 from forge_env.errors import InfrastructureError
 from forge_env.types import FunctionCall, Message, ToolCall
 from tests.forge_env.cli.test_cli_environments import install
-from tests.forge_env.serve.serving import Adder, run_printed, serving, until
+from tests.forge_env.serve.serving import Adder, run_printed, running, serving, until
 
 WHY = "NOT RUN: openenv is not installed (`make conformance` makes an environment for it)"
 core = pytest.importorskip("openenv.core", reason=WHY)
@@ -195,15 +195,8 @@ async def test_a_client_that_gave_up_is_never_given_an_old_answer() -> None:
 
 @contextlib.asynccontextmanager
 async def their_server(app: Any) -> AsyncIterator[str]:
-    from forge_env.http.server import serve
-
-    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(serve(app, "127.0.0.1", 0, ready=ready.set_result))
-    try:
-        yield f"http://127.0.0.1:{await ready}"
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
+    async with running(app) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def echo_app() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import sys
@@ -20,7 +19,7 @@ import forge_env as fe
 from forge_env.errors import InfrastructureError
 from forge_env.tools.mcp import _SHARED, McpServer, _Target, safe_names, shown
 from tests.forge_env.environment.test_tool_environment import call, calls
-from tests.forge_env.serve.serving import until
+from tests.forge_env.serve.serving import running, until
 
 SERVER = """
 from mcp.server.mcpserver import MCPServer
@@ -355,16 +354,8 @@ async def test_two_servers_with_the_same_tools() -> None:
 @asynccontextmanager
 async def served(wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> AsyncIterator[str]:
     """The address of a server of doors over HTTP."""
-    from forge_env.http.server import serve
-
-    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    app = wrap(in_process(DOORS).streamable_http_app())
-    running = asyncio.create_task(serve(app, "127.0.0.1", 0, ready=ready.set_result))
-    try:
-        yield f"http://127.0.0.1:{await ready}/mcp"
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
+    async with running(wrap(in_process(DOORS).streamable_http_app())) as port:
+        yield f"http://127.0.0.1:{port}/mcp"
 
 
 def newest_only(app: ASGIApp) -> ASGIApp:
