@@ -13,14 +13,7 @@ from typing import Any, ClassVar, Self
 import monarch.actor
 from monarch.actor import Actor, current_rank, get_or_spawn_controller
 
-from trainers.actors.processes import (
-    Ground,
-    end_of,
-    name_processes,
-    start_processes,
-    stop_processes,
-    survive_deaths,
-)
+from trainers.actors.processes import Ground, end_of, start_processes, stop_processes, survive_deaths
 from trainers.actors.remote import ActorDiedError, Calls, methods_of, result, sendable, serving
 from trainers.actors.replicas import ServiceOptions
 from trainers.actors.service import Service
@@ -128,17 +121,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
         ground: Ground | None = None,
     ) -> type[Self]:
         """Return a configured subclass; this class is not changed."""
-        chosen = {
-            "procs": procs,
-            "with_gpus": with_gpus,
-            "num_replicas": num_replicas,
-            "mesh_name": mesh_name,
-            "environment": environment,
-            "service": service,
-            "spare": spare,
-            "ground": ground,
-        }
-        attributes = {name: value for name, value in chosen.items() if value is not None}
+        attributes = {name: value for name, value in locals().items() if name != "cls" and value is not None}
         # `actor_class` holds the importable class: new processes can't import a class created at run time.
         return type(cls.__name__, (cls,), {**attributes, "actor_class": cls._actor_class()})
 
@@ -160,9 +143,11 @@ class ForgeActor(Actor):  # type: ignore[misc]
                 actor = actor.flatten("procs")
             actor._forge_proc_mesh, actor._forge_all = mesh, actor
             pids = [pid for _, pid in (await result(actor.process_id.call())).items()]
-            actor._forge_pids = [] if cls.ground is not None else pids  # ids are only valid on this host
-            actor._forge_named = name_processes(pids, cls.ground)
-            actor._forge_lost = [] if cls.ground is None else cls.ground.lost
+            actor._forge_named = f"process {', '.join(map(str, pids))}"
+            actor._forge_pids, actor._forge_lost = pids, []
+            if cls.ground is not None:
+                actor._forge_named += f" on host {cls.ground.name}"
+                actor._forge_pids, actor._forge_lost = [], cls.ground.lost  # ids are only valid on this host
         except BaseException:  # cancellation too: no process may be left
             await stop_processes(mesh)
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import os
 import threading
-from typing import Any, Self
+from typing import Any
 
 from monarch.actor import Actor, ProcMesh, endpoint
 
@@ -47,9 +47,6 @@ class Tenant(Actor):  # type: ignore[misc]
 class Lease:
     """Keeps the processes of a mesh alive by renewing their lease, even while this process's event loop is blocked.
 
-        with Lease(mesh):
-            ...
-
     Args:
         lease_s: seconds without a renewal after which the lease has run out.
         last_chance_s: seconds that processes then wait before they exit, to read renewals that arrived while stopped.
@@ -75,12 +72,6 @@ class Lease:
         """Stop renewing; call it before the processes are stopped, which otherwise exit when the lease has run out."""
         self._ended.set()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def _renew(self) -> None:
         while True:

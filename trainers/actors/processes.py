@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from monarch.actor import HostMesh, ProcMesh, this_host
 
@@ -103,12 +102,6 @@ def _settle(setting: Setting) -> None:
         sys.path.append(str(setting.folder))
 
 
-def name_processes(pids: Sequence[int], ground: Ground | None) -> str:
-    """Describe processes and their host for log messages."""
-    suffix = "" if ground is None else f" on host {ground.name}"
-    return f"process {', '.join(map(str, pids))}{suffix}"
-
-
 def own_log(otherwise: Path) -> Path:
     """Log file of this process: on other hosts than the controller's the file that it prints to, here `otherwise`."""
     return Path(os.environ.get(LOG, otherwise))
@@ -159,11 +152,7 @@ async def start_processes(
 
 def survive_deaths() -> None:
     """Only log deaths of processes: the code that started a process watches it (`ForgeActor.watch`)."""
-    on_unhandled_fault(_log_fault)
-
-
-def _log_fault(failure: Any) -> None:
-    logger.debug("%s: %s", failure.mesh_name, failure.report())
+    on_unhandled_fault(lambda failure: logger.debug("%s: %s", failure.mesh_name, failure.report()))
 
 
 async def end_of(pid: int) -> None:

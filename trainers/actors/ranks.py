@@ -61,12 +61,14 @@ class RankedActor(ForgeActor):
     @endpoint
     async def join(self, address: Path | tuple[str, int], size: int, with_gpus: bool) -> None:
         """Join the process group as one of `size` ranks."""
+        import torch.distributed as dist
+
         self.rank = own_rank()
         if isinstance(address, Path):
-            store = file_store(address, size)
+            store = dist.FileStore(str(address), size)  # type: ignore[attr-defined]
         else:
             _use_network(address[0])
-            store = self.meeting_point or find_store(*address, size)
+            store = self.meeting_point or dist.TCPStore(*address, size, wait_for_workers=False)  # type: ignore[attr-defined]
         join(store, self.rank, size, with_gpus=with_gpus)
 
 
@@ -137,13 +139,6 @@ class LedActor(RankedActor):
         return value
 
 
-def file_store(path: Path, size: int) -> Any:
-    """Rendezvous store for `size` processes of one machine: a file, which the last process removes."""
-    import torch.distributed as dist
-
-    return dist.FileStore(str(path), size)  # type: ignore[attr-defined]
-
-
 def serve_store(host: str, size: int) -> Any:
     """Rendezvous store for `size` processes, served by this process at one address of this machine."""
     import torch.distributed as dist
@@ -152,13 +147,6 @@ def serve_store(host: str, size: int) -> Any:
     port, descriptor = listening.getsockname()[1], listening.detach()  # the store closes it
     options: Any = {"is_master": True, "wait_for_workers": False, "master_listen_fd": descriptor}
     return dist.TCPStore(host, port, size, **options)  # type: ignore[attr-defined]
-
-
-def find_store(host: str, port: int, size: int) -> Any:
-    """Connect to a store that another process serves with `serve_store`."""
-    import torch.distributed as dist
-
-    return dist.TCPStore(host, port, size, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def join(store: Any, rank: int, size: int, *, with_gpus: bool) -> None:

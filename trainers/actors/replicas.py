@@ -215,7 +215,10 @@ class Replicas:
             while True:
                 why = await self._one_life(replica, first)
                 if not first.done():
-                    first.set_exception(self._named(replica, why))
+                    if isinstance(why, ActorDiedError):  # other errors, raised by `setup`, speak for themselves
+                        text = f"{self.name} {replica.number} died during its start: {why}"
+                        why = ActorDiedError(text, fix=why.fix)
+                    first.set_exception(why)
                     return
                 replica.metrics.deaths += 1
                 replica.deaths_in_a_row += 1
@@ -226,7 +229,8 @@ class Replicas:
                 cause = None if isinstance(why, ForgeError) else why
                 logger.warning("%s %d ended and is being restarted: %s", self.name, replica.number, why, exc_info=cause)
                 await self._bury(replica)
-                await asyncio.sleep(self._backoff(replica.deaths_in_a_row))
+                backoff_s = min(self.options.backoff_s * 2.0 ** (replica.deaths_in_a_row - 1), MOST_BACKOFF_S)
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 replica.metrics.down_s += time.perf_counter() - died
         except Exception as error:  # noqa: BLE001 - any error that ended its last life
             logger.error("%s %d will not be restarted: %s", self.name, replica.number, error)
@@ -267,9 +271,6 @@ class Replicas:
             return error
         return ActorDiedError("it has ended")
 
-    def _backoff(self, deaths: int) -> float:
-        return min(self.options.backoff_s * 2.0 ** (deaths - 1), MOST_BACKOFF_S) * random.uniform(0.5, 1.0)
-
     async def _bury(self, replica: Replica, *, dead: bool = True) -> None:
         actor, replica.actor, death, replica.death = replica.actor, None, replica.death, None
         if death is not None:
@@ -277,12 +278,6 @@ class Replicas:
             await asyncio.gather(death, return_exceptions=True)
         if actor is not None:
             await self._class.shutdown(actor, dead=dead)
-
-    def _named(self, replica: Replica, why: Exception) -> Exception:
-        """Add the replica's name to an `ActorDiedError`; other errors, raised by `setup`, are returned unchanged."""
-        if not isinstance(why, ActorDiedError):
-            return why
-        return ActorDiedError(f"{self.name} {replica.number} died during its start: {why}", fix=why.fix)
 
     def _given_up(self, replica: Replica, error: Exception) -> ForgeError:
         failure = ServiceDownError(

@@ -137,7 +137,7 @@ class Router:
             session: weakly referenced key of the session, which is forgotten when the object is deleted.
             prefix: beginning of the prompt; calls with equal ones go to the same replica. None: nothing to be cached.
         """
-        replica = self.least_busy(serving)
+        replica = min(serving, key=self.in_flight.__getitem__)  # the least busy
         home = None if session is None else self._sessions.get(session)
         if home is None and prefix is not None:
             replica = self._at_home(self._prefixes.pop(prefix, None), replica, serving)
@@ -150,10 +150,6 @@ class Router:
             self._sessions[session] = replica
         self.in_flight[replica] += 1
         return replica
-
-    def least_busy(self, serving: Sequence[int]) -> int:
-        """Return the replica of these with the fewest calls in flight."""
-        return min(serving, key=self.in_flight.__getitem__)
 
     def _at_home(self, home: int | None, least_busy: int, serving: Sequence[int]) -> int:
         if home is not None and home in serving and self.in_flight[home] <= self.in_flight[least_busy] + self._slack:

@@ -93,18 +93,13 @@ class ServiceEndpoint:
         """
         try:
             hash(prefix)
+            if session is not None:
+                hash(weakref.ref(session))
         except TypeError as error:
             raise UsageError(
-                f"{self.name}: a prefix must be hashable: {error}", fix="pass a tuple, a string or a hash of it"
+                f"{self.name}: session and prefix must be hashable: {error}",
+                fix="pass what start_session() returned, and a tuple or a string as prefix",
             ) from error
-        if session is not None:
-            try:
-                hash(weakref.ref(session))
-            except TypeError as error:
-                raise UsageError(
-                    f"{self.name}: a session must be a hashable object: {error}",
-                    fix="pass what start_session() returned",
-                ) from error
         return ServiceEndpoint(self.service, self.name, session, prefix, keep)
 
     async def route(self, *args: Any, **kwargs: Any) -> Any:

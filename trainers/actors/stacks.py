@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
 import psutil
 
@@ -33,7 +32,8 @@ LOOK_S = 0.05
 SHOWN_FRAMES = 4
 _STDLIB = sysconfig.get_path("stdlib")
 _MONARCH = str(Path(sysconfig.get_path("purelib"), "monarch"))
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+"""File, line and function of a call."""
 END = "(all threads)\n"
 
 
@@ -91,11 +91,8 @@ async def look_at_processes() -> list[ProcessState]:
         with suppress(psutil.Error):
             if name := child.environ().get(NAME):
                 actors.append((name.partition(" @ ")[0], child))
-    return list(await asyncio.gather(*(_look_at(name, process) for name, process in sorted(actors, key=_by_name))))
-
-
-def _by_name(item: tuple[str, psutil.Process]) -> tuple[str, int]:
-    return item[0], item[1].pid
+    actors.sort(key=lambda actor: (actor[0], actor[1].pid))
+    return list(await asyncio.gather(*(_look_at(name, process) for name, process in actors)))
 
 
 async def _look_at(name: str, process: psutil.Process) -> ProcessState:
@@ -149,25 +146,16 @@ def in_words(stacks: str) -> str:
 
     Threads that run user code are preferred to those that wait in it, then deeper stacks to shallower ones.
     """
-    threads = [_frames(part) for part in re.split(r"^(?:Current t|T)hread .*$", stacks, flags=re.MULTILINE)]
-    known = [[frame for frame in frames if not _machinery(frame.file)] for frames in threads]
+    parts = re.split(r"^(?:Current t|T)hread .*$", stacks, flags=re.MULTILINE)
+    threads = [_FRAME.findall(part) for part in parts]
+    known = [[frame for frame in frames if not _machinery(frame[0])] for frames in threads]
     rank = [(bool(user) and user[0] == frames[0], len(user)) for frames, user in zip(threads, known, strict=True)]
     busy, length = max(rank, default=(False, 0))
     if not length:
         return WAITS
     shown = known[rank.index((busy, length))][:SHOWN_FRAMES]
-    calls = " < ".join(f"{frame.function} ({Path(frame.file).name}:{frame.line})" for frame in shown)
+    calls = " < ".join(f"{function} ({Path(file).name}:{line})" for file, line, function in shown)
     return f"{'is' if busy else 'waits'} in {calls}"
-
-
-class _Frame(NamedTuple):
-    file: str
-    line: str
-    function: str
-
-
-def _frames(part: str) -> list[_Frame]:
-    return [_Frame(*match.groups()) for line in part.splitlines() if (match := _FRAME.match(line))]
 
 
 def _machinery(file: str) -> bool:

@@ -19,7 +19,6 @@ from trainers.plan.hardware import PER_HOST, Cluster, Gpu
 from trainers.plan.memory import GIB, RESERVED_GIB, Layout, Memory, generator_memory, scoring_memory, trainer_memory
 from trainers.plan.shape import Shape, model_config, named_config
 from trainers.plan.speed import (
-    Decoding,
     Step,
     Workload,
     decoding,
@@ -158,12 +157,8 @@ class Forecast:
 
     @cached_property
     def capacity(self) -> int:
-        """Number of sequences that one engine can decode together.
-
-        The lesser of `max_num_seqs`, and the sequences whose keys and values fit into its memory.
-        """
-        section = self.config.generator
-        return max(1, min(section.max_num_seqs, self.cached))
+        """Number of sequences that one engine can decode together: at most those whose keys and values fit."""
+        return max(1, min(self.config.generator.max_num_seqs, self.cached))
 
     @cached_property
     def cached(self) -> int:
@@ -178,8 +173,8 @@ class Forecast:
         return max(1, min(self.capacity, -(-self.work.in_flight // self.config.generator.num_replicas)))
 
     @cached_property
-    def decoding(self) -> Decoding:
-        """A decoding step of one engine."""
+    def decoding(self) -> dict[str, float]:
+        """Seconds of a decoding step of one engine, by part."""
         section = self.config.generator
         return decoding(
             self.shape,
@@ -216,7 +211,7 @@ class Forecast:
         steps = work.reply * work.episodes / (self.batch * generator.num_replicas)
         if work.steps_apart == 0:  # training waits for the longest reply of the batch
             steps = max(steps, work.longest)
-        generation = {name: seconds * steps for name, seconds in self.decoding.parts.items()}
+        generation = {name: seconds * steps for name, seconds in self.decoding.items()}
         prompts = work.episodes / generator.num_replicas
         generation["prompts"] = prompts * prefill_s(self.shape, work, generator.procs, gpu, generator.threads)
         sync = weight_sync(self.shape, self.layout, self.gpu(trainer.with_gpus), generator.procs, *self._hosts())
@@ -274,13 +269,9 @@ class Forecast:
 
 
 def _host(plan: Plan, number: int) -> str:
-    names = [
-        f"{name} ({len(position.gpus[0])} GPUs)"
-        if len(position.gpus[0]) > 1
-        else f"{name} (1 GPU)"
-        if position.gpus[0]
-        else name
-        for name, position in plan.places.items()
-        if number in position.hosts
-    ]
+    names = []
+    for name, position in plan.places.items():
+        if number in position.hosts:
+            gpus = len(position.gpus[0])
+            names.append(f"{name} ({gpus} GPU{'s' if gpus > 1 else ''})" if gpus else name)
     return f"host {number}: {', '.join(names)}"

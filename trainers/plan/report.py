@@ -29,7 +29,9 @@ def plan(config: RunConfig, question: Question) -> Iterator[str]:
     forecast = Forecast(config, Workload.of(config, question.prompt, question.reply), cluster)
     shape, work = forecast.shape, forecast.work
     devices = f"{needed} of {cluster}" if needed else "processors"
-    yield f"{shape.name}, {_billions(shape.parameters)} parameters, on {devices}"
+    count = shape.parameters
+    size = f"{count / 1e9:.2f} billion" if count > 1e8 else f"{count / 1e6:.2f} million"
+    yield f"{shape.name}, {size} parameters, on {devices}"
     yield ""
     yield "placement"
     yield from (f"  {line}" for line in forecast.placement())
@@ -179,10 +181,6 @@ def _assumed(forecast: Forecast, question: Question) -> Iterator[str]:
         if isinstance(constant, Constant) and constant.kind == "assumed" and forecast.needed:
             yield f"{constant.source}: {constant.value:g}"
     yield "docs/plan.md describes the model, its constants and its checks"
-
-
-def _billions(count: float) -> str:
-    return f"{count / 1e9:.2f} billion" if count > 1e8 else f"{count / 1e6:.2f} million"
 
 
 def _gib(count: float | None) -> str:

@@ -246,11 +246,7 @@ def hub_config(name: str) -> dict[str, Any]:
 
 
 def model_config(section: ModelSection) -> dict[str, Any]:
-    """Load `config.json` of the model that a recipe names.
-
-    Raises:
-        UsageError: the folder doesn't exist, or the hub model's shape isn't known here.
-    """
+    """Load `config.json` of the model that a recipe names; errors as in `named_config`."""
     if section.path == "tiny":
         return hf_config(section, section.tiny.vocab_size, 0)
     return named_config(section.path)

@@ -125,20 +125,16 @@ def training_parts(
     flops = training_flops(shape, work, layout.recompute) / layout.ranks
     if gpu is None:
         return {"compute": flops / (float(hardware.CPU_FLOPS) * (layout.threads if layout.ranks == 1 else 1))}
-    compute = flops / (gpu.flops * float(hardware.TRAINING_SHARE))
+    compute = flops / _rate(gpu, 1)
     compute /= float(hardware.COMPILED) if compiled else 1.0
     tokens = work.computed / layout.data
     passes = ceil(tokens / microbatch_tokens)
-    weights = 0.0
-    if layout.shards > 1:
-        each = BYTES[layout.dtype]
-        gathered = (2 * each + FLOAT32) * shape.parameters / layout.tensor * (1 - 1 / layout.shards)
-        weights = passes * gathered / link(gpu, layout.ranks)
-    tensor = 0.0
-    if layout.tensor > 1:
-        collectives = 8 + 4 * (layout.recompute == "full")
-        moved = tokens / layout.context * shape.dim * BYTES[layout.dtype] * (1 - 1 / layout.tensor)
-        tensor = collectives * shape.layers * moved / link(gpu, layout.tensor)
+    each = BYTES[layout.dtype]
+    gathered = (2 * each + FLOAT32) * shape.parameters / layout.tensor * (1 - 1 / layout.shards)
+    weights = passes * gathered / link(gpu, layout.ranks)
+    collectives = 8 + 4 * (layout.recompute == "full")
+    moved = tokens / layout.context * shape.dim * each * (1 - 1 / layout.tensor)
+    tensor = collectives * shape.layers * moved / link(gpu, layout.tensor)
     update = 7 * FLOAT32 * shape.parameters / layout.ranks / gpu.bandwidth
     return {"compute": compute, "exchange": max(0.0, weights - compute) + tensor, "update": update}
 
@@ -152,43 +148,32 @@ def reference_s(shape: Shape, work: Workload, gpu: Gpu | None, procs: int, threa
     """Seconds of the reference model in a step: one forward pass, over `procs` processes."""
     flops = 2.0 * shape.computed * work.computed + _context(shape, work)
     flops += work.episodes * work.reply * 2.0 * shape.embedding
-    rate = float(hardware.CPU_FLOPS) * threads if gpu is None else gpu.flops * float(hardware.TRAINING_SHARE)
-    return flops / (rate * procs)
+    return flops / (_rate(gpu, threads) * procs)
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """A decoding step of one engine."""
-
-    batch: int
-    parts: Mapping[str, float]
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a step."""
-        return sum(self.parts.values())
+def _rate(gpu: Gpu | None, threads: int) -> float:
+    """Operations per second of one process."""
+    return float(hardware.CPU_FLOPS) * threads if gpu is None else gpu.flops * float(hardware.TRAINING_SHARE)
 
 
 def decoding(
     shape: Shape, work: Workload, batch: int, procs: int, gpu: Gpu | None, dtype: str, threads: int
-) -> Decoding:
-    """Forecast a step of an engine that decodes `batch` sequences, on average halfway through their replies."""
+) -> dict[str, float]:
+    """Seconds of an engine's step by part, for `batch` sequences that are on average halfway through their replies."""
     each, context = BYTES[dtype], work.prompt + work.reply / 2
     flops = batch * (2.0 * (shape.computed + shape.embedding) + shape.context_flops(context))
     if gpu is None:
-        compute = flops / (float(hardware.CPU_FLOPS) * threads * procs)
-        return Decoding(batch, {"compute": compute, "engine": batch * float(hardware.CPU_TOKEN_S)})
+        compute = flops / (_rate(None, threads) * procs)
+        return {"compute": compute, "engine": batch * float(hardware.CPU_TOKEN_S)}
     read = shape.computed + shape.embedding + shape.idle * (1 - _missed(shape, batch))
     bandwidth = procs * gpu.bandwidth * float(hardware.BANDWIDTH_SHARE)
     weights, keys = read * each / bandwidth, batch * context * shape.kv_bytes(each) / bandwidth
-    compute = flops / (procs * gpu.flops * float(hardware.TRAINING_SHARE))
-    exchange = 0.0
-    if procs > 1:
-        moved = 2 * shape.layers * 2 * batch * shape.dim * each * (1 - 1 / procs)
-        exchange = moved / link(gpu, procs)
+    compute = flops / (_rate(gpu, threads) * procs)
+    moved = 2 * shape.layers * 2 * batch * shape.dim * each * (1 - 1 / procs)
+    exchange = moved / link(gpu, procs)
     parts = {"weights read": weights, "keys and values read": keys, "exchange": exchange}
     parts["compute"] = max(0.0, compute - weights - keys)
-    return Decoding(batch, {**parts, "engine": float(hardware.ENGINE_STEP_S)})
+    return {**parts, "engine": float(hardware.ENGINE_STEP_S)}
 
 
 def _missed(shape: Shape, batch: int) -> float:
@@ -199,8 +184,7 @@ def _missed(shape: Shape, batch: int) -> float:
 def prefill_s(shape: Shape, work: Workload, procs: int, gpu: Gpu | None, threads: int) -> float:
     """Seconds of one engine for an episode's prompt, averaged over a group, whose episodes share one prefill."""
     flops = (2.0 * shape.computed + shape.context_flops(work.prompt / 2)) * work.prompt / work.group
-    rate = float(hardware.CPU_FLOPS) * threads if gpu is None else gpu.flops * float(hardware.TRAINING_SHARE)
-    return flops / (rate * procs)
+    return flops / (_rate(gpu, threads) * procs)
 
 
 @dataclass(frozen=True, slots=True)

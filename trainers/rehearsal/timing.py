@@ -105,7 +105,7 @@ class Timing:
             section = config.generator
             gpu = self.forecast.gpu(section.with_gpus)
             each = decoding(self.forecast.shape, work, batch, section.procs, gpu, config.model.dtype, section.threads)
-            self._decoding[batch] = each.seconds
+            self._decoding[batch] = sum(each.values())
         return self._decoding[batch] * self.generation
 
     def scaled(self, generation: float, training: float, measured: Mapping[str, float]) -> Timing:

@@ -23,10 +23,12 @@ import torch
 import torch.distributed as dist
 
 from trainers.actors.gloo import close_complete_groups
-from trainers.actors.ranks import file_store, join
+from torch.distributed import FileStore
+
+from trainers.actors.ranks import join
 
 rank, size = int(sys.argv[1]), int(sys.argv[2])
-join(file_store(Path(sys.argv[3]), size), rank, size, with_gpus=False)
+join(FileStore(sys.argv[3], size), rank, size, with_gpus=False)
 later = dist.new_group(list(range(size)), backend="gloo")
 print("ready", flush=True)
 input()

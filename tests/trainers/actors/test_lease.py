@@ -36,10 +36,11 @@ async def main():
     await host.initialized
     mesh = host.spawn_procs(per_host={"procs": 2}, name="left")
     await mesh.initialized
-    with Lease(mesh, lease_s=1.0, last_chance_s=0.5, renew_s=0.1):
-        time.sleep(4.0)  # the event loop is held up, for longer than a lease
-        print("READY", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
+    lease = Lease(mesh, lease_s=1.0, last_chance_s=0.5, renew_s=0.1)
+    time.sleep(4.0)  # the event loop is held up, for longer than a lease
+    print("READY", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    lease.end()
     await mesh.stop()
     print("STOPPED", flush=True)
     await host.shutdown()
