@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import random
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -259,29 +258,3 @@ def _copy(saved: Any, memo: dict[int, Any]) -> Any:
     if isinstance(saved, int | float | str):
         return saved
     return pickle.loads(pickle.dumps(saved))
-
-
-def random_event(world: World, rng: random.Random) -> None:
-    """One event of those that a run has, in realistic proportion."""
-    choice = rng.randrange(1 << 20)
-    match rng.choices(range(10), (40, 36, 3, 12, 12, 1, 1, 1, 0.3, 1))[0]:
-        case 0:
-            world.admit()
-        case 1:
-            world.complete(choice, younger=choice % 3, priority=choice % 10 / 10)
-        case 2:
-            world.discard(choice)
-        case 3:
-            world.take(skip=rng.choice((0, 0, 0, 1, 2)))
-        case 4:
-            world.release()
-        case 5:
-            world.save()
-        case 6:
-            world.restart(choice)
-        case 7:
-            world.add_unasked(choice)
-        case 8:
-            world.clear()
-        case _:
-            world.undo(choice)

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from forge_env.run.clock import Reading, read_clock
 from forge_env.run.fingerprint import Fingerprint
-from trainers.actors.remote import Calls
+from trainers.actors.remote import Calls, methods_of
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.sequences import Computed
 from trainers.buffer.types import Reservation
@@ -27,7 +27,6 @@ from trainers.generator.receipt import audit, receipt
 from trainers.generator.types import Completion, Hold, SamplingOptions
 from trainers.loop.record import AUDIT
 from trainers.rollout.local import LocalWorker
-from trainers.rollout.types import GroupReport, HeldOut, HeldOutReport, Links, RollOut, WorkerStatus
 
 Events = list[tuple[float, str, str]]
 """Virtual second, what, details."""
@@ -269,32 +268,12 @@ class RolloutWorker(Actor):
         super().__init__(*args)
         self._worker, self._calls = LocalWorker(*self.arguments), Calls()
 
-    async def do_setup(self) -> None:
-        await self._worker.setup()
-
-    async def do_restore(self, state: Mapping[str, Any], set_aside: Sequence[str]) -> None:
-        await self._worker.restore(state, set_aside)
-
-    async def do_connect(self, links: Links) -> None:
-        await self._worker.connect(links)
-
-    async def do_check_prompts(self) -> None:
-        await self._worker.check_prompts()
-
-    async def do_roll_out(self, request: RollOut, call: str) -> GroupReport | None:
-        return await self._calls.until_withdrawn(call, self._worker.roll_out(request))
-
-    async def do_evaluate(self, request: HeldOut, call: str) -> HeldOutReport | None:
-        return await self._calls.until_withdrawn(call, self._worker.evaluate(request))
-
-    async def do_withdraw(self, call: str) -> None:
-        self._calls.withdraw(call)
-
-    async def do_get_status(self) -> WorkerStatus:
-        return await self._worker.get_status()
-
-    async def do_close(self) -> WorkerStatus:
-        return await self._worker.close()
+    async def answer(self, endpoint: str, *args: Any, call: str = "", **kwargs: Any) -> Any:
+        if endpoint == "withdraw":
+            return self._calls.withdraw(*args)
+        if endpoint in methods_of(LocalWorker):
+            return await self._calls.until_withdrawn(call, getattr(self._worker, endpoint)(*args, **kwargs))
+        return await super().answer(endpoint, *args, **kwargs)
 
 
 class ReplayBuffer(Actor):

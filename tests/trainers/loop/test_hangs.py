@@ -347,3 +347,25 @@ def test_every_actor_has_an_account_of_its_time(tmp_path: Path) -> None:
         assert accounted == {"trainer", "reference", "episodes", "rollouts0", "generator", "buffer"}
     assert sum(row.get("time/generator/generate", 0.0) for row in rows) > 0
     assert any(row.get("generator/tokens_per_s", 0.0) > 0 for row in rows), "the report's curve of what is generated"
+
+
+# --- what the trainer leaves out of a step
+
+
+class Troubled(TitanTrainer):
+    """Finds no finite gradient, and log-probabilities that are none."""
+
+    async def do_train_on(self, buffer: Any, step: int) -> dict[str, float]:
+        metrics = await super().do_train_on(buffer, step)
+        return metrics | {"skipped_updates": 1.0, "sequences_not_finite": 2.0}
+
+
+def test_skipped_updates_and_sequences_left_out_are_shown(tmp_path: Path) -> None:
+    recipe = {"grpo.steps": 2, "evaluation.every": 0}
+    events = dry_run(recipe, tmp_path, {**STAND_INS, "TitanTrainer": Troubled})
+    [shown] = [details for _, what, details in events if what == "warnings"]
+    [found] = ast.literal_eval(shown)
+    counts = {"updates": 1, "sequences": 2}
+    assert found == [f"{count} {what} of step {step} were skipped" for step in (1, 2) for what, count in counts.items()]
+    metrics = [details for _, what, details in events if what == "metrics"]
+    assert sum("trainer/skipped_updates" in row for row in metrics) == 2
