@@ -260,7 +260,8 @@ class Checkpoints:
             self._run.warn(_FULL)
         except Exception as error:  # boundary of a task
             logger.exception("step %d could not be saved", saved.step)
-            self._run.warn(f"a checkpoint could not be saved; the next one will be tried: {_reason(error)}")
+            reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+            self._run.warn(f"a checkpoint could not be saved; the next one will be tried: {reason}")
         finally:
             copied.set()
 
@@ -386,11 +387,6 @@ def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def _sealed(path: Path) -> tuple[int, str]:
     """Sync a file to disk and return its size in bytes and its SHA-256."""
     with path.open("rb") as file:
@@ -428,19 +424,19 @@ def _damage(folder: Path, files: dict[str, Any]) -> str | None:
 
 def _identity(recipe: dict[str, Any]) -> dict[str, Any]:
     """Settings that a resumed run can't change, because they determine the meaning of the saved state."""
-    model, optimizer = recipe.get("model", {}), recipe.get("trainer", {}).get("optimizer", {})
-    built = model.get("path") == "tiny"
+    model = recipe["model"]
+    built = model["path"] == "tiny"
     return {
-        "method": recipe.get("method"),
-        "seed": recipe.get("seed"),
-        "environment.name": recipe.get("environment", {}).get("name"),
-        "tasks.order": recipe.get("tasks", {}).get("order"),
-        "lora": recipe.get("lora"),
-        "model.renderer": model.get("renderer"),
-        "model.tools": model.get("tools", "native"),
+        "method": recipe["method"],
+        "seed": recipe["seed"],
+        "environment.name": recipe["environment"]["name"],
+        "tasks.order": recipe["tasks"]["order"],
+        "lora": recipe["lora"],
+        "model.renderer": model["renderer"],
+        "model.tools": model["tools"],
         "model.path=tiny": built,
-        "model.tiny": model.get("tiny") if built else None,
-        "trainer.optimizer.muon_lr above 0": (optimizer.get("muon_lr") or 0) > 0,
+        "model.tiny": model["tiny"] if built else None,
+        "trainer.optimizer.muon_lr above 0": recipe["trainer"]["optimizer"]["muon_lr"] > 0,
     }
 
 

@@ -272,15 +272,18 @@ def check_environment(config: RunConfig) -> None:
             f"evaluation.split={evaluation.split} is also the training split",
             fix=f"choose a held-out one: {', '.join(environment.splits[1:]) or 'the environment has none'}",
         )
-    if undivided := _undivided(environment):
+    datasets = (value for _, value in environment.config if isinstance(value, DatasetConfig))
+    if undivided := next((dataset for dataset in datasets if not dataset.is_divided), None):
         raise UsageError(
-            f"{section.name}: evaluation.split={evaluation.split} has the training data, {undivided}",
+            f"{section.name}: evaluation.split={evaluation.split} has the training data, {undivided.path}",
             fix="hold some of it out: environment.options.dataset.eval_fraction=0.1, or name `splits`",
         )
     check_images(section.name, environment, [environment.splits[0], evaluation.split, *evaluation.extra_splits])
     if config.tasks.order not in ORDERS:
         make_order(config.tasks, environment, environment.splits[0], seed=config.seed)
-    if (config.model.path == TINY or warms_up(config)) and _has_no_demonstrations(environment):
+    first = resolve_task(environment, None, {"split": environment.splits[0], "index": 0})
+    needed = config.model.path == TINY or warms_up(config)
+    if needed and demonstrate(environment, first, random.Random(0)) is None:
         what = "build a model from" if config.model.path == TINY else "warm up on"
         raise UsageError(
             f"{section.name} gives no demonstrations to {what}",
@@ -309,17 +312,6 @@ def _has_images(environment: ToolEnvironment, task: fe.Task) -> bool:
     except Exception:  # noqa: BLE001 - it may need an episode's state; its images are refused when they are rendered
         prompt = list(task.history)
     return any(message.images for message in prompt)
-
-
-def _undivided(environment: Environment) -> str | None:
-    """Return the path of a dataset in an environment's options that is the same for all splits; None without one."""
-    options = (value for _, value in environment.config)
-    return next((value.path for value in options if isinstance(value, DatasetConfig) and not value.is_divided), None)
-
-
-def _has_no_demonstrations(environment: Environment) -> bool:
-    task = resolve_task(environment, None, {"split": environment.splits[0], "index": 0})
-    return demonstrate(environment, task, random.Random(0)) is None
 
 
 def check_renderer(config: RunConfig) -> None:

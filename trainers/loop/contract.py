@@ -108,10 +108,7 @@ class Contract:
     def __init__(
         self, run: Run, trainer: TrainerHandle, generators: GeneratorPool, buffer: LocalReplayBuffer[Any]
     ) -> None:
-        self._run = run
-        self._trainer = trainer
-        self._generators = generators
-        self._buffer = buffer
+        self._run, self._trainer, self._generators, self._buffer = run, trainer, generators, buffer
         self._verdicts: dict[str, Verdict] = {}
         self._openings: dict[str, Opening] = {}
         self.begin_again()
@@ -299,7 +296,8 @@ class Contract:
         if changed:
             served = current[changed[0]]
             extent = "all of them" if served.whole else "those that they loaded"
-            text = f"{_counted(changed)} version {version}, which differs from the previous one and equals"
+            count = "1 generator serves" if len(changed) == 1 else f"{len(changed)} generators serve"
+            text = f"{count} version {version}, which differs from the previous one and equals"
             self._say("weights", "holds", f"{text} the trainer's by checksum ({len(trained):,} tensors, {extent})")
         elif current:
             self._unchanged += 1
@@ -405,7 +403,3 @@ def _fault(served: Served, trained: Sums) -> str | None:
     if served.expected is not None and served.held != served.expected:
         return "serves other weights than it received"
     return None
-
-
-def _counted(numbers: Sequence[int]) -> str:
-    return "1 generator serves" if len(numbers) == 1 else f"{len(numbers)} generators serve"

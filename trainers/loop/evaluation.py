@@ -57,9 +57,7 @@ class Evaluator:
     """
 
     def __init__(self, run: Run, rollouts: Rollouts, generators: GeneratorPool) -> None:
-        self._run = run
-        self._rollouts = rollouts
-        self._generators = generators
+        self._run, self._rollouts, self._generators = run, rollouts, generators
 
     async def evaluate(self, step: int, split: str, count: int) -> Estimate | None:
         """Score `count` tasks of `split` after training step `step`; if pinned, after the step of the held weights.

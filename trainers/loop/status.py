@@ -35,11 +35,8 @@ class Status:
         trainer: Account,
         reference: Reference | BaseReference | None = None,
     ) -> None:
-        self._run = run
-        self._generators = generators
-        self._rollouts = rollouts
-        self._trainer = trainer
-        self._reference = reference
+        self._run, self._generators, self._rollouts = run, generators, rollouts
+        self._trainer, self._reference = trainer, reference
         self._stats: dict[str, float] = {}
         self._held = BufferStats()
         self._silent: list[str] = []

@@ -22,6 +22,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.concurrency import gather_or_cancel
@@ -224,7 +225,9 @@ class System:
         self.account.enter("book-keeping")
         if self.synchronous:  # every group is in the batch or gone; wait for the last reports
             await self.all_settled()
-        self._learn_from_results()
+        for position in sorted(self.results):  # between steps and sorted, so that timing has no influence
+            self.rollouts.order.record(position, self.results[position])
+        self.results.clear()
         if self.synchronous:
             self.healing.at_rest = await self.healing.collect()
         for what, name in (("updates", "skipped_updates"), ("sequences", "sequences_not_finite")):
@@ -276,12 +279,6 @@ class System:
         while any(map(of, self.under_way)):
             self._changed.clear()
             await self._changed.wait()
-
-    def _learn_from_results(self) -> None:
-        """Pass results to the task order, between steps and sorted by position, so that timing has no influence."""
-        for position in sorted(self.results):
-            self.rollouts.order.record(position, self.results[position])
-        self.results.clear()
 
     # --- a session
 
@@ -404,6 +401,7 @@ class System:
         return self.config.grpo.max_off_policy_steps == 0
 
 
+@dataclass(eq=False)
 class Publisher:
     """Publishes policy versions in order, while the trainer computes the next step.
 
@@ -417,29 +415,21 @@ class Publisher:
     (`trainers.buffer.window`).
     """
 
-    def __init__(
-        self,
-        trainer: TrainerHandle,
-        generators: GeneratorPool,
-        buffer: LocalReplayBuffer[Any],
-        tasks: asyncio.TaskGroup,
-        contract: Contract,
-    ) -> None:
-        self._trainer = trainer
-        self._generators = generators
-        self._buffer = buffer
-        self._tasks = tasks
-        self._contract = contract
-        self._under_way: asyncio.Task[None] | None = None
-        self._metrics: dict[str, float] = {}
+    trainer: TrainerHandle
+    generators: GeneratorPool
+    buffer: LocalReplayBuffer[Any]
+    tasks: asyncio.TaskGroup
+    contract: Contract
+    _under_way: asyncio.Task[None] | None = None
+    _metrics: dict[str, float] = field(default_factory=dict)
 
     async def publish(self, version: int) -> None:
         """Take a snapshot of the weights and start sending it as `version`, after the previous version has arrived."""
         await self.settled()
         logger.info(f"Pushing weights for policy version {version}")
-        publishing = await self._trainer.begin_push(version)
-        sums = await self._contract.weights_sent()  # before the next step changes them
-        self._under_way = self._tasks.create_task(self._carry(version, sums, publishing))
+        publishing = await self.trainer.begin_push(version)
+        sums = await self.contract.weights_sent()  # before the next step changes them
+        self._under_way = self.tasks.create_task(self._carry(version, sums, publishing))
 
     async def settled(self) -> None:
         """Wait until the version in transit, if any, has arrived."""
@@ -459,10 +449,10 @@ class Publisher:
     ) -> None:
         published, pushed = await publishing
         swapped, _ = await gather_or_cancel(
-            [self._generators.update_weights(version, published), self._trainer.update_reference(version, published)]
+            [self.generators.update_weights(version, published), self.trainer.update_reference(version, published)]
         )
-        await self._contract.weights_arrived(version, published, sums)
-        await self._buffer.release(version)
+        await self.contract.weights_arrived(version, published, sums)
+        await self.buffer.release(version)
         self._metrics = {f"weights/{name}": value for name, value in (pushed | (swapped or {})).items()}
 
     def take_metrics(self) -> dict[str, float]:

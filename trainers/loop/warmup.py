@@ -69,10 +69,8 @@ class Demonstrations:
     """Endless stream of batches of demonstrations on training tasks, deterministic for a seed."""
 
     def __init__(self, environment: Environment, chat: Chat, *, batch_size: int, max_length: int, seed: int) -> None:
-        self._environment = environment
-        self._chat = chat
-        self._batch_size = batch_size
-        self._max_length = max_length
+        self._environment, self._chat = environment, chat
+        self._batch_size, self._max_length = batch_size, max_length
         self._rng = random.Random(seed)
         self._next = 0
         self._batches: list[list[Segment]] = []

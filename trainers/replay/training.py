@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge_env.config.recipe import RunConfig
+from forge_env.config.recipe import ParallelismSection, RunConfig
 from forge_env.errors import UsageError
 from forge_env.machine import user_path
 from forge_env.run.fingerprint import WORD, Replayed
@@ -118,6 +118,7 @@ class TrainingReplay:
         self.step = start.after
         self._device: Device = use_device(self.config.trainer.with_gpus)
         from trainers.titan.model import TitanModel
+        from trainers.titan.parallel import Sharding
 
         section = self.config.trainer
         self._model = TitanModel(
@@ -128,7 +129,7 @@ class TrainingReplay:
             dtype=config.model.dtype,
             lora=config.lora,
             base_name=hub_name(config.model.path),
-            sharding=_sharding(section.activation_checkpoint, compile=section.compile),
+            sharding=Sharding(ParallelismSection(), section.activation_checkpoint, section.compile),
         )
         self._reference = _Reference(self.config, start, self._device)
         self._configure(self.config)
@@ -239,13 +240,6 @@ class TrainingReplay:
     def published(self) -> dict[str, torch.Tensor]:
         """A copy of the current weights as the generators get them."""
         return {part.name: part.values.to(self._model.dtype, copy=True) for part in self._model.published()}
-
-
-def _sharding(activation_checkpoint: str, *, compile: bool) -> Any:
-    from forge_env.config.recipe import ParallelismSection
-    from trainers.titan.parallel import Sharding
-
-    return Sharding(ParallelismSection(), activation_checkpoint, compile)
 
 
 class _Reference:

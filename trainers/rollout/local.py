@@ -124,9 +124,7 @@ class LocalWorker:
 
     def __init__(self, settings: WorkerSettings, host: str = "") -> None:
         config = settings.config
-        self._host = host
-        self._settings = settings
-        self._config = config
+        self._host, self._settings, self._config = host, settings, config
         self._links: Links | None = None
         self._reconnected = asyncio.Event()
         self._warnings: list[str] = []

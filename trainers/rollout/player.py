@@ -57,13 +57,9 @@ class Player:
         opponents: Mapping[str, Policy] = NOBODY,
         held_out_opponents: Mapping[str, Policy] = NOBODY,
     ) -> None:
-        self._config = config
-        self._opponents = opponents
-        self._held_out_opponents = held_out_opponents
-        self._make_env = make_env
-        self._tasks = make_env()
-        self._warn = warn
-        self._on_span = on_span
+        self._config, self._make_env, self._tasks = config, make_env, make_env()
+        self._opponents, self._held_out_opponents = opponents, held_out_opponents
+        self._warn, self._on_span = warn, on_span
         self.set_aside: set[str] = set()
         self._told: set[str] = set()
         self.accounts = Accounts("episodes")

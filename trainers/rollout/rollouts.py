@@ -252,10 +252,7 @@ class Rollouts:
 
     def __init__(self, run: Run, environment: Environment, workers: Crew) -> None:
         config = run.config
-        self._run = run
-        self._config = config
-        self._tasks = environment
-        self._workers = workers
+        self._run, self._config, self._tasks, self._workers = run, config, environment, workers
         workers.memory = self._memory
         self._links: Links
         self._telling: asyncio.Future[None] | None = None
@@ -408,7 +405,10 @@ class Rollouts:
     async def look(self) -> None:
         """Request and store every worker's status."""
         asked = read_clock()
-        for number, status in enumerate(await self._workers.call_all("get_status")):
+        self._note_all(await self._workers.call_all("get_status"), asked)
+
+    def _note_all(self, statuses: Iterable[WorkerStatus | None], asked: Reading) -> None:
+        for number, status in enumerate(statuses):
             if status is not None:
                 self._note(number, status, asked)
 
@@ -508,9 +508,7 @@ class Rollouts:
     async def close(self) -> None:
         """Let the workers write pending records and release their sandboxes."""
         asked = read_clock()
-        for number, status in enumerate(await self._workers.close()):
-            if status is not None:
-                self._note(number, status, asked)
+        self._note_all(await self._workers.close(), asked)
 
 
 def _remove(files: Iterable[Path]) -> None:
