@@ -108,8 +108,10 @@ class Plan:
         fits = [number for number in hosts if self._fits(unit, number)]
         chosen = sorted(fits, key=lambda number: self._rank(unit, number))[: unit.hosts]
         if len(chosen) < unit.hosts:
+            needs = _figures(unit.gpus, unit.memory_gb)
+            needs += "" if unit.hosts == 1 else f" on each of {unit.hosts} hosts"
             raise UsageError(
-                f"no host has room for {unit.name}: it needs {_needs(unit)}. Free: "
+                f"no host has room for {unit.name}: it needs {needs}. Free: "
                 + "; ".join(self._left(number, unit.role) for number in hosts),
                 fix="use more or bigger hosts, list others in job.place, or lower procs, num_replicas, workers",
             )
@@ -185,11 +187,6 @@ class Plan:
 def _figures(gpus: int, memory_gb: float) -> str:
     memory = "" if math.isinf(memory_gb) else f" and {memory_gb:.1f} GiB"  # infinite for a host still to be requested
     return f"{gpus} GPU{'' if gpus == 1 else 's'}{memory}"
-
-
-def _needs(unit: Unit) -> str:
-    hosts = "" if unit.hosts == 1 else f" on each of {unit.hosts} hosts"
-    return _figures(unit.gpus, unit.memory_gb) + hosts
 
 
 def make_plan(config: RunConfig, addresses: Sequence[Address], cards: Sequence[Card]) -> Plan:

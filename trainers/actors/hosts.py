@@ -17,8 +17,7 @@ from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address, own_address
 from forge_env.job.card import Card, NoWorkerError, Question, ask, until_lost
 from forge_env.job.plan import Place, Unit
-from forge_env.job.staging import stage
-from forge_env.job.survey import Survey
+from forge_env.job.survey import Survey, stage
 from forge_env.machine import cache_dir
 from forge_env.run.run import Run
 from trainers.actors.processes import Ground, Setting

@@ -65,7 +65,7 @@ class RankedActor(ForgeActor):
 
         self.rank = own_rank()
         if isinstance(address, Path):
-            store = dist.FileStore(str(address), size)  # type: ignore[attr-defined]
+            store: Any = dist.FileStore(str(address), size)  # type: ignore[attr-defined]
         else:
             _use_network(address[0])
             store = self.meeting_point or dist.TCPStore(*address, size, wait_for_workers=False)  # type: ignore[attr-defined]

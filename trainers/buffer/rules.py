@@ -11,49 +11,33 @@ entry-point group `forge_env.sampling_rules` or `forge_env.eviction_rules`.
 from __future__ import annotations
 
 import random
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from forge_env.config.reader import make_plugin
 from forge_env.config.recipe import ReplaySection
 from trainers.buffer.types import Held
 
-
-class SamplingRule(Protocol):
-    """Order in which groups are trained on. Called when a group becomes available, again for each re-use."""
-
-    def __call__(self, held: Held[Any], rng: random.Random) -> float:
-        """Return the sort key: the smallest is trained on first, ties in order of admission. Draw from `rng` only."""
-
-
-class EvictionRule(Protocol):
-    """Order in which used groups are dropped."""
-
-    def __call__(self, held: Held[Any]) -> float:
-        """Return the sort key: the smallest is dropped first."""
+SamplingRule = Callable[[Held[Any], random.Random], float]
+"""Sort key of a group, asked when it becomes available, again for each re-use: the smallest is trained on first, ties
+in order of admission. Draws come from the given generator only."""
+EvictionRule = Callable[[Held[Any]], float]
+"""Sort key of a used group: the smallest is dropped first."""
 
 
-class Fifo:
-    """Groups in order of admission: waits are shortest, and the task order is preserved."""
-
-    def __call__(self, held: Held[Any], rng: random.Random) -> float:
-        """Sequence number of the admission."""
-        return held.index
+def fifo(held: Held[Any], rng: random.Random) -> float:
+    """Order of admission: waits are shortest, and the task order is preserved."""
+    return held.index
 
 
-class Freshest:
-    """Groups with the youngest tokens first: lowest average staleness, but older groups wait for their due date."""
-
-    def __call__(self, held: Held[Any], rng: random.Random) -> float:
-        """Negative policy version."""
-        return -held.version
+def freshest(held: Held[Any], rng: random.Random) -> float:
+    """Youngest tokens first: lowest average staleness, but older groups wait for their due date."""
+    return -held.version
 
 
-class Random:
-    """Groups in random order."""
-
-    def __call__(self, held: Held[Any], rng: random.Random) -> float:
-        """A uniform draw."""
-        return rng.random()
+def shuffled(held: Held[Any], rng: random.Random) -> float:
+    """Random order."""
+    return rng.random()
 
 
 class Prioritized:
@@ -79,32 +63,17 @@ class Prioritized:
         return draw / weight if weight > 0.0 else float("inf")
 
 
-class Oldest:
-    """Groups with the oldest tokens are dropped first: they have the fewest steps left."""
-
-    def __call__(self, held: Held[Any]) -> float:
-        """Policy version."""
-        return held.version
-
-
-class LeastAdvantage:
-    """Groups with the smallest advantages are dropped first."""
-
-    def __call__(self, held: Held[Any]) -> float:
-        """Mean absolute advantage."""
-        return held.priority
-
-
-class MostUsed:
-    """Groups that were trained on most often are dropped first."""
-
-    def __call__(self, held: Held[Any]) -> float:
-        """Negative number of uses."""
-        return -held.uses
-
-
-SAMPLING: dict[str, Any] = {"fifo": Fifo, "freshest": Freshest, "prioritized": Prioritized, "random": Random}
-EVICTION: dict[str, Any] = {"oldest": Oldest, "least_advantage": LeastAdvantage, "most_used": MostUsed}
+SAMPLING: dict[str, Any] = {
+    "fifo": lambda: fifo,
+    "freshest": lambda: freshest,
+    "prioritized": Prioritized,
+    "random": lambda: shuffled,
+}
+EVICTION: dict[str, Any] = {
+    "oldest": lambda: lambda held: held.version,  # they have the fewest steps left
+    "least_advantage": lambda: lambda held: held.priority,
+    "most_used": lambda: lambda held: -held.uses,
+}
 
 
 def make_rules(section: ReplaySection) -> tuple[SamplingRule, EvictionRule]:

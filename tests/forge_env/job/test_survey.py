@@ -25,7 +25,6 @@ from forge_env.job import card, survey
 from forge_env.job.addresses import Address
 from forge_env.job.card import Card, NoWorkerError, Question, ask, ask_all, serve_cards, until_lost, write_card
 from forge_env.job.plan import Plan
-from forge_env.job.staging import stage
 from tests.trainers.actors.workers import certificates
 
 
@@ -122,18 +121,18 @@ def test_a_staged_model_is_a_copy_that_is_made_again_when_the_model_has_changed(
     model.mkdir()
     (tmp_path / "elsewhere").write_text("1")
     (model / "weights").symlink_to(tmp_path / "elsewhere")
-    first = stage(model, tmp_path / "cache")
+    first = survey.stage(model, tmp_path / "cache")
     assert (first / "weights").read_text() == "1"
     assert not (first / "weights").is_symlink()
-    assert stage(model, tmp_path / "cache") == first
+    assert survey.stage(model, tmp_path / "cache") == first
     (tmp_path / "elsewhere").write_text("22")
-    second = stage(model, tmp_path / "cache")
+    second = survey.stage(model, tmp_path / "cache")
     assert second != first
     assert (second / "weights").read_text() == "22"
     assert sorted((tmp_path / "cache" / "staged").iterdir()) == sorted([first, second])
     (tmp_path / "elsewhere").unlink()
     with pytest.raises(ForgeError, match="can't be copied"):
-        stage(model, tmp_path / "cache")
+        survey.stage(model, tmp_path / "cache")
 
 
 async def test_data_that_a_host_of_rollouts_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
