@@ -52,11 +52,7 @@ _NOTHING = object()
 
 
 def translated(source: Source, defaults: Mapping[str, int]) -> Source:
-    """Translate torchforge's keys in a source to the recipe's keys.
-
-    Raises:
-        ConfigError: a torchforge key is unknown, has a wrong value, or is given together with its recipe key.
-    """
+    """Translate torchforge's keys in a source to the recipe's keys."""
     translation = _Translation(source)
     translation.run(defaults)
     if translation.problems:

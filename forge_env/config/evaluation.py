@@ -272,11 +272,7 @@ def short_name(name: str) -> str:
 
 
 def environment_entries(value: Any) -> list[Any]:
-    """List the environments given as comma-separated names, as one mapping, or as a list of names and mappings.
-
-    Raises:
-        ValueError: the value has another type, or names no environment.
-    """
+    """List the environments given as comma-separated names, as one mapping, or as a list of names and mappings."""
     items = [value] if isinstance(value, str | dict | EnvironmentChoice) else value
     if not isinstance(items, list | tuple):
         raise ValueError(f"should be a list of environments, not {value!r}")

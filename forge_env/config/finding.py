@@ -60,9 +60,6 @@ def read_recipe(file: str) -> Source:
     Args:
         file: a path, or the name of a bundled recipe: `grpo/qwen3_8b`, `apps/grpo/qwen3_8b.yaml`, or the file's name
             alone if it is unique.
-
-    Raises:
-        ConfigError: there is no such file, or it is not a YAML mapping.
     """
     bundled, name = bundled_recipes(), file.removesuffix(".yaml").removeprefix("apps/")
     alike = [known for known in bundled if name in (known, known.rpartition("/")[2])]
@@ -78,9 +75,6 @@ def read_run(
 
     Args:
         environment: environment variables; MODEL sets `model.path`. None: no variable is read.
-
-    Raises:
-        ConfigError: the file can't be read, or a torchforge key is unknown or wrong.
     """
     source, model = read_recipe(file), ("model",)
     if isinstance(path := source.data.get("model"), str):

@@ -279,11 +279,7 @@ def replaced(data: dict[str, Any], path: KeyPath, value: Any, key: str) -> dict[
 
 
 def read_file(file: str | Path, bundled: Mapping[str, Traversable] | None = None) -> Source:
-    """Read a YAML file, given by path or by the name of a bundled one with or without `.yaml`.
-
-    Raises:
-        ConfigError: there is no such file, or it is not a YAML mapping.
-    """
+    """Read a YAML file, given by path or by the name of a bundled one with or without `.yaml`."""
     path, bundled = user_path(str(file)), bundled or {}
     if path.is_file():
         try:
@@ -303,12 +299,7 @@ def read_file(file: str | Path, bundled: Mapping[str, Traversable] | None = None
 
 
 def parse(text: str, name: str) -> Source:
-    """Parse YAML text.
-
-    Raises:
-        ConfigError: the text isn't YAML, or not a mapping.
-        UsageError: its format version is newer than this forge-env supports.
-    """
+    """Parse YAML text."""
     try:
         data, node = read_yaml(text)
     except yaml.MarkedYAMLError as error:
@@ -372,9 +363,6 @@ def read_arguments(given: Iterable[str], short: Mapping[str, str] | None = None)
 
     Args:
         short: key by letter, for `-n 5` and `-n5`.
-
-    Raises:
-        UsageError: a flag has no value.
     """
     words: list[str] = []
     overrides: list[Override] = []

@@ -26,11 +26,7 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Address:
-        """Parse an address.
-
-        Raises:
-            UsageError: it is not a worker's address.
-        """
+        """Parse an address."""
         match = WORKER_ADDRESS.fullmatch(text)
         if match is None or not 0 < int(match["port"]) < 2**16:
             raise UsageError(
@@ -88,11 +84,7 @@ PLATFORMS = {
 
 
 def worker_addresses(section: JobSection) -> list[Address]:
-    """List the workers of a run, by number; empty if it runs on this machine alone.
-
-    Raises:
-        ForgeError: the platform does not list its nodes here.
-    """
+    """List the workers of a run, by number; empty if it runs on this machine alone."""
     platform = PLATFORMS.get(section.kind)
     if section.workers or platform is None:
         return [Address.of(text) for text in section.workers]
@@ -106,11 +98,7 @@ def worker_addresses(section: JobSection) -> list[Address]:
 
 
 def own_address(section: JobSection, workers: list[Address]) -> str:
-    """Return the address at which the workers reach this machine: the local end of a route to the first worker.
-
-    Raises:
-        ForgeError: that worker can't be reached.
-    """
+    """Return the address at which the workers reach this machine: the local end of a route to the first worker."""
     if section.address is not None:
         return section.address
     first = workers[0]

@@ -188,11 +188,7 @@ def _size(path: Path) -> int | None:
 
 
 def tls_context(address: Address, *, serving: bool) -> ssl.SSLContext | None:
-    """Create a TLS context in which both sides show a certificate signed by the authority; None for a plain address.
-
-    Raises:
-        ForgeError: a variable is not set, or a file can't be used.
-    """
+    """Create a TLS context in which both sides show a certificate signed by the authority; None for a plain address."""
     if address.scheme != "tls":
         return None
     files = {what: os.environ.get(variable) for what, variable in TLS.items()}

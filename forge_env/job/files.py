@@ -105,9 +105,6 @@ def needed_hosts(config: RunConfig, count: int = 2, cpus: int = 4) -> Hosts:
     """Compute the resources that each of `count` hosts must have for the recipe to fit, by planning the run.
 
     The size of a model on the Hugging Face hub is unknown here, so its memory is not counted.
-
-    Raises:
-        UsageError: it doesn't fit on that many hosts, however large they are.
     """
     parts = {unit.name: unit for unit in units(config)}
     least, most = max(unit.gpus for unit in parts.values()), sum(unit.gpus * unit.hosts for unit in parts.values())
@@ -153,11 +150,7 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def job_files(kind: str, request: Request) -> list[JobFile]:
-    """Create the files of a job: the recipe, and the files that the platform reads.
-
-    Raises:
-        UsageError: a secret is in the recipe.
-    """
+    """Create the files of a job: the recipe, and the files that the platform reads."""
     check_secrets(request.config)
     job = request.config.job.model_copy(update={"workers": []})  # the platform provides them
     recipe = changed_yaml(request.config.model_copy(update={"job": job}), ["environment"])

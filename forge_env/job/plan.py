@@ -75,9 +75,6 @@ class Plan:
     Every GPU is given to one unit, or to one of each role (`job.share_gpus`). A unit goes to the least busy hosts that
     its role may use (`job.place`) and that have GPUs and memory for it; a unit without GPUs prefers hosts without any.
     Weight store and buffer go to the trainer's host.
-
-    Raises:
-        UsageError: `job.place` names a worker that does not exist.
     """
 
     def __init__(self, section: JobSection, addresses: Sequence[Address], cards: Sequence[Card]) -> None:

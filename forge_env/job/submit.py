@@ -64,12 +64,7 @@ def to_be_submitted(section: JobSection) -> bool:
 
 
 def submit(request: Request, folder: Path) -> int:
-    """Write the files of a job, submit them, and show the run's output; return the run's exit code.
-
-    Raises:
-        ForgeError: the platform's program is not installed.
-        UsageError: a secret is in the recipe.
-    """
+    """Write the files of a job, submit them, and show the run's output; return the run's exit code."""
     way = WAYS[request.config.job.kind]
     if shutil.which(way.program) is None:
         raise ForgeError(f"`{way.program}` submits jobs, but is not installed", fix="run this on a machine that has it")

@@ -46,11 +46,7 @@ class Survey:
 
 
 async def survey(config: RunConfig, run_folder: Path) -> Survey | None:
-    """Survey the hosts of a run; return None if it runs on this machine alone.
-
-    Raises:
-        ForgeError: a host does not answer, has other code, does not see the run's folders, or there is not enough room.
-    """
+    """Survey the hosts of a run; return None if it runs on this machine alone."""
     addresses = worker_addresses(config.job)
     if not addresses:
         return None
@@ -185,9 +181,6 @@ def stage(folder: Path, cache: Path) -> Path:
 
     Args:
         cache: a folder that all hosts see under this path.
-
-    Raises:
-        ForgeError: there is not enough disk space, or something can't be read.
     """
     target = cache / "staged" / f"{folder.name}-{_key(folder)}"
     if target.is_dir():

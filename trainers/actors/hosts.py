@@ -69,11 +69,7 @@ class Hosts:
         self._asking: asyncio.Future[list[None]] | None = None
 
     async def open(self) -> None:
-        """Attach to every worker; call this before any other use of Monarch.
-
-        Raises:
-            ForgeError: Monarch can't attach to a worker.
-        """
+        """Attach to every worker; call this before any other use of Monarch."""
         from monarch.actor import enable_transport
 
         first = self._hosts[0].address

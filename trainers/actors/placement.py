@@ -26,9 +26,6 @@ class Placement:
 
         Args:
             role: role of the actor; the same for all its replicas.
-
-        Raises:
-            ForgeError: fewer than `count` GPUs are free.
         """
         if not count:
             return {}

@@ -126,9 +126,6 @@ async def start_processes(
     Args:
         count: number of processes on all hosts together.
         environment: variables in addition to those of this process, or of the worker on another host.
-
-    Raises:
-        ForgeError: they did not start within Monarch's time limit.
     """
     host, hosts, settings = (this_host(), 1, {}) if ground is None else (ground.mesh, ground.hosts, ground.settings)
     prepare = partial(_prepare, dict(environment or {}), settings, on_one_host=ground is None or count == 1)

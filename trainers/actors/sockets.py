@@ -72,11 +72,7 @@ class _LinkMap(ctypes.Structure):
 
 @cache
 def keep_private() -> None:
-    """Redirect Monarch's `bind` and `mkdir` in this process; call this before Monarch is started.
-
-    Raises:
-        ChangedPackageError: this build of Monarch doesn't import these functions from libc.
-    """
+    """Redirect Monarch's `bind` and `mkdir` in this process; call this before Monarch is started."""
     import monarch._rust_bindings
 
     _redirect(monarch._rust_bindings.__file__, {"bind": _private_bind, "mkdir": _private_mkdir})

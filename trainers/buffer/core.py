@@ -100,11 +100,7 @@ class BufferCore(Generic[G]):
     # --- completion
 
     def add(self, group: G, ticket: Ticket) -> Outcome:
-        """Add the complete group of `ticket`.
-
-        Raises:
-            TicketDoneError: the group is not in progress.
-        """
+        """Add the complete group of `ticket`."""
         if self.late.pop(ticket.index, None) is not None:
             self.counters.completed += 1
             return self._stale(group.num_tokens)
@@ -168,11 +164,7 @@ class BufferCore(Generic[G]):
     # --- training
 
     def check_step(self, step: int) -> None:
-        """Check that `step` can be given groups.
-
-        Raises:
-            UsageError: the step already has its groups, or is after the end of the run.
-        """
+        """Raise `UsageError` if `step` already has its groups, or is after the end of the run."""
         if step < self.window.next_step:
             raise UsageError(
                 f"step {step} already has its groups: the next is {self.window.next_step}",
@@ -222,11 +214,7 @@ class BufferCore(Generic[G]):
         return None
 
     def batch(self, step: int) -> Batch[G]:
-        """The groups handed out for `step`.
-
-        Raises:
-            UsageError: the step has not been given groups, or its groups are finished.
-        """
+        """The groups handed out for `step`; `UsageError` if there are none or they are finished."""
         held = self._given(step)
         return Batch(Reservation.of(step, held), [each.group for each in held])
 
@@ -258,11 +246,7 @@ class BufferCore(Generic[G]):
             self.put_ready(held)
 
     def release(self, version: int) -> None:
-        """Set the generators' policy version to `version` and finish the groups of earlier steps.
-
-        Raises:
-            UsageError: the version is lower than the current one, or higher than the steps handed out can produce.
-        """
+        """Set the generators' policy version to `version` and finish the groups of earlier steps."""
         window = self.window
         if not window.generator_version <= version <= window.next_step:
             raise UsageError(
@@ -432,9 +416,6 @@ class BufferCore(Generic[G]):
         """Restore a state written by `state_dict`. With the same settings the buffer continues identically.
 
         With other settings (more steps, another bound), groups that violate them are dropped and counted.
-
-        Raises:
-            UsageError: the state has the format of another version of this program.
         """
         if state.get("format") != FORMAT:
             raise UsageError(

@@ -348,11 +348,7 @@ def save_buffer(state: dict[str, Any], file: Path) -> None:
 
 
 def load_buffer(file: Path) -> dict[str, Any]:
-    """Read a file written by `save_buffer`. Step numbers, which are dictionary keys, are strings in the result.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
+    """Read a file written by `save_buffer`. Step numbers, which are dictionary keys, are strings in the result."""
 
     def restore(value: Any) -> Any:
         if isinstance(value, dict) and "group" in value:

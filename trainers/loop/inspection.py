@@ -16,11 +16,7 @@ from trainers.plan.shape import Shape, named_config
 
 
 def inspect(path: str) -> Iterator[tuple[str, str]]:
-    """Yield subjects and texts on a model that `model.path` of a recipe may name.
-
-    Raises:
-        UsageError: there is no such model, its shape is unknown, or its family can't be trained.
-    """
+    """Yield subjects and texts on a model that `model.path` of a recipe may name."""
     folder = local_folder(path)
     hf = named_config(path)
     shape = Shape.of(hf, path)

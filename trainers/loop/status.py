@@ -48,11 +48,7 @@ class Status:
         self._watchdog = Watchdog(run, self.diagnose)
 
     async def report(self, buffer: LocalReplayBuffer[Any]) -> None:
-        """Show live metrics until cancelled.
-
-        Raises:
-            ForgeError: no progress for longer than the recipe allows, or a generator's engine has failed.
-        """
+        """Show live metrics until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             self._generators.check()

@@ -137,12 +137,7 @@ class System:
         return ticket
 
     async def settle(self, ticket: Ticket, report: GroupReport) -> None:
-        """Process the report of a group: if it was lost or dropped, free its slot for a replacement.
-
-        Raises:
-            ForgeError: too many groups in a row were lost or dropped by the filter.
-            ContractError: the model was not shown the task.
-        """
+        """Process the report of a group: if it was lost or dropped, free its slot for a replacement."""
         self.contract.opened(report.opening)
         if report.totals.episodes_late and self.config.grpo.on_timeout == "leave_out" and not self._warned_late:
             self._warned_late = True

@@ -44,11 +44,7 @@ class Watchdog:
         self._warned = False
 
     async def look(self, progress: Hashable) -> None:
-        """Compare `progress` with the previous value; any change counts as progress.
-
-        Raises:
-            ForgeError: no progress for `end_s` seconds.
-        """
+        """Compare `progress` with the previous value; raise `ForgeError` after `end_s` seconds without a change."""
         now = (self._clock or asyncio.get_running_loop().time)()
         elapsed, self._looked = now - self._looked, now
         if progress != self._progress:

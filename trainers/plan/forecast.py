@@ -55,11 +55,7 @@ class Holder:
 
 
 class Forecast:
-    """Forecast of a recipe on a cluster; roles without GPUs are forecast on CPUs.
-
-    Raises:
-        UsageError: the model's shape isn't known, or the recipe's parallel layout doesn't fit the model.
-    """
+    """Forecast of a recipe on a cluster; roles without GPUs are forecast on CPUs."""
 
     def __init__(self, config: RunConfig, work: Workload, cluster: Cluster) -> None:
         self.config, self.work, self.cluster = config, work, cluster

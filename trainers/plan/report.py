@@ -19,11 +19,7 @@ KIND = "H100"
 
 
 def plan(config: RunConfig, question: Question) -> Iterator[str]:
-    """Yield the report's lines: placement, memory, time, weight sync, cost, effect of further GPUs, and assumptions.
-
-    Raises:
-        UsageError: an option or the recipe is invalid, or the model's shape is unknown.
-    """
+    """Yield the report's lines: placement, memory, time, weight sync, cost, effect of further GPUs, and assumptions."""
     needed = needed_gpus(config)
     cluster = parse_cluster(question.gpus or f"{max(needed, 1)}x{KIND}")
     forecast = Forecast(config, Workload.of(config, question.prompt, question.reply), cluster)

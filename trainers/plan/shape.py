@@ -226,11 +226,7 @@ def published() -> Mapping[str, Mapping[str, Any]]:
 
 
 def hub_config(name: str) -> dict[str, Any]:
-    """Load a hub model's `config.json`, from `models.yaml` or from the hub's cache on this machine.
-
-    Raises:
-        UsageError: neither has the model.
-    """
+    """Load a hub model's `config.json`, from `models.yaml` or from the hub's cache on this machine."""
     if name in published():
         return check_hf_config(dict(published()[name]), name)
     from huggingface_hub import try_to_load_from_cache

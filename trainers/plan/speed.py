@@ -47,9 +47,6 @@ class Workload:
 
         Args:
             prompt: tokens of an episode that are not sampled; None: `PROMPT`, at most half of `model.max_length`.
-
-        Raises:
-            UsageError: an episode doesn't fit into `model.max_length`.
         """
         longest, grpo = config.model.max_length, config.grpo
         sampled = config.rolls_out

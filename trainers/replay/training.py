@@ -51,11 +51,7 @@ class Start:
 def replay(
     recording: Recording, config: RunConfig, question: ReplayQuestion, checkpoints: Mapping[int, Path]
 ) -> Iterator[Replayed]:
-    """Train recorded steps again, and compare each with its record.
-
-    Raises:
-        UsageError: the recording has no such steps, or lacks what they need.
-    """
+    """Train recorded steps again, and compare each with its record."""
     last = recording.steps[-1] if question.last is None else question.last
     if not recording.steps[0] - 1 <= question.after < last <= recording.steps[-1]:
         raise UsageError(
@@ -75,11 +71,7 @@ def replay(
 
 
 def find_start(recording: Recording, question: ReplayQuestion, checkpoints: Mapping[int, Path]) -> Start:
-    """The newest point at or before `question.after` at which a replay can begin.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The newest point at or before `question.after` at which a replay can begin."""
     beginning = recording.trained.beginnings[0]
     model = recording.root / (beginning.model if question.model is None else user_path(question.model).absolute())
     usable = {step: folder for step, folder in checkpoints.items() if step in recording.trained.fingerprints}
@@ -102,11 +94,7 @@ def find_start(recording: Recording, question: ReplayQuestion, checkpoints: Mapp
 
 
 class TrainingReplay:
-    """A trainer that follows a recording.
-
-    Raises:
-        UsageError: the weights at the start are not the recorded ones.
-    """
+    """A trainer that follows a recording."""
 
     def __init__(
         self, recording: Recording, config: RunConfig, start: Start, sampler: SamplingReplay | None = None
@@ -188,9 +176,6 @@ class TrainingReplay:
 
         Args:
             changed: settings to train with instead of the recorded ones.
-
-        Raises:
-            UsageError: the recording lacks what a step was trained on.
         """
         if changed is not None:
             self.change(changed)

@@ -386,9 +386,6 @@ async def check_prompts(config: RunConfig, environment: Environment, chat: Chat)
 
     Returns:
         A warning if the prompts are not what the chat template in the model's folder writes; None otherwise.
-
-    Raises:
-        UsageError: a task can't be scored, or none of the first `PROMPTS_TRIED` prompts leaves room for a reply.
     """
     first = environment.splits[0]
     count = environment.num_tasks(first) or PROMPTS_TRIED

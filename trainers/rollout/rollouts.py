@@ -131,7 +131,6 @@ class Crew(Replicas):
 
         Raises:
             ActorDiedError: the worker died during the call.
-            ServiceDownError: it died too often.
         """
         replica = self.replicas[number]
         await self.until(lambda: replica.healthy or replica.metrics.state in ENDED)
@@ -270,11 +269,7 @@ class Rollouts:
     # --- groups
 
     async def group(self, ticket: Ticket) -> GroupReport:
-        """Have a worker play the group of a ticket and add it to the buffer if it can be trained on.
-
-        Raises:
-            ForgeError: the environment's own code fails on more than `environment.max_bug_rate` of the tasks.
-        """
+        """Have a worker play the group of a ticket and add it to the buffer if it can be trained on."""
         number = ticket.index % self._workers.count
         seen = self._seen[number]
         request = RollOut(ticket, self.order[ticket.index], tuple(sorted(seen.untold)))
