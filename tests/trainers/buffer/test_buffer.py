@@ -146,10 +146,10 @@ def test_rules_are_found_by_name_or_refused_with_the_fix() -> None:
     with pytest.raises(UsageError, match=r"grpo.replay.options.alpha: unknown key \(known here: none\)"):
         make_rules(ReplaySection(sampling="fifo", options={"alpha": 1}))
     sampling, eviction = make_rules(
-        ReplaySection(sampling="trainers.buffer.rules:Random", max_uses=2, capacity=1, eviction="most_used")
+        ReplaySection(sampling="trainers.buffer.rules:Prioritized", max_uses=2, capacity=1, eviction="most_used")
     )
     held = Held(0, 0, 1, 1.0, FakeGroup.of(0, 0), uses=2)
-    assert 0 <= sampling(held, random.Random(0)) < 1
+    assert sampling(held, random.Random(0)) == random.Random(0).expovariate(1.0)
     assert eviction(held) == -2
     with pytest.raises(UsageError, match="at most max_off_policy_steps"):
         BufferSettings(1, 0, replay=ReplaySection(max_uses=2))
