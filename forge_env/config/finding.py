@@ -28,10 +28,7 @@ def _in_apps() -> Iterator[tuple[str, Traversable]]:
 
 
 def bundled_recipes() -> dict[str, Traversable]:
-    """Recipes that come with the package, by name.
-
-    A name is `FOLDER/STEM`, such as `grpo/qwen3_8b`, or only the folder if the file has the folder's name.
-    """
+    """Recipes that come with the package, by `FOLDER/STEM`, or only the folder if the file has its name."""
     recipes = [
         (app, entry.name.removesuffix(".yaml"), entry) for app, entry in _in_apps() if entry.name.endswith(".yaml")
     ]

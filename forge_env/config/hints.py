@@ -113,11 +113,7 @@ Our keys are those of recipes and of evaluations, the likeliest first; those tha
 
 
 def meant(path: Sequence[str], siblings: Collection[str], keys: Collection[str], method: str = "") -> list[str]:
-    """List the dotted keys that an unknown key probably stands for, the likeliest first; empty if there is none.
-
-    Args:
-        method: training method of the recipe, whose section is preferred.
-    """
+    """List the dotted keys that an unknown key may stand for, the likeliest first; those of `method` are preferred."""
     name, section = path[-1].replace("-", "_"), list(path[:-1])
     suffixes = [".".join([*path[-n:-1], name]) for n in range(len(path), 0, -1)]
     aliases = next((ALIASES[suffix] for suffix in suffixes if suffix in ALIASES), ())

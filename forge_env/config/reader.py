@@ -164,10 +164,7 @@ def _bounded(root: yaml.Node) -> None:
 
 
 def dump(value: Any) -> str:
-    """Write YAML in the order of `value`, without secrets.
-
-    The text is ASCII, because PyYAML otherwise breaks some Unicode line ends.
-    """
+    """Write YAML in the order of `value`, without secrets, in ASCII: PyYAML breaks some Unicode line ends."""
     text: str = yaml.dump(redact_settings(value), Dumper=Dumper, sort_keys=False, width=WIDTH)
     return text
 
@@ -359,11 +356,7 @@ class Override(NamedTuple):
 
 
 def read_arguments(given: Iterable[str], short: Mapping[str, str] | None = None) -> tuple[list[str], list[Override]]:
-    """Split a command line into plain words and overrides, each in order.
-
-    Args:
-        short: key by letter, for `-n 5` and `-n5`.
-    """
+    """Split a command line into words and overrides; `short` maps letters to keys, for `-n 5` and `-n5`."""
     words: list[str] = []
     overrides: list[Override] = []
     rest = list(given)
@@ -465,10 +458,7 @@ def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", o
 
 
 def arguments(make: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
-    """Parameters of a callable with their defaults, and whether it also accepts any other keyword.
-
-    A parameter without a default has `inspect.Parameter.empty`.
-    """
+    """Parameters of a callable with their defaults (or `Parameter.empty`), and whether it accepts any other keyword."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # a built-in without a signature

@@ -59,11 +59,7 @@ def units(config: RunConfig) -> Iterator[Unit]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The placement of a unit.
-
-    Attributes:
-        gpus: ids of its GPUs on each host.
-    """
+    """Numbers of a unit's hosts, and the ids of its GPUs on each."""
 
     hosts: tuple[int, ...]
     gpus: tuple[tuple[str, ...], ...]

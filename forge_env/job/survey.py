@@ -33,11 +33,7 @@ IMPORT_PATH = re.compile(r"([A-Za-z_]\w*)(\.\w+)*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The result of a survey.
-
-    Attributes:
-        unseen: model folders that not every host sees.
-    """
+    """The hosts of a run, the placement of its actors, and the model folders that not every host sees (`unseen`)."""
 
     addresses: list[Address]
     cards: list[Card]
@@ -177,11 +173,7 @@ def _check_rollouts(config: RunConfig, plan: Plan, addresses: list[Address], car
 
 
 def stage(folder: Path, cache: Path) -> Path:
-    """Copy a model's folder into the cache; a copy of an unchanged folder is reused.
-
-    Args:
-        cache: a folder that all hosts see under this path.
-    """
+    """Copy a model's folder into `cache`, which all hosts see; a copy of an unchanged folder is reused."""
     target = cache / "staged" / f"{folder.name}-{_key(folder)}"
     if target.is_dir():
         return target

@@ -22,11 +22,7 @@ class Placement:
         self._held: dict[str, socket.socket] = {}
 
     def take(self, count: int, role: str) -> dict[str, str]:
-        """Assign `count` GPUs to an actor and return its processes' environment variables. Rank r uses the r-th GPU.
-
-        Args:
-            role: role of the actor; the same for all its replicas.
-        """
+        """Assign `count` GPUs to an actor; return its processes' environment variables. Rank r uses the r-th GPU."""
         if not count:
             return {}
         if self._found is None:

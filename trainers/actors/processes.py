@@ -204,10 +204,7 @@ def settle_imports() -> None:
 
 
 def settle_heap() -> None:
-    """Exclude everything loaded so far from garbage collection, and collect less often.
-
-    Traversing these objects took a fifth of the generator's time.
-    """
+    """Exclude everything loaded so far from garbage collection, which took a fifth of a generator's time."""
     gc.collect()
     settle_imports()
     gc.set_threshold(*SELDOM)

@@ -169,10 +169,7 @@ def _retrieve(call: asyncio.Future[Any]) -> None:
 
 
 class Client:
-    """Base class of clients of a served object; they can be sent to other actors, which then call it directly.
-
-    A subclass is given the methods of its `interface`, which raise what the object raises.
-    """
+    """Base class of clients of a served object, with its methods; they can be sent to other actors."""
 
     def __init_subclass__(cls, interface: type, granting: Collection[str] = ()) -> None:
         """Add the methods of `interface`; results of those in `granting` are passed to `undo` if withdrawn."""

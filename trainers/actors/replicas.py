@@ -152,11 +152,7 @@ class Replica:
 
 
 class Replicas:
-    """Replicas of `actor_class`, each constructed with `args` and `kwargs`.
-
-    Attributes:
-        failure: future that fails with the error of the first replica that is given up.
-    """
+    """Replicas of `actor_class`, constructed with `args` and `kwargs`; `failure` fails when one is given up."""
 
     def __init__(self, actor_class: Any, *args: Any, **kwargs: Any) -> None:
         self._class, self._args, self._kwargs = actor_class, args, kwargs

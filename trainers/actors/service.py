@@ -163,10 +163,7 @@ class Service(Replicas):
         return ServiceEndpoint(self, name)
 
     async def set_up(self, replica: Replica) -> None:
-        """Set up a launched replica and replay the kept calls on it.
-
-        Calls that become kept during this are replayed too: otherwise this replica would miss them.
-        """
+        """Set up a launched replica and replay the kept calls on it, also those that become kept meanwhile."""
         await super().set_up(replica)
         replayed: dict[str, int] = {}
         while True:
@@ -230,10 +227,7 @@ class Service(Replicas):
                 return results
 
     async def _keep(self, number: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Call every healthy replica, and keep the call if at least one carried it out and none raised.
-
-        A call is not kept if a later one of the same endpoint already is.
-        """
+        """Call every healthy replica; keep the call if one carried it out, none raised, and no later one is kept."""
         try:
             results = list((await self.call_healthy(name, *args, **kwargs)).values())
             answers = [value for value in results if not isinstance(value, ActorDiedError)]

@@ -9,10 +9,7 @@ from trainers.buffer.types import BufferSettings
 
 
 class ReplayBuffer(Served, interface=LocalReplayBuffer):
-    """A `LocalReplayBuffer` behind endpoints; `RemoteReplayBuffer` is its client.
-
-    Calls run concurrently; a waiting call blocks no other.
-    """
+    """A `LocalReplayBuffer` behind endpoints, which run concurrently; `RemoteReplayBuffer` is its client."""
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__()

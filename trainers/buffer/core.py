@@ -301,21 +301,14 @@ class BufferCore(Generic[G]):
     # --- eviction
 
     def evict(self, step: int) -> int:
-        """Advance to `step` and drop groups that can't be trained within the bound; returns how many were pending.
-
-        Returns 0 unless the trainer skipped a step.
-        """
+        """Advance to `step` and drop groups that can't be trained within the bound; return how many were pending."""
         if step <= self.window.next_step:
             return 0
         self.window.next_step = step
         return self.drop_old()
 
     def drop_old(self) -> int:
-        """Drop used groups that are too old, and pending ones that can't be trained in time.
-
-        Returns:
-            The number of pending groups dropped; 0 if the trainer skips no version (see `Window`).
-        """
+        """Drop used groups that are too old, and pending ones too late to train; return the number of the latter."""
         self._drop_old_used()
         excess = self.window.excess()
         for version, count in excess:
@@ -385,14 +378,7 @@ class BufferCore(Generic[G]):
         self.drop_old()
 
     def state_dict(self, trained: int = 0) -> dict[str, Any]:
-        """Complete state, including the random state.
-
-        It consists of numbers, strings, lists and dictionaries, except for the groups, which are the added objects.
-
-        Args:
-            trained: steps before this one are part of the weights saved with this state. Their groups count as
-                finished, and are left out if groups are used only once.
-        """
+        """Complete state, including the random state; groups of steps before `trained` count as finished."""
         counters, in_training = self.counters.counts(), self.in_training
         if self.settings.replay.max_uses == 1:
             in_training = {step: batch for step, batch in self.in_training.items() if step >= trained}

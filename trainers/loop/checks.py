@@ -188,10 +188,7 @@ def check_model(config: RunConfig) -> None:
 
 
 def check_lora(config: RunConfig) -> None:
-    """Check that the model has the layers that get adapters, and reject options that have no effect with adapters.
-
-    A model from the hub is checked after its download (`find_model`).
-    """
+    """Check the layers that get adapters, and reject options without effect; hub models are checked once downloaded."""
     if config.lora is None:
         return
     if config.trainer.optimizer.muon_lr > 0:
@@ -342,11 +339,7 @@ def check_renderer(config: RunConfig) -> None:
 
 
 def check_tools(config: RunConfig, folder: Path | None = None) -> None:
-    """Check that the model's chat format can offer the environment's tools.
-
-    Args:
-        folder: the model's folder; None: that of `model.path`, which is not checked if it is built or downloaded later.
-    """
+    """Check that the chat format of `folder`, or of a local `model.path`, can offer the environment's tools."""
     if folder is None and config.model.path != TINY and user_path(config.model.path).is_dir():
         folder = local_folder(config.model.path)
     if folder is None:

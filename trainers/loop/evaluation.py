@@ -60,11 +60,7 @@ class Evaluator:
         self._run, self._rollouts, self._generators = run, rollouts, generators
 
     async def evaluate(self, step: int, split: str, count: int) -> Estimate | None:
-        """Score `count` tasks of `split` after training step `step`; if pinned, after the step of the held weights.
-
-        Returns:
-            The score; None if generators died in all `TRIES` attempts.
-        """
+        """Score `count` tasks of `split`, of the held weights if pinned; None if generators died `TRIES` times."""
         section = self._run.config.evaluation
         if not section.pinned:
             episodes = Episodes(section.metric)

@@ -205,11 +205,7 @@ class Stack:
         return model if self._hosts is None else await self._hosts.staged(model)
 
     async def start_trainer(self, folder: Path, *, adapters: bool = True) -> TrainerHandle:
-        """Start the trainer on a Hugging Face checkpoint folder.
-
-        Args:
-            adapters: train adapters if the recipe says so; False: train all weights until the trainer is restarted.
-        """
+        """Start the trainer on a Hugging Face folder; without `adapters`, it trains all weights until restarted."""
         from trainers.titan.trainer import TitanTrainer
 
         config = self._config

@@ -56,10 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 class Algorithm(ABC):
-    """Base class of training algorithms: how to sample groups and how to learn from them.
-
-    Every session of a run, including a resumed one, creates a new instance.
-    """
+    """Base class of training algorithms: how to sample groups and learn from them. Each session creates an instance."""
 
     @abstractmethod
     def __init__(self, system: System) -> None: ...
@@ -90,11 +87,7 @@ class Algorithm(ABC):
 
 
 class System:
-    """Interface between an algorithm and the actors of a run, from the first rollout to the last training step.
-
-    Attributes:
-        step: number of completed training steps, which equals the trainer's policy version.
-    """
+    """Interface between an algorithm and the actors of a run, from the first rollout to the last training step."""
 
     def __init__(self, run: Run, stack: Stack, actors: Actors) -> None:
         self.run = run

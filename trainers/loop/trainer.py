@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 
 class TrainerHandle:
-    """Client with the trainer's endpoints as methods.
-
-    Args:
-        uploads: whether published weights can be read only after an upload.
-    """
+    """Client with the trainer's endpoints as methods; `uploads`: published weights can be read after an upload."""
 
     def __init__(self, actor: Any, folder: Path, *, uploads: bool = False) -> None:
         self.actor = actor
@@ -124,13 +120,7 @@ class TrainerHandle:
         )
 
     async def begin_save(self, folder: str) -> asyncio.Future[dict[str, float]]:
-        """Start to write the current weights and training state.
-
-        Training may continue at once.
-
-        Returns:
-            A future with metrics that is done when everything is written.
-        """
+        """Start to write weights and training state; return a future of metrics. Training may continue at once."""
         begun = await agreed(self.actor.begin_save.call(folder))
         writing = self.actor.saved.call()  # sent now, as in `begin_push`
 

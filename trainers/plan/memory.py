@@ -71,10 +71,7 @@ class Layout:
 
     @property
     def alone(self) -> bool:
-        """Whether a single process computes in bfloat16.
-
-        Such a process casts weights in each layer; FSDP casts weights and activations once.
-        """
+        """Whether a single process computes in bfloat16: it casts weights in each layer, FSDP casts everything once."""
         return self.ranks == 1 and self.dtype != "float32"
 
     @property

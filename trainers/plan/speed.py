@@ -210,11 +210,7 @@ class Sync:
 def weight_sync(
     shape: Shape, layout: Layout, gpu: Gpu | None, procs: int, generator_hosts: int, trainer_host: bool
 ) -> Sync:
-    """Forecast the transfer of new weights from the trainer to all generators.
-
-    Args:
-        procs: number of processes of one engine; each reads all weights from its host's memory and keeps its part.
-    """
+    """Forecast the transfer of new weights from the trainer to all generators; `procs` are those of one engine."""
     size = shape.parameters * BYTES[layout.dtype]
     copy = size / layout.ranks / gpu.bus if gpu is not None else 0.0
     others = generator_hosts - trainer_host

@@ -172,11 +172,7 @@ class TrainingReplay:
                 group["lr"] = base * factor(schedule.last_epoch)
 
     def follow(self, last: int, *, changed: RunConfig | None = None) -> Iterator[Replayed]:
-        """Train the recorded steps up to `last`, and compare each with its record.
-
-        Args:
-            changed: settings to train with instead of the recorded ones.
-        """
+        """Train the recorded steps up to `last`, with `changed` settings if given, and compare each with its record."""
         if changed is not None:
             self.change(changed)
             self._set_learning_rate()

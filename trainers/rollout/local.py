@@ -116,11 +116,7 @@ class InTurn:
 
 
 class LocalWorker:
-    """Plays and records groups and held-out episodes, and hands groups to the buffer.
-
-    Args:
-        host: name of the worker's host if the run has several; otherwise empty.
-    """
+    """Plays groups and held-out episodes and hands groups to the buffer; `host` is empty if the run has one host."""
 
     def __init__(self, settings: WorkerSettings, host: str = "") -> None:
         config = settings.config
@@ -210,10 +206,7 @@ class LocalWorker:
         self._reconnected = asyncio.Event()
 
     async def restore(self, state: Mapping[str, Any], set_aside: Iterable[str]) -> None:
-        """Restore the state of this worker's `Preparation`, and set tasks aside by their ids.
-
-        Tasks that are set aside are not played again.
-        """
+        """Restore the state of this worker's `Preparation`, and set tasks aside, which are not played again."""
         self._prepare.load_state_dict(state)
         self._set_aside(set_aside)
 

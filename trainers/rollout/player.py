@@ -240,10 +240,7 @@ class Player:
         return Trajectory(name, self._config.environment.name, task_id, valid=False, error=error)
 
     def _show(self, name: str, track: str) -> OnSpan | None:
-        """A callback that adds spans of an episode to the timeline; None for all but the first episode of a group.
-
-        With every episode the timeline would grow to hundreds of megabytes.
-        """
+        """A callback that adds an episode's spans to the timeline; None except for a group's first."""
         show = self._on_span
         if show is None or not name.endswith("-0"):
             return None

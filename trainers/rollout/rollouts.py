@@ -294,10 +294,7 @@ class Rollouts:
         self._counted.clear()
 
     def totals_of(self, known: Callable[[int], bool], first_open: int) -> Totals:
-        """The counts for a checkpoint: without groups that would be played again after resuming from it.
-
-        Those are the groups from position `first_open` on that are not `known`.
-        """
+        """The counts for a checkpoint, without groups from `first_open` on that will be played again."""
         self._counted = {index: counts for index, counts in self._counted.items() if index >= first_open}
         totals = replace(self.totals)
         for index, counts in self._counted.items():
@@ -468,10 +465,7 @@ class Rollouts:
         await self.connect(replace(self._links, buffer=buffer, reference=reference))
 
     def follow(self, members: Sequence[Member]) -> None:
-        """Send the workers the living generators, if they have changed.
-
-        Updates are sent one at a time; if several changes happen meanwhile, only the newest is sent.
-        """
+        """Send the workers the living generators if they have changed; of several changes meanwhile, the newest."""
         if _who(members) == _who(self._links.generators):
             return
         self._links = replace(self._links, generators=members)

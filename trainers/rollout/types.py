@@ -132,11 +132,7 @@ class Preparation(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Actors that a worker calls directly.
-
-    Attributes:
-        reference: the `ReferenceModel` actor, or None.
-    """
+    """Actors that a worker calls directly."""
 
     generators: Sequence[Member]
     buffer: LocalReplayBuffer[Any]
@@ -241,11 +237,7 @@ class Totals:
 
 @dataclass(slots=True)
 class Report:
-    """Fields that every worker's report has.
-
-    Attributes:
-        set_aside: ids of tasks newly set aside because their environment raised.
-    """
+    """Messages for the user, and ids of tasks newly set aside because their environment raised."""
 
     warnings: list[str] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
@@ -274,11 +266,7 @@ class GroupReport(Report):
 
 @dataclass(slots=True)
 class HeldOutReport(Report):
-    """Report on a held-out episode.
-
-    Attributes:
-        episode: the episode without messages and tokens; None if the replica that held the weights died.
-    """
+    """A held-out episode without messages and tokens; None if the replica that held the weights died."""
 
     episode: Trajectory | None = None
 
