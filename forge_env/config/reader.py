@@ -535,6 +535,18 @@ def _written(loc: Sequence[int | str], data: Any) -> KeyPath:
     return tuple(path)
 
 
+def texts(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text in nested settings, with its dotted key."""
+    if isinstance(settings, str):
+        yield key, settings
+    elif isinstance(settings, Mapping):
+        for name, item in settings.items():
+            yield from texts(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(settings, list | tuple):
+        for item in settings:
+            yield from texts(item, key)
+
+
 # ---
 # Recorded settings, which hold no secrets.
 

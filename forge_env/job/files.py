@@ -10,7 +10,6 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import yaml
 
 from forge_env import __version__
-from forge_env.config.reader import changed_yaml
+from forge_env.config.reader import changed_yaml, texts
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.job.addresses import Address
@@ -130,23 +129,12 @@ def needed_hosts(config: RunConfig, count: int = 2, cpus: int = 4) -> Hosts:
 def check_secrets(config: RunConfig) -> None:
     """Refuse a recipe with a value that looks like a secret, since its text would be in the job's files."""
     learn_environment()
-    for key, value in _texts(config.model_dump(mode="json"), ""):
+    for key, value in texts(config.model_dump(mode="json")):
         if redact_settings(value, key) != value:
             raise UsageError(
                 f"{key} looks like a secret, which would be written in plain text",
                 fix="let the code that needs it read an environment variable, and name that with --secret",
             )
-
-
-def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _texts(item, f"{key}.{name}".lstrip("."))
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item, key)
 
 
 def job_files(kind: str, request: Request) -> list[JobFile]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from forge_env import machine
 from forge_env.config.finding import checkpoint_folder
+from forge_env.config.reader import texts
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import ForgeError, SandboxUnavailableError
 from forge_env.job.addresses import Address, worker_addresses
@@ -101,16 +102,11 @@ def _models(config: RunConfig) -> Iterator[Path]:
 
 def _data(options: Any) -> Iterator[str]:
     """Yield files and folders of this machine that an environment's options name."""
-    if isinstance(options, Mapping):
-        for value in options.values():
-            yield from _data(value)
-    elif isinstance(options, list | tuple):
-        for value in options:
-            yield from _data(value)
-    elif isinstance(options, str) and (os.sep in options or Path(options).suffix):  # otherwise it may be any word
-        with suppress(OSError, ValueError, ForgeError):
-            if (path := machine.user_path(options)).exists():
-                yield str(path.absolute())
+    for _, text in texts(options):
+        if os.sep in text or Path(text).suffix:  # otherwise it may be any word
+            with suppress(OSError, ValueError, ForgeError):
+                if (path := machine.user_path(text)).exists():
+                    yield str(path.absolute())
 
 
 def _hub_cache() -> Path:
