@@ -147,7 +147,6 @@ def _parsed(source: str, mode: Literal["exec", "eval"]) -> ast.AST:
 
 
 Outcome: TypeAlias = tuple[Any, BaseException | None]
-"""A function's return value, or the exception that it raised."""
 _IDLE: list[SimpleQueue[Callable[[], None] | None]] = []
 """Queues of the idle threads, which wait for their next function; None ends a thread.
 
@@ -162,7 +161,6 @@ class Running(Future[Outcome]):
     def __init__(self) -> None:
         super().__init__()
         self.ident: int | None = None
-        """Identifier of the thread, once it has started."""
         self.has_ended = False
         self.broken_off = False
         self._raised = threading.Event()

@@ -406,7 +406,6 @@ def is_environments(stack: traceback.StackSummary) -> bool:
 
 
 CODE_TIMEOUT_S = 120.0
-"""Default limit of an environment's code, in seconds."""
 CODE_LIMIT_S: ContextVar[float] = ContextVar("code_limit_s", default=0.0)
 """Seconds that the running environment code may block the event loop; 0 outside of `environment_code`, which would
 catch a `HeldUpError`."""

@@ -67,7 +67,6 @@ def fill_in(reply: Reply, body: dict[str, Any]) -> None:
 # which JSON allows and UTF-8 does not, are replaced in texts.
 
 FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
-"""Finish reasons of replies that failed at the endpoint."""
 CUT = (
     *("length", "max_length", "model_length", "token_limit", "incomplete"),
     *("model_context_window_exceeded", "context_length_exceeded"),
@@ -75,7 +74,6 @@ CUT = (
 )
 """Finish reasons of truncated replies, as used by OpenAI, Mistral, Anthropic, Google, Cohere and TGI."""
 FILTERED = ("content_filter", "content_filtered", "safety", "recitation", "prohibited_content", "blocklist", "refusal")
-"""Finish reasons of replies that a filter stopped."""
 
 
 def _words(finish: str) -> str:

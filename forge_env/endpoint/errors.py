@@ -32,7 +32,6 @@ class EndpointError(GeneratorError):
     excusable: ClassVar[bool] = False
     """Whether a fatal error concerns only this request if the endpoint has answered other requests."""
     status: int | None = None
-    """HTTP status of the answer, if any."""
     retry_after_s: float | None = None
     """Seconds to wait before a retry, as requested by the endpoint."""
 

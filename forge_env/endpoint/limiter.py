@@ -172,7 +172,6 @@ class AdaptiveLimiter:
         self.window = float(min(start, maximum))
         self.in_flight = 0
         self.overloads = 0
-        """Number of overload errors of the endpoint."""
         self.on_change: Callable[[], object] = lambda: None
         """Called after each change of the window's size."""
         self._clock = clock

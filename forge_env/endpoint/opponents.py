@@ -18,7 +18,6 @@ from forge_env.rollout.episode import check_opponents
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
 
 Named = Mapping[str, str | dict[str, Any]]
-"""Configured opponents by seat."""
 
 
 def check_named(name: str, seats: tuple[str, ...], named: Named, at: str) -> None:

@@ -221,7 +221,6 @@ class EndpointPolicy(Policy):
         """Whether the endpoint has answered at least one request."""
         self._connections = Connections(options.base_url, api_key=_api_key(options.api_key_env), uds=options.uds)
         self._served: list[str] = []
-        """Models listed by the endpoint."""
         self.largest: int | None = None
         """Token limit quoted by the endpoint when it refused a larger reply limit, or None."""
         self.read_tokens: TokenReader | None = None

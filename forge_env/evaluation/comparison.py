@@ -31,7 +31,6 @@ class Stored:
     splits: dict[str, str]
     """Split that was played, by label."""
     damage: list[str]
-    """Descriptions of records that could not be read."""
 
 
 def other_tasks(label: str, a: Stored, b: Stored) -> str | None:

@@ -47,7 +47,6 @@ class Estimate:
     low: float
     """Lower end of the interval, bootstrapped over tasks; for paired differences see `PairedDifference`."""
     high: float
-    """Upper end of the interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,6 @@ class TaskScores:
         self._numbers: dict[str, int] = {}
         self._sums, self._counts = array("d"), array("q")
         self.samples = 0
-        """Number of scores added."""
         self._total = 0.0
         # sums over tasks of S * S, S * n and n * n, with sum S and number n of each task's scores
         self._squares, self._products, self._sizes = 0.0, 0.0, 0

@@ -76,7 +76,6 @@ class Evaluation:
     resume: bool = False
     sandboxes: SandboxEngine | None = None
     stream: TextIO | None = None
-    """Stream to draw progress on."""
 
     def __post_init__(self) -> None:
         config = self.config
@@ -136,7 +135,6 @@ class Evaluation:
         self._runner: Runner | None = None
         self._server: VLLMServer | None = None
         self.stopped = False
-        """Whether `stop` was called."""
         self._gone: FolderGoneError | None = None
         self._writer: TrajectoryWriter | None = None
 

@@ -140,7 +140,6 @@ class Planned:
 
     split: str
     samples: int
-    """Number of samples to play."""
     asked: int
     """See `Share.asked`."""
 
@@ -218,7 +217,6 @@ class SampleResult(Outcome):
     estimated_requests: int = 0
     """Number of requests whose tokens are estimated."""
     cut_replies: int = 0
-    """Number of replies cut off at the token limit per reply."""
 
 
 class NoSuchMetricError(UsageError):

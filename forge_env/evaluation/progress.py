@@ -36,7 +36,6 @@ class EnvironmentProgress:
     crashed: int = 0
     bugs: int = 0
     _scores: TaskScores = field(default_factory=TaskScores)
-    """Scores of valid samples."""
 
     def add(self, result: SampleResult) -> None:
         """Count a finished sample."""
@@ -72,7 +71,6 @@ class EvaluationProgress:
     budget: float | None = None
     priced: bool = False
     limiter: AdaptiveLimiter | None = None
-    """Limiter of the endpoint, if there is one."""
     notice: str = ""
     """Reason for waiting, or for ending early."""
     started: float = field(default_factory=time.monotonic)

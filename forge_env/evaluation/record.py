@@ -40,11 +40,8 @@ class ResultsFolder(HeldFolder):
 
     config = Inside("config.yaml")
     samples = Inside("trajectories/eval.jsonl")
-    """Samples, one per line."""
     summary = Inside("summary.json")
-    """Scores as JSON."""
     report = Inside("report.md")
-    """Report for people."""
     log = Inside("run.log")
     rescored = Inside("rescored.json")
     """Source of transcripts that were scored again, in their folder only."""

@@ -42,7 +42,6 @@ class Rescored:
     unscored: dict[str, str]
     """Planned samples that could not be scored again, including those lost in the source -> reason."""
     damage: list[str]
-    """Descriptions of source records that could not be read."""
 
 
 class TranscriptPolicy(Policy):

@@ -45,11 +45,9 @@ class EnvironmentSummary:
     label: str
     split: str
     asked: int
-    """Number of samples requested."""
     planned: int
     """Number of requested samples that have tasks; with `gold`, tasks with a reference solution."""
     samples: int
-    """Number of valid samples."""
     tasks: int
     """Number of tasks with at least one valid sample."""
     missing: int
@@ -57,7 +55,6 @@ class EnvironmentSummary:
     invalid: dict[str, int]
     """Number of lost samples by type of error, without bugs of the environment."""
     bugs: int
-    """Number of samples on which the environment's code failed."""
     first_bug: str | None
     """Error message of the first bug."""
     crashed: int
@@ -83,7 +80,6 @@ class EnvironmentSummary:
     metrics: dict[str, float]
     """Mean of every metric over valid samples."""
     turns: float
-    """Mean number of turns of a valid sample."""
     cut_replies: int
     """Number of replies cut off at the token limit per reply."""
     prompt_tokens: int

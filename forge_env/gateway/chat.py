@@ -28,7 +28,6 @@ from forge_env.tools.turns import call_of
 from forge_env.types import Message
 
 MOST_ANSWERS = 64
-"""Maximum number of answers per request."""
 
 
 class _Function(Wire):

@@ -33,7 +33,6 @@ from forge_env.tools.turns import call_of
 from forge_env.types import Message, ToolCall, ToolSpec
 
 MOST_CANDIDATES = 64
-"""Maximum number of answers per request."""
 AT_GOOGLE = (
     "google_search",
     "google_search_retrieval",

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from forge_env.gateway.response_tools import Declaration
 
 IMAGE_TOKENS = 1_000
-"""Estimated tokens of an image."""
 AROUND_A_MESSAGE = 4
 """Estimated tokens that a chat format adds around a message."""
 MOST_MESSAGES = 10_000

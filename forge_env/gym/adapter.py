@@ -32,7 +32,6 @@ LARGEST_SEED = 2**31
 MOST_NUMBERS = 256
 """Maximum numbers in an observation that is shown as values."""
 MOST_TO_GIVE = 16
-"""Maximum numbers in an action."""
 ACTIONS = {
     "Blackjack": ["stick", "hit"],
     "CartPole": ["left", "right"],
