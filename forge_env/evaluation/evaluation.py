@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -57,7 +56,7 @@ VLLM = "vllm:"
 HELD_UP_S = 20.0
 """Seconds for which code may block the event loop before it is reported."""
 CHECKED_TASKS = 4096
-"""Number of an environment's tasks whose ids are checked for duplicates in advance; results are counted by id."""
+"""Number of an environment's tasks whose targets and ids are checked in advance; results are counted by id."""
 UNIQUE_FIX = "give each task a unique id; --epochs plays tasks several times"
 MANY_SAMPLES = 100_000
 """Number of samples above which the search for reference solutions is announced, as it takes long."""
@@ -114,8 +113,7 @@ class Evaluation:
         for label, source in self._sources.items():
             check_score(config.score, label, source.environment)
             check_targets(source.environment, (task for task, _ in self._tasks(label)))
-            first = islice(self._tasks(label), CHECKED_TASKS)
-            check_unique(((task.id, index) for task, index in first), label, "task", UNIQUE_FIX)
+            check_unique(((task.id, index) for task, index in self._tasks(label)), label, "task", UNIQUE_FIX)
         if self.policy is None:
             self.policy = scripted(config)
         if self.policy is None and config.model.startswith(VLLM):
@@ -153,9 +151,9 @@ class Evaluation:
         return maker(known, sandboxes=self._engine, **choice.options)
 
     def _tasks(self, label: str) -> Iterator[tuple[Task, int]]:
-        """An environment's tasks with their indices, without those whose creation fails: playing them counts it."""
+        """First tasks of an environment with their indices, without those that fail: playing them counts the bug."""
         share = self.samples.shares[label]
-        for index in range(share.tasks):
+        for index in range(min(share.tasks, CHECKED_TASKS)):
             with suppress(EnvironmentBugError):
                 yield self.task(share[index]), index
 
