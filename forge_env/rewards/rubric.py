@@ -130,6 +130,7 @@ class Rubric:
         weights: weight of each function; None: 1 each.
         metrics: functions that are logged but not rewarded, or a dictionary of them by name.
         group: functions that score all episodes of one task together, with their weights, or 1 each.
+        others: names of other frameworks, which are refused with a hint.
 
     Raises:
         UsageError: there is no function, there are not as many weights as functions, or two have the same name.
