@@ -193,33 +193,25 @@ class BoxSandbox(Sandbox, Judging, Archives, Interpreters, Programs):
         await self.write_files({path: data})
 
     async def write_files(self, files: Mapping[str, str | bytes]) -> None:  # noqa: D102
-        _, result, _ = await self._run({"kind": "write"}, FILE_LIMITS, files=self._files(files))
-        raise_io_error(result, ", ".join(files))
+        await self._file_request({"kind": "write"}, ", ".join(files), files=self._files(files))
 
     async def read_file(self, path: str) -> bytes:  # noqa: D102
-        header: Header = {"kind": "read", "path": self._path(path), "max_bytes": MAX_FILE}
-        _, result, data = await self._run(header, FILE_LIMITS)
-        raise_io_error(result, path)
-        return data
+        return await self._file_request({"kind": "read", "path": self._path(path), "max_bytes": MAX_FILE}, path)
 
     async def read_files(self, path: str = ".") -> dict[str, bytes]:  # noqa: D102
         header: Header = {"kind": "folder", "path": self._path(path), "max_bytes": MAX_FILE}
-        _, result, data = await self._run(header, FILE_LIMITS)
-        raise_io_error(result, path)
+        data = await self._file_request(header, path)
         parts = list(values.split(data))
         return {name.decode(): content for name, content in zip(parts[::2], parts[1::2], strict=True)}
 
     async def pack(self, folders: Sequence[str], *, leave_out: Sequence[str] = ()) -> bytes:  # noqa: D102
         paths = [self._path(folder) for folder in folders]
         header: Header = {"kind": "pack", "paths": paths, "leave_out": list(leave_out), "max_bytes": MAX_FILE}
-        _, result, data = await self._run(header, FILE_LIMITS)
-        raise_io_error(result, ", ".join(folders))
-        return data
+        return await self._file_request(header, ", ".join(folders))
 
     async def unpack(self, archive: bytes, *, instead_of: Sequence[str] = ()) -> None:  # noqa: D102
         header: Header = {"kind": "unpack", "paths": [self._path(folder) for folder in instead_of]}
-        _, result, _ = await self._run(header, FILE_LIMITS, stdin=archive)
-        raise_io_error(result, "an archive")
+        await self._file_request(header, "an archive", stdin=archive)
 
     async def run_tests(  # noqa: D102
         self,
@@ -289,6 +281,19 @@ class BoxSandbox(Sandbox, Judging, Archives, Interpreters, Programs):
         if self.box is None:
             raise SandboxError("this sandbox was released", fix="acquire another one")
         return self.box
+
+    async def _file_request(
+        self, header: Header, what: str, *, files: Mapping[str, bytes] | None = None, stdin: bytes = b""
+    ) -> bytes:
+        """Send a request about the files `what`. Returns the bytes of the value channel. Raises `SandboxFileError`."""
+        _, result, data = await self._run(header, FILE_LIMITS, files=files, stdin=stdin)
+        if result.ok:
+            return data
+        number, _, reason = result.stderr.partition(" ")
+        if result.exit_code == IO_ERROR and number.isdigit():
+            kind = SandboxFileNotFoundError if int(number) == errno.ENOENT else SandboxFileError
+            raise kind(int(number), reason, what)
+        raise SandboxFileError(errno.EIO, "timed out" if result.timed_out else "the file could not be reached", what)
 
     async def _run(
         self,
@@ -501,14 +506,3 @@ def call_outcome(frame: object) -> CallOutcome:
         message = frame.get("m")
         return CallOutcome(error=frame["e"][:200], message=message[:2000] if isinstance(message, str) else "")
     return CallOutcome(error="TypeError", message="not a plain value")
-
-
-def raise_io_error(result: ExecResult, path: str) -> None:
-    """Raise the `SandboxFileError` that a file request hit inside the sandbox, if any."""
-    if result.ok:
-        return
-    number, _, reason = result.stderr.partition(" ")
-    if result.exit_code == IO_ERROR and number.isdigit():
-        kind = SandboxFileNotFoundError if int(number) == errno.ENOENT else SandboxFileError
-        raise kind(int(number), reason, path)
-    raise SandboxFileError(errno.EIO, "timed out" if result.timed_out else "the file could not be reached", path)

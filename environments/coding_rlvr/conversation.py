@@ -32,10 +32,9 @@ def code_of(answer: str) -> str | None:
     return blocks[-1] if blocks else None
 
 
-def report(tests: Sequence[Check], outcomes: Sequence[CallOutcome], *, printed: str = "", ended: str = "") -> str:
-    """Format the tool's report: how many tests passed, the first failure, and what the code printed."""
-    failed = failures(tests, outcomes, ended)
-    lines = [f"{len(tests) - len(failed)}/{len(tests)} passed", *failed[:1]]
+def report(total: int, failed: Sequence[str], *, printed: str = "") -> str:
+    """Format the tool's report: how many tests passed, the first of `failures`, and what the code printed."""
+    lines = [f"{total - len(failed)}/{total} passed", *failed[:1]]
     if printed.strip():
         lines.append(f"printed: {_short(printed.strip())}")
     return "\n".join(lines)

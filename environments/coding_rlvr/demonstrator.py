@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from environments.coding_rlvr.checks import Check
-from environments.coding_rlvr.conversation import DONE, as_answer, report
+from environments.coding_rlvr.conversation import DONE, as_answer, failures, report
 from environments.coding_rlvr.judging import arguments_of, trusted_call, trusted_function
 from environments.coding_rlvr.operations import OPERATIONS
 from environments.coding_rlvr.programs import Program, Step
@@ -70,7 +70,7 @@ def _slip(step: Step, rng: Random) -> str:
 def _try(code: str, tests: Sequence[Check]) -> str:
     """The tool's report on `code`, without a sandbox."""
     function = trusted_function(code)
-    return report(tests, [trusted_call(function, arguments_of(test)) for test in tests])
+    return report(len(tests), failures(tests, [trusted_call(function, arguments_of(test)) for test in tests]))
 
 
 def _tool_call(code: str, call_id: str, result: str) -> list[Message]:

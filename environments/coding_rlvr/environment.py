@@ -123,9 +123,9 @@ class CodingRLVR(fe.ToolEnvironment):
         self._tried = code
         tests: list[Check] = self.current_task.data["public"]
         result = await self._run(code, tests)
-        ended = _why_ended(result)
-        self._tried_well = not failures(tests, result.outcomes)
-        return report(tests, result.outcomes, printed=result.execution.stdout, ended=ended)
+        failed = failures(tests, result.outcomes, _why_ended(result))
+        self._tried_well = not failed
+        return report(len(tests), failed, printed=result.execution.stdout)
 
     async def hidden_tests_pass(self, code: str) -> bool:
         """Whether `code` passes every hidden test, in a fresh sandbox that has run no other code."""

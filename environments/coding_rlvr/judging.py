@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 from ast import literal_eval
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
 from environments.coding_rlvr.checks import Check, same
 from environments.coding_rlvr.operations import pointed_arguments, sample_arguments
-from environments.coding_rlvr.programs import Program
+from environments.coding_rlvr.programs import Program, Step
 from forge_env.sandbox import CallOutcome
 
 PUBLIC = 2
@@ -77,13 +77,13 @@ def _fails(function: Callable[..., Any], cases: Sequence[Case]) -> bool:
     return any(outcome.error is not None or not same(value, outcome.value) for value, outcome in outcomes)
 
 
-def wrong_codes(program: Program) -> list[str]:
-    """Code of all programs with exactly one slip."""
+def wrong_codes(program: Program, others: Callable[[Step], Iterable[str]] = Step.slips) -> list[str]:
+    """Code of all programs with exactly one other expression of a step, by default a slip."""
     right = [step.expression for step in program.steps]
     return [
-        program.code([*right[:slot], slip, *right[slot + 1 :]])
+        program.code([*right[:slot], other, *right[slot + 1 :]])
         for slot, step in enumerate(program.steps)
-        for slip in step.slips()
+        for other in others(step)
     ]
 
 
@@ -91,14 +91,8 @@ def _near_codes(program: Program) -> list[str]:
     """Code of programs that are wrong on few inputs; without loops of which the end is unknown."""
     if program.kind == "while":
         return wrong_codes(program)
-    right = [step.expression for step in program.steps]
-    near = [
-        program.code([*right[:slot], wrong, *right[slot + 1 :]])
-        for slot, step in enumerate(program.steps)
-        for wrong in step.near_misses()
-    ]
     code = program.code()
-    near += [code.replace(*shifted) for shifted in _SHIFTED]
+    near = [*wrong_codes(program, Step.near_misses), *(code.replace(*shifted) for shifted in _SHIFTED)]
     return [wrong for wrong in dict.fromkeys([*wrong_codes(program), *near]) if wrong != code]
 
 

@@ -193,19 +193,19 @@ class Harbor(fe.SandboxEnvironment):
         source = self._tasks[task.data["index"]]
         return self.spec_of(task) if source.separate is None else self._spec_in(source, source.separate, set())
 
-    def _spec_in(self, source: HarborTask, place: HarborTask | Separate, folders: set[str]) -> SandboxSpec:
+    def _spec_in(self, source: HarborTask, machine: HarborTask | Separate, folders: set[str]) -> SandboxSpec:
         shared = source.separate.folders if source.separate else set()
-        wanted = {place.workdir, TESTS, LOGS, HOME, *folders, *shared, *self.config.writable} - {"/"}
+        wanted = {machine.workdir, TESTS, LOGS, HOME, *folders, *shared, *self.config.writable} - {"/"}
         outermost = {path for path in wanted if not any(path != other and is_below(path, other) for other in wanted)}
-        hosts = place.hosts if self.config.network else ()
+        hosts = machine.hosts if self.config.network else ()
         return SandboxSpec(
-            place.image,
-            base=self.config.base_image if place.image.startswith("/") else "",
+            machine.image,
+            base=self.config.base_image if machine.image.startswith("/") else "",
             writable=tuple(sorted(outermost)),
             network=hosts is None,
             allow=hosts or (),
             disk_mb=self.config.disk_mb,
-            memory_mb=min(self.config.memory_mb, place.memory_mb or self.config.memory_mb),
+            memory_mb=min(self.config.memory_mb, machine.memory_mb or self.config.memory_mb),
         )
 
     async def _begin(self, task: Task) -> None:
@@ -273,16 +273,16 @@ class Harbor(fe.SandboxEnvironment):
         return f"failed {script}" if self.verdict is not None else f"{script} wrote no reward"
 
     async def _run_tests(self, fresh: Sandbox, task: HarborTask) -> ExecResult:
-        script, place = f"{TESTS}/{task.script.name}", task.separate or task
+        script, machine = f"{TESTS}/{task.script.name}", task.separate or task
         if not (task.separate and task.separate.has_tests):
             if task.tests.is_dir():
                 await fresh.copy_in(task.tests, TESTS)
             await fresh.write_file(script, await asyncio.to_thread(task.script.read_bytes))
         command = f"mkdir -p {VERDICT} {LOGS}/agent; chmod +x {script}; exec {script}"
-        given = {"HOME": HOME, **place.variables, **task.test_variables}
+        given = {"HOME": HOME, **machine.variables, **task.test_variables}
         memory_mb = self.tests_spec_of(self.current_task).memory_mb
         limits = replace(self._limits, memory_mb=max(memory_mb - SCRATCH_MB, memory_mb // 2))
-        return await fresh.exec(["bash", "-c", command], env=given, cwd=place.workdir, limits=limits)
+        return await fresh.exec(["bash", "-c", command], env=given, cwd=machine.workdir, limits=limits)
 
 
 async def _verdict(fresh: Sandbox, ended: ExecResult, task: HarborTask) -> dict[str, float] | None:

@@ -112,7 +112,7 @@ class _Settings(BaseModel):
     env: dict[str, Text] = {}
 
 
-class _Place(_Settings):
+class _Machine(_Settings):
     os: str = "linux"
     docker_image: str | None = None
     workdir: str | None = None
@@ -145,7 +145,7 @@ class _Collect(BaseModel):
 
 
 class _Verifier(_Agent, _Settings):
-    environment: _Place | None = None
+    environment: _Machine | None = None
     environment_mode: str | None = None
     collect: list[_Collect] = []
 
@@ -159,7 +159,7 @@ class _Harbor(BaseModel):
 
     steps: Any = None
     artifacts: list[str | _Collected] = []
-    environment: _Place = _Place()
+    environment: _Machine = _Machine()
     agent: _Agent = _Agent()
     verifier: _Verifier = _Verifier()
     solution: _Settings = _Settings()
@@ -231,7 +231,7 @@ def _harbor(path: Path) -> HarborTask:
 
 
 def _refuse_features(path: Path, settings: _Harbor) -> None:
-    places = [settings.environment, *filter(None, [settings.verifier.environment])]
+    machines = [settings.environment, *filter(None, [settings.verifier.environment])]
     services = {
         entry.service or "main"
         for entry in [*settings.artifacts, *settings.verifier.collect]
@@ -240,11 +240,11 @@ def _refuse_features(path: Path, settings: _Harbor) -> None:
     composed = [path / folder / _COMPOSE for folder in ("environment", "tests")]
     wanted = {
         "steps": settings.steps,
-        "another operating system": any(place.os.lower() != "linux" for place in places),
-        "GPUs": any(place.gpus for place in places),
-        "TPUs": any(place.tpu for place in places),
+        "another operating system": any(machine.os.lower() != "linux" for machine in machines),
+        "GPUs": any(machine.gpus for machine in machines),
+        "TPUs": any(machine.tpu for machine in machines),
         "MCP servers": settings.environment.mcp_servers,
-        "a health check": any(place.healthcheck for place in places),
+        "a health check": any(machine.healthcheck for machine in machines),
         "additional services": services - {"main"} or any(file.is_file() for file in composed),
     }
     _refuse(wanted)
@@ -255,7 +255,7 @@ def _separate(path: Path, settings: _Harbor, image: str, workdir: str) -> Separa
     verifier = settings.verifier
     if (verifier.environment_mode or ("separate" if verifier.environment else "shared")) != "separate":
         return None
-    place, tests = verifier.environment or settings.environment, path / "tests"
+    machine, tests = verifier.environment or settings.environment, path / "tests"
     has_tests = True
     if verifier.environment is not None and verifier.environment.docker_image:
         image, of_image = verifier.environment.docker_image, None
@@ -269,16 +269,16 @@ def _separate(path: Path, settings: _Harbor, image: str, workdir: str) -> Separa
     ]
     if all(artifact.path != PUBLISHED for artifact in artifacts):
         artifacts.insert(0, Artifact(PUBLISHED))
-    memory_mb = place.memory_mb or place.memory
+    memory_mb = machine.memory_mb or machine.memory
     return Separate(
         image=image,
         has_tests=has_tests,
-        workdir=_workdir(place.workdir or of_image or "/"),
+        workdir=_workdir(machine.workdir or of_image or "/"),
         artifacts=tuple(artifacts),
         collect=tuple((entry.command, entry.timeout_sec) for entry in verifier.collect),
         memory_mb=None if memory_mb is None else max(1, round(memory_mb)),
-        variables=_variables(place.env),
-        hosts=_hosts(place),
+        variables=_variables(machine.env),
+        hosts=_hosts(machine),
     )
 
 
@@ -370,7 +370,7 @@ def _variables(given: Mapping[str, str]) -> Mapping[str, str]:
     return given
 
 
-def _hosts(place: _Place) -> tuple[str, ...] | None:
-    if not place.allow_internet or place.network_mode == "no-network":
+def _hosts(machine: _Machine) -> tuple[str, ...] | None:
+    if not machine.allow_internet or machine.network_mode == "no-network":
         return ()
-    return tuple(place.allowed_hosts) if place.network_mode == "allowlist" else None
+    return tuple(machine.allowed_hosts) if machine.network_mode == "allowlist" else None

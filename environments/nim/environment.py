@@ -1,7 +1,8 @@
-"""Environment in which two seats take turns; the seat that takes the last stick wins."""
+"""Environment in which two seats take turns; the seat that takes the last stick wins; and scripted opponents."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Annotated, Any
 
@@ -18,12 +19,14 @@ from environments.nim.game import (
     nim_sum,
     perfect_move,
     read_move,
+    read_state,
     said,
     written,
 )
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.errors import UsageError
-from forge_env.types import Action, Message, ResetResult, StepResult, Task, as_message
+from forge_env.policy import Policy, PolicySession, Reply
+from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 
 LEVELS = {1: (1, 3, (5, 15)), 2: (2, 7, (1, 7)), 3: (3, 7, (1, 7))}
 """Level -> number of piles, maximum sticks per move, and (minimum, maximum) sticks per pile."""
@@ -136,3 +139,30 @@ def _game(task: Task, choose: Any) -> list[Move]:
         played.append(choose(piles, task.data["most"]))
         piles = after(piles, played[-1])
     return played
+
+
+class Perfect(Policy):
+    """Perfect play: wins every game in which it can force a win."""
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """A player that parses the piles from the conversation."""
+        return _Player(perfect_move)
+
+
+class Careless(Policy):
+    """Plays random legal moves."""
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """A player with a separate random generator, seeded by `seed`."""
+        rng = Random(seed)
+        return _Player(lambda piles, most: careless_move(piles, most, rng))
+
+
+class _Player(PolicySession):
+    def __init__(self, choose: Callable[[Piles, int], Move]) -> None:
+        self._choose = choose
+        self._shown: list[str] = []
+
+    async def reply(self, observation: Observation) -> Reply:
+        self._shown += [message.content for message in observation]
+        return Reply(Message(role="assistant", content=said(self._choose(*read_state(self._shown)))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from environments.tic_tac_toe.game import (
     has_won,
     is_over,
     perfect_move,
+    read_board,
     read_move,
     turned,
     wins,
@@ -23,7 +25,8 @@ from environments.tic_tac_toe.game import (
 )
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.errors import UsageError
-from forge_env.types import Action, Message, ResetResult, StepResult, Task, as_message
+from forge_env.policy import Policy, PolicySession, Reply
+from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 
 Level = Literal[1, 2, 3]
 IN_FIVE = 5
@@ -130,3 +133,29 @@ def _shown(board: Board, before: int | None, seat: str, new: bool) -> Message:
     rules = f"Tic-tac-toe. You are {mark}; three in a line win. Answer with the number of a free cell.\n"
     last_move = "" if before is None else f"The other takes {before}.\n"
     return Message(role="user", content=f"{rules if new else ''}{last_move}{written(board)}")
+
+
+class Perfect(Policy):
+    """Perfect play: wins as fast as possible if it can force a win, and never loses if it can force a draw."""
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """A player that parses the board from the last message."""
+        return _Player(perfect_move)
+
+
+class Careless(Policy):
+    """Plays random free cells."""
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """A player with a separate random generator, seeded by `seed`."""
+        rng = Random(seed)
+        return _Player(lambda board: careless_move(board, rng))
+
+
+class _Player(PolicySession):
+    def __init__(self, choose: Callable[[Board], int]) -> None:
+        self._choose = choose
+
+    async def reply(self, observation: Observation) -> Reply:
+        board = read_board(observation[-1].content)
+        return Reply(Message(role="assistant", content=str(self._choose(board))))

@@ -48,7 +48,6 @@ from forge_env.gateway.server import Access, shared_gateway
 from forge_env.http.limits import RefusedRequestError
 from forge_env.policy import READS_IMAGES
 from forge_env.rewards.reasons import explain
-from forge_env.rewards.rubric import RubricResult
 from forge_env.sandbox import ExecResult, Limits, Programs
 from forge_env.sandbox.spec import ORIGIN_URL
 from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
@@ -210,7 +209,8 @@ class ProgramEnvironment(SandboxEnvironment):
             EnvironmentBugError: the program ended or timed out before its first request.
         """
         _, info = await super().reset(seed=seed, options=options)
-        self._access = await self._open()
+        gateway = await shared_gateway()
+        self._access = gateway.open(self._ask, url=ORIGIN_URL if self._sandboxed else None)
         self._program = asyncio.create_task(self.run(self.current_task, self._access))
         observation = await self._next()
         if observation is None:
@@ -246,14 +246,13 @@ class ProgramEnvironment(SandboxEnvironment):
         if self._crash is not None and truncation is None:
             self._state = "ended"
             return self._last_words(), 0.0, True, False, {"metrics": self._counted(), "crash": self._crash}
-        result = await self._scored()
-        self._state = "ended"  # after scoring: if a time limit interrupts it, `truncate` scores again
+        reward, metrics = await self._scored()
         if self.ended is not None and self.ended.exit_code and truncation is None:
             explain("agent crashed", [self._told()])
-        info: dict[str, Any] = {"metrics": {**result.metrics, **self._counted()}}
+        info: dict[str, Any] = {"metrics": metrics}
         if truncation is not None:
             info["truncation"] = truncation
-        return self._last_words(), result.reward, truncation is None, truncation is not None, info
+        return self._last_words(), reward, truncation is None, truncation is not None, info
 
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
         """End the episode because of an external limit: the program gets no more answers and `grace_s` to end."""
@@ -275,15 +274,11 @@ class ProgramEnvironment(SandboxEnvironment):
             counts["exit_code"] = float(-1 if ended.exit_code is None else ended.exit_code)
         return counts
 
-    async def _scored(self) -> RubricResult:
+    async def _scored(self) -> tuple[float, dict[str, float]]:
         await self._give_back()  # its files are scored in a fresh sandbox
         return await super()._scored()
 
     # --- the program
-
-    async def _open(self) -> Access:
-        gateway = await shared_gateway()
-        return gateway.open(self._ask, url=ORIGIN_URL if self._sandboxed else None)
 
     @property
     def _sandboxed(self) -> bool:

@@ -291,12 +291,11 @@ class ToolEnvironment(Environment):
             truncation = "turns"
         if not terminated and truncation is None:
             return observation, 0.0, False, False, {}
-        result = await self._scored()
-        self._state = "ended"  # after scoring: if a time limit interrupts it, `truncate` scores again
-        info: dict[str, Any] = {"metrics": {**result.metrics, **self._counted()}}
+        reward, metrics = await self._scored()
+        info: dict[str, Any] = {"metrics": metrics}
         if truncation is not None:
             info["truncation"] = truncation
-        return observation, result.reward, terminated, truncation is not None, info
+        return observation, reward, terminated, truncation is not None, info
 
     def is_final(self, message: Message) -> bool:
         """Whether this message ends the episode; by default, if it calls no tool.
@@ -328,20 +327,18 @@ class ToolEnvironment(Environment):
         """Score the episode in its current state; also called for truncated episodes."""
         return await self.rubric.score(task=self.current_task, answer=self.answer, messages=self.messages, env=self)
 
-    async def _scored(self) -> RubricResult:
+    async def _scored(self) -> tuple[float, dict[str, float]]:
+        """End the episode; return its reward and metrics."""
         result: object = await self.score()
-        if isinstance(result, RubricResult):
-            return result
-        fix = "return a RubricResult, or set `rubric` to the function"
-        raise EnvironmentBugError(f"{type(self).__name__}.score returned a {type(result).__name__}", fix=fix)
+        if not isinstance(result, RubricResult):
+            fix = "return a RubricResult, or set `rubric` to the function"
+            raise EnvironmentBugError(f"{type(self).__name__}.score returned a {type(result).__name__}", fix=fix)
+        self._state = "ended"  # after scoring: if a time limit interrupts it, `truncate` scores again
+        return result.reward, {**result.metrics, **self._counted()}
 
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
         """End the episode because of an external limit; the rubric scores its current state."""
-        if self._state != "running":
-            return 0.0, {}
-        result = await self._scored()
-        self._state = "ended"  # after scoring: if a time limit interrupts it, `truncate` scores again
-        return result.reward, {**result.metrics, **self._counted()}
+        return await self._scored() if self._state == "running" else (0.0, {})
 
     async def close(self) -> None:
         """Release the episode's resources; may be called more than once."""

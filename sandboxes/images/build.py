@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -10,9 +11,9 @@ import re
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from docker.errors import APIError, BuildError, ContainerError, ImageNotFound
 
@@ -65,7 +66,14 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
         base = image
     tag = image_tag(base)
     if not _exists(client, tag):
-        _build(client, io.BytesIO(_context()), base or _import_base(client), tag)
+        with _building(client, base or _import_base(client), tag) as archive:
+            archive.add(_HERE / "Dockerfile", arcname="Dockerfile", filter=_owned_by_root)
+            for path in cache.runner_files():
+                archive.add(path, arcname=f"forge_env/{cache.RUNNER_PACKAGE}/{path.name}", filter=_owned_by_root)
+            for folder, mode in _FOLDERS.items():
+                entry = tarfile.TarInfo(f"folders/{folder}")
+                entry.type, entry.mode = tarfile.DIRTYPE, mode
+                archive.addfile(entry)
     return tag
 
 
@@ -76,14 +84,11 @@ def ensure_packages(client: Any, image: str, wanted: Sequence[str]) -> str:
     if not _exists(client, tag):
         python = _python_in(client, image)
         layer = packages.ensure_layer(wanted, python)
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            lines = f"FROM {image}\nCOPY site/ {python.site}/\nCOPY bin/ {python.scripts}/\n".encode()
+        lines = f"FROM {image}\nCOPY site/ {python.site}/\nCOPY bin/ {python.scripts}/\n".encode()
+        with _building(client, image, tag) as archive:
             _add_text(archive, "Dockerfile", lines)
             for name in ("site", "bin"):
                 archive.add(layer / name, arcname=name, filter=_owned_by_root)
-        buffer.seek(0)
-        _build(client, buffer, image, tag)
     return tag
 
 
@@ -115,11 +120,8 @@ def ensure_seeds(client: Any, image: str, writable: Sequence[str]) -> str:
     lines = f"FROM {image}\nUSER 0\nRUN {json.dumps(['python3', '-s', '-c', program])}\n".encode()
     tag = f"{REPOSITORY}/writable:{hashlib.sha256(lines).hexdigest()[:16]}"
     if not _exists(client, tag):
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
+        with _building(client, image, tag) as archive:
             _add_text(archive, "Dockerfile", lines)
-        buffer.seek(0)
-        _build(client, buffer, image, tag)
     return tag
 
 
@@ -139,12 +141,9 @@ def _ensure_folder_image(client: Any, folder: Path, base_image: str | None, inst
             digest.update(name.encode(errors="surrogateescape") + path.read_bytes())
     tag = f"{REPOSITORY}/user:{digest.hexdigest()[:16]}"
     if not _exists(client, tag):
-        with tempfile.TemporaryFile() as context:  # folders may be larger than memory
-            with tarfile.open(fileobj=context, mode="w") as archive:
-                archive.add(folder, arcname=".", filter=_owned_by_root)
-                _add_text(archive, "Dockerfile", dockerfile)  # the last entry of a name wins
-            context.seek(0)
-            _build(client, context, base, tag)
+        with _building(client, base, tag) as archive:
+            archive.add(folder, arcname=".", filter=_owned_by_root)
+            _add_text(archive, "Dockerfile", dockerfile)  # the last entry of a name wins
     return tag
 
 
@@ -204,23 +203,23 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _build(client: Any, context: IO[bytes], base: str, tag: str) -> None:
-    try:
-        client.images.build(
-            fileobj=context,
-            custom_context=True,
-            buildargs={"BASE_IMAGE": base},
-            tag=tag,
-            rm=True,
-            forcerm=True,
-        )
-    except BuildError as error:
-        log = "".join(entry.get("stream", "") for entry in error.build_log)
-        step, output = _last_step(log)
-        fix = "name a local image in SandboxSpec(base=...)" if step.startswith("FROM ") else None
-        raise ImageError(f"an image could not be built: `{step}`: {error}{output}", fix=fix) from error
-    except APIError as error:
-        raise SandboxUnavailableError(f"the Docker daemon could not build {tag}: {error.explanation}") from error
+@contextlib.contextmanager
+def _building(client: Any, base: str, tag: str) -> Iterator[tarfile.TarFile]:
+    """Build an image from the files that the caller adds to the archive, the build context."""
+    with tempfile.TemporaryFile() as context:  # folders may be larger than memory
+        with tarfile.open(fileobj=context, mode="w") as archive:
+            yield archive
+        context.seek(0)
+        options = {"custom_context": True, "buildargs": {"BASE_IMAGE": base}, "rm": True, "forcerm": True}
+        try:
+            client.images.build(fileobj=context, tag=tag, **options)
+        except BuildError as error:
+            log = "".join(entry.get("stream", "") for entry in error.build_log)
+            step, output = _last_step(log)
+            fix = "name a local image in SandboxSpec(base=...)" if step.startswith("FROM ") else None
+            raise ImageError(f"an image could not be built: `{step}`: {error}{output}", fix=fix) from error
+        except APIError as error:
+            raise SandboxUnavailableError(f"the Docker daemon could not build {tag}: {error.explanation}") from error
 
 
 def _last_step(log: str) -> tuple[str, str]:
@@ -229,17 +228,3 @@ def _last_step(log: str) -> tuple[str, str]:
     step, *lines = re.sub(r"\x1b\[[\d;]*m", "", last).splitlines() or ["its first line"]
     output = [line for line in lines if line.strip() and not line.startswith((" --->", "Removing intermediate"))]
     return step, f": {' '.join(output)[-500:]}" if output and not step.startswith("FROM ") else ""
-
-
-def _context() -> bytes:
-    """The build context: Dockerfile, the runner, and the sandbox's empty folders."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.add(_HERE / "Dockerfile", arcname="Dockerfile", filter=_owned_by_root)
-        for path in cache.runner_files():
-            archive.add(path, arcname=f"forge_env/{cache.RUNNER_PACKAGE}/{path.name}", filter=_owned_by_root)
-        for folder, mode in _FOLDERS.items():
-            entry = tarfile.TarInfo(f"folders/{folder}")
-            entry.type, entry.mode = tarfile.DIRTYPE, mode
-            archive.addfile(entry)
-    return buffer.getvalue()

@@ -25,7 +25,6 @@ from typing import Any
 
 from . import child, kernel, landlock, rehearsal, seccomp, testing
 from .config import PRELOAD, RunnerConfig
-from .deaths import Deaths
 from .isolation import Isolation, NamespaceIsolation, UserIsolation
 
 COMMAND = struct.Struct("=cii")
@@ -37,6 +36,50 @@ EVENT = struct.Struct("=ciiqqq")
 """
 MAX_MESSAGE = 1 << 16
 _PASSED_SIZE = socket.CMSG_SPACE(4 * 4)
+
+
+class Deaths:
+    """Watches children and names those that may have ended, through a `poll` object.
+
+    It uses a pidfd for each, or SIGCHLD on kernels without pidfds (gVisor).
+    """
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+        self._pids: dict[int, int] = {}  # keyed by descriptor
+        self._unnamed: set[int] = set()
+        self._wake = -1
+        try:
+            os.close(os.pidfd_open(os.getpid()))
+        except OSError:
+            self._wake, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+            signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+            poll.register(self._wake, select.POLLIN)
+
+    def watch(self, pid: int) -> None:
+        """Watch a newly forked child."""
+        if self._wake >= 0:
+            self._unnamed.add(pid)
+            return
+        fd = os.pidfd_open(pid)
+        self._poll.register(fd, select.POLLIN)
+        self._pids[fd] = pid
+
+    def suspects(self, fd: int) -> list[int]:
+        """The children that may have ended, given that `fd` is ready."""
+        if fd == self._wake:
+            os.read(fd, 4096)
+            return list(self._unnamed)
+        return [self._pids[fd]]
+
+    def forget(self, fd: int, pid: int) -> None:
+        """Stop watching a child that was reaped after `fd` became ready."""
+        self._unnamed.discard(pid)
+        if fd != self._wake:
+            self._poll.unregister(fd)
+            os.close(fd)
+            del self._pids[fd]
 
 
 class State:

@@ -15,7 +15,7 @@ import pytest
 
 from forge_env.sandbox import WORK
 from sandboxes.runner import archives, child, config, folders, processes, seccomp
-from sandboxes.runner.deaths import Deaths
+from sandboxes.runner.zygote import Deaths
 
 
 @pytest.fixture

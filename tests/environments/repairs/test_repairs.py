@@ -10,7 +10,7 @@ import pytest
 
 import forge_env as fe
 from environments.repairs import Repairs, RepairsConfig
-from environments.repairs.packages import PACKAGES, Package
+from environments.repairs.environment import PACKAGES, Package
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox import SandboxEngine
