@@ -36,7 +36,7 @@ from pathlib import Path
 import forge_env as fe
 from coding_agents import Agents
 
-DOCS = Path("docs.txt").read_text()
+DOCS = Path(__file__).with_name("docs.txt").read_text()
 SHELLS = json.loads({shells!r})
 NAMES = {names!r}
 

@@ -112,8 +112,8 @@ def test_an_episode_is_a_conversation(folder: RunFolder, capsys: pytest.CaptureF
     assert [line for line in lines if line in ("user", "assistant", "tool python")] == [
         "user", "assistant", "tool python", "assistant",
     ]  # fmt: skip
-    place = lines.index("  → python  (0.21 s)")
-    assert lines[place : place + 4] == ["  → python  (0.21 s)", "    code:", "      x = 1", "      x + 1"]
+    place = lines.index("  → python  (210ms)")
+    assert lines[place : place + 4] == ["  → python  (210ms)", "    code:", "      x = 1", "      x + 1"]
     assert any(line.startswith("trained on in step 1: advantage -0.250, staleness 0") for line in lines)
     assert lines[-1] == "truncated (tool_calls): reward 0"
     assert main(["trajectory", str(folder.root), "train-999-0"]) == 2
