@@ -18,7 +18,6 @@ import itertools
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -26,12 +25,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.frame import FORGE_ENV, call, has_succeeded, machine, metrics, summary, table
+from benchmarks.frame import call, has_succeeded, machine, metrics, summary, table
 from benchmarks.mismatch import differences, sample, segment
 from forge_env.config import RunConfig, load_config
 from forge_env.config.finding import checkpoint_folder
@@ -45,6 +44,7 @@ from forge_env.config.recipe import (
     TrainerSection,
 )
 from forge_env.files import write_whole
+from trainers.rehearsal.acceptance import START_S, Stage, Training, failures, outcome
 
 TIMEOUT_S = 900
 """Seconds after which a stage is killed and fails."""
@@ -52,23 +52,6 @@ QWEN3_0_6B = TinyModel(layers=28, dim=1024, heads=16, kv_heads=8, head_dim=128, 
 VOCABULARY = {"cuda": 151936, "cpu": 4096}
 SHAPES = {"cuda": QWEN3_0_6B, "cpu": TinyModel()}
 """Model shape of the stage `speed`, by device."""
-
-
-@dataclass
-class Stage:
-    """Figures of a stage without a bound, and checks of figures with one."""
-
-    figures: dict[str, float | str] = field(default_factory=dict)
-    checks: list[tuple[str, float, str, float]] = field(default_factory=list)
-    """Name, value, `<=` or `>=`, and bound of each check."""
-
-    def at_most(self, name: str, value: float, bound: float) -> None:
-        """Record a figure that must be at most `bound`; NaN fails."""
-        self.checks.append((name, float(value), "<=", bound))
-
-    def at_least(self, name: str, value: float, bound: float) -> None:
-        """Record a figure that must be at least `bound`."""
-        self.checks.append((name, float(value), ">=", bound))
 
 
 @dataclass(frozen=True)
@@ -303,8 +286,8 @@ def check_learning(options: Options) -> Stage:
     folder = options.out / "accept-learning"
     shutil.rmtree(folder, ignore_errors=True)
     started = time.perf_counter()
-    process = start("learning", options, [f"grpo.steps={steps}", "grpo.max_off_policy_steps=2"])
-    stage.at_most("exit code", process.wait(), 0)
+    with start("learning", options, [f"grpo.steps={steps}", "grpo.max_off_policy_steps=2"]).watched() as training:
+        stage.at_most("exit code", training.wait(TIMEOUT_S), 0)
     stage.figures["wall, s"] = time.perf_counter() - started
     result = summary(folder)
     keep = "heldout_start", "steps", "max_staleness", "wall_s", "time_to_first_step_s"
@@ -327,23 +310,16 @@ def check_life(options: Options) -> Stage:
     stage, steps = Stage(), 20 if options.on_gpu else 10
     folder = options.out / "accept-life"
     shutil.rmtree(folder, ignore_errors=True)
-    process = start("life", options, [f"grpo.steps={steps}"])
-    try:
-        wait_for_step(folder, 2, process)
-        victim = generator_process(folder)
+    with start("life", options, [f"grpo.steps={steps}"]).watched() as training:
+        training.until_step(2, START_S)
         started = time.perf_counter()
-        os.kill(victim, signal.SIGKILL)
-        after = last_step(folder)
-        wait_for_step(folder, after + 2, process)
+        os.kill(training.process_of_generator(), signal.SIGKILL)
+        training.until_step(max(training.steps) + 2)
         stage.at_most("from killing the generator to the second step after, s", time.perf_counter() - started, 180)
-        process.send_signal(signal.SIGINT)
-        stage.figures["exit code after an interrupt"] = process.wait(timeout=180)
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(timeout=60)
+        stage.figures["exit code after an interrupt"] = training.interrupt()
     started = time.perf_counter()
-    stage.at_most("exit code of the resumed run", start("life", options, [], resume=True).wait(), 0)
+    with start("life", options, [], resume=True).watched() as training:
+        stage.at_most("exit code of the resumed run", training.wait(TIMEOUT_S), 0)
     stage.at_least("resumed run has succeeded", has_succeeded(folder), 1)
     stage.figures["resumed run, s"] = time.perf_counter() - started
     if options.on_gpu:
@@ -385,43 +361,15 @@ def recipe(
     )
 
 
-def start(name: str, options: Options, arguments: Sequence[str], *, resume: bool = False) -> subprocess.Popen[bytes]:
+def start(name: str, options: Options, arguments: Sequence[str], *, resume: bool = False) -> Training:
     """Start a training run of the default recipe, or resume it. On a GPU, the recipe chooses its devices itself."""
-    command = [*FORGE_ENV, "train"]
+    folder = options.out / f"accept-{name}"
     if resume:
-        return subprocess.Popen([*command, str(options.out / f"accept-{name}" / "config.yaml"), "--resume"])
+        return Training(folder, [str(folder / "config.yaml"), "--resume"])
     small = ["evaluation.num_tasks=32", "evaluation.extra_splits=[]", "grpo.groups_per_step=8"]
     overrides = ["generator.kv_cache_gb=4"] if options.on_gpu else small
-    new = ["coding_rlvr.yaml", "--name", f"accept-{name}", f"output_dir={options.out}"]
-    return subprocess.Popen([*command, *new, *overrides, *arguments])
-
-
-def last_step(folder: Path) -> int:
-    """Last training step in a run's metrics, or 0."""
-    rows = metrics(folder) if (folder / "metrics.jsonl").exists() else []
-    return max((int(row["step"]) for row in rows), default=0)
-
-
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a training step is in a run's metrics.
-
-    Raises:
-        RuntimeError: the run ended before that step.
-    """
-    while last_step(folder) < step:
-        if process.poll() is not None:
-            raise RuntimeError(f"the run in {folder} ended with exit code {process.returncode} before step {step}")
-        time.sleep(0.5)
-
-
-def generator_process(folder: Path) -> int:
-    """Process id of a run's generator: vLLM's engine process if there is one, else the actor."""
-    import psutil
-
-    log = (folder / "run.log").read_text(encoding="utf-8")
-    actor = psutil.Process(int(re.findall(r"generator0: process (\d+)", log)[-1]))
-    apart = [child for child in actor.children(recursive=True) if "EngineCore" in child.name()]
-    return int((apart or [actor])[0].pid)
+    new = ["coding_rlvr.yaml", "--name", folder.name, f"output_dir={options.out}"]
+    return Training(folder, [*new, *overrides, *arguments])
 
 
 def nvidia_smi(query: str) -> list[str]:
@@ -465,27 +413,6 @@ def run_stage(name: str, options: Options) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {"figures": {}, "checks": []}
     data |= {"stage": name, "seconds": seconds, "code": code}
     return data
-
-
-def passed(check: Sequence[Any]) -> bool:
-    """Whether a check's value is within its bound."""
-    _, value, sign, bound = check
-    return bool(value <= bound if sign == "<=" else value >= bound)
-
-
-def failures(stage: dict[str, Any]) -> list[str]:
-    """Reasons why a stage failed."""
-    checks = [
-        f"{name} is {value:.3g}, not {sign} {bound:g}"
-        for name, value, sign, bound in stage["checks"]
-        if not passed((name, value, sign, bound))
-    ]
-    return ([f"exit code {stage['code']}"] if stage["code"] != 0 else []) + checks
-
-
-def outcome(stage: dict[str, Any]) -> str:
-    """PASS, or FAIL with the reasons."""
-    return "FAIL: " + "; ".join(failures(stage)) if failures(stage) else "PASS"
 
 
 def report(stages: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`forge-env rehearse`: play a recipe's run on simulated time, without its GPUs, and name the keys to change."""
+"""`forge-env rehearse`: play a recipe's run without its GPUs, and name the keys to change."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 
 from forge_env.cli.command import Parser
 from forge_env.config.finding import read_run
@@ -18,11 +19,12 @@ from forge_env.run.rehearsal import Conditions, rehearse
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.usage = "forge-env rehearse FILE [--hosts N] [--like RUN] [--a.b VALUE | a.b=VALUE ...] [...]"
+    parser.usage = "forge-env rehearse FILE [--hosts N] [--like RUN | --stack] [--a.b VALUE | a.b=VALUE ...] [...]"
     parser.description = (
         "Simulate a recipe's run without its GPUs: the real loops and buffer, on a clock that takes the times of "
         "generation, training, tools and transfers from the plan or from a recorded run. Prints what goes wrong, with "
-        "the key to change (docs/rehearsal.md). Exit code 1: something was found."
+        "the key to change. With --stack, run all processes here, around a small model of the same family "
+        "(docs/rehearsal.md). Exit code 1: something was found."
     )
     parser.word("FILE", "a YAML file, or the name of a bundled recipe (`forge-env config` lists them)")
     parser.keys(RunConfig)
@@ -39,6 +41,11 @@ def add_arguments(parser: Parser) -> None:
     add("--tool-s", type=float, metavar="X", help="seconds of the environment in each turn")
     add("--like", metavar="RUN", help="run folder whose lengths and times are used instead")
     add("--steps", type=int, metavar="N", help="training steps to simulate (default: 24)")
+    add(
+        "--stack",
+        action="store_true",
+        help="run the real processes on this machine's processors, with a small model; takes minutes",
+    )
     add("--json", action="store_true", help="print JSON")
 
 
@@ -47,8 +54,11 @@ def run(args: argparse.Namespace) -> int:
     conditions = _conditions(args)
     source = read_run(args.words[0], values(args.overrides, RunConfig), os.environ)
     config = build(RunConfig, source)
+    output = sys.stderr if args.json else sys.stdout
     with source.locating():
-        result = rehearse(config, conditions)
+        result = rehearse(
+            config, replace(conditions, name=source.stem), lambda line: print(line, file=output, flush=True)
+        )
     if args.json:
         json.dump(result.as_json(), sys.stdout, indent=1)
         print()
@@ -69,12 +79,17 @@ def _conditions(args: argparse.Namespace) -> Conditions:
             raise UsageError(f"--{name.replace('_', '-')} {value:g} must be above 0")
     if args.tool_s is not None and args.tool_s < 0:
         raise UsageError(f"--tool-s {args.tool_s:g} must not be negative")
+    if args.stack:
+        simulated = ("gpus", "cpus", "memory", "disk", "prompt", "reply", "turns", "tool_s", "like", "steps")
+        if given := [name for name in simulated if getattr(args, name) is not None]:
+            flag = f"--{given[0].replace('_', '-')}"
+            raise UsageError(f"{flag} is for simulations; --stack runs real processes", fix=f"leave {flag} out")
     lengths = [name for name in ("prompt", "reply", "turns", "tool_s") if getattr(args, name) is not None]
     if args.like is not None and lengths:
         flag = f"--{lengths[0].replace('_', '-')}"
         raise UsageError(f"{flag} and --like both say how long episodes are", fix=f"leave {flag} or --like out")
     reply, p95 = _reply(args.reply)
-    names = ("hosts", "gpus", "cpus", "prompt", "turns", "tool_s", "steps")
+    names = ("hosts", "gpus", "cpus", "prompt", "turns", "tool_s", "steps", "stack")
     return Conditions(
         **{name: getattr(args, name) for name in names},
         memory_gb=args.memory,

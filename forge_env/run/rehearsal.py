@@ -30,6 +30,8 @@ class Conditions:
         tool_s: seconds of a turn in the environment.
         like: folder of a run whose lengths and times are used.
         real_s: seconds that the simulations may take on this machine.
+        stack: run the real stack with a small model instead of a simulation.
+        name: name of the recipe, for the folder of a rehearsal on the stack.
     """
 
     hosts: int = 1
@@ -46,6 +48,8 @@ class Conditions:
     like: Path | None = None
     steps: int | None = None
     real_s: float = 180.0
+    stack: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Rehearsal:
         shares: actor -> activity -> share of its time.
         plan_step_s: seconds of a step by `forge-env train --plan`.
         notes: what was not rehearsed, and why.
+        stages: stages on the real stack, with their seconds, figures and errors.
     """
 
     title: str
@@ -77,6 +82,7 @@ class Rehearsal:
     plan_step_s: float | None = None
     assumed: Sequence[str] = ()
     notes: Sequence[str] = ()
+    stages: Sequence[Mapping[str, Any]] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -84,7 +90,8 @@ class Rehearsal:
 
     def lines(self) -> Iterator[str]:
         """Format the result for the terminal."""
-        yield self.title
+        if not self.stages:  # a rehearsal on the stack has shown its title, stages and changes already
+            yield self.title
         if self.step_s is not None:
             yield ""
             plan = "" if self.plan_step_s is None else f"; `forge-env train --plan` forecasts {self.plan_step_s:.3g} s"
@@ -96,7 +103,8 @@ class Rehearsal:
             yield from (f"  {name}: {value:,.4g}" for name, value in self.figures.items())
         yield ""
         yield from (f"-- {text}" for text in self.notes)
-        yield from (f"-- assumed: {text}" for text in self.assumed)
+        if not self.stages:
+            yield from (f"-- assumed: {text}" for text in self.assumed)
         for finding in self.findings:
             yield f"!! {finding.key}: {finding.text}"
             yield f"   -> {finding.fix}"
@@ -104,12 +112,19 @@ class Rehearsal:
             yield "ok nothing was found"
 
 
-def rehearse(config: RunConfig, conditions: Conditions) -> Rehearsal:
+def rehearse(config: RunConfig, conditions: Conditions, show: Callable[[str], object] = lambda line: None) -> Rehearsal:
     """Rehearse a recipe with the installed training packages.
+
+    Args:
+        config: the recipe.
+        conditions: what to assume.
+        show: prints a line about a stage on the stack.
 
     Raises:
         NotRegisteredError: they are not installed.
         UsageError: the recipe's method, or the conditions, can't be rehearsed.
     """
-    play: Callable[[RunConfig, Conditions], Rehearsal] = load_plugin("forge_env.forecasts", "rehearse")
-    return play(config, conditions)
+    play: Callable[[RunConfig, Conditions, Callable[[str], object]], Rehearsal] = load_plugin(
+        "forge_env.forecasts", "rehearse"
+    )
+    return play(config, conditions, show)

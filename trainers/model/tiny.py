@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from forge_env.config.recipe import ModelSection
 from forge_env.files import written_whole
-from trainers.model.tokenizer import build_tokenizer, save_tokenizer
+from trainers.model.tokenizer import SAMPLES, build_tokenizer, save_tokenizer
 
 FORMAT = 3
 """Version of the files that `build_tiny_folder` writes; a folder cached with another version is rebuilt."""
+END_OF_TURN = "<|im_end|>"
 
 
 def hf_config(model: ModelSection, vocab_size: int, eos_token_id: int) -> dict[str, Any]:
@@ -58,25 +61,33 @@ def build_tiny_folder(model: ModelSection, environment: Any, seed: int, folder: 
 
 
 def _write_tiny(model: ModelSection, environment: Any, seed: int, staging: Path) -> None:
-    renderer = "qwen3" if model.renderer == "auto" else model.renderer
-    tokenizer = build_tokenizer(environment, renderer, model.tiny.vocab_size, seed)
-    save_tokenizer(tokenizer, staging)
+    tokenizer = write_tokenizer(model, environment, seed, staging)
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     vocab_size = -(-size // 64) * 64  # padded rows keep every matrix a multiple of the kernels' tile
-    end_of_turn = tokenizer.token_to_id("<|im_end|>")
+    end_of_turn = tokenizer.token_to_id(END_OF_TURN)
     assert end_of_turn is not None
     config = hf_config(model, vocab_size, end_of_turn)
+    (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_tokenizer(
+    model: ModelSection, environment: Any, seed: int, folder: Path, samples: int = SAMPLES
+) -> Tokenizer:
+    """Learn a tokenizer from an environment's demonstrations, and write it into a folder with its chat template."""
+    renderer = "qwen3" if model.renderer == "auto" else model.renderer
+    tokenizer = build_tokenizer(environment, renderer, model.tiny.vocab_size, seed, samples)
+    save_tokenizer(tokenizer, folder)
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
+        "eos_token": END_OF_TURN,
         "pad_token": "<|endoftext|>",
         "model_max_length": model.max_length,
         "clean_up_tokenization_spaces": False,
     }
-    for name, content in {"config.json": config, "tokenizer_config.json": tokenizer_config}.items():
-        (staging / name).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
     if renderer == "qwen3":  # so that other servers of the folder render as we do
-        (staging / "chat_template.jinja").write_text(chat_template(thinking=model.thinking), encoding="utf-8")
+        (folder / "chat_template.jinja").write_text(chat_template(thinking=model.thinking), encoding="utf-8")
+    return tokenizer
 
 
 def chat_template(*, thinking: bool) -> str:

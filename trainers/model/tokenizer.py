@@ -24,6 +24,8 @@ CONTROL_TOKENS: tuple[str, ...] = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"),
     *("<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
+SAMPLES = 2000
+"""Number of demonstrations that a tokenizer is learned from."""
 FORMATS = ("qwen3", "prime-qwen3", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5")
 """Chat formats of the `renderers` library that need no other control tokens."""
 # Newlines with their indentation, also in JSON's escaped form, so that code is split alike in a tool call and in an
@@ -132,14 +134,16 @@ def training_task(environment: Any, index: int) -> Task:
     return task
 
 
-def build_tokenizer(environment: Any, renderer: str, vocab_size: int, seed: int, samples: int = 2000) -> Tokenizer:
-    """Learn a tokenizer for `environment` from `samples` of its demonstrations on training tasks.
+def build_tokenizer(environment: Any, renderer: str, vocab_size: int, seed: int, samples: int = SAMPLES) -> Tokenizer:
+    """Learn a tokenizer for `environment` from `samples` of its demonstrations on training tasks, or else its prompts.
 
     Secrets are redacted first, because the tokenizer is written to a file.
     """
     rng = random.Random(seed)
     tasks = (training_task(environment, index) for index in range(samples))
-    demonstrations = [demonstrate(environment, task, rng) or [] for task in tasks]
+    demonstrations = [
+        demonstrate(environment, task, rng) or [Message(role="user", content=task.prompt)] for task in tasks
+    ]
     phrases = fixed_phrases(demonstrations, environment.tools, renderer)
     phrases = [phrase for phrase in phrases if redact(phrase) == phrase]
     return train_tokenizer(map(redact, _corpus(demonstrations)), phrases, vocab_size)

@@ -13,7 +13,10 @@ from forge_env.config.reader import section_of
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import ForgeError
 from forge_env.figures import duration
+from forge_env.run.preflight import check_plugins
 from forge_env.run.rehearsal import Finding
+from trainers.algorithms.grpo import GRPO
+from trainers.loop import checks
 from trainers.rehearsal.stage import Performance, Scene, perform
 
 CUT, LATE = 0.05, 0.02
@@ -46,6 +49,20 @@ def refused(error: ForgeError, otherwise: str) -> Finding:
     """Convert an error of the recipe's own checks to a finding; `otherwise` is its key if it names none."""
     keys = (match[0] for match in _DOTTED.finditer(f"{error.message} {error.fix or ''}"))
     return Finding(next(filter(known_key, keys), otherwise), error.message, error.fix or "see forge-env config")
+
+
+def check(config: RunConfig) -> Iterator[Finding]:
+    """Make those of the recipe's own checks that need neither GPUs, data nor a download."""
+    looks: list[Callable[[RunConfig], object]] = [
+        *(check_plugins, checks.check_parallelism, checks.check_devices, checks.check_idle_options),
+        *(checks.check_workers, checks.check_lora, checks.check_reference, checks.check_renderer, checks.check_loss),
+        GRPO.check,
+    ]
+    for look in looks:
+        try:
+            look(config)
+        except ForgeError as error:
+            yield refused(error, "method")
 
 
 def changed(config: RunConfig, **values: Any) -> RunConfig:

@@ -13,17 +13,15 @@ from forge_env.environment.sandbox_environment import SandboxEnvironment
 from forge_env.errors import ForgeError, UsageError
 from forge_env.job.needs import model_memory, needed_gpus
 from forge_env.registry import environment_class, make_config
-from forge_env.run.preflight import check_plugins
 from forge_env.run.rehearsal import Conditions, Finding, Rehearsal
-from trainers.algorithms.grpo import GRPO
-from trainers.loop import checks
 from trainers.plan.forecast import Forecast
 from trainers.plan.hardware import Cluster, parse_cluster
 from trainers.plan.speed import PROMPT, Workload
 from trainers.rehearsal import limits
 from trainers.rehearsal.episodes import Drawn, Recorded, read_episodes
-from trainers.rehearsal.findings import CUT, Critic, refused
+from trainers.rehearsal.findings import CUT, Critic, check, refused
 from trainers.rehearsal.hosts import Host, deaths, placed, resumes
+from trainers.rehearsal.real import rehearse_stack
 from trainers.rehearsal.recorded import Fit, Record, fit
 from trainers.rehearsal.stage import Performance, Scene, perform
 from trainers.rehearsal.timing import Timing
@@ -59,16 +57,23 @@ class Cast:
     assumed: list[str]
 
 
-def rehearse(config: RunConfig, conditions: Conditions) -> Rehearsal:
+def rehearse(config: RunConfig, conditions: Conditions, show: Callable[[str], object]) -> Rehearsal:
     """Rehearse a recipe.
+
+    Args:
+        config: the recipe.
+        conditions: what is assumed, and whether to run the real stack.
+        show: prints a line about a stage on the stack.
 
     Raises:
         UsageError: its method can't be rehearsed, or a condition is wrong.
     """
+    if conditions.stack:
+        return rehearse_stack(config, conditions, show)
     if config.method != "grpo":
         raise UsageError(
             f"method={config.method} can't be rehearsed: only grpo's loops are simulated",
-            fix="forge-env train FILE --plan forecasts its memory and time",
+            fix="--stack runs it with a small model; forge-env train FILE --plan forecasts its memory and time",
         )
     host, assumed = host_of(config, conditions)
     findings = list(check(config))
@@ -126,20 +131,6 @@ def fit_like(folder: Path, conditions: Conditions, host: Host) -> Fit:
     cast = cast_of(record.config, conditions)
     cluster = Cluster(max(1, host.cluster.count * conditions.hosts), host.cluster.gpu)
     return fit(record, scene_of(record.config, conditions, host, cast, Forecast(record.config, cast.work, cluster)))
-
-
-def check(config: RunConfig) -> Iterator[Finding]:
-    """Make those of the recipe's own checks that need neither GPUs, data nor a download."""
-    looks: list[Callable[[RunConfig], object]] = [
-        *(check_plugins, checks.check_parallelism, checks.check_devices, checks.check_idle_options),
-        *(checks.check_workers, checks.check_lora, checks.check_reference, checks.check_renderer, checks.check_loss),
-        GRPO.check,
-    ]
-    for look in looks:
-        try:
-            look(config)
-        except ForgeError as error:
-            yield refused(error, "method")
 
 
 def _once(findings: list[Finding]) -> list[Finding]:
