@@ -253,7 +253,7 @@ class Run:
             yield
         except Exception as error:
             if isinstance(sink, Tracker):
-                self.warn(f"{sink.package} could not record this ({type(error).__name__}): {one_line(str(error))}")
+                self.warn(f"{sink.package} failed to record ({type(error).__name__}): {one_line(str(error))}")
             elif isinstance(error, OSError):
                 self.forgive(error)
             else:
