@@ -26,7 +26,7 @@ from trainers.model.tokenizer import training_task
 
 MICROBATCH_TOKENS = 8192
 """Maximum tokens of a microbatch, if `trainer.microbatch_tokens` allows as many."""
-SORT_WINDOW = 16
+PREPARED_BATCHES = 16
 
 
 def cache_key(config: RunConfig, environment: Environment, *, warm: bool, found: Path | None = None) -> str:
@@ -73,17 +73,10 @@ class Demonstrations:
         self._batch_size, self._max_length = batch_size, max_length
         self._rng = random.Random(seed)
         self._next = 0
-        self._batches: list[list[Segment]] = []
 
     def batch(self) -> list[Segment]:
-        """Return the next `batch_size` demonstrations, of similar length to reduce padding."""
-        if not self._batches:
-            window = [segment for _ in range(SORT_WINDOW * self._batch_size) for segment in self._one()]
-            window.sort(key=lambda sequence: len(sequence.token_ids))
-            size = self._batch_size
-            self._batches = [window[start : start + size] for start in range(0, len(window), size)]
-            self._rng.shuffle(self._batches)
-        return self._batches.pop()
+        """Return the segments of the next `batch_size` demonstrations."""
+        return [segment for _ in range(self._batch_size) for segment in self._one()]
 
     def _one(self) -> list[Segment]:
         for _ in range(1000):
@@ -130,7 +123,7 @@ async def warm_up(
         share_prefixes=config.trainer.share_prefixes,
         threads=section.threads,
     )
-    batches: asyncio.Queue[list[Segment]] = asyncio.Queue(SORT_WINDOW)
+    batches: asyncio.Queue[list[Segment]] = asyncio.Queue(PREPARED_BATCHES)
 
     async def demonstrate() -> None:
         for _ in range(section.steps):

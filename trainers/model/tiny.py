@@ -12,7 +12,7 @@ from forge_env.config.recipe import ModelSection
 from forge_env.files import written_whole
 from trainers.model.tokenizer import SAMPLES, build_tokenizer, save_tokenizer
 
-FORMAT = 3
+FORMAT = 4
 """Version of the files that `build_tiny_folder` writes; a folder cached with another version is rebuilt."""
 END_OF_TURN = "<|im_end|>"
 
