@@ -189,9 +189,13 @@ def resolve_task(env: Environment, seed: int | None, options: Mapping[str, Any] 
     split = options.get("split", env.splits[0])
     if split not in env.splits:
         raise UsageError(f"no split {split!r} in {type(env).__name__}", fix=f"use one of {', '.join(env.splits)}")
-    index = int(options.get("index", seed or 0))
+    given = options.get("index", seed or 0)
+    try:
+        index = int(given)
+    except (TypeError, ValueError, OverflowError):
+        index = -1
     if index < 0:
-        raise UsageError(f"there is no task {index}", fix="use an `index` (or a `seed`) of 0 or more")
+        raise UsageError(f"there is no task {given!r}", fix="use a whole `index` (or a `seed`) of 0 or more")
     name = f"{type(env).__name__}.task"
     with environment_code(name, f"{split}/{index}", limit_s=env.config.code_timeout_s):
         count = env.num_tasks(split)

@@ -63,7 +63,7 @@ class OpenTelemetryLogger(Tracker):
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Trajectory]) -> None:
         """Record episodes of the evaluation of `split` after training step `step`."""
-        for episode in episodes:
+        for episode in episodes if os.environ.get("OTEL_TRACES_EXPORTER") != "none" else ():
             self._trace(step, split, episode)
 
     def _trace(self, step: int, split: str, episode: Trajectory) -> None:
@@ -102,5 +102,7 @@ class OpenTelemetryLogger(Tracker):
         """Finish the run."""
         sending = threading.Thread(target=self._spans.shutdown, daemon=True)  # has no time limit of its own
         sending.start()
-        self._provider.shutdown(timeout_millis=LAST_SEND_MS)
-        sending.join(LAST_SEND_MS / 1_000)
+        try:
+            self._provider.shutdown(timeout_millis=LAST_SEND_MS)
+        finally:
+            sending.join(LAST_SEND_MS / 1_000)

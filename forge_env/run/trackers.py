@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from forge_env.config.recipe import RunConfig
-from forge_env.errors import UsageError
+from forge_env.errors import ForgeError, UsageError
 from forge_env.reading import read_text
 from forge_env.redaction import add, redact_settings, redact_value
 from forge_env.run.folder import RunFolder
@@ -81,10 +81,10 @@ def start_tracker(tracker: Callable[[RunFolder, RunConfig], T], folder: RunFolde
     """
     try:
         return tracker(folder, config)
-    except UsageError:
+    except ForgeError:
         raise
     except Exception as error:
-        name = getattr(tracker, "package", "the tracker")
+        name = getattr(tracker, "package", None) or getattr(tracker, "__qualname__", repr(tracker))
         text = f"{name} could not be started ({type(error).__name__}): {one_line(str(error))}"
         raise UsageError(text, fix="correct its settings, or log without it: see `logging` in the recipe") from error
 

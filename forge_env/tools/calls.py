@@ -105,6 +105,7 @@ class ToolCalls:
             limit_s = limit_s if tool.timeout_s is None else tool.timeout_s
             # after an interrupt request, don't wait for a thread that may never end
             if tool.in_thread and self._straggler and not await self._straggler.ended(0 if requested() else limit_s):
+                seconds[place] = round(time.perf_counter() - started, 4)
                 return ToolResult(f"Error: {name} can't run: a call that timed out is still running", error=True)
             token = CURRENT_CALL.set(scope)
             try:

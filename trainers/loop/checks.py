@@ -278,14 +278,17 @@ def check_environment(config: RunConfig) -> None:
     check_images(section.name, environment, [environment.splits[0], evaluation.split, *evaluation.extra_splits])
     if config.tasks.order not in ORDERS:
         make_order(config.tasks, environment, environment.splits[0], seed=config.seed)
-    first = resolve_task(environment, None, {"split": environment.splits[0], "index": 0})
-    needed = config.model.path == TINY or warms_up(config)
-    if needed and demonstrate(environment, first, random.Random(0)) is None:
+    if (config.model.path == TINY or warms_up(config)) and not _demonstrates(environment):
         what = "build a model from" if config.model.path == TINY else "warm up on"
         raise UsageError(
             f"{section.name} gives no demonstrations to {what}",
             fix="define `demonstrate(task, rng)`, or use a trained model: model.path=Qwen/Qwen3-0.6B warmup=null",
         )
+
+
+def _demonstrates(environment: Environment) -> bool:
+    first = resolve_task(environment, None, {"split": environment.splits[0], "index": 0})
+    return demonstrate(environment, first, random.Random(0)) is not None
 
 
 def check_images(name: str, environment: Environment, splits: Sequence[str]) -> None:

@@ -264,6 +264,8 @@ async def test_order_is_enforced() -> None:
         await env.step("again")
     with pytest.raises(UsageError, match="no split 'test'"):
         await env.reset(options={"split": "test"})
+    with pytest.raises(UsageError, match="no task 'first'"):
+        await env.reset(options={"index": "first"})
 
 
 def test_bad_definitions_are_refused_early() -> None:

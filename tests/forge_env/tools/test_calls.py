@@ -17,6 +17,7 @@ from forge_env import registry
 from forge_env.config.serving import ServeLimits
 from forge_env.errors import InfrastructureError
 from forge_env.serve.sessions import Session
+from forge_env.tools.calls import measured_calls
 
 
 class Slow(fe.ToolEnvironment):
@@ -96,8 +97,11 @@ async def test_no_plain_function_runs_beside_it() -> None:
     await env.reset(seed=0)
     await timed_out(env)
     within(env, 0.01)
-    observation = (await env.step(fe.call_tool("peek")))[0]
+    seconds: list[float] = []
+    with measured_calls(seconds):
+        observation = (await env.step(fe.call_tool("peek")))[0]
     within(env, 60)
+    assert seconds[0] > 0  # the wait for the call before
     assert "can't run: a call that timed out is still running" in observation[0].content
     env.gate.set()
     assert await asyncio.to_thread(env.refused.wait, 60)
