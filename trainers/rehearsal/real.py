@@ -260,7 +260,8 @@ class Play:
             worker.wait()
         self._train_with(stack, [str(self.folder / "recipe.yaml")])
         self.training.until_step(1, START_S)
-        memory = [_memory(process) for process in self.training.processes()]
+        running = [*self.training.processes(), *(each for worker in self.workers for each in worker.processes())]
+        memory = [_memory(process) for process in running]
         stage.figures = {"processes": float(len(memory)), "largest, GiB": max(memory), "all, GiB": sum(memory)}
 
     def _train_with(self, stack: ExitStack, arguments: list[str]) -> None:
@@ -408,11 +409,16 @@ class Worker:
                 raise ForgeError(f"the worker at {self.address} didn't start: {output[-200:]}", fix="see its output")
             time.sleep(0.1)
 
-    def kill(self) -> None:
-        """Kill it with all its processes, as the loss of a host does."""
+    def processes(self) -> list[psutil.Process]:
+        """The worker and all processes below it."""
         with suppress(psutil.NoSuchProcess):
             own = psutil.Process(self._process.pid)
-            for process in [own, *own.children(recursive=True)]:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+            return [own, *own.children(recursive=True)]
+        return []
+
+    def kill(self) -> None:
+        """Kill it with all its processes, as the loss of a host does."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self._process.wait()
