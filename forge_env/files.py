@@ -35,6 +35,11 @@ class FolderGoneError(ForgeError):
     """The folder that a process writes to was removed, renamed or replaced."""
 
 
+def plain_name(text: str) -> str:
+    """Replace what may not be part of a folder's name."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)
+
+
 def _is_alive(pid: str) -> bool:
     if sys.platform == "linux":
         return Path("/proc", pid).exists()

@@ -70,10 +70,10 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the credits and write them."""
-    from forge_env.cli.grade import new_folder, plain_name
+    from forge_env.cli.grade import new_folder
     from forge_env.cli.trajectory import find, read_episode, source_of
     from forge_env.credit.recorded import recorded_episode
-    from forge_env.files import write_whole
+    from forge_env.files import plain_name, write_whole
     from forge_env.interrupts import run_until_interrupted
     from forge_env.view.credit import credit_page
 

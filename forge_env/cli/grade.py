@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.errors import UsageError
+from forge_env.files import plain_name
 from forge_env.machine import user_path
 from forge_env.validation.checks import UNPLAYABLE
 from forge_env.visible import one_line, visible
@@ -81,11 +82,6 @@ def run(args: argparse.Namespace) -> int:
     if why := too_low(grade, args.fail_under):
         print(f"forge-env: the grade is too low: {why}", file=sys.stderr)
     return 1 if why else 0
-
-
-def plain_name(text: str) -> str:
-    """Replace what may not be part of a folder's name."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)
 
 
 @contextmanager

@@ -328,6 +328,7 @@ class Pages:
             and not row["calls"]
             and row["result"] in ("partial", "wrong"),
             "facts": [*episode.facts(row, trajectory, episode.against(row, members)), *episode.training(run, row)],
+            "credits": episode.credits(run, row),
             "times": episode.times(row),
         }
         if tab == "tokens":

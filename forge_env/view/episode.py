@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from forge_env.evaluation.estimates import Estimate
 from forge_env.figures import count, duration, number, signed
+from forge_env.files import plain_name
 from forge_env.run.trained import TrainedEpisode, TrainedGroup
 from forge_env.trajectory_index import SCORED
+from forge_env.view.credit import interval
 from forge_env.view.filter import is_training
 from forge_env.view.runs import RunView
+
+MOST_CREDITS = 8
+"""Maximum calls whose credit is listed beside an episode."""
 
 
 def figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -80,6 +88,24 @@ def training(run: RunView, row: Mapping[str, Any]) -> list[tuple[str, str]]:
     step, group, member = record
     lines = [("trained at step", str(step)), ("staleness", str(group.staleness))]
     return [*lines, *([("advantage", signed(member.advantage, 3))] if member is not None else [])]
+
+
+def credits(run: RunView, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """List the credits of an episode's calls that `forge-env credit` estimated, the largest first."""
+    name = plain_name(row["id"])
+    folders = [run.root / "credit" / stem for stem in (f"{row['kind']}-{name}", name)]
+    for path in (folder / "credit.json" for folder in folders):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # not estimated, or damaged
+            data = json.loads(path.read_bytes())
+            if (data["task"], data["reward"]) != (row["task"], row["reward"]):
+                continue  # of another episode with this id
+            calls = [(call, call["credit"]) for call in data["calls"] if call["credit"] is not None]
+            calls.sort(key=lambda pair: -abs(pair[1]["value"]))
+            return [
+                (f"turn {call['turn']}: {call['name'] or 'message'}", interval(Estimate(**credit)))
+                for call, credit in calls[:MOST_CREDITS]
+            ]
+    return []
 
 
 def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:

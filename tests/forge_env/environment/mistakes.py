@@ -117,7 +117,7 @@ class TaskWithoutId(Sound):
 # id: missing [
 class TaskUnknownField(Sound):
     def task(self, split, index): return fe.Task(id='1', prompt='x', answer='x')
-# answer: unknown key [
+# a task has no `answer`: write data={"answer": ...} [task,
 class GoldNumber(Sound):
     def task(self, split, index): return fe.Task(id='1', prompt='x', gold=3)
 # gold: should be a valid string, not 3 [
@@ -162,7 +162,7 @@ class ToolTwice(ToolObject):
 class ToolCrash(ToolObject):
     @fe.tool
     def find(self): return {}['x']
-# -0': 'x' [find,
+# -0': 'x' [find, -> raise fe.ToolError
 class ApiText(Sound): api_version = '1'
 # api_version is '1' -> write 1
 class ConfigDict(Sound): config_class = dict
@@ -233,7 +233,7 @@ class ToolGenerator(Find):
 class ToolForgotten(Find):
     @fe.tool
     def find(self): return self.nothing
-# -0': 'ToolForgotten' object has no attribute 'nothing' [find,
+# -0': 'ToolForgotten' object has no attribute 'nothing' [find, -> raise fe.ToolError
 class ToolSubmitsNumber(Find):
     @fe.tool
     def find(self): self.submit(3); return 'x'
@@ -245,7 +245,7 @@ class ToolStep(Find):
 class ToolAsks(Find):
     @fe.tool
     def find(self): raise EOFError('EOF when reading a line')
-# -0': EOF when reading a line [find,
+# -0': EOF when reading a line [find, -> raise fe.ToolError
 class ToolDefaultNone(Find):
     @fe.tool
     def find(self, most: int=None): return 'x'

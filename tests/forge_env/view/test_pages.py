@@ -23,11 +23,14 @@ import pytest
 from jinja2 import FileSystemLoader
 
 from forge_env import redaction
+from forge_env.credit.results import Call, Credits
 from forge_env.errors import UsageError
+from forge_env.evaluation.estimates import Estimate
 from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn
 from forge_env.types import Message, call_tool
 from forge_env.view.app import Pages
+from forge_env.view.credit import interval
 from forge_env.view.index import RunIndex
 from forge_env.view.report import write_report
 from forge_env.view.runs import Runs, RunView
@@ -364,6 +367,27 @@ async def test_an_episode_shows_its_conversation_tokens_and_record(folder: Path,
         sampled = re.findall(r'data-turn="\d+">(.*?)</div>', tokens, re.DOTALL)
         lengths = [sum(turn["lengths"]) for turn in data["turns"]]
         assert [len(unescape(text)) for text in sampled] == lengths, "the page colours tokens by these lengths"
+
+
+async def test_credits_are_beside_their_episode(tmp_path: Path, short: Path, cache: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(short, run)
+    record = json.loads((run / "trajectories" / "train.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    before, after = Estimate(0.25, 0.05, 0.2, 0.5), Estimate(0.75, 0.05, 0.6, 0.9)
+    calls = [Call(1, "look", "{}", before, before, None), Call(2, "run", "{}", before, after, None)]
+    credits = Credits("run", record["id"], "e", record["task_id"], "m", record["reward"], 8, calls)
+    at = f"/run/run/t/train/{record['id']}"
+    async with opened(tmp_path, cache) as client:
+        assert "credit, 95 %" not in (await client.get(at)).text
+        folder = run / "credit" / record["id"]
+        folder.mkdir(parents=True)
+        (folder / "credit.json").write_text(json.dumps(credits.as_json()), encoding="utf-8")
+        text = (await client.get(at)).text
+        assert text.index("turn 2: run") < text.index("turn 1: look")
+        assert interval(calls[1].credit) in text
+        (folder / "credit.json").write_text("{", encoding="utf-8")
+        answer = await client.get(at)
+        assert (answer.status_code, "credit, 95 %" in answer.text) == (200, False)
 
 
 async def test_every_episode_has_its_tokens_tab(folder: Path, cache: Path) -> None:

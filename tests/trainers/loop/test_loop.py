@@ -37,8 +37,7 @@ from trainers.loop.record import Record
 from trainers.loop.stack import RoleDiedError, prepare_controller, tell_of_rdma, unless_stopped
 from trainers.loop.system import Publisher, System
 from trainers.model.chat import Chat, FolderTokenizer
-from trainers.model.tiny import build_tiny_folder
-from trainers.model.tokenizer import build_tokenizer
+from trainers.model.tiny import build_tiny_folder, write_tokenizer
 from trainers.rollout.local import InTurn, check_prompts
 from trainers.rollout.types import Group, GroupReport, Totals, why_nothing
 
@@ -58,7 +57,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A built model without weights; its tokenizer is trained on the environment, a little of it."""
     model = load_config("coding_rlvr").model
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainers.model.tiny.build_tokenizer", partial(build_tokenizer, samples=200))
+        patch.setattr("trainers.model.tiny.write_tokenizer", partial(write_tokenizer, samples=200))
         return build_tiny_folder(model, fe.make("coding_rlvr"), 0, tmp_path_factory.mktemp("built") / "tiny")
 
 
