@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 from forge_env.config.recipe import ModelSection
 from tests.trainers.loop.dry_run import make_config
@@ -59,10 +60,16 @@ def titan(overrides: Mapping[str, Any], root: Path) -> Any:
         dtype=config.model.dtype,
         sharding=Sharding(section.parallelism, section.activation_checkpoint, section.compile),
     )
-    precision = torch.get_autocast_dtype("cpu") if model._precision()._enabled else torch.float32
-    buffers = {name: (tuple(tensor.shape), float(tensor.abs().sum())) for name, tensor in model.module.named_buffers()}
-    compiled = [block._compiled_call_impl is not None for block in model.module.layers.values()]
-    return str(model.module), str(precision), buffers, compiled
+    module, precisions = model.module, []
+
+    def forward(*_: Any) -> None:
+        precisions.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
+
+    model.module = forward
+    model.score(MagicMock())
+    buffers = {name: (tuple(tensor.shape), float(tensor.abs().sum())) for name, tensor in module.named_buffers()}
+    compiled = [block._compiled_call_impl is not None for block in module.layers.values()]
+    return str(module), str(precisions), buffers, compiled
 
 
 class VLLMProcess:

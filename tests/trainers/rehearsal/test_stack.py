@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -262,8 +263,18 @@ def test_a_run_that_ends_is_reported_with_its_own_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_default_recipe_passes_every_stage(tmp_path: Path) -> None:
-    command = ["forge-env", "rehearse", "coding_rlvr", "--stack", "--json", f"output_dir={tmp_path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "forge_env",
+        "rehearse",
+        "coding_rlvr",
+        "--stack",
+        "--json",
+        f"output_dir={tmp_path}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     stages = {stage["stage"]: stage for stage in json.loads(done.stdout)["stages"]}
