@@ -76,6 +76,7 @@ class CodingRLVR(fe.ToolEnvironment):
         share = (config or CodingRLVRConfig()).tool_share
         self.rubric = fe.Rubric({"solved": _solved, "used_tool": _tool_then_answer}, weights=[1.0 - share, share])
         super().__init__(config, **context)
+        self._limits = Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
         self._tried: str | None = None
         self._tried_well = False
         """Whether the code tried last passed the public tests."""
@@ -145,9 +146,8 @@ class CodingRLVR(fe.ToolEnvironment):
     async def _run(self, code: str, tests: list[Check]) -> CallsResult:
         if self.sandboxes is None:
             raise UsageError("coding_rlvr runs code and needs sandboxes", fix="pass an engine: open_engine()")
-        limits = Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
         async with self.sandboxes.session() as sandbox:
-            return await run_checks(sandbox, code, tests, limits, self.current_task.data.get("public_setup"))
+            return await run_checks(sandbox, code, tests, self._limits, self.current_task.data.get("public_setup"))
 
 
 async def _solved(env: CodingRLVR) -> float:

@@ -78,7 +78,7 @@ class ToolCalls:
         seconds = [0.0] * len(calls)
         try:
             work = [self._run(tools, call, timeout_s, task_id, seconds, place) for place, call in enumerate(calls)]
-            return [await work[0]] if len(work) == 1 else await gather_or_cancel(work)
+            return await gather_or_cancel(work)
         finally:
             if (measured := CALLS_S.get()) is not None:
                 measured.extend(seconds)
