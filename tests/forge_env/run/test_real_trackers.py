@@ -15,19 +15,23 @@ from forge_env.run.trackers import Tracker
 from tests.forge_env.run.test_trackers import played
 
 
-async def write_twice(root: Path, override: str, exit: str = "success") -> RunFolder:
-    """Log two rows and an episode, as a run that failed and as its continuation."""
+async def write_part(root: Path, override: str, step: int, exit: str) -> None:
+    """Log a row and an episode to the run's folder, and close its loggers."""
     config = load_config("coding_rlvr", [override, "logging.tensorboard=false"])
     folder = RunFolder(root / "runs" / "tracked")
     folder.create()
-    for step in (1, 2):
-        for logger in open_loggers(config, folder, lambda: 0.0)[1:]:
-            assert isinstance(logger, Tracker)
-            logger.log(step, {"reward/mean": step / 2, "odd,name": 1.0, "missing": float("nan")})
-            logger.log_episodes(step, "eval", await played())
-            logger.close("failed" if step == 1 else exit)
+    for logger in open_loggers(config, folder, lambda: 0.0)[1:]:
+        assert isinstance(logger, Tracker)
+        logger.log(step, {"reward/mean": step / 2, "odd,name": 1.0, "missing": float("nan")})
+        logger.log_episodes(step, "eval", await played())
+        logger.close(exit)
     folder.release()
-    return folder
+
+
+async def write_twice(root: Path, override: str, exit: str = "success") -> None:
+    """Write two parts of a run: one that failed, and its continuation."""
+    await write_part(root, override, 1, "failed")
+    await write_part(root, override, 2, exit)
 
 
 @pytest.fixture
@@ -81,14 +85,16 @@ print("spans", sorted(len(trace.data.spans) for trace in traces))
 
 
 async def test_wandb_keeps_one_run_with_its_table(apart: Path) -> None:
-    program = f"""
+    # W&B names an offline part after the second it starts in; the start of a process keeps the two apart.
+    for step, exit in ((1, "failed"), (2, "success")):
+        program = f"""
 import asyncio, os
 os.environ |= {{"WANDB_MODE": "offline", "WANDB_SILENT": "true"}}
 from pathlib import Path
-from tests.forge_env.run.test_real_trackers import write_twice
-asyncio.run(write_twice(Path({str(apart)!r}), "logging.wandb=true"))
+from tests.forge_env.run.test_real_trackers import write_part
+asyncio.run(write_part(Path({str(apart)!r}), "logging.wandb=true", {step}, {exit!r}))
 """
-    run_apart(program)
+        run_apart(program)
     identifier = (apart / "runs" / "tracked" / ".wandb_id").read_text()
     written = list((apart / "runs" / "tracked").glob(f"wandb/offline-run-*{identifier}"))
     assert len(written) == 2, "both parts belong to one run"
