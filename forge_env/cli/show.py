@@ -98,15 +98,18 @@ def _report(root: Path, form: str, out: str | None) -> int:
     from forge_env.view.digest import digest
     from forge_env.view.report import EXAMPLES, html, markdown, write_picture
 
-    facts = digest(root, examples=EXAMPLES, cache=cache_dir())
-    if form == "md" and out is None:
-        print(markdown(facts), end="")
-        return 0
     path = user_path(out) if out else root / f"report.{form}"
-    if form == "png":
-        write_picture(facts, path)
+    if form == "html":
+        write_whole(path, html(root, cache_dir()))
     else:
-        write_whole(path, html(facts) if form == "html" else markdown(facts))
+        facts = digest(root, examples=EXAMPLES, cache=cache_dir())
+        if form == "png":
+            write_picture(facts, path)
+        elif out is None:
+            print(markdown(facts), end="")
+            return 0
+        else:
+            write_whole(path, markdown(facts))
     print(path)
     return 0
 

@@ -1,4 +1,4 @@
-"""The metrics that displays and report know by name, and the conversion of a run's rows to curves."""
+"""The metrics that displays know by name, and the conversion of a run's rows to curves."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ class Panel:
     title: str
     series: Mapping[str, str]
     unit: str = ""
-    log: bool = False
-    """Use a logarithmic y axis if all values are above 0."""
 
 
 PANELS = (
@@ -38,8 +36,8 @@ PANELS = (
     Panel("KL divergence", {"KL": "grpo_loss/kl_divergence_mean"}, "nats"),
     Panel("Clip fraction", {"low": "grpo_loss/clip_fraction_low", "high": "grpo_loss/clip_fraction_high"}),
     Panel("Staleness of trained tokens", {"oldest": "staleness/max", "mean": "staleness/mean"}, "policy updates"),
-    Panel("Trainer/generator mismatch, mean", {"mean": "mismatch/mean"}, "nats", log=True),
-    Panel("Trainer/generator mismatch, largest", {"largest": "mismatch/max"}, "nats", log=True),
+    Panel("Trainer/generator mismatch, mean", {"mean": "mismatch/mean"}, "nats"),
+    Panel("Trainer/generator mismatch, largest", {"largest": "mismatch/max"}, "nats"),
     Panel("Tokens generated", {"generated": "generator/tokens_per_s"}, "tokens/s"),
     Panel("Tokens trained", {"trained": "trainer/tokens_per_s"}, "tokens/s while training"),
     Panel(
@@ -52,7 +50,7 @@ PANELS = (
     Panel("Loss", {"loss": "grpo_loss/total_loss"}),
     Panel("Supervised loss", {"training": "sft/loss", "held-out": "eval/eval/loss"}, "nats"),
 )
-"""Charts of pages and reports, in display order; a chart without data is omitted."""
+"""Charts of a run's page, in display order; a chart without data is omitted."""
 
 
 @dataclass(slots=True)

@@ -1,21 +1,18 @@
-"""Line charts and share bars as SVG text that follows the page's light or dark theme through CSS variables."""
+"""Line charts as SVG text; the page's style colours them."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from forge_env.display.curves import COLOURS, Curve, colour_of, is_waiting
-from forge_env.figures import number, percent
+from forge_env.display.curves import COLOURS, Curve
+from forge_env.figures import number
 
 SERIES = ("#2a6fdb", "#b9560f", "#0f7a64", "#b03a75", "#7558c9", "#7a6b0e")
 """Colours of lines on white, dark enough for text."""
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 8, 24
-LEAST_SHARE, ROOM_FOR_SHARE, ROOM_FOR_WORDS = 0.005, 0.06, 0.25
-"""Minimum shares of a bar that are shown at all, that contain their percentage, and that contain their name."""
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -32,12 +29,10 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 def line_chart(
     curves: Sequence[Curve],
     *,
-    width: int = 460,
-    height: int = 190,
+    width: int,
+    height: int,
     bounds: tuple[float, float] | None = None,
     label: str = "",
-    log: bool = False,
-    hover: bool = True,
 ) -> str:
     """Draw curves over a common x axis of training steps.
 
@@ -46,29 +41,16 @@ def line_chart(
     Args:
         bounds: fixed range of y, else the range of the data.
         label: text for screen readers.
-        log: use a logarithmic y axis if every value is above 0.
-        hover: embed the values, for the page to show under the pointer.
     """
-    log = log and all(y > 0 for curve in curves for y in curve.y)
-    scaled = math.log10 if log else float
-    y_ticks = ticks(*(bounds or _range([scaled(y) for curve in curves for y in curve.y])))
-    if log:
-        y_ticks = [float(power) for power in range(math.floor(y_ticks[0]), math.ceil(y_ticks[-1]) + 1)]
+    y_ticks = ticks(*(bounds or _range([y for curve in curves for y in curve.y])))
     x_range = _range([x for curve in curves for x in curve.x])
-    axes = _Axes(x_range, (y_ticks[0], y_ticks[-1]), width, height, log)
+    axes = _Axes(x_range, (y_ticks[0], y_ticks[-1]), width, height)
     parts = [*_grid(axes, y_ticks)]
     for index, curve in enumerate(curves):
         parts += _curve(curve, f"c{index % COLOURS}", axes)
-    data = [
-        {"label": curve.label, "x": curve.x, "y": [float(f"{y:.5g}") for y in curve.y], "e": curve.error}
-        for curve in curves
-    ]
-    frame = {"x": [*x_range], "left": LEFT, "right": width - RIGHT, "top": TOP, "bottom": height - BOTTOM}
-    embedded = escape(json.dumps({"curves": data, "frame": frame}), quote=True)
     return (
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}"'
-        + (f' data-hover="{embedded}"' if hover else "")
-        + f'>{"".join(parts)}<line class="cursor" y1="{TOP}" y2="{height - BOTTOM}"/></svg>'
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}">'
+        f"{''.join(parts)}</svg>"
     )
 
 
@@ -80,7 +62,6 @@ class _Axes:
     y_range: tuple[float, float]
     width: int
     height: int
-    log: bool
 
     def x(self, value: float) -> float:
         """Distance from the left."""
@@ -90,13 +71,13 @@ class _Axes:
     def y(self, value: float) -> float:
         """Distance from the top; values outside the range are drawn at its ends."""
         low, high = self.y_range
-        share = (min(max(math.log10(value) if self.log else value, low), high) - low) / (high - low)
+        share = (min(max(value, low), high) - low) / (high - low)
         return self.height - BOTTOM - share * (self.height - TOP - BOTTOM)
 
 
 def _grid(axes: _Axes, y_ticks: Sequence[float]) -> Iterator[str]:
     """Horizontal lines with their values, and the steps on the x axis."""
-    for value in [10.0**power for power in y_ticks] if axes.log else y_ticks:
+    for value in y_ticks:
         y = axes.y(value)
         yield f'<line class="grid" x1="{LEFT}" x2="{axes.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{number(value)}</text>'
@@ -132,30 +113,3 @@ def legend(labels: Sequence[str]) -> str:
     """Return colour keys, in the order of the curves."""
     keys = (f'<span class="key"><i class="c{i % COLOURS}"></i>{escape(text)}</span>' for i, text in enumerate(labels))
     return f'<div class="legend">{"".join(keys)}</div>'
-
-
-def share_bars(accounts: Mapping[str, Mapping[str, float]]) -> str:
-    """Draw a bar of stacked shares for every actor, work in colours and waiting hatched, with all shares listed below.
-
-    An activity has the same colour in all bars, and no two activities of one bar share a colour (`colour_of`).
-    """
-    return f'<div class="account">{"".join(_share_bar(actor, account) for actor, account in accounts.items())}</div>'
-
-
-def _share_bar(actor: str, account: Mapping[str, float]) -> str:
-    shares = {what: share for what, share in account.items() if share >= LEAST_SHARE}
-    work = sorted((what for what in shares if not is_waiting(actor, what)), key=lambda what: -shares[what])
-    order = [*work, *sorted((what for what in shares if what not in work), key=lambda what: -shares[what])]
-    pieces, words = [], []
-    for what in order:
-        kind = f"c{colour_of(what)}" if what in work else "waits"
-        text = percent(shares[what])
-        inside = f"{what} {text}" if shares[what] >= ROOM_FOR_WORDS else text if shares[what] >= ROOM_FOR_SHARE else ""
-        title = escape(f"{what} {percent(shares[what])}", quote=True)
-        width = f"{shares[what] * 100:.2f}%"
-        pieces.append(f'<i class="{kind}" style="width:{width}" title="{title}"><span>{escape(inside)}</span></i>')
-        words.append(f'<span class="key"><i class="{kind}"></i>{escape(what)} {text}</span>')
-    return (
-        f'<div class="who">{escape(actor)}</div><div><div class="shares">{"".join(pieces)}</div>'
-        f'<div class="legend">{"".join(words)}</div></div>'
-    )

@@ -21,34 +21,19 @@ from starlette.routing import Route
 from forge_env.config.evaluation import CONFIDENCE
 from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import mean
-from forge_env.figures import count, duration, number
 from forge_env.machine import cache_dir
-from forge_env.reading import LARGEST_TABLE, UnsafeFileError, open_file
-from forge_env.redaction import redact
+from forge_env.reading import LARGEST_TABLE
 from forge_env.rewards.reasons import score_lines
-from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.trajectory import NOT_CHEAT_PROOF
-from forge_env.view import answers, charts, episode, evaluations, records, text, timeline
-from forge_env.view.failures import failures, failures_of, unsolved_of
+from forge_env.view import charts, contents, episode, evaluations, records, rendering, text
 from forge_env.view.filter import SORTS, Filter
 from forge_env.view.index import AT_ONCE, CACHE_FIX
 from forge_env.view.listing import MOST_SORTED, Order, page_of
 from forge_env.view.news import news
 from forge_env.view.records import UnreadableError
-from forge_env.view.rendering import here, place, static_files, templates
-from forge_env.view.report import facts
+from forge_env.view.rendering import here, place, static_files
 from forge_env.view.runs import Runs, RunView
 
-NAV = (
-    ("", "Overview"),
-    ("trajectories", "Trajectories"),
-    ("time", "Time"),
-    ("evaluations", "Held-out scores"),
-    ("recipe", "Recipe"),
-    ("log", "Log"),
-)
-EVALUATION_NAV = (("", "Overview"), ("trajectories", "Trajectories"), ("recipe", "Recipe"), ("log", "Log"))
-LOG_BYTES = 200_000
 MOST_COMPARED = 8
 NO_RUN = "This folder has no such run; it may have been removed."
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
@@ -59,14 +44,13 @@ class Pages:
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
-        self.jinja = templates()
         self.ending = asyncio.Event()
         self._comparisons: dict[Any, Any] = {}
 
     def load(self) -> None:
         """Warm up to make the first page of each kind fast: load templates, numpy, and the lexers of code blocks."""
-        for name in self.jinja.list_templates():
-            self.jinja.get_template(name)
+        for name in rendering.templates().list_templates():
+            rendering.templates().get_template(name)
         mean([[0.0], [1.0]])
         for language in text.LANGUAGES:
             text.code("1", language)
@@ -103,20 +87,13 @@ class Pages:
 
     # --- parts
 
-    def _page(self, name: str, status: int = 200, **values: Any) -> HTMLResponse:
+    def _page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         run: RunView | None = values.get("run")
-        nav = () if run is None else EVALUATION_NAV if run.is_evaluation else NAV
-        problems = [] if run is None else run.problems
-        base: dict[str, Any] = {
-            "run": None,
-            "nav": nav,
-            "events": "",
-            "page": name,
-            "title": name,
-            "problems": problems,
-        }
-        body = self.jinja.get_template(f"{name}.html.jinja").render({**base, **values})
-        return HTMLResponse(redact(body), status, {"cache-control": "no-store"})
+        values = {"page": template, **values}
+        if run is not None:
+            values |= {"nav": contents.nav_of(run), "problems": run.problems}
+        html = rendering.page(rendering.body(template, **values), **values)
+        return HTMLResponse(html, status, {"cache-control": "no-store"})
 
     def _run(self, request: Request) -> RunView:
         run = self.runs.get(request.path_params["run"])
@@ -172,70 +149,13 @@ class Pages:
         """Show the four answers and the curves of a run, or the results of an evaluation."""
         run = self._indexed(request)
         if run.is_evaluation:
-            return self._evaluation(run, request)
-        queries, figures = run.queries, self.runs.figures(run.name)
-        if figures is None:  # removed meanwhile
-            raise HTTPException(404, NO_RUN)
-        kind, looked_at = failures_of(run)
-        around, contract = _whole(request.query_params.get("around")), run.contract
-        parts = [
-            figures.environment,
-            figures.model,
-            f"seed {figures.seed}" if figures.seed is not None else "",
-            f"{figures.steps} steps" + (f" in {duration(figures.wall_s, fine=True)}" if figures.wall_s else ""),
-            f"{count(queries.count())} trajectories",
-            f"{number(figures.tokens_per_s)} tokens/s" if figures.tokens_per_s else "",
-        ]
-        return self._page(
-            "overview",
-            run=run,
-            title=run.name,
-            state=run.state,
-            events=here(run, "events"),
-            subtitle=" · ".join(filter(None, parts)),
-            error=str(run.summary.get("error") or "")[: text.SHOWN],
-            progress=run.index.progress(),
-            learned=answers.learned(run),
-            failures=failures(run, kind),
-            failure_kind=kind,
-            unsolved=unsolved_of(run),
-            looked_at=looked_at,
-            played=queries.count(kind),
-            contract=contract,
-            trust=in_a_sentence(contract),
-            clauses=CLAUSES,
-            facts=[*facts(run.summary)],
-            reasons=answers.reasons(run, around),
-            around=around,
-            limit=answers.limit(run),
-        )
-
-    def _evaluation(self, run: RunView, request: Request) -> Response:
-        view = evaluations.evaluation(run)
-        return self._page(
-            "evaluation",
-            run=run,
-            title=run.name,
-            state=run.state,
-            events=here(run, "events"),
-            found=view,
-            page="overview",
-            progress=run.index.progress(),
-            failures={part.name: failures(run, "", part.name) for part in view.parts},
-            limits={part.name: answers.sample_limit(run.queries, part.name) for part in view.parts},
-            facts=[*facts(run.summary)],
-        )
+            return self._page("evaluation", page="overview", events=here(run, "events"), **contents.evaluation(run))
+        around = _whole(request.query_params.get("around"))
+        return self._page("overview", events=here(run, "events"), **contents.overview(run, around))
 
     def held_out(self, request: Request) -> Response:
-        """Show the held-out scores of a training run: by split and step, by tag and difficulty."""
-        run = self._indexed(request)
-        return self._page(
-            "evaluations",
-            run=run,
-            title=f"Held-out scores of {run.name}",
-            splits=evaluations.held_out(run),
-            progress=run.index.progress(),
-        )
+        """Show the held-out scores of a training run."""
+        return self._page("evaluations", **contents.held_out(self._indexed(request)))
 
     def _compared(self, request: Request) -> list[str]:
         """List the runs named by `runs=A&runs=B`, or by `runs=A,B`; a run's name may contain a comma."""
@@ -406,11 +326,11 @@ class Pages:
 
     def charts_data(self, request: Request) -> Response:
         """Return the curves of a run as JSON."""
-        return _json({"charts": [chart.data() for chart in _charts(self._run(request))]})
+        return _json({"charts": [chart.data() for chart in contents.charts_of(self._run(request))]})
 
     def _chart(self, request: Request) -> charts.Chart:
         run, key = self._run(request), request.query_params.get("key", "")
-        chart = next((chart for chart in _charts(run) if chart.key == key), None)
+        chart = next((chart for chart in contents.charts_of(run) if chart.key == key), None)
         if chart is None:
             raise HTTPException(404, "This run has no such chart.")
         return chart
@@ -429,18 +349,7 @@ class Pages:
     def time(self, request: Request) -> Response:
         """Show the time account and the timeline of a run."""
         run = self._run(request)
-        recorded = run.timeline
-        return self._page(
-            "time",
-            run=run,
-            title=f"Time of {run.name}",
-            limit=answers.limit(run),
-            bars=timeline.bars(answers.limit(run).accounts),
-            phases=recorded.phases(),
-            has_timeline=bool(recorded.spans),
-            damaged=recorded.damaged,
-            events=here(run, "events"),
-        )
+        return self._page("time", events=here(run, "events"), **contents.time(run))
 
     def timeline_data(self, request: Request) -> Response:
         """Return the visible part of the timeline as JSON."""
@@ -452,23 +361,12 @@ class Pages:
 
     def recipe(self, request: Request) -> Response:
         """Show the definition of the reward, and the resolved recipe."""
-        run = self._run(request)
-        sub, content = _end_of(run.root / "config.yaml", last=False)
-        return self._page(
-            "recipe",
-            run=run,
-            title="Recipe",
-            sub=sub,
-            text=content,
-            reward=_reward_definition(run),
-            environment=run.environment,
-            facts=[*facts(run.summary)],
-        )
+        return self._page("recipe", **contents.recipe(self._run(request)))
 
     def log(self, request: Request) -> Response:
         """Show the end of the log."""
         run = self._run(request)
-        sub, content = _end_of(run.root / "run.log", last=True)
+        sub, content = contents.part_of(run.root / "run.log", last=True)
         return self._page("message", run=run, page="log", title="Log", sub=sub, fix="", text=content or None, more="")
 
     def static_file(self, request: Request) -> Response:
@@ -496,44 +394,6 @@ def _at_home(path: Path) -> str:
     return str(path)
 
 
-def _end_of(path: Path, *, last: bool) -> tuple[str, str]:
-    """Read the end or the beginning of a file, and describe its name, size and the part that was read."""
-    try:
-        with open_file(path) as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - LOG_BYTES) if last else 0)
-            content = file.read(LOG_BYTES).decode("utf-8", "replace")
-    except UnsafeFileError as error:
-        raise HTTPException(404, str(error)) from error
-    except FileNotFoundError:
-        return f"This run has no {path.name}.", ""
-    except OSError as error:
-        raise HTTPException(404, f"{path.name} can't be read: {error.strerror}") from error
-    cut = f"; the {'last' if last else 'first'} {LOG_BYTES:,}" if size > LOG_BYTES else ""
-    return f"{path.name}, {size:,} bytes{cut}", content
-
-
-def _reward_definition(run: RunView) -> dict[str, Any]:
-    """Return the run's record of its reward definition, with highlighted source code; empty if there is none."""
-    definition = run.summary.get("reward")
-    if not isinstance(definition, dict):
-        return {}
-    listed = definition.get("functions")
-    functions = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
-    return {
-        "about": str(definition.get("about") or ""),
-        "best": definition.get("max_reward") if isinstance(definition.get("max_reward"), int | float) else None,
-        "functions": [
-            {
-                "name": str(item.get("name")),
-                "weight": item.get("weight") if isinstance(item.get("weight"), int | float) else None,
-                "source": text.code(str(item.get("source") or "")[: text.SHOWN], "python"),
-            }
-            for item in functions[:40]
-        ],
-    }
-
-
 def _folders(request: Request, key: str) -> list[str]:
     """Return the folder names that the query has for a key; their bytes need not be UTF-8."""
     query = parse_qsl(request.scope["query_string"].decode("latin-1"), errors="surrogateescape")
@@ -548,12 +408,6 @@ def _check_size(runs: Sequence[RunView]) -> None:
             size += (run.root / "metrics.jsonl").stat().st_size
     if size > LARGEST_TABLE:
         raise HTTPException(422, f"The metrics of these runs have {size:,} bytes; at most {LARGEST_TABLE:,} are read.")
-
-
-def _charts(run: RunView) -> list[charts.Chart]:
-    shown = charts.charts({run.name: run.metrics}, run.scored_by)
-    split = next((split for split, chart in enumerate(shown) if not chart.known), len(shown))
-    return [*shown[:split], *run.histograms(), *shown[split:]]
 
 
 def _json(data: Any) -> Response:

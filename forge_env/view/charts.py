@@ -235,7 +235,7 @@ def _strip_svg(chart: Chart, low: float | None, high: float | None) -> str:
 STYLE = """
 svg { font: 12px system-ui, sans-serif; background: #fff; }
 .grid { stroke: #e4e4de; } .tick { fill: #62625b; font-size: 11px; } .line { fill: none; stroke-width: 1.6; }
-.band { opacity: .16; } .cursor { display: none; } .title { fill: #1b1b19; font-weight: 600; font-size: 14px; }
+.band { opacity: .16; } .title { fill: #1b1b19; font-weight: 600; font-size: 14px; }
 """
 
 

@@ -17,18 +17,15 @@ from forge_env.errors import UsageError
 from forge_env.evaluation.tables import exceptions
 from forge_env.figures import duration
 from forge_env.hacks.findings import Findings, find
-from forge_env.run.contract import Clause, read_contract
-from forge_env.run.folder import RunFolder
+from forge_env.run.contract import Clause
 from forge_env.trajectory import Trajectory
 from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons, sample_limit
 from forge_env.view.evaluations import evaluation
 from forge_env.view.failures import Failure, failures, failures_of, unsolved_of
 from forge_env.view.filter import UNSOLVED, Filter
 from forge_env.view.records import UnreadableError, read
-from forge_env.view.runs import RunView, state_of
+from forge_env.view.runs import RunView
 
-EXAMPLES = 3
-"""Failures, and successes, that are shown."""
 SEARCHED = 2_000
 """Maximum episodes, spread over the run, that a report searches for reward hacks."""
 MOST_CLASSES = 6
@@ -61,10 +58,12 @@ class Digest:
     """Metric of held-out scores; `reward` if there is none."""
     rows: Sequence[Mapping[str, Any]]
     """Rows of metrics.jsonl, one per step."""
-    episodes: int
-    """Number of episodes that `failures` covers."""
+    kind: str
+    """Kind of the episodes that `failures` covers, as in `Filter`."""
     looked_at: str
-    """Kind of these episodes: samples, held-out or training episodes."""
+    """The kind in words: samples, held-out or training episodes."""
+    episodes: int
+    """Their number."""
     failures: list[Failure] = field(default_factory=list)
     unsolved: int = 0
     """Number of training episodes, or samples, with the maximum reward for an unsolved task."""
@@ -127,38 +126,20 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
     Raises:
         OSError: the folder can't be read.
     """
-    with _opened(root, cache) as run:
-        kind, looked_at = failures_of(run)
-        ended = str(run.summary.get("exit") or "")
-        result = Digest(
-            name=root.name,
-            root=root,
-            # the report is written by the run itself, at its end
-            state=run.state if ended in ("", "running") else state_of(run.summary),
-            is_evaluation=run.is_evaluation,
-            summary=run.summary,
-            recipe=run.config,
-            scored_by=run.scored_by,
-            rows=run.metrics,
-            episodes=run.queries.count(kind),
-            looked_at=looked_at,
-            failures=failures(run, kind),
-            unsolved=unsolved_of(run),
-        )
-        if run.is_evaluation:
-            result.scores, result.limit = [*_scores(run)], sample_limit(run.queries)
-        else:
-            result.learned, result.reasons, result.limit = learned(run), reasons(run), limit(run)
-        result.examples = [*_examples(run, result.failures, kind, examples)]
-    result.contract = read_contract(RunFolder(root).contract)
-    if examples and result.episodes:
-        with suppress(UsageError):  # no episode is readable
-            result.hacks = find(root, most=SEARCHED)
+    with opened(root, cache) as run:
+        result = digest_of(run)
+        if examples:
+            add_episodes(result, run, examples)
     return result
 
 
 @contextmanager
-def _opened(root: Path, cache: Path | None) -> Iterator[RunView]:
+def opened(root: Path, cache: Path | None = None) -> Iterator[RunView]:
+    """Open a run or an evaluation with an index of all its trajectories.
+
+    Args:
+        cache: folder of the index; None: a temporary folder.
+    """
     with ExitStack() as stack:
         folder = cache or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forge-env-")))
         run = RunView(root, folder)
@@ -167,6 +148,44 @@ def _opened(root: Path, cache: Path | None) -> Iterator[RunView]:
             yield run
         finally:
             run.index.connection().close()
+
+
+def digest_of(run: RunView, around: int | None = None) -> Digest:
+    """Summarize an opened run.
+
+    Args:
+        around: step around which the reward's change is explained; None: between first and last fifth.
+    """
+    kind, looked_at = failures_of(run)
+    result = Digest(
+        name=run.name,
+        root=run.root,
+        state=run.state,
+        is_evaluation=run.is_evaluation,
+        summary=run.summary,
+        recipe=run.config,
+        scored_by=run.scored_by,
+        rows=run.metrics,
+        kind=kind,
+        looked_at=looked_at,
+        episodes=run.queries.count(kind),
+        failures=failures(run, kind),
+        unsolved=unsolved_of(run),
+        contract=run.contract,
+    )
+    if run.is_evaluation:
+        result.scores, result.limit = [*_scores(run)], sample_limit(run.queries)
+    else:
+        result.learned, result.reasons, result.limit = learned(run), reasons(run, around), limit(run)
+    return result
+
+
+def add_episodes(found: Digest, run: RunView, examples: int) -> None:
+    """Add typical failures and successes, at most `examples` of each, and signs of reward hacking."""
+    found.examples = [*_examples(run, found.failures, found.kind, examples)]
+    if found.episodes:
+        with suppress(UsageError):  # no episode is readable
+            found.hacks = find(run.root, most=SEARCHED)
 
 
 def _scores(run: RunView) -> Iterator[str]:
@@ -191,22 +210,20 @@ def _examples(run: RunView, failures: Sequence[Failure], kind: str, most: int) -
     wanted: list[tuple[str, Mapping[str, Any]]] = [
         (failure.name, failure.typical) for failure in failures if failure.typical is not None
     ][:most]
-    if most:
-        where, values = Filter(kind=kind).where()
-        good = run.queries.rows(
-            f"select * from t where {where} and outcome = 'ended' and reward > (select min(reward) from t) "
-            f"and reward >= (select max(reward) from t where {where} and outcome = 'ended') "
-            f"and not coalesce({UNSOLVED}, 0) order by key desc limit 101",
-            values,
-        )
-        by_length = sorted(map(dict, good), key=lambda row: (row["tokens"], row["turns"]))
-        tasks: set[str] = set()
-        middle = len(by_length) // 2
-        for place in sorted(range(len(by_length)), key=lambda place: abs(place - middle)):
-            best = by_length[place]
-            if best["task"] not in tasks and len(tasks) < most:
-                tasks.add(best["task"])
-                wanted.append((f"reward {best['reward']:g} of {best['best']:g}", best))
+    where, values = Filter(kind=kind).where()
+    good = run.queries.rows(
+        f"select * from t where {where} and outcome = 'ended' and reward > (select min(reward) from t) "
+        f"and reward >= (select max(reward) from t where {where} and outcome = 'ended') "
+        f"and not coalesce({UNSOLVED}, 0) order by key desc limit 101",
+        values,
+    )
+    by_length = sorted(map(dict, good), key=lambda row: (row["tokens"], row["turns"]))
+    middle = len(by_length) // 2
+    typical = sorted(range(len(by_length)), key=lambda place: abs(place - middle))
+    by_task: dict[str, dict[str, Any]] = {}
+    for place in typical:
+        by_task.setdefault(by_length[place]["task"], by_length[place])
+    wanted += [(f"reward {best['reward']:g} of {best['best']:g}", best) for best in [*by_task.values()][:most]]
     for why, row in wanted:
         try:
             episode, _ = read(run.index, row)

@@ -18,6 +18,7 @@ from forge_env.errors import ForgeError
 from forge_env.evaluation import comparison
 from forge_env.evaluation.estimates import Estimate, PairedDifference, by_task, compare, mean
 from forge_env.evaluation.tables import exceptions
+from forge_env.figures import percent
 from forge_env.run.preflight import flat
 from forge_env.run.state import held_out_scores
 from forge_env.trajectory_index import SCORED
@@ -203,7 +204,7 @@ class Split:
 
 def held_out(run: RunView) -> list[Split]:
     """Return held-out scores by split and step; errors and intervals are computed from the episodes if recorded."""
-    splits = []
+    splits, rows = [], {row["step"]: row for row in run.metrics}
     for split, points in held_out_scores(run.metrics).items():
         scores = []
         for point in points:
@@ -212,6 +213,7 @@ def held_out(run: RunView) -> list[Split]:
                 low, high = (point.score + sign * 1.96 * point.stderr for sign in (-1, 1))
                 estimate = Estimate(point.score, point.stderr, low, high)
                 one = Scored(split, "", estimate, samples=point.n, step=point.step)
+            one.versions = _versions(rows.get(point.step, {}), split) or one.versions
             scores.append(one)
         first, last = scores[0], scores[-1]
         change = None
@@ -219,6 +221,15 @@ def held_out(run: RunView) -> list[Split]:
             change = run.queries.change(first.kind, last.kind, run.metric)
         splits.append(Split(split, scores, change))
     return splits
+
+
+def _versions(row: Mapping[str, Any], split: str) -> str:
+    """Describe the policy versions that sampled a split, and the share of the step's own; empty if it was one."""
+    share = row.get(f"eval/{split}/share_of_step")
+    low, high = (row.get(f"eval/{split}/{name}_version") for name in ("oldest", "newest"))
+    if share is None or share >= 1 or low is None or high is None:
+        return ""
+    return f"{low:.0f} to {high:.0f}, {percent(share)} by this step's"
 
 
 # ---

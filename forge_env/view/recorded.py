@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from forge_env.errors import UsageError
 from forge_env.machine import user_path
 from forge_env.reading import check_readable
 from forge_env.view.runs import is_run
-from forge_env.visible import one_line
+from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
     from forge_env.view.digest import Digest
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 STYLE = (
     ".forge-env-run svg { max-width: 720px; } .forge-env-run :is(th, td) { text-align: left; vertical-align: top; }"
     ".forge-env-run .grid { stroke: #8884; } .forge-env-run text { fill: currentColor; font-size: 11px; }"
-    ".forge-env-run .line { fill: none; stroke-width: 2; } .forge-env-run .cursor { display: none; }"
+    ".forge-env-run .line { fill: none; stroke-width: 2; }"
     ".forge-env-run .key { margin-right: 14px; } .forge-env-run .key i "
     "{ display: inline-block; width: 12px; height: 3px; margin-right: 6px; vertical-align: 3px; }"
 ) + "".join(
@@ -72,17 +73,17 @@ class RecordedRun:
         return "\n".join(one_line(line, 160) for line in lines)
 
     def _repr_html_(self) -> str:
-        from forge_env.view.report import answers, escaped, in_a_row
+        from forge_env.view.report import answers, in_a_row
 
         rows = "".join(
-            f"<tr><th>{escaped(question)}</th><td>{escaped(in_a_row(sentences))}</td></tr>"
+            f"<tr><th>{question}</th><td>{escape(visible(in_a_row(sentences)))}</td></tr>"
             for question, sentences in answers(self.digest)
         )
-        head = f"<p><b>{escaped(self.folder.name)}</b> {escaped(self.digest.headline)}</p>"
+        head = f"<p><b>{escape(visible(self.folder.name))}</b> {escape(visible(self.digest.headline))}</p>"
         curves, chart = reward_curves(self.metrics, self.digest.scored_by), ""
         if curves:
             bounds = unit_bounds(curves)
-            chart = line_chart(curves, width=720, height=260, bounds=bounds, label="Reward over steps", hover=False)
+            chart = line_chart(curves, width=720, height=260, bounds=bounds, label="Reward over steps")
             chart = legend([line.label for line in curves]) + chart
         return f'<div class="forge-env-run"><style>{STYLE}</style>{head}<table>{rows}</table>{chart}</div>'
 

@@ -23,7 +23,7 @@ LONG_LINES = 24
 
 
 class UnreadableError(Exception):
-    """A record that can't be shown, and the reason."""
+    """A record or file that can't be shown, and the reason."""
 
 
 def read(index: RunIndex, row: Mapping[str, Any]) -> tuple[Trajectory, bytes]:
@@ -51,6 +51,8 @@ class CallView:
     name: str
     arguments: list[Piece]
     seconds: float | None = None
+    credit: Mapping[str, Any] | None = None
+    """What it was worth, if the page shows that (`forge_env.view.credit`)."""
 
 
 @dataclass(slots=True)
@@ -70,19 +72,31 @@ class MessageView:
     note: str = ""
     """Figures of the turn, in one line of small print."""
     seat: str = ""
+    credit: Mapping[str, Any] | None = None
+    """As in `CallView`, of a message without calls."""
 
 
-def conversation(trajectory: Trajectory) -> list[MessageView]:
-    """Return the messages as the agent saw them, with the figures of each turn."""
+def conversation(trajectory: Trajectory, longest: int = SHOWN) -> list[MessageView]:
+    """Return the messages as the agent saw them, with the figures of each turn.
+
+    Args:
+        longest: maximum characters of a text.
+    """
     result: list[MessageView] = []
+
+    def add(message: Message, seat: str = "") -> MessageView:
+        result.append(_message(message, len(result), seat, longest))
+        return result[-1]
+
     for turn in trajectory.turns:
-        result += [_message(message, len(result) + index, turn.seat) for index, message in enumerate(turn.observation)]
-        answer = _message(turn.message, len(result), turn.seat)
+        for message in turn.observation:
+            add(message, turn.seat)
+        answer = add(turn.message, turn.seat)
         for call, spent in zip(answer.calls, turn.calls_s, strict=False):
             call.seconds = spent
         answer.note = _note(turn)
-        result.append(answer)
-    result += [_message(message, len(result) + index) for index, message in enumerate(trajectory.final_observation)]
+    for message in trajectory.final_observation:
+        add(message)
     return result
 
 
@@ -102,20 +116,20 @@ def _note(turn: Turn) -> str:
     return " · ".join(parts)
 
 
-def _message(message: Message, number: int, seat: str = "") -> MessageView:
+def _message(message: Message, number: int, seat: str, longest: int) -> MessageView:
     text = message.content
-    calls = [CallView(call.function.name, arguments(call.function.arguments)) for call in message.tool_calls[:100]]
-    as_text = message.role == "tool"
+    cut = text[:longest]
+    calls = message.tool_calls[:100]
     return MessageView(
         number=number,
         role=message.role,
-        pieces=([Piece(shown(text[:SHOWN]), "text")] if text else []) if as_text else pieces(text[:SHOWN]),
-        calls=calls,
-        reasoning=(message.reasoning_content or "")[:SHOWN],
+        pieces=([Piece(shown(cut), "text")] if text else []) if message.role == "tool" else pieces(cut),
+        calls=[CallView(call.function.name, arguments(call.function.arguments, longest)) for call in calls],
+        reasoning=(message.reasoning_content or "")[:longest],
         name=message.name or "",
         images=len(message.images),
-        left=max(0, len(text) - SHOWN),
-        fold=message.role != "assistant" and text.count("\n", 0, SHOWN) > LONG_LINES,
+        left=max(0, len(text) - longest),
+        fold=message.role != "assistant" and cut.count("\n") > LONG_LINES,
         seat=seat,
     )
 

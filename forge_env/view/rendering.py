@@ -1,11 +1,13 @@
-"""Rendering of pages: the templates, their filters and globals, and the addresses of pages."""
+"""Rendering of pages: the templates, their filters and globals, the addresses of pages, and pages as files."""
 
 from __future__ import annotations
 
+import json
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +17,7 @@ from markupsafe import Markup, escape
 
 from forge_env.evaluation.estimates import Estimate
 from forge_env.figures import ago, count, duration, number, percent, signed
+from forge_env.redaction import redact
 from forge_env.trajectory_index import out_of
 from forge_env.view import text
 from forge_env.view.filter import PAID_UNSOLVED
@@ -140,6 +143,7 @@ def templates() -> Environment:
     environment.filters["urlencode"] = lambda value: _quoted(str(value))
     environment.globals |= {
         "static": static,
+        "saved": None,
         "here": here,
         "compared": compared,
         "group_url": group_url,
@@ -163,3 +167,42 @@ def templates() -> Environment:
         "joined": lambda texts: Markup(escape("".join(texts))),
     }
     return environment
+
+
+def body(name: str, **values: Any) -> Markup:
+    """Render the content of a page from its template."""
+    return Markup(templates().get_template(f"{name}.html.jinja").render({"page": name, "run": None, **values}))
+
+
+def page(main: Markup, **values: Any) -> str:
+    """Render a page around its content; secrets are redacted."""
+    base: dict[str, Any] = {"page": "", "run": None, "nav": (), "events": "", "problems": []}
+    return redact(templates().get_template("base.html.jinja").render({**base, **values, "main": main}))
+
+
+def saved_page(main: Markup, title: str, charts: Sequence[Mapping[str, Any]] = (), **values: Any) -> str:
+    """Render a page as one self-contained file, which loads nothing and runs no script but its own.
+
+    Args:
+        charts: data of the charts that it draws.
+    """
+    files = {name: content.decode() for name, content in static_files().items()}
+    style = f"{files['uplot-1.6.32.min.css']}\n{files['style.css']}"
+    scripts = [files["uplot-1.6.32.min.js"], f"{files['charts.js']}\nstartCharts();\n"] if charts else []
+    hashes = [f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in (style, *scripts)]
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {hashes[0]}; script-src {' '.join(hashes[1:])}; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    saved = {
+        "policy": policy,
+        "style": Markup(style),
+        "scripts": [Markup(text) for text in scripts],
+        "charts": Markup(json.dumps({"charts": charts}).replace("<", "\\u003c")) if charts else "",
+    }
+    return page(main, title=title, saved=saved, **values)
+
+
+def fragment(run: RunView, name: str = "") -> str:
+    """Return the address of a run's page within its saved page."""
+    return f"#{name or 'overview'}"

@@ -10,35 +10,28 @@ import json
 import re
 import sqlite3
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import sha256
-from html import escape
-from importlib.resources import files
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
 
-from forge_env.display.curves import (
-    PANELS,
-    Curve,
-    Panel,
-    curve,
-    merge_rows,
-    reward_curves,
-    time_account,
-    unit_bounds,
-)
-from forge_env.display.svg import SERIES, legend, line_chart, share_bars
+from markupsafe import Markup
+
+from forge_env.display.curves import Curve, merge_rows, reward_curves, unit_bounds
+from forge_env.display.svg import SERIES
 from forge_env.events import Subscriber
-from forge_env.figures import duration, number, percent
+from forge_env.figures import duration, percent
 from forge_env.files import write_whole, written_whole
-from forge_env.reading import LARGEST_RECIPE, read_text
-from forge_env.run.contract import CLAUSES, in_a_sentence
+from forge_env.run.contract import in_a_sentence
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
 from forge_env.run.outcome import read_summary
 from forge_env.run.run import Run
-from forge_env.run.state import held_out_scores
+from forge_env.view import contents
+from forge_env.view.charts import REWARD_PANEL, Chart, svg
+from forge_env.view.digest import Digest, Example, add_episodes, digest_of, opened
+from forge_env.view.records import UnreadableError, conversation
+from forge_env.view.rendering import body, fragment, saved_page
 from forge_env.view.runs import RunView
 from forge_env.visible import one_line, visible
 
@@ -47,10 +40,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from forge_env.hacks.findings import Findings
-    from forge_env.types import Message, ToolCall
-    from forge_env.view.digest import Digest, Example
+    from forge_env.types import ToolCall
 
-Row = Mapping[str, Any]
 EXAMPLES = 3
 """Failures, and successes, in a report."""
 LONGEST, MOST_MESSAGES = 2_000, 40
@@ -63,8 +54,8 @@ QUESTIONS = (
 )
 LINE = 0.223
 """Inches of a line of text in a picture."""
-SIZES = {"narrow": (340, 230), "middle": (960, 320), "wide": (1900, 460)}
-"""Sizes of the headline chart: a drawing scales together with its text, so each width of the page has its own."""
+PARTS = {"evaluations": "Held-out scores", "time": "Time", "record": "Episodes", "recipe": "Recipe"}
+"""Labels of the parts of a page after the overview."""
 
 
 def write_report(root: Path, out: Path | None = None) -> Path:
@@ -74,65 +65,81 @@ def write_report(root: Path, out: Path | None = None) -> Path:
         OSError: it can't be written.
         sqlite3.Error: there is no space for the temporary index of the trajectories.
     """
-    from forge_env.view.digest import digest
-
     out = out or root / "report.html"
-    write_whole(out, html(digest(root, examples=EXAMPLES)))
+    write_whole(out, html(root))
     return out
 
 
-def html(found: Digest) -> str:
-    """Render the page of a run or an evaluation."""
-    when = [str(found.summary[name]) for name in ("started", "finished") if found.summary.get(name)][-1:]
-    subtitle = " · ".join([found.headline, *when])
-    return page(found.name, found.state, subtitle, _body(found))
-
-
-def page(name: str, state: str, subtitle: str, body: Iterable[str]) -> str:
-    """Render a self-contained page.
+def html(root: Path, cache: Path | None = None) -> str:
+    """Render the pages of a run or an evaluation as one self-contained page.
 
     Args:
-        state: word beside it, which is also its class: "finished", "failed", ...
+        cache: folder for the index of its trajectories; None: a temporary folder.
     """
-    text = files("forge_env.view").joinpath("templates", "report.html").read_text(encoding="utf-8")
-    script = re.search(r"<script>(.*)</script>", text, re.DOTALL)
-    assert script is not None
-    return Template(text).substitute(
-        script_hash=b64encode(sha256(script[1].encode()).digest()).decode(),
-        title=escaped(f"{name} · forge-env"),
-        name=escaped(name),
-        exit=escaped(state),
-        subtitle=escaped(subtitle),
-        body="\n".join(body),
-    )
+    with opened(root, cache) as run:
+        parts: list[tuple[str, dict[str, Any]]]
+        if run.is_evaluation:
+            found, drawn = digest_of(run), []
+            parts = [("evaluation", contents.evaluation(run))]
+        else:
+            overview = contents.overview(run)
+            found, drawn = overview["found"], contents.charts_of(run)
+            time = {**contents.time(run), "has_timeline": False}
+            parts = [("overview", overview), ("evaluations", contents.held_out(run)), ("time", time)]
+        add_episodes(found, run, EXAMPLES)
+        parts.append(("record", _record(found)))
+        with suppress(UnreadableError):
+            parts.append(("recipe", {**contents.recipe(run), "facts": []}))
+        reward = next((chart for chart in drawn if chart.key == REWARD_PANEL), None)
+        shared = {"saved": True, "here": fragment, "picture": _picture(reward)}
+        main = Markup().join(
+            Markup('<div class="part" id="{}">{}</div>').format(
+                "overview" if at == 0 else name, body(name, **{**values, **shared})
+            )
+            for at, (name, values) in enumerate(parts)
+        )
+        nav = [("", "Overview"), *((name, PARTS[name]) for name, _ in parts[1:])]
+        charts = [chart.data() for chart in drawn]
+        return saved_page(main, run.name, charts, run=run, nav=nav, here=fragment, problems=run.problems)
 
 
-def escaped(text: object) -> str:
-    """Escape a text for a page."""
-    return escape(visible(str(text)))
+def _picture(chart: Chart | None) -> str:
+    """Return a chart as the address of a picture that holds it."""
+    return "" if chart is None else f"data:image/svg+xml;base64,{b64encode(svg(chart).encode()).decode()}"
 
 
-def _body(found: Digest) -> Iterator[str]:
-    if error := found.summary.get("error"):
-        yield f'<section class="failed"><h2>Error</h2><pre>{escaped(error)}</pre></section>'
-    yield f'<div class="four">{"".join(_cards(found))}</div>'
-    if curves := _thin(reward_curves(found.rows, found.scored_by)):
-        title = "<h2>Reward <small>by training step; bars: one standard error</small></h2>"
-        yield f"<section>{title}{_headline(curves)}"
-        yield from (f"<p class='soft'>{escaped(text)}</p>" for text in mixed_scores(found.rows))
-        yield "</section>"
-    if panels := [text for panel in PANELS if (text := _panel(panel, found.rows))]:
-        yield f'<div class="grid">{"".join(panels)}</div>'
-    if account := time_account(found.rows):
-        title = "<h2>Where the time went <small>share of each actor's time; hatched: waiting</small></h2>"
-        advice = "".join(f"<p><code>{escaped(key)}</code>: {escaped(text)}</p>" for key, text in found.limit.advice)
-        yield f"<section>{title}{share_bars(account)}{advice}</section>"
-    yield from _read(found)
-    yield from _tables(found)
-    config = found.root / "config.yaml"
-    if config.exists():
-        recipe = escaped(read_text(config, largest=LARGEST_RECIPE))
-        yield (f'<section><details class="config"><summary>Recipe</summary><pre>{recipe}</pre></details></section>')
+def _record(found: Digest) -> dict[str, Any]:
+    """The example episodes, and what the other pages don't show: hacks, warnings, stages, the last metrics."""
+    tables: list[tuple[str, list[tuple[str, str]]]] = []
+    if found.hacks is not None:
+        tables.append(("Reward hacking", [*earned(found.hacks)]))
+    if isinstance(warnings := found.summary.get("warnings"), dict):
+        tables.append(("Warnings", [(text, f"{count} x") for text, count in warnings.items()]))
+    if isinstance(stages := found.summary.get("stages"), dict):
+        spent = [(name, duration(value)) for name, value in stages.items() if isinstance(value, int | float)]
+        tables.append(("Stages", spent))
+    last: dict[str, float] = {}
+    for row in found.rows:
+        last |= {key: value for key, value in row.items() if key not in ("step", "time") and value is not None}
+    examples = [_example(example) for example in found.examples]
+    return {"examples": examples, "tables": tables, "last": [(key, f"{last[key]:.6g}") for key in sorted(last)]}
+
+
+def _example(example: Example) -> dict[str, Any]:
+    """Return the title of an episode and its messages; those in the middle of a long one are left out."""
+    episode, task = example.episode, one_line(example.episode.task_id, 60)
+    messages = conversation(episode, LONGEST)
+    if left := max(0, len(messages) - MOST_MESSAGES):
+        messages = [*messages[: MOST_MESSAGES // 2], *messages[-(MOST_MESSAGES // 2) :]]
+    title = f"{one_line(example.why, 60)}: {one_line(episode.id, 60)}, task {task}, reward {episode.reward:g}"
+    return {"title": title, "messages": messages, "left": left, "kind": example.kind}
+
+
+def earned(hacks: Findings) -> Iterator[tuple[str, str]]:
+    """Yield names and values of the short result of `forge-env hacks`."""
+    yield "summary", hacks.words + (" (sampled)" if hacks.left_out else "")
+    for sign in hacks.signs:
+        yield f"{sign.sign}: {sign.reason}", f"{sign.episodes:,} episodes"
 
 
 # ---
@@ -160,198 +167,6 @@ def in_a_row(sentences: Iterable[str]) -> str:
     return " ".join(text if text.endswith((".", "?")) else f"{text}." for text in sentences if text)
 
 
-def _cards(found: Digest) -> Iterator[str]:
-    from forge_env.view.text import glued
-
-    for index, (question, sentences) in enumerate(answers(found)):
-        kind = f' class="{found.learned.verdict}"' if index == 0 and not found.is_evaluation else ""
-        texts = [glued(text) for text in sentences if text]
-        paragraphs = "".join(f"<p{kind if at == 0 else ''}>{escaped(text)}</p>" for at, text in enumerate(texts))
-        yield f"<section><h2>{escaped(question)}</h2>{paragraphs}</section>"
-
-
-def mixed_scores(rows: Sequence[Row]) -> Iterator[str]:
-    """Describe the held-out points that other versions of the policy helped to make."""
-    for split in held_out_scores(rows):
-        for row in rows:
-            share = row.get(f"eval/{split}/share_of_step")
-            low, high = (row.get(f"eval/{split}/{name}_version") for name in ("oldest", "newest"))
-            if isinstance(share, float) and share < 1 and isinstance(low, float) and isinstance(high, float):
-                versions = f"version {low:.0f}" if low == high else f"versions {low:.0f} to {high:.0f}"
-                after = f"held-out ({split}) after step {row['step']}"
-                yield f"{after}: sampled by {versions}, {percent(share)} by this step's"
-
-
-# ---
-# Charts
-
-
-def _thin(curves: Iterable[Curve]) -> list[Curve]:
-    from forge_env.view.charts import thinned
-
-    return [thinned(line, 600) for line in curves]
-
-
-def _headline(curves: Sequence[Curve]) -> str:
-    label = "Reward and held-out score over steps"
-    charts = (
-        f'<div class="{name}">'
-        + line_chart(
-            curves, width=width, height=height, bounds=unit_bounds(curves), label=label, hover=name != "narrow"
-        )
-        + "</div>"
-        for name, (width, height) in SIZES.items()
-    )
-    return legend([line.label for line in curves]) + "".join(charts)
-
-
-def _panel(panel: Panel, rows: Sequence[Row]) -> str:
-    curves = _thin(line for label, key in panel.series.items() if (line := curve(rows, label, key)).x)
-    if not curves:
-        return ""
-    unit = f" <small>{escape(panel.unit)}</small>" if panel.unit else ""
-    chart = line_chart(curves, width=340, height=170, label=panel.title, log=panel.log)
-    return f"<section><h2>{escape(panel.title)}{unit}</h2>{legend([line.label for line in curves])}{chart}</section>"
-
-
-# ---
-# Episodes to read, figures to look up
-
-
-def _read(found: Digest) -> Iterator[str]:
-    if found.failures:
-        most = max(failure.count for failure in found.failures)
-        rows = "".join(
-            f"<tr><td>{escaped(failure.name)}{_eg(failure.example)}</td>"
-            f'<td class="n whole">{failure.count:,}</td>'
-            f'<td class="n whole">{percent(failure.share)}</td>'
-            f'<td><span class="bar" style="width:{100 * failure.count / most:.0f}px"></span></td></tr>'
-            for failure in found.failures[:12]
-        )
-        yield f"<section><h2>Failures</h2><table>{rows}</table></section>"
-    if found.examples:
-        details = "".join(map(_episode, found.examples))
-        yield f"<section><h2>Example episodes <small>typical failures, then successes</small></h2>{details}</section>"
-
-
-def _eg(example: str) -> str:
-    return f"<br><small>e.g. {escaped(example)}</small>" if example else ""
-
-
-def _episode(example: Example) -> str:
-    episode, task = example.episode, one_line(example.episode.task_id, 60)
-    title = f"{one_line(example.why, 60)}: {one_line(episode.id, 60)}, task {task}, reward {episode.reward:g}"
-    messages = episode.messages
-    left = len(messages) - MOST_MESSAGES
-    shown = messages if left <= 0 else [*messages[: MOST_MESSAGES // 2], *messages[-(MOST_MESSAGES // 2) :]]
-    parts = [message_html(message) for message in shown]
-    if left > 0:
-        parts.insert(MOST_MESSAGES // 2, f'<p class="soft">{left} messages omitted</p>')
-    where = f"trajectories/{example.kind}.jsonl"
-    parts.append(f'<p class="soft">{escaped(where)}</p>')
-    return f"<details><summary>{escaped(title)}</summary>{''.join(parts)}</details>"
-
-
-def message_html(message: Message) -> str:
-    """Format a message with its tool calls; long texts are cut."""
-    texts = [f"~ {message.reasoning_content}"] if message.reasoning_content else []
-    texts += [message.content] if message.content else []
-    texts += [f"→ {call.function.name}({arguments_of(call)})" for call in message.tool_calls]
-    shown = "".join(f"<pre dir='auto'>{escaped(cut(text))}</pre>" for text in texts)
-    return f'<div class="message {escape(message.role)}"><b>{escape(message.role)}</b>{shown}</div>'
-
-
-def arguments_of(call: ToolCall) -> str:
-    """Format a call's arguments; a single multi-line text is shown with its own line breaks."""
-    text = call.function.arguments
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    if isinstance(values, dict) and len(values) == 1 and isinstance(next(iter(values.values())), str):
-        key, value = next(iter(values.items()))
-        return f"{key}=\n{value}\n" if "\n" in value else f"{key}={value!r}"
-    return text
-
-
-def cut(text: str) -> str:
-    """Cut a text to `LONGEST` characters."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}\n[... {len(text) - LONGEST:,} more characters]"
-
-
-def _tables(found: Digest) -> Iterator[str]:
-    summary = found.summary
-    if found.contract:
-        cells = [(CLAUSES[clause.clause], f"{clause.verdict}: {clause.text}") for clause in found.contract]
-        yield section("Self-checks", cells)
-    if found.hacks is not None:
-        yield section("Reward hacking", [*earned(found.hacks)])
-    yield section("Run and machine", [*facts(found.summary)])
-    if isinstance(scores := summary.get("heldout"), dict) and scores:
-        cells = [
-            (split, f"{item['start']:.3f} → {item['end']:.3f} ± {item['stderr']:.3f} (standard error, n={item['n']})")
-            for split, item in scores.items()
-            if isinstance(item, dict)
-            and all(isinstance(item.get(name), int | float) for name in ("start", "end", "stderr", "n"))
-        ]
-        yield section("Held-out scores", cells)
-    if isinstance(warnings := summary.get("warnings"), dict) and warnings:
-        yield section("Warnings", [(text, f"{count} x") for text, count in warnings.items()])
-    if isinstance(stages := summary.get("stages"), dict) and stages:
-        yield section(
-            "Stages", [(name, duration(spent)) for name, spent in stages.items() if isinstance(spent, int | float)]
-        )
-    last: dict[str, float] = {}
-    for row in found.rows:
-        last |= {key: value for key, value in row.items() if key not in ("step", "time") and value is not None}
-    if last:
-        yield section("Last value of every metric", [(key, f"{last[key]:.6g}") for key in sorted(last)], folded=True)
-
-
-def earned(hacks: Findings) -> Iterator[tuple[str, str]]:
-    """Yield names and values of the short result of `forge-env hacks`."""
-    yield "summary", hacks.words + (" (sampled)" if hacks.left_out else "")
-    for sign in hacks.signs:
-        yield f"{sign.sign}: {sign.reason}", f"{sign.episodes:,} episodes"
-
-
-def facts(summary: Row) -> Iterator[tuple[str, str]]:
-    """Yield names and values of the run's settings, machine and totals."""
-    bound = summary.get("max_off_policy_steps")
-    known = {
-        "environment": summary.get("environment"),
-        "model": summary.get("model"),
-        "seed": summary.get("seed"),
-        "training steps": summary.get("steps"),
-        "started": summary.get("started"),
-        "finished": summary.get("finished"),
-        "wall time": duration(wall_s) if isinstance(wall_s := summary.get("wall_s"), int | float) and wall_s else None,
-        "sandbox engine": summary.get("engine"),
-        "tokens generated": number(tokens) if isinstance(tokens := summary.get("tokens_generated"), int) else None,
-        "episodes": number(played) if isinstance(played := summary.get("episodes"), int) else None,
-        "episodes lost to environment bugs": summary.get("episodes_bugs") or None,
-        f"largest staleness (bound {bound})": summary.get("max_staleness") if bound is not None else None,
-    }
-    yield from ((name, str(value)) for name, value in known.items() if value not in (None, ""))
-    if isinstance(versions := summary.get("versions"), dict):
-        yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
-    if isinstance(machine := summary.get("machine"), dict):
-        gpus = listed if isinstance(listed := machine.get("gpus"), list) and listed else ["no GPU"]
-        yield (
-            "machine",
-            f"{machine.get('processor')}, {machine.get('cpus')} CPUs, {machine.get('memory_gb')} GiB; "
-            + (f"{', '.join(map(str, gpus))}; {machine.get('system')}"),
-        )
-
-
-def section(title: str, cells: Sequence[tuple[str, str]], *, folded: bool = False) -> str:
-    """A section with a table of names and values; `folded` shows only the title until it is opened."""
-    body = "".join(f'<tr><td>{escaped(name)}</td><td class="v">{escaped(value)}</td></tr>' for name, value in cells)
-    if folded:
-        return f"<section><details><summary>{escape(title)}</summary><table>{body}</table></details></section>"
-    return f"<section><h2>{escape(title)}</h2><table>{body}</table></section>"
-
-
 # ---
 # Markdown
 
@@ -375,7 +190,7 @@ def markdown(found: Digest) -> str:
         lines += ["**Reward hacking**"]
         lines += [f"- {_plain(name)}: {_plain(value)}" for name, value in earned(found.hacks)] + [""]
     lines += ["<details><summary>Run and machine</summary>", "", "| | |", "|---|---|"]
-    lines += [f"| {_plain(name)} | {_plain(value)} |" for name, value in facts(found.summary)]
+    lines += [f"| {_plain(name)} | {_plain(value)} |" for name, value in contents.facts(found.summary)]
     return "\n".join([*lines, "", "</details>", ""])
 
 
@@ -384,6 +199,24 @@ def _plain(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|!~@&])", r"\\\1", one_line(text, 600)).replace(
         "://", ":\u2060//".replace("\u2060", " ")
     )
+
+
+def arguments_of(call: ToolCall) -> str:
+    """Format a call's arguments; a single multi-line text is shown with its own line breaks."""
+    text = call.function.arguments
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(values, dict) and len(values) == 1 and isinstance(next(iter(values.values())), str):
+        key, value = next(iter(values.items()))
+        return f"{key}=\n{value}\n" if "\n" in value else f"{key}={value!r}"
+    return text
+
+
+def cut(text: str) -> str:
+    """Cut a text to `LONGEST` characters."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}\n[... {len(text) - LONGEST:,} more characters]"
 
 
 def _folded(example: Example) -> Iterator[str]:

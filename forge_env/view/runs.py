@@ -283,7 +283,9 @@ class RunView:
     @property
     def state(self) -> str:
         """running, finished, failed, interrupted, incomplete, lossy, or stopped: ended without a record."""
-        return "running" if self.is_held else state_of(self.summary)
+        if self.summary.get("exit") in (None, "", "running") and self.is_held:
+            return "running"
+        return state_of(self.summary)  # a run that writes its own report has ended
 
     def vocabulary(self) -> Vocabulary | None:
         """Load the vocabulary of the newest checkpoint; None if the run folder has none.

@@ -115,21 +115,21 @@ def pieces(text: str) -> list[Piece]:
     return result
 
 
-def arguments(text: str) -> list[Piece]:
+def arguments(text: str, longest: int = SHOWN) -> list[Piece]:
     """Split the arguments of a call into one piece each; text that is not a JSON object is shown unchanged."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        return [Piece(shown(text[:SHOWN]), "text", "not a JSON object")]
+        return [Piece(shown(text[:longest]), "text", "not a JSON object")]
     result = []
     for name, value in values.items():
         if isinstance(value, str):
             language = CODE_ARGUMENTS.get(name, "text")
-            result.append(Piece(code(value[:SHOWN], language), language, name))
+            result.append(Piece(code(value[:longest], language), language, name))
         else:
-            result.append(Piece(code(json.dumps(value, ensure_ascii=False)[:SHOWN], "json"), "json", name))
+            result.append(Piece(code(json.dumps(value, ensure_ascii=False)[:longest], "json"), "json", name))
     return result
 
 

@@ -133,6 +133,7 @@ function setZoom(range) {
 }
 
 function keep() {
+  if (!holder.dataset.charts) return; // a file's address stays as it is
   const address = new URL(location.href);
   const set = (name, value) => (value ? address.searchParams.set(name, value) : address.searchParams.delete(name));
   set("smooth", smooth ? String(smooth) : "");
@@ -179,9 +180,10 @@ function build() {
     const room = make("div"), tip = make("div", { class: "tip", hidden: "" });
     card.append(make("header", {}, title, keys), room, tip);
     const entry = { chart, room, card, tip };
-    if (holder.dataset.export) {
-      const button = (kind) => make("button", { type: "button", onclick: () => save(entry, kind) }, kind.toUpperCase());
-      card.append(make("details", { class: "save" }, make("summary", {}, "save"), button("png"), button("svg"), button("csv")));
+    if (!holder.dataset.charts || holder.dataset.export) {
+      const kinds = holder.dataset.export ? ["png", "svg", "csv"] : ["png"];
+      const buttons = kinds.map((kind) => make("button", { type: "button", onclick: () => save(entry, kind) }, kind.toUpperCase()));
+      card.append(make("details", { class: "save" }, make("summary", {}, "save"), ...buttons));
     }
     if (chart.constant && chart.key !== "reward") {
       const value = chart.strip ? chart.lines.filter((line) => line.y[0]).map((line) => line.label).join(", ") : chart.lines.map((line) => short(line.y[0])).join(", ");
@@ -202,12 +204,16 @@ function build() {
   holder.dataset.drawn = String(charts.length);
 }
 
+async function source() {
+  if (!holder.dataset.charts) return document.getElementById("charts").textContent; // a saved page
+  const answer = await fetch(holder.dataset.charts);
+  return answer.ok ? answer.text() : holder.text;
+}
+
 export async function refreshCharts(again) {
   if (!holder) return;
   if (again) { charts.forEach((entry) => { if (entry.plot) draw(entry); }); return; }
-  const answer = await fetch(holder.dataset.charts);
-  if (!answer.ok) return;
-  const text = await answer.text();
+  const text = await source();
   if (text === holder.text) return;
   holder.text = text;
   data = JSON.parse(text);

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_what_is_paid_and_not_solved_is_said_first(folder: RunFolder, capsys: py
     assert f"example: forge-env trajectory {shlex.quote(str(folder.root))} train-500-" in shown
     assert main(["show", str(folder.root), "--format", "html", "--out", str(folder.root / "r.html")]) == 0
     text = (folder.root / "r.html").read_text()
-    assert "check for reward hacking" in text
+    assert "Check some for reward hacking" in text
     assert re.search(r"<summary>maximum reward, not solved: train-500-\d", text)
     assert not re.search(r"<summary>reward 1 of 1: train-500-", text), "it is no success"
 
@@ -192,11 +193,11 @@ def test_a_report_answers_and_shows_episodes(folder: RunFolder, capsys: pytest.C
         "What limited the speed?",
         "out of tool calls", "reward 1 of 1", "x + 1", "python 3.11", "generated",
         "tokens/s while training", "largest",
-        "wait for episodes 75 %", "held-out (eval) after step 10: sampled by versions 10 to 11, 75 % by this step's",
+        "wait for episodes 75 %", "sampled by versions 10 to 11, 75 % by this step's",
     ):  # fmt: skip
         assert part in page.text
-    asked = [value for _, given in page.tags for name, value in given.items() if name in ("src", "href")]
-    assert asked == []
+    linked = [value for _, given in page.tags for name, value in given.items() if name in ("src", "href")]
+    assert all(value.startswith(("#", "data:image/svg+xml;base64,")) for value in linked), "one self-contained file"
     assert len([tag for tag, _ in page.tags if tag == "details"]) >= 6
 
 
@@ -204,13 +205,13 @@ def test_hostile_episodes_do_nothing_in_a_report(hostile: RunFolder, capsys: pyt
     assert main(["show", str(hostile.root), "--format", "html"]) == 0
     text = hostile.report.read_text(encoding="utf-8")
     page = Page(text)
-    assert [tag for tag, _ in page.tags].count("script") == 1
-    assert not [tag for tag, _ in page.tags if tag in ("img", "iframe", "a", "link", "object", "form")]
+    assert [given.get("type") for tag, given in page.tags if tag == "script"] == ["application/json", None, "module"]
+    assert not [tag for tag, _ in page.tags if tag in ("iframe", "link", "object", "form")]
     assert not [name for _, given in page.tags for name in given if name.startswith("on")]
-    assert "default-src 'none'" in text
+    assert "default-src 'none'" in unescape(text)
     assert harmless(text)
     assert "alert(1)" in page.text
-    assert "live\\u202elive" in page.text
+    assert "liveRLOlive" in page.text
 
 
 @pytest.mark.parametrize(
@@ -310,4 +311,4 @@ def test_a_run_that_finished_is_not_called_a_success(folder: RunFolder) -> None:
     found = digest(folder.root)
     assert found.state == "finished"
     assert found.headline.endswith("finished")
-    assert "success</span>" not in report_html(found)
+    assert "success</span>" not in report_html(folder.root)

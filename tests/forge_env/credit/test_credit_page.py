@@ -38,12 +38,12 @@ def test_the_page_has_a_bar_beside_each_call_and_escapes_texts() -> None:
     assert "<script>alert" not in text
     assert "\x1b" not in text
     assert text.count('<svg viewBox="0 0 210') == 2
-    assert [text.count(f"fill:var(--{colour})") for colour in ("good", "bad", "soft")] == [1, 0, 1]
+    assert [text.count(f'<rect class="{colour}"') for colour in ("good", "bad", "soft")] == [1, 0, 1]
     assert "+0.70 (+0.42 to +0.84)" in text
     assert "unknown" in text
     assert "25% of the continuations made it again" in text
     assert "its answer to turn 2 differs" in text
-    edit, search = text.index("→ edit("), text.index("→ search(")
+    edit, search = text.index("<b>edit</b>"), text.index("<b>search</b>")
     assert edit < text.index("+0.70 (", edit) < search
 
 

@@ -21,7 +21,7 @@ from forge_env.display.curves import (
     score_curve,
     time_account,
 )
-from forge_env.display.svg import line_chart, share_bars, ticks
+from forge_env.display.svg import line_chart, ticks
 from forge_env.figures import number
 from forge_env.run.state import held_out_scores
 
@@ -64,7 +64,7 @@ def test_ticks_cover_the_range_with_few_marks(first: float, second: float) -> No
 @given(st.lists(st.tuples(st.integers(0, 1000), st.floats(min_value=-1e6, max_value=1e6)), min_size=1, max_size=50))
 def test_any_curve_can_be_drawn(points: list[tuple[int, float]]) -> None:
     rows = merge_rows([{"step": step, "y": y} for step, y in points])
-    text = line_chart([curve(rows, "<y>", "y")], label='a "label"')
+    text = line_chart([curve(rows, "<y>", "y")], width=460, height=190, label='a "label"')
     assert text.startswith("<svg")
     assert "nan" not in text
     assert "<y>" not in text
@@ -75,18 +75,6 @@ def test_any_curve_can_be_drawn(points: list[tuple[int, float]]) -> None:
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
-
-
-def test_waiting_looks_other_than_work_and_shares_are_written() -> None:
-    bars = share_bars(
-        {"trainer": {"train": 0.4, "wait for episodes": 0.54, "save": 0.06}, "episodes": {"generate": 1.0}}
-    )
-    trainer, episodes = bars.split('class="who"')[1:]
-    assert '<i class="waits" style="width:54.00%"' in trainer
-    assert '<i class="c1" style="width:40.00%"' in trainer
-    assert "wait for episodes 54 %" in trainer
-    assert 'class="waits"' in episodes
-    assert 'class="c0"' not in episodes
 
 
 @pytest.mark.parametrize(

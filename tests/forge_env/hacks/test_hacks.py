@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from html import unescape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,6 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
 def test_the_report_says_it(tmp_path: Path) -> None:
     root = made_training(tmp_path / "hacked", honest=False)
     shown: Any = digest(root, examples=1)
-    for text in (html(shown), markdown(shown)):
+    for text in (unescape(html(root)), markdown(shown)):
         assert "ends the process" in text
         assert "episodes have a higher reward despite a lower" in text

@@ -29,6 +29,7 @@ from forge_env.evaluation.estimates import Estimate
 from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn
 from forge_env.types import Message, call_tool
+from forge_env.view import rendering
 from forge_env.view.app import Pages
 from forge_env.view.credit import interval
 from forge_env.view.index import RunIndex
@@ -400,12 +401,15 @@ async def test_every_episode_has_its_tokens_tab(folder: Path, cache: Path) -> No
                     assert answer.status_code == 200, path
 
 
-async def test_an_update_of_forge_env_changes_no_page_of_a_server_that_runs(short: Path, tmp_path: Path) -> None:
+async def test_an_update_of_forge_env_changes_no_page_of_a_server_that_runs(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(short, tmp_path / "runs" / "first")
     pages = Pages(Runs(tmp_path / "runs", tmp_path / "cache"))
     templates = tmp_path / "templates"
     shutil.copytree(str(files("forge_env.view").joinpath("templates")), templates)
-    pages.jinja = pages.jinja.overlay(loader=FileSystemLoader(templates))
+    own = rendering.templates().overlay(loader=FileSystemLoader(templates))
+    monkeypatch.setattr(rendering, "templates", lambda: own)
     pages.load()
     for path in templates.iterdir():
         path.write_text("{{ something_new }}")
@@ -784,9 +788,6 @@ async def test_a_folder_that_vanishes_is_named(short: Path, tmp_path: Path) -> N
     run = shutil.copytree(short, tmp_path / "runs" / "gone")
     async with opened(tmp_path / "runs", tmp_path / "cache") as client:
         assert (await client.get("/run/gone")).status_code == 200
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("forge_env.view.runs.Runs.figures", lambda self, name: None)  # it goes while it is read
-            assert (await client.get("/run/gone")).status_code == 404
         run.rename(tmp_path / "elsewhere")
         assert (await client.get("/run/gone")).status_code == 404
         (tmp_path / "runs").rmdir()
