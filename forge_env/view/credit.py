@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -9,7 +10,7 @@ from forge_env.credit.results import Call, Credits
 from forge_env.evaluation.estimates import Estimate
 from forge_env.figures import duration
 from forge_env.trajectory import Trajectory
-from forge_env.view.records import MessageView, conversation
+from forge_env.view.records import CallView, MessageView, conversation
 from forge_env.view.rendering import body, saved_page
 from forge_env.view.report import LONGEST
 
@@ -65,7 +66,8 @@ def _messages(credits: Credits, episode: Trajectory) -> list[MessageView]:
     for number, turn in enumerate(episode.turns[:MOST_TURNS], start=1):
         answer = messages[at + len(turn.observation)]
         at += len(turn.observation) + 1
-        for shown, call in zip(answer.calls or [answer], by_turn.get(number, []), strict=False):
+        credited: Sequence[CallView | MessageView] = answer.calls or [answer]
+        for shown, call in zip(credited, by_turn.get(number, []), strict=False):
             shown.credit = _credit(call, reach)
     return messages if len(episode.turns) <= MOST_TURNS else messages[:at]
 
