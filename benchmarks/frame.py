@@ -1,7 +1,7 @@
 """The frame that benchmarks share: options, turns, processes, training runs, tables, sections of docs/benchmarks.md.
 
 def measure(args: argparse.Namespace) -> list[str]:
-    return table(["way", "ms"], [["gateway", spread(times)]])
+    return table(["way", "ms"], [["gateway", spread(times)]])  # the docstring's notes follow
 
 if __name__ == "__main__":
     main("The gateway", measure, repeats=3)
@@ -40,7 +40,7 @@ FORGE_ENV = [sys.executable, "-m", "forge_env"]
 
 
 def main(title: str, measure: Callable[[argparse.Namespace], Any], **defaults: Any) -> None:
-    """Run a benchmark as a command; `--record` writes its section.
+    """Run a benchmark as a command; `--record` writes its section, which ends with the notes in its docstring.
 
     Args:
         title: heading of the section.
@@ -49,24 +49,32 @@ def main(title: str, measure: Callable[[argparse.Namespace], Any], **defaults: A
     """
     module = sys.modules["__main__"]
     name = Path(str(module.__file__)).stem
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(f"benchmarks {name}", description=module.__doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(
+        f"benchmarks {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for option, default in defaults.items():
         kind: dict[str, Any] = {"action": "store_true"}
         if isinstance(default, list):
             kind = {"nargs": "*", "type": type(default[0]), "default": default}
         elif not isinstance(default, bool):
             kind = {"type": type(default), "default": default}
-        parser.add_argument(f"--{option.replace('_', '-')}", **kind)
+        parser.add_argument(f"--{option.replace('_', '-')}", help="default: %(default)s", **kind)
     parser.add_argument("--record", action="store_true", help="write the section of docs/benchmarks.md")
     args = parser.parse_args()
     lines = measure(args)
     if inspect.iscoroutine(lines):
         lines = asyncio.run(lines)
+    lines = [*lines, *notes(str(module.__doc__))]
     print("\n".join(lines))
     if args.record:
         given = ["PATH" if word.startswith("/") else word for word in sys.argv[1:]]  # no path of this machine
         record(name, title, f"make bench ARGS='{' '.join([name, *given])}'", lines)
+
+
+def notes(docstring: str) -> list[str]:
+    """Return the paragraphs of a benchmark's docstring after the first, each as one line after a blank one."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")[1:]
+    return [line for paragraph in paragraphs for line in ("", paragraph.replace("\n", " "))]
 
 
 def record(name: str, title: str, command: str, lines: Sequence[str], *, document: Path = DOCUMENT) -> None:
@@ -146,9 +154,14 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
+def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratio within each round."""
+    return [value / other for value, other in zip(values, others, strict=True)]
+
+
 def ratio(values: Sequence[float], others: Sequence[float]) -> float:
     """Return the median of the ratios within each round."""
-    return statistics.median(value / other for value, other in zip(values, others, strict=True))
+    return statistics.median(ratios(values, others))
 
 
 # --- processes

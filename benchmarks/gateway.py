@@ -1,9 +1,15 @@
-"""Measure the gateway's overhead: CPU per request with few and many requests open, and latency under saturation.
+"""Compare the gateway with a bare Starlette application, and with agent-lightning's proxy before a model server.
 
-python -m benchmarks gateway [--requests 1000] [--repeats 3] [--record]
+Clients are a separate process that sends requests of 9 kB; the delay of answers keeps the given number open at 300
+requests a second. Beside Starlette, which reads the same body and returns a constant, the gateway answers by itself:
+CPU of its process alone. Aims: 1 ms of CPU a request with 1,000 open, no growth with their number, 50 ms at the 99th
+percentile added where two cores are saturated (the client needs one of them).
 
-The client is a separate process; the model's delay keeps the given number of requests open at 300 requests per second.
-The floor is a Starlette application that reads the same body and returns a constant, served by the same uvicorn.
+Beside the peer (`--peer-python`, an interpreter with `agentlightning`), each gateway forwards requests to a server that
+returns 2,250 prompt ids and 50 sampled tokens with log-probabilities, and keeps all of it. agent-lightning runs as
+`python -m agentlightning.server` without its log, ours is the gateway with `EndpointPolicy`. Memory is resident: after
+a few requests, and its growth per request. agent-lightning's HTTP client opens at most 100 connections, and other
+requests wait.
 """
 
 from __future__ import annotations
@@ -12,66 +18,101 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import socket
 import statistics
+import subprocess
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
+import psutil
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from benchmarks.frame import main, spread, table, take_turns
+from benchmarks.frame import call, main, ratio, running, spread, table, take_turns
+from forge_env.config.evaluation import EndpointOptions
+from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Gateway
-from forge_env.http.server import serve
+from forge_env.policy import Reply
 from forge_env.types import Message
 
 RATE = 300.0
 """Requests per second."""
-OPEN = (1, 100, 1000)
 SATURATING = 32
 """Clients that send the next request as soon as the previous one is answered."""
-ABOUT = (
-    "Median (smallest to largest) of the repeats. CPU is of the gateway's process alone, at 300 requests a second. "
-    "Aims: 1 ms of CPU a request with 1,000 open, no growth with their number, 50 ms at the 99th percentile added "
-    "where two cores are saturated (the client needs one of them)."
-)
+PATH = "/v1/chat/completions"
+MODEL, SECRET, FEW = "m", "secret", 10
+PROMPT, SAMPLED = 2250, 50
+"""Tokens of the prompt (one for every four bytes) and of the answer."""
+REPAIRED = "I have repaired it."
+CALL = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"c": "ls"}'}}
+TURN = [
+    {"role": "assistant", "content": "I look.", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "a file\n" * 100},
+]
 MESSAGES = [
     {"role": "system", "content": "You repair programs. " * 40},
     {"role": "user", "content": "The test fails. " * 100},
-    *(
-        message
-        for number in range(8)
-        for message in (
-            {
-                "role": "assistant",
-                "content": "I look.",
-                "tool_calls": [
-                    {"id": f"c{number}", "type": "function", "function": {"name": "bash", "arguments": '{"c": "ls"}'}}
-                ],
-            },
-            {"role": "tool", "tool_call_id": f"c{number}", "content": "a file\n" * 100},
-        )
-    ),
+    *TURN * 8,
 ]
-BODY = json.dumps({"model": "m", "messages": MESSAGES}).encode()
-"""A request of 17 messages, 9 kB."""
+BODY = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()
+CHOICE = {
+    "index": 0,
+    "message": {"role": "assistant", "content": REPAIRED},
+    "finish_reason": "stop",
+    "token_ids": list(range(SAMPLED)),
+    "logprobs": {"content": [{"token": "a", "logprob": -0.5, "bytes": [97]}] * SAMPLED},
+}
+ANSWER = {
+    "id": "chatcmpl-0",
+    "object": "chat.completion",
+    "created": 0,
+    "model": MODEL,
+    "prompt_token_ids": list(range(PROMPT)),
+    "choices": [CHOICE],
+    "usage": {"prompt_tokens": PROMPT, "completion_tokens": SAMPLED, "total_tokens": PROMPT + SAMPLED},
+}
 
 
-def ask(port: int, key: str, path: str, clients: int, requests: int, told: Connection) -> None:
-    """Run `clients` concurrent clients in this process, `requests` requests in all, and send the seconds of each."""
+class Server(NamedTuple):
+    """A process that serves chat completions."""
+
+    port: int
+    pid: int
+    key: str = "none"
+    path: str = PATH
+
+
+class Figures(NamedTuple):
+    """CPU milliseconds a request, MiB after a few, KiB kept a request, and milliseconds of each request, sorted."""
+
+    cpu_ms: float
+    started_mb: float
+    kept_kb: float
+    took_ms: list[float]
+
+
+# --- clients
+
+
+def ask(server: Server, clients: int, requests: int, answers: Connection) -> None:
+    """Run `clients` concurrent clients in this process, `requests` requests in all; send the seconds of each."""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        f"POST {server.path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
     ).encode()
 
     async def client(count: int) -> list[float]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         took = []
         for _ in range(count):
             began = time.perf_counter()
@@ -88,88 +129,170 @@ def ask(port: int, key: str, path: str, clients: int, requests: int, told: Conne
         shares = [requests // clients + (number < requests % clients) for number in range(clients)]
         return [each for took in await asyncio.gather(*map(client, shares)) for each in took]
 
-    told.send(asyncio.run(run()))
+    answers.send(asyncio.run(run()))
 
 
-async def measured(
-    port: int,
-    key: str,
-    clients: int,
-    requests: int,
-    path: str = "/v1/chat/completions",
-    cpu_s: Callable[[], float] = time.process_time,
-) -> tuple[float, list[float]]:
-    """Run the client process; return `(CPU seconds, seconds of each request)`.
+def figures(way: Callable[[str], Any], place: str, clients: int, requests: int) -> Figures:
+    """Start a server and send it requests; `place` is what it is told: a delay in milliseconds, or an endpoint."""
 
-    `cpu_s` reads a CPU clock, that of this process by default.
-    """
-    ours, theirs = multiprocessing.Pipe()
-    arguments = (port, key, path, clients, requests, theirs)
-    process = multiprocessing.get_context("spawn").Process(target=ask, args=arguments)
-    process.start()
-    theirs.close()  # so that recv fails if the client process dies
-    began = cpu_s()
-    took = await asyncio.to_thread(ours.recv)
-    cpu = cpu_s() - began
-    await asyncio.to_thread(process.join)
-    return cpu, took
+    def asked(clients: int, requests: int) -> list[float]:
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(target=ask, args=(server, clients, requests, theirs))
+        process.start()
+        theirs.close()  # so that recv fails if the client process dies
+        took: list[float] = ours.recv()
+        process.join()
+        return took
+
+    with way(place) as server:
+        process = psutil.Process(server.pid)
+        asked(FEW, FEW)  # the first requests trigger imports and allocations
+        memory, cpu = process.memory_info().rss, sum(process.cpu_times()[:2])
+        took = asked(clients, requests)
+        cpu, grown = sum(process.cpu_times()[:2]) - cpu, process.memory_info().rss - memory
+        return Figures(1e3 * cpu / requests, memory / 2**20, grown / 2**10 / requests, sorted(1e3 * s for s in took))
 
 
-def answering(delay_s: float) -> Callable[[ModelRequest], Awaitable[Message]]:
-    async def answer(request: ModelRequest) -> Message:
-        await asyncio.sleep(delay_s)
-        return Message(role="assistant", content="I have repaired it.")
-
-    return answer
+# --- servers
 
 
-def floor(delay_s: float) -> Starlette:
+async def serve_gateway(place: str) -> None:
+    """Run the gateway in this process; print its port and key. It answers by itself, or asks the endpoint `place`."""
+    exchanges: list[tuple[ModelRequest, Reply]] = []
+    address = place if place.startswith("http") else "http://unused"
+    async with EndpointPolicy(EndpointOptions(model=MODEL, base_url=address, start_concurrency=1000)) as policy:
+
+        async def constant(request: ModelRequest) -> Message:
+            await asyncio.sleep(int(place) / 1000)
+            return Message(role="assistant", content=REPAIRED)
+
+        async def forwarded(request: ModelRequest) -> Message:
+            reply = await policy.session(request.tools).reply(request.messages)
+            assert len(reply.token_ids) == SAMPLED
+            exchanges.append((request, reply))
+            return reply.message
+
+        if address == place:
+            await policy.check()
+        async with Gateway() as gateway:
+            with gateway.open(forwarded if address == place else constant, most_open=10_000) as access:
+                print(gateway.port, access.key, flush=True)
+                await asyncio.Event().wait()
+
+
+def serve_app(routes: Sequence[Route]) -> None:
+    """Serve an application in this process; print its port."""
+    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    print(listening.getsockname()[1], flush=True)
+    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="error", backlog=4096))
+    server.run([listening])
+
+
+def serve_floor(place: str) -> None:
+    """Serve a constant answer after `place` milliseconds."""
+
     async def constant(request: Request) -> JSONResponse:
         await request.json()
-        await asyncio.sleep(delay_s)
-        return JSONResponse({"choices": [{"message": {"content": "I have repaired it."}}]})
+        await asyncio.sleep(int(place) / 1000)
+        return JSONResponse({"choices": [{"message": {"content": REPAIRED}}]})
 
-    return Starlette(routes=[Route("/v1/chat/completions", constant, methods=["POST"])])
-
-
-async def through_gateway(clients: int, requests: int, delay_s: float) -> tuple[float, float]:
-    async with Gateway() as gateway:
-        with gateway.open(answering(delay_s), most_open=clients) as access:
-            return figures(*await measured(gateway.port, access.key, clients, requests))
+    serve_app([Route(PATH, constant, methods=["POST"])])
 
 
-async def through_floor(clients: int, requests: int, delay_s: float) -> tuple[float, float]:
-    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    async with AsyncExitStack() as stack:
-        serving = asyncio.create_task(serve(floor(delay_s), "127.0.0.1", 0, ready=ready.set_result, lifespan=False))
-        stack.callback(serving.cancel)
-        return figures(*await measured(await ready, "none", clients, requests))
+def serve_model() -> None:
+    """Serve a model; the path gives the delay of answers in milliseconds."""
+    body = json.dumps(ANSWER).encode()
+
+    async def answer(request: Request) -> Response:
+        await request.body()
+        await asyncio.sleep(int(request.path_params["delay_ms"]) / 1000)
+        return Response(body, media_type="application/json")
+
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm"}]})
+
+    path = "/{delay_ms:int}"
+    serve_app([Route(path + PATH, answer, methods=["POST"]), Route(f"{path}/v1/models", models)])
 
 
-def figures(cpu_s: float, took: list[float]) -> tuple[float, float]:
-    """Return CPU milliseconds a request, and the 99th percentile of latency in milliseconds."""
-    return 1e3 * cpu_s / len(took), 1e3 * sorted(took)[min(len(took) - 1, int(0.99 * len(took)))]
+@contextmanager
+def served(function: str, *place: str) -> Iterator[Server]:
+    """Run one of the functions above in its own process."""
+    with running(call(f"benchmarks.gateway:{function}", *place)) as process:
+        port, *key = process.stdout.readline().split()  # type: ignore[union-attr]
+        yield Server(int(port), process.pid, *key)
 
 
-async def compare(clients: int, requests: int, delay_s: float, repeats: int) -> list[list[tuple[float, float]]]:
-    """Return the figures of the gateway and of the floor."""
-    ways = {"gateway": through_gateway, "floor": through_floor}
-    taken = await take_turns({name: partial(way, clients, requests, delay_s) for name, way in ways.items()}, repeats)
-    return [list(zip(*each, strict=True)) for each in taken.values()]
+@contextmanager
+def agent_lightning(python: str, endpoint: str) -> Iterator[Server]:
+    """Run agent-lightning's proxy."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = int(listening.getsockname()[1])
+    options = ("host=127.0.0.1", f"port={port}", f"key={SECRET}", f"default_proxy.model_name={MODEL}")
+    silent, head = subprocess.DEVNULL, {"Content-Type": "application/json", "Authorization": f"Bearer {SECRET}"}
+
+    def post(path: str, body: object) -> Any:
+        url = f"http://127.0.0.1:{port}/api/{path}"
+        request = urllib.request.Request(url, json.dumps(body).encode(), head)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    command = (python, "-m", "agentlightning.server", *options)
+    with TemporaryDirectory() as folder, running(command, cwd=folder, stdout=silent, stderr=silent) as process:
+        while True:  # it offers no ready event
+            try:
+                post("models", [{"model": MODEL, "endpoint": endpoint, "version": 0}])
+                break
+            except urllib.error.URLError:
+                if process.poll() is not None:
+                    raise
+                time.sleep(0.1)
+        name = post("rollouts", [{"input": {}}])[0]["rollout_id"]
+        path = f"/proxy/rollout/{name}/attempt/0/mode/train/openai{PATH}"
+        yield Server(port, process.pid, SECRET, path)
 
 
-async def measure(args: argparse.Namespace) -> list[str]:
-    rows: list[list[Any]] = []
-    for clients in OPEN:
-        requests = max(args.requests, 3 * clients)
-        (ours, _), (floors, _) = await compare(clients, requests, clients / RATE, args.repeats)
-        times = statistics.median(ours) / statistics.median(floors)
-        rows.append([f"{clients:,} open", spread(ours), spread(floors), f"{times:.1f}x"])
-    (_, ours), (_, floors) = await compare(SATURATING, args.requests, 0.0, args.repeats)
-    added = statistics.median(ours) - statistics.median(floors)
-    rows.append([f"p99 of {SATURATING} clients, ms", spread(ours), spread(floors), f"+{added:.0f} ms"])
-    return [*table(["CPU, ms a request", "gateway", "Starlette alone", "gateway / floor"], rows), "", ABOUT]
+# --- tables
+
+GATEWAY = partial(served, "serve_gateway")
+
+
+def compare(ways: dict[str, Any], clients: int, place: str, args: argparse.Namespace) -> list[list[Figures]]:
+    requests = max(args.requests, 3 * clients)
+    turns = {name: partial(asyncio.to_thread, figures, way, place, clients, requests) for name, way in ways.items()}
+    return list(asyncio.run(take_turns(turns, args.repeats)).values())
+
+
+def beside_floor(args: argparse.Namespace) -> list[str]:
+    """A table of the gateway and of Starlette alone."""
+    ways, rows = {"gateway": GATEWAY, "floor": partial(served, "serve_floor")}, list[list[object]]()
+    for clients in args.open:
+        ours, floor = ([each.cpu_ms for each in way] for way in compare(ways, clients, f"{1000 * clients / RATE:.0f}", args))
+        rows.append([f"{clients:,} open", spread(ours), spread(floor), f"{ratio(ours, floor):.1f}x"])
+    taken = compare(ways, SATURATING, "0", args)
+    ours, floor = ([each.took_ms[int(0.99 * len(each.took_ms))] for each in way] for way in taken)
+    added = statistics.median(ours) - statistics.median(floor)
+    rows.append([f"p99 of {SATURATING} clients, ms", spread(ours), spread(floor), f"+{added:.0f} ms"])
+    return table(["CPU, ms a request", "gateway", "Starlette alone", "gateway / floor"], rows)
+
+
+def beside_peer(args: argparse.Namespace) -> list[str]:
+    """A table of the gateway and of agent-lightning's."""
+    ways = {"gateway": GATEWAY, "agent-lightning": partial(agent_lightning, args.peer_python)}
+    rows: list[list[object]] = []
+    with served("serve_model") as model:
+        for clients in filter(lambda clients: clients >= 100, args.open):
+            delay_ms = 1000 * clients / RATE
+            taken = compare(ways, clients, f"http://127.0.0.1:{model.port}/{delay_ms:.0f}/v1", args)
+            for name, each in zip(ways, taken, strict=True):
+                figures = [(*one[:3], statistics.median(one.took_ms) - delay_ms) for one in each]
+                rows.append([f"{clients:,} open", name, *map(spread, zip(*figures, strict=True))])
+    return table(["", "", "CPU, ms a request", "MiB after a few", "KiB kept a request", "ms added, median"], rows)
+
+
+def measure(args: argparse.Namespace) -> list[str]:
+    return [*beside_floor(args), *(["", *beside_peer(args)] if args.peer_python else [])]
 
 
 if __name__ == "__main__":
-    main("The gateway", measure, requests=1000, repeats=3)
+    main("The gateway", measure, peer_python="", open=[1, 100, 1000], requests=1000, repeats=3)

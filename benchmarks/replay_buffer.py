@@ -1,18 +1,14 @@
-"""Measure the replay buffer with 1,000 to 100,000 episodes: rates of add and sample, memory, bytes on the wire.
+"""Measure the replay buffer with 1,000 to 100,000 episodes: processor time of add and sample, and memory.
 
-    python -m benchmarks replay_buffer [--torchforge CHECKOUT] [--actor] [--repeats 7] [--record]
-
-The peer is torchforge's `src/forge/actors/replay_buffer.py`, loaded from a checkout and run without its remote calls,
-metrics and traces. Ours is also run without its actor, and additionally with it under `--actor`. A step adds 256
-episodes and samples 256, in groups of 8; its time is processor time, because the machine may be shared.
+In one process, without remote calls on either side. A step adds 256 episodes and samples 256; ours come in groups of 8
+and are read for their due date, signal and priority. The peer is torchforge's `src/forge/actors/replay_buffer.py`,
+loaded from the checkout `--torchforge` without its metrics and traces.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.util
-import pickle
 import random
 import sys
 import time
@@ -26,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.frame import main, spread, table, take_turns
+from benchmarks.frame import main, ratios, spread, table, take_turns
 from forge_env.config.recipe import ReplaySection
 from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, Turn
@@ -35,15 +31,13 @@ from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.packed import PackedGroup, pack
 from trainers.buffer.types import BufferSettings
 
-GROUP = 8
-GROUPS_PER_STEP = 32
+GROUP, GROUPS_PER_STEP, STEPS = 8, 32, 12
 EPISODES_PER_STEP = GROUP * GROUPS_PER_STEP
 PROMPT, SAMPLED = 60, 150
-STEPS = 12
 Step = Callable[[], Awaitable[None]]
 
 
-def trajectories(rng: random.Random, version: int) -> list[Trajectory]:
+def group_of(rng: random.Random, version: int) -> PackedGroup:
     """Make a group of one-turn episodes, like those from a rollout."""
     episodes = []
     for number in range(GROUP):
@@ -51,20 +45,15 @@ def trajectories(rng: random.Random, version: int) -> list[Trajectory]:
         logprobs = np.array([-rng.random() for _ in range(SAMPLED)], np.float32)
         message = Message(role="assistant", content="x" * SAMPLED)
         turn = Turn([], Reply(message, ids[:PROMPT], ids[PROMPT:], logprobs, np.full(SAMPLED, version)))
-        episode = Trajectory(str(number), "env", "task", turns=[turn], metrics={"solved": number % 2})
-        episodes.append(episode)
-    return episodes
+        episodes.append(Trajectory(str(number), "env", "task", turns=[turn], metrics={"solved": number % 2}))
+    return pack(episodes, [np.full(SAMPLED, sign, np.float32) for sign in (0.5, -0.5) * (GROUP // 2)])
 
 
-def group_of(rng: random.Random, version: int) -> PackedGroup:
-    return pack(trajectories(rng, version), [np.full(SAMPLED, sign, np.float32) for sign in (0.5, -0.5) * (GROUP // 2)])
-
-
-async def ours(buffer: LocalReplayBuffer[PackedGroup], held: int, steps: int) -> Step:
-    """Fill the buffer with `held` episodes, one batch per version within the bound; return a function for one step."""
-    rng = random.Random(0)
-    bound = held // EPISODES_PER_STEP
-    version = 0
+async def ours(held: int, steps: int, sampling: str) -> Step:
+    """Fill a buffer with `held` episodes, one batch per version within the bound; return a function for one step."""
+    rng, version, bound = random.Random(0), 0, held // EPISODES_PER_STEP
+    settings = BufferSettings(GROUPS_PER_STEP, bound, replay=ReplaySection(sampling=sampling))
+    buffer: LocalReplayBuffer[PackedGroup] = LocalReplayBuffer(settings)
     by_version = [group_of(rng, version) for version in range(bound + steps)]
 
     async def add() -> None:
@@ -85,11 +74,7 @@ async def ours(buffer: LocalReplayBuffer[PackedGroup], held: int, steps: int) ->
     return step
 
 
-def settings(held: int, sampling: str) -> BufferSettings:
-    return BufferSettings(GROUPS_PER_STEP, held // EPISODES_PER_STEP, replay=ReplaySection(sampling=sampling))
-
-
-def torchforge(checkout: Path) -> Any:
+def torchforge(checkout: str) -> Any:
     """Load the peer's buffer class, with its decorators replaced by stubs."""
 
     def same(function: Any) -> Any:
@@ -110,7 +95,7 @@ def torchforge(checkout: Path) -> Any:
             sys.modules[part] = ModuleType(part)
         vars(sys.modules[name]).update(contents)
     try:
-        spec = importlib.util.spec_from_file_location("peer", checkout / "src/forge/actors/replay_buffer.py")
+        spec = importlib.util.spec_from_file_location("peer", Path(checkout, "src/forge/actors/replay_buffer.py"))
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -127,7 +112,7 @@ class PeerEpisode:
     policy_version: int
 
 
-async def peer(checkout: Path, held: int) -> Step:
+async def peer(checkout: str, held: int) -> Step:
     buffer = torchforge(checkout)(batch_size=EPISODES_PER_STEP, max_policy_age=10**9, seed=0)
     await buffer.setup()
     for _ in range(held):
@@ -149,92 +134,36 @@ async def episode_us(step: Step) -> float:
     return 1e6 * (time.process_time() - started) / STEPS / EPISODES_PER_STEP
 
 
-async def rates(sizes: list[int], repeats: int, checkout: str) -> list[list[object]]:
-    """Return a row per size: microseconds per episode of ours (two sampling rules) and the peer, and the ratio."""
-    rows: list[list[object]] = []
-    for held in sizes:
-        steps: dict[str, Step] = {}
-        for sampling in ("fifo", "prioritized"):
-            buffer: LocalReplayBuffer[PackedGroup] = LocalReplayBuffer(settings(held, sampling))
-            steps[sampling] = await ours(buffer, held, STEPS * repeats)
-        if checkout:
-            steps["peer"] = await peer(Path(checkout), held)
-        taken = await take_turns({name: partial(episode_us, step) for name, step in steps.items()}, repeats)
-        row = [f"{held:,}", *map(spread, taken.values())]
-        if checkout:
-            row.append(spread([a / b for a, b in zip(taken["peer"], taken["fifo"], strict=True)]))
-        rows.append(row)
-    return rows
-
-
-async def memory(groups: int) -> tuple[float, float, float]:
-    """Return bytes per episode of the tensors alone, of the buffer with them, and of trajectories in their place."""
-    rng = random.Random(0)
-    buffer: LocalReplayBuffer[PackedGroup] = LocalReplayBuffer(BufferSettings(groups, 0))
-    warm = group_of(rng, 0)
+async def memory(groups: int) -> tuple[float, float]:
+    """Return bytes per episode of the tensors alone, and of the buffer with them."""
+    rng, buffer = random.Random(0), LocalReplayBuffer[PackedGroup](BufferSettings(groups, 0))
+    tensors = group_of(rng, 0).nbytes
     tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
     for _ in range(groups):
         await buffer.add(group_of(rng, 0), await buffer.admit())
-    held = tracemalloc.get_traced_memory()[0] - before
-    groups_of_trajectories = [trajectories(rng, 0) for _ in range(groups // 10)]
-    lists = tracemalloc.get_traced_memory()[0] - before - held
+    held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    return warm.nbytes / GROUP, held / groups / GROUP, lists / len(groups_of_trajectories) / GROUP
-
-
-async def actor_step(held: int, steps: int) -> tuple[float, float]:
-    """Return the milliseconds of adding and of sampling in a step through the actor, with all its groups at once."""
-    from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
-
-    process = await ReplayBuffer.as_actor(settings(held, "fifo"))
-    buffer: Any = RemoteReplayBuffer(process)
-    rng = random.Random(0)
-    adding, sampling = [], []
-    try:
-        for version in range(steps):
-            groups = [group_of(rng, version) for _ in range(GROUPS_PER_STEP)]
-            tickets = [await buffer.admit() for _ in groups]
-            started = time.perf_counter()
-            await asyncio.gather(*(buffer.add(group, ticket) for group, ticket in zip(groups, tickets, strict=True)))
-            added = time.perf_counter()
-            await buffer.sample(version)
-            adding.append(1e3 * (added - started))
-            sampling.append(1e3 * (time.perf_counter() - added))
-            await buffer.release(version + 1)
-    finally:
-        await ReplayBuffer.shutdown(process)
-    return sorted(adding)[steps // 2], sorted(sampling)[steps // 2]
+    return tensors / GROUP, held / groups / GROUP
 
 
 async def measure(args: argparse.Namespace) -> list[str]:
-    rows = await rates(args.sizes, args.repeats, args.torchforge)
-    tensors, held, lists = await memory(2_000)
-    rng = random.Random(0)
-    wire, wire_lists = (len(pickle.dumps(make(rng, 0))) / GROUP for make in (group_of, trajectories))
+    rows: list[list[object]] = []
+    for held in args.sizes:
+        steps = {rule: await ours(held, STEPS * args.repeats, rule) for rule in ("fifo", "prioritized")}
+        if args.torchforge:
+            steps["peer"] = await peer(args.torchforge, held)
+        taken = await take_turns({name: partial(episode_us, step) for name, step in steps.items()}, args.repeats)
+        of_ours = [spread(ratios(taken["peer"], taken["fifo"]))] if args.torchforge else []
+        rows.append([f"{held:,}", *map(spread, taken.values()), *of_ours])
     columns = ["episodes held", "us an episode", "the same, `prioritized`"]
     columns += ["torchforge, us an episode", "ratio"] if args.torchforge else []
+    tensors, held = await memory(2_000)
     about = (
         f"Memory of an episode with {PROMPT} prompt and {SAMPLED} sampled tokens: {tensors:.0f} bytes of tensors, "
-        f"{held:.0f} bytes in the buffer ({100 * (held / tensors - 1):.1f} % more), {lists:.0f} as trajectories. "
-        f"On the wire {wire:.0f} bytes, as pickled trajectories {wire_lists:.0f}."
+        f"{held:.0f} bytes in the buffer ({100 * (held / tensors - 1):.1f} % more)."
     )
-    if args.actor:
-        adding, sampling = await actor_step(10_240, 15)
-        about += (
-            f" Through the actor, {GROUPS_PER_STEP} groups at once: {adding:.1f} ms to add, {sampling:.1f} ms to "
-            "sample and fetch (median of 15)."
-        )
-    return [
-        *table(columns, rows),
-        "",
-        about,
-        "",
-        "Processor time to add and to sample, in one process, without remote calls on either side: median (smallest "
-        f"to largest) of {args.repeats} repeats of {STEPS} steps, in turns. A step is {EPISODES_PER_STEP} "
-        f"episodes; ours come in groups of {GROUP} and are read for their due date, signal and priority.",
-    ]
+    return [*table(columns, rows), "", about]
 
 
 if __name__ == "__main__":
-    main("Replay buffer", measure, torchforge="", actor=False, sizes=[1_024, 10_240, 102_400], repeats=7)
+    main("Replay buffer", measure, torchforge="", sizes=[1_024, 10_240, 102_400], repeats=7)
