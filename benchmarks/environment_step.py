@@ -2,7 +2,7 @@
 
 Tools do nothing, so this is what a step costs besides them; with 1,000 episodes at once, what one step of one of them
 costs. Each step adds to its episode's history, which Python's garbage collector looks through: without it a step costs
-the same at 1,000 episodes as at one. Published for OpenEnv: 300 us a step over its WebSocket, 1,390 us with an MCP tool.
+the same at 1,000 episodes as at one. Published for OpenEnv: 300 us a step over its WebSocket, 1,390 us with MCP.
 """
 
 from __future__ import annotations

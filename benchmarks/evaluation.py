@@ -166,10 +166,12 @@ def until_done(environ: dict[str, str], command: Sequence[str]) -> tuple[float, 
         return time.time() - started, used.ru_utime + used.ru_stime
 
 
-def until_asked(environ: dict[str, str], command: Sequence[str], folder: str, number: count[int]) -> tuple[float, float]:
+def until_asked(
+    environ: dict[str, str], command: Sequence[str], folder: str, number: count[int]
+) -> tuple[float, float]:
     """Return wall and CPU seconds until the first request of a command, which is then killed."""
     with endpoint(-1) as (url, output):
-        names = {"URL": url, "OUT": f"{folder}/{next(number)}"}
+        names = {"URL": url, "OUT": next(out)}
         silent, started = subprocess.DEVNULL, time.time()
         with running([names.get(word, word) for word in command], env=environ, stdout=silent, stderr=silent) as process:
             seconds = float(output.readline()) - started
@@ -186,13 +188,13 @@ def starts(peers: dict[str, str], repeats: int) -> list[str]:
     }
     asking |= {name: [python, str(PEERS), name, "URL", "1", "1"] for name, python in peers.items()}
     with tempfile.TemporaryDirectory() as folder:
-        environ, numbers = compiled(Path(folder, "compiled")), count()
+        environ, out = compiled(Path(folder, "compiled")), (f"{folder}/{number}" for number in count())
         ways: dict[str, Callable[[], Any]] = {
             "python -c pass (floor)": partial(until_done, environ, [sys.executable, "-c", "pass"]),
             "forge-env --help": partial(until_done, environ, [*CLI, "--help"]),
         }
         for name, command in asking.items():
-            ways[f"{name}, first request"] = partial(until_asked, environ, command, folder, numbers)
+            ways[f"{name}, first request"] = partial(until_asked, environ, command, out)
         taken = in_turns(ways, repeats, warm_up=1)
     rows = [[name, *map(spread, zip(*runs, strict=True)), AIMS.get(name, "")] for name, runs in taken.items()]
     return table(["seconds", "wall", "CPU", "aim (wall)"], rows)

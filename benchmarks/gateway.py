@@ -267,7 +267,9 @@ def beside_floor(args: argparse.Namespace) -> list[str]:
     """A table of the gateway and of Starlette alone."""
     ways, rows = {"gateway": GATEWAY, "floor": partial(served, "serve_floor")}, list[list[object]]()
     for clients in args.open:
-        ours, floor = ([each.cpu_ms for each in way] for way in compare(ways, clients, f"{1000 * clients / RATE:.0f}", args))
+        ours, floor = (
+            [each.cpu_ms for each in way] for way in compare(ways, clients, f"{1000 * clients / RATE:.0f}", args)
+        )
         rows.append([f"{clients:,} open", spread(ours), spread(floor), f"{ratio(ours, floor):.1f}x"])
     taken = compare(ways, SATURATING, "0", args)
     ours, floor = ([each.took_ms[int(0.99 * len(each.took_ms))] for each in way] for way in taken)

@@ -1,19 +1,16 @@
-"""Measure the capacity of a run in turns per second: rollout workers, controller, buffer, simulated generators.
-
-python -m benchmarks rollouts [--workers 1 4] [--groups 400] [--open 10000] [--record]
+"""Measure the capacity of a run in turns per second: rollout workers, controller and buffer, for any number of hosts.
 
 Everything is real except the generators, the trainer and the work of tools. Workers, in their own processes, render,
-sample, parse, score, record and pack episodes of ten turns and add them to the buffer; the controller issues tickets,
-keeps statistics and polls every worker once a second; a trainer that takes no time consumes batch after batch. Measured
-is the CPU time of each process: with a core to itself, a worker sustains 1 / (its CPU time per turn) turns per second,
-and a run the sum of its workers, unless the controller or the buffer sustains less. The first row plays in the
-controller's process, without worker processes.
+sample, parse, score, record and pack episodes of ten turns, in groups of 8; the controller issues tickets, keeps
+statistics and polls every worker once a second. Measured is the CPU time of each process. 'A core each' is on paper:
+the least of workers, controller and buffer, each with a core of its own. 'Here' all processes share this machine's
+cores, the simulated generators included.
 
-`--open N` keeps N episodes open at once and measures the memory of each, in whichever process: the growth of workers,
-controller and buffer until the first episode ends, when all are at their last turn or the one before. Their generators
-answer more slowly, and workers that wait between turns have cold caches, so compare the cost of a turn with that of few
-episodes on the same generators. The column `counted` has Python's allocations by then in one process that is both
-worker and controller, with a quarter of the episodes.
+Memory of an open episode is the growth of workers, controller and buffer until the first episode ends, when all are at
+their last turn or the one before.
+
+The second table is computed from these costs, with 8 workers a host, a core each, and 10 s until a generator answers.
+Where looking at the workers would take all of the controller's time, no turn is played.
 """
 
 from __future__ import annotations
@@ -25,13 +22,13 @@ import os
 import random
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 import forge_env as fe
 from benchmarks.frame import apart, main, table
@@ -42,6 +39,7 @@ from forge_env.run import Run, RunFolder
 from forge_env.types import Message
 from trainers.actors.actor import ForgeActor, concurrent_endpoint
 from trainers.actors.processes import settle_heap
+from trainers.actors.remote import result
 from trainers.algorithms.grpo import Weighing
 from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
 from trainers.buffer.local import LocalReplayBuffer
@@ -49,12 +47,13 @@ from trainers.buffer.types import BufferSettings
 from trainers.generator.client import Member
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import prepare_controller
-from trainers.rollout.local import LocalWorker, WorkerSettings
+from trainers.rollout.local import WorkerSettings
 from trainers.rollout.rollouts import Crew, Rollouts
 from trainers.rollout.types import Links
 
 TURNS, GROUP_SIZE, GENERATORS = 10, 8, 2
-TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+WORKERS_A_HOST, GENERATE_S = 8, 10.0
+CALLS, AT_ONCE = 4000, 50
 NEWEST = 1 << 20
 """Policy version of every token; the buffer treats unknown versions as the newest that it knows."""
 LETTERS = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=20_000))
@@ -138,23 +137,13 @@ class SimulatedGenerator(ForgeActor):
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement.
-
-    Attributes:
-        workers: worker processes; 0 plays in the controller's process.
-        tokens: approximate tokens of an episode.
-        groups: groups to play.
-        open: groups played at once.
-        latency_s: seconds until a generator answers.
-        counted: whether to count Python's allocations, which doubles the time.
-    """
+    """One measurement: worker processes, tokens of an episode, groups, groups at once, and a generator's seconds."""
 
     workers: int
     tokens: int
     groups: int
     open: int
     latency_s: float
-    counted: bool = False
 
 
 @dataclass
@@ -162,55 +151,21 @@ class Measured:
     """Results of a case: CPU seconds by process, and memory growth in MB until the first episode ended, by process."""
 
     turns: int
-    tokens: float
     wall_s: float
     cpu_s: dict[str, float]
     grown_mb: dict[str, float]
 
     def per_turn(self, role: str) -> float:
         """Return CPU seconds per turn, summed over the processes of a role."""
-        spent = sum(seconds for name, seconds in self.cpu_s.items() if name.startswith(role))
-        return spent / self.turns
+        return sum(seconds for name, seconds in self.cpu_s.items() if name.startswith(role)) / self.turns
 
 
-class Within:
-    """Crew of one worker in this process; has the interface of `Crew`."""
-
-    count = 1
-
-    def __init__(self, settings: WorkerSettings) -> None:
-        self.memory: Any = None
-        self._worker = LocalWorker(settings)
-        self.start, self.connect = self._worker.setup, self._worker.connect
-
-    async def call(self, number: int, endpoint: str, request: Any) -> Any:
-        return await getattr(self._worker, endpoint)(request)
-
-    async def call_all(self, endpoint: str, /, *args: Any) -> list[Any]:
-        return [await getattr(self._worker, endpoint)(*args)]
-
-    async def restore(self) -> None:
-        """Do nothing: there is no state to restore."""
-
-    async def close(self) -> list[Any]:
-        return [await self._worker.close()]
-
-    async def stop(self) -> None:
-        """Do nothing: the worker ends with this process."""
+def cpu_s(processes: Mapping[str, psutil.Process]) -> dict[str, float]:
+    return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
 
 
-def cpu_s(pid: int) -> float:
-    """Return CPU seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * TICK_S
-
-
-def memory_mb(case: Case, pids: Mapping[str, int]) -> dict[str, float]:
-    """Return memory in MB: resident for each process, or allocated by Python in this process if `counted`."""
-    if case.counted:
-        return {"controller": tracemalloc.get_traced_memory()[0] / 1e6}
-    pages = {name: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for name, pid in pids.items()}
-    return {name: count * os.sysconf("SC_PAGE_SIZE") / 1e6 for name, count in pages.items()}
+def memory_mb(processes: Mapping[str, psutil.Process]) -> dict[str, float]:
+    return {name: process.memory_info().rss / 1e6 for name, process in processes.items()}
 
 
 async def play(case: Case, scratch: Path) -> Measured:
@@ -226,8 +181,8 @@ async def play(case: Case, scratch: Path) -> Measured:
                 "options": {"told": tokens_per_message, "max_turns": TURNS},
             },
             "generator": {"num_replicas": GENERATORS},
-            "rollouts": {"workers": max(1, case.workers)},
-            "sandbox": {"engine": "local", "concurrency": max(1, case.workers)},
+            "rollouts": {"workers": case.workers},
+            "sandbox": {"engine": "local", "concurrency": case.workers},
             "model": {"max_length": 32_768},
             "grpo": {"group_size": GROUP_SIZE, "groups_per_step": case.open, "group_timeout_s": 3600},
             "logging": {"timeline": False, "tensorboard": False},
@@ -246,19 +201,18 @@ async def play(case: Case, scratch: Path) -> Measured:
         settings = BufferSettings(case.open, 0, steps=-(-case.groups // case.open))
         actors.append(await ReplayBuffer.options(mesh_name="buffer").as_actor(settings))
         buffer: Any = RemoteReplayBuffer(actors[-1])
-        settings_of_workers = [
-            WorkerSettings(number, config, run.folder.root, model, Weighing) for number in range(case.workers or 1)
-        ]
-        crew: Any = Crew(settings_of_workers) if case.workers else Within(settings_of_workers[0])
+        crew = Crew(
+            [WorkerSettings(number, config, run.folder.root, model, Weighing) for number in range(case.workers)]
+        )
         await crew.start()
         try:
             rollouts = Rollouts(run, environment, crew)
             members = [Member(number, 1, actors[number], True) for number in range(GENERATORS)]
             await rollouts.connect(Links(members, buffer))
             pids = {"controller": os.getpid(), "buffer": actors[-1]._forge_pids[0]}
-            if case.workers:
-                pids |= {f"worker{each.number}": each.actor._forge_pids[0] for each in crew.replicas}
-            return await play_groups(case, rollouts, buffer, pids)
+            pids |= {f"worker{each.number}": each.actor._forge_pids[0] for each in crew.replicas}
+            processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+            return await play_groups(case, rollouts, buffer, processes)
         finally:
             await crew.close()
             await crew.stop()
@@ -270,13 +224,11 @@ async def play(case: Case, scratch: Path) -> Measured:
 
 
 async def play_groups(
-    case: Case, rollouts: Rollouts, buffer: LocalReplayBuffer[Any], pids: Mapping[str, int]
+    case: Case, rollouts: Rollouts, buffer: LocalReplayBuffer[Any], processes: Mapping[str, psutil.Process]
 ) -> Measured:
     """Play all groups and measure from the first ticket to the last step."""
-    if case.counted:
-        tracemalloc.start()
-    before, began = {name: cpu_s(pid) for name, pid in pids.items()}, time.perf_counter()
-    empty = largest = memory_mb(case, pids)
+    before, began, empty = cpu_s(processes), time.perf_counter(), memory_mb(processes)
+    largest = empty
 
     async def generate() -> None:
         async with asyncio.TaskGroup() as playing:
@@ -289,7 +241,7 @@ async def play_groups(
             await asyncio.sleep(1.0)
             await rollouts.look()
             if not rollouts.episodes_ended:
-                largest = max(largest, memory_mb(case, pids), key=lambda memory: sum(memory.values()))
+                largest = max(largest, memory_mb(processes), key=lambda memory: sum(memory.values()))
 
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(generate()), group.create_task(look())]
@@ -297,14 +249,13 @@ async def play_groups(
             await buffer.reserve(step)
             await buffer.release(step + 1)
         wall = time.perf_counter() - began
-        spent = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
+        spent = {name: seconds - before[name] for name, seconds in cpu_s(processes).items()}
         for task in background:
             task.cancel()
     totals = rollouts.totals
     assert not totals.episodes_invalid + totals.episodes_late, totals
-    tokens = totals.tokens_generated / totals.episodes
     grown = {name: largest[name] - empty[name] for name in empty}
-    return Measured(case.groups * GROUP_SIZE * TURNS, tokens, wall, spent, grown)
+    return Measured(case.groups * GROUP_SIZE * TURNS, wall, spent, grown)
 
 
 async def played(case: dict[str, Any]) -> dict[str, Any]:
@@ -313,55 +264,64 @@ async def played(case: dict[str, Any]) -> dict[str, Any]:
         return asdict(await play(Case(**case), Path(scratch)))
 
 
-def one(case: Case) -> Measured:
-    """Measure a case in its own process."""
-    return Measured(**apart("benchmarks.rollouts:played", asdict(case)))
+async def cost_of_a_call() -> float:
+    """Return the CPU seconds of a small actor call in this process."""
+    actor = await SimulatedGenerator.options(mesh_name="called").as_actor([1], 0.0)
+
+    async def some(count: int) -> None:
+        for _ in range(count):
+            await result(actor.process_id.call_one())
+
+    try:
+        await some(AT_ONCE)
+        before = time.process_time()
+        await asyncio.gather(*(some(CALLS // AT_ONCE) for _ in range(AT_ONCE)))
+        return (time.process_time() - before) / CALLS
+    finally:
+        await SimulatedGenerator.shutdown(actor)
 
 
-def row(case: Case, found: Measured) -> list[object]:
-    """Return one line of the table, without the memory of open episodes."""
-    controller, buffer = found.per_turn("controller"), found.per_turn("buffer")
-    worker = found.per_turn("worker") if case.workers else controller
-    limits = [1 / buffer, 1 / controller, *([case.workers / worker] if case.workers else [])]
+def row(case: Case, measured: Measured, memory: bool) -> list[object]:
+    """Return one line of the table, with the memory of open episodes or without."""
+    worker, controller, buffer = (measured.per_turn(role) for role in ("worker", "controller", "buffer"))
+    kb = [measured.grown_mb["controller"], sum(measured.grown_mb.values())] if memory else []
     return [
-        case.workers or "none",
+        case.workers,
         case.tokens,
         case.open * GROUP_SIZE,
         case.latency_s,
-        f"{worker * 1e3:.2f}" if case.workers else "in the controller",
-        f"{controller * 1e3:.3f}",
-        f"{buffer * 1e3:.3f}",
-        f"{min(limits):.0f}",
-        f"{found.turns / found.wall_s:.0f}",
+        *(f"{seconds * 1e3:.3f}" for seconds in (worker, controller, buffer)),
+        f"{min(1 / buffer, 1 / controller, case.workers / worker):.0f}",
+        f"{measured.turns / measured.wall_s:.0f}",
+        *([f"{each * 1e3 / (case.open * GROUP_SIZE):.1f}" for each in kb] or ["", ""]),
     ]
 
 
-def open_kb(case: Case, found: Measured, role: str = "") -> str:
-    """Return the kilobytes of an open episode in the processes of a role."""
-    grown = sum(megabytes for name, megabytes in found.grown_mb.items() if name.startswith(role))
-    return f"{grown * 1e3 / (case.open * GROUP_SIZE):.1f}"
+def scale(measured: Measured, call_s: float) -> list[list[object]]:
+    """Return the load of each part on many hosts: every open episode has a turn each time a generator answers."""
+    worker, controller, buffer = (measured.per_turn(role) for role in ("worker", "controller", "buffer"))
+    rows: list[list[object]] = []
+    for hosts, look_s in ((10, 1), (100, 1), (1000, 1), (1000, 10)):
+        for episodes in (10_000, 100_000):
+            looking, turns_s = hosts * WORKERS_A_HOST * call_s / look_s, episodes / GENERATE_S
+            turns_s *= looking < 1
+            loads = [looking + turns_s * controller, turns_s * buffer, turns_s * worker / (hosts * WORKERS_A_HOST)]
+            rows.append([hosts, f"{episodes:,}", look_s, f"{turns_s:.0f}", *(f"{load:.1%}" for load in loads)])
+    return rows
 
 
 def measure(args: argparse.Namespace) -> list[str]:
     most, groups = args.workers[-1], args.open // GROUP_SIZE
-    cases = [Case(workers, 1500, args.groups, 50, 0.05) for workers in [0, *args.workers]]
-    cases += [Case(workers, 9000, args.groups // 4, 50, 0.05) for workers in [0, most]]
-    cases += [Case(most, 1500, 50, 50, 10.0)]
-    rows = [[*row(case, one(case)), "", "", ""] for case in cases]
-    case, inside = Case(most, 1500, groups, groups, 10.0), Case(0, 1500, groups // 4, groups // 4, 10.0, counted=True)
-    found = one(case)
-    kb = [open_kb(case, found, "controller"), open_kb(case, found), open_kb(inside, one(inside))]
+    cases = [Case(workers, 1500, args.groups, 50, 0.05) for workers in args.workers]
+    cases += [Case(most, 9000, args.groups // 4, 50, 0.05), Case(most, 1500, groups, groups, GENERATE_S)]
+    taken = [Measured(**apart("benchmarks.rollouts:played", asdict(case))) for case in cases]
     columns = ["workers", "tokens an episode", "episodes open", "s until a generator answers"]
     columns += ["ms of CPU a turn: all workers", "controller", "buffer", "turns/s, a core each", "turns/s here"]
-    columns += ["kB an open episode: controller, resident", "all processes, resident", "counted"]
-    about = (
-        f"Episodes of {TURNS} turns, groups of {GROUP_SIZE}. 'A core each' is on paper: the least of workers, "
-        "controller and buffer, each with a core of its own, from the CPU time measured here. 'Here' all processes "
-        "share this machine's cores, the simulated generators included. An open episode is at its last turn or the one "
-        "before; resident is the growth of all processes but the generators, counted what Python has allocated for it "
-        "in one process."
-    )
-    return [*table(columns, [*rows, [*row(case, found), *kb]]), "", about]
+    columns += ["kB an open episode: controller", "all processes"]
+    rows = [row(case, each, case is cases[-1]) for case, each in zip(cases, taken, strict=True)]
+    loads = ["turns/s", "controller busy", "buffer busy", "workers busy"]
+    on_hosts = scale(taken[len(args.workers) - 1], apart("benchmarks.rollouts:cost_of_a_call"))
+    return [*table(columns, rows), "", *table(["hosts", "episodes open", "a look every s", *loads], on_hosts)]
 
 
 if __name__ == "__main__":
