@@ -1,8 +1,6 @@
 """Compare adapter updates with full weight updates to a generator: bytes sent and seconds per stage.
 
-python -m benchmarks adapters [--versions 4] [--record]
-
-Runs the trainer and one generator on a CPU, with a model shaped like Qwen3-0.6B and random weights.
+Trainer and one generator on a CPU, with a model shaped like Qwen3-0.6B and random weights; medians of the versions.
 """
 
 from __future__ import annotations

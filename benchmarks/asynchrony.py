@@ -1,15 +1,12 @@
 """Compare asynchronous with synchronous training: same code, seed and hardware; only `max_off_policy_steps` differs.
 
-python -m benchmarks asynchrony [--steps 30] [--latency 1.0] [--staleness 0 1 2 4] [--record]
-
-The environment is `coding_rlvr` with tools that wait, so that a synchronous step spends its time on generation, tools
-and training one after the other. Trainer and generator have one CPU core each. The learning rate is close to zero:
-learning would change the length of episodes, and so the amount of work. Reported are seconds per step and trained
-tokens per second while the pipeline is full, and their ratio to the ideal: the longest of the three stages of the
-synchronous run, with generation and training taken as the busy times of generator and trainer. With one core each,
-generation is slower than training. One extra run, twice as far off-policy, recomputes activations and corrects
-minibatches in the trainer, so that generation keeps up and the trainer's remaining waits become visible. Runs that have
-succeeded are not repeated, so the benchmark can be interrupted.
+`coding_rlvr` with tools that wait a second, so that a synchronous step spends its time on generation, tools and
+training one after the other; a step has 12 groups of 8. Trainer and generator have a core each. The learning rate is
+close to zero: learning would change the length of episodes. The ideal is a step as long as the longest of generation,
+tools and training in the synchronous run; it can be beaten, because several steps have their tools run and their
+batches decoded at the same time. The second table has where the time of each actor went; in its last column training
+takes longer (`trainer.activation_checkpoint=full trainer.minibatches=4 grpo.loss.options.correction=tis`), so that
+generation keeps up. Runs that have succeeded are not repeated.
 """
 
 from __future__ import annotations
@@ -113,18 +110,9 @@ def measure(args: argparse.Namespace) -> list[str]:
     rows = rows_of(results)
     results.append(result(args, 2 * max(1, degrees[-1]), LONGER))
     speed = ["off-policy", "s a step", "trained tokens/s", "of synchronous", "of the ideal"]
-    return [
-        *table([*speed, "generator busy", "trainer busy", "oldest token", "discarded"], rows),
-        "",
-        f"Tools wait {args.latency:g} s; {args.steps} steps of 12 groups of 8; trainer and generator have a core each. "
-        "The ideal is a step as long as the longest of generation, tools and training in the synchronous run; it can "
-        "be beaten, because several steps have their tools run and their batches decoded at the same time.",
-        "",
-        "Where the time of each actor went, by steps off-policy; in the last column training takes longer "
-        f"(`{' '.join(LONGER)}`), so that generation keeps up:",
-        "",
-        *table(["actor", "its time", *(each["name"] for each in results)], accounts_of(results)),
-    ]
+    columns = [*speed, "generator busy", "trainer busy", "oldest token", "discarded"]
+    times = ["actor", "its time", *(each["name"] for each in results)]
+    return [*table(columns, rows), "", *table(times, accounts_of(results))]
 
 
 if __name__ == "__main__":

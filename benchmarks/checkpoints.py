@@ -1,12 +1,8 @@
-"""Measure the cost of checkpoints to a run, the time to resume, and the cost of seeds per request.
+"""Measure the cost of checkpoints to a run, the time to resume, and the cost of a seed per request.
 
-python -m benchmarks checkpoints [--steps 12] [--record]
-
-A shortened run of `coding_rlvr` (small groups, a barely warmed-up model) saves after every step. Reported are the
-seconds that the trainer was blocked and the seconds of writing in the background. By default a checkpoint is saved
-every five minutes and with evaluations, so both are also given as shares of one minute. The run is then resumed:
-seconds from the command to the first trained step. Finally one engine samples the same requests with and without seeds
-per request, in turns; the unit is tokens per CPU second, because the machine may be shared.
+A shortened run of `coding_rlvr` saves after every step, and is resumed. By default a checkpoint is saved every five
+minutes and with evaluations, so seconds are also given as shares of one minute. With and without seeds one engine
+samples the same requests.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Counterfactual advantages against group baselines, at equal samples, in worlds of `text_world`.
+"""Compare counterfactual advantages with group baselines, at equal samples, in worlds of `text_world`.
 
-python -m benchmarks credit [--levels 2] [--seeds 5] [--record]
-
-The policy is a table: a logit for each world, state and command. It is trained on a few worlds by the policy gradient
-with the estimators of `trainers.algorithms`. A language model would have to learn the format as well, and takes hours;
-what differs between the estimators is the same: who gets the credit, and what that costs. Cost is counted in sampled
-commands, those of continuations included.
+A table of logits in place of a language model, for each world, state and command, trained by the policy gradient with
+the estimators of `trainers.algorithms`; each step has a group of each world. Median over the seeds until the mean
+reward of 3 steps is 0.8, with the best of the learning rates 4, 8, 16: the one with which most seeds get there within
+300,000 commands, then the one with the fewest. Commands of continuations are counted.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from benchmarks.frame import main, spread, table
 from environments.text_world.environment import TextWorld, TextWorldConfig
@@ -48,18 +47,12 @@ _PIECE = [1]
 _TURN = Turn([], Reply(Message(role="assistant"), _PIECE, _PIECE, [0.0], [0]))  # type: ignore[arg-type]
 
 
-@dataclass(slots=True)
-class Played:
+class Played(NamedTuple):
     """An episode: the states and chosen commands, and its reward."""
 
     states: list[State]
     choices: list[int]
     reward: float
-
-    @property
-    def trajectory(self) -> Trajectory:
-        """The episode as estimators see it."""
-        return Trajectory("", "", "", turns=[_TURN] * len(self.choices), reward=self.reward)
 
 
 @dataclass
@@ -71,11 +64,8 @@ class Table:
 
     def chances(self, state: State) -> list[float]:
         """Probabilities of the possible commands."""
-        logits = self.logits.get(state)
-        if logits is None:
-            logits = self.logits[state] = [0.0] * len(self.world.commands(state))
-        largest = max(logits)
-        weights = [math.exp(logit - largest) for logit in logits]
+        logits = self.logits.setdefault(state, [0.0] * len(self.world.commands(state)))
+        weights = [math.exp(logit - max(logits)) for logit in logits]
         total = math.fsum(weights)
         return [weight / total for weight in weights]
 
@@ -109,7 +99,7 @@ def step(
 ) -> tuple[float, int]:
     """One group of one world; returns its mean reward and the number of sampled commands."""
     episodes = [policy.play(policy.world.start, turns, rng) for _ in range(size)]
-    group = Group([played.trajectory for played in episodes])
+    group = Group([Trajectory("", "", "", turns=[_TURN] * len(one.choices), reward=one.reward) for one in episodes])
     cost = sum(len(played.choices) for played in episodes)
     for cut in estimator.cuts(group):
         state = episodes[cut.episode].states[cut.turn]
@@ -148,8 +138,8 @@ def run(setting: tuple[int, int, int], method: str, seed: int, rate: float) -> t
     return None
 
 
-def compare(setting: tuple[int, int, int], seeds: int) -> list[str]:
-    """A table of all methods, each with the rate at which it needs the fewest commands."""
+def compare(setting: tuple[int, int, int], seeds: int) -> list[list[object]]:
+    """Rows of all methods, each with the rate at which it needs the fewest commands."""
     rows: list[list[object]] = []
     for method in METHODS:
         tried: list[tuple[int, float, float, list[tuple[int, int]]]] = []
@@ -159,25 +149,19 @@ def compare(setting: tuple[int, int, int], seeds: int) -> list[str]:
             tried.append((seeds - len(ends), cost, rate, ends))
         missed, _, rate, ends = min(tried)
         steps, thousands = [steps for steps, _ in ends], [commands / 1000 for _, commands in ends]
-        row: list[object] = [method, rate, f"{seeds - missed} of {seeds}"]
+        worlds = f"{setting[2]} of level {setting[0]}, up to {setting[1]} commands"
+        row: list[object] = [worlds, method, rate, f"{seeds - missed} of {seeds}"]
         row += [spread(steps), spread(thousands)] if ends else ["-", "-"]
         rows.append(row)
-    return table(["advantages, group size", "learning rate", "seeds", f"steps to {AIM}", "thousand commands"], rows)
+    return rows
 
 
 def measure(args: argparse.Namespace) -> list[str]:
-    lines: list[str] = []
-    for level, turns, number in SETTINGS[: args.levels]:
-        lines += [f"{number} worlds of level {level}, up to {turns} commands:", ""]
-        lines += [*compare((level, turns, number), args.seeds), ""]
-    rates = ", ".join(f"{rate:g}" for rate in RATES)
-    return [
-        *lines,
-        "A table of logits in place of a language model, in worlds of `text_world`; each step has a group of each "
-        f"world. Median over the seeds (smallest to largest) until the mean reward of {WINDOW} steps is {AIM}, with "
-        f"the best of the learning rates {rates}: the one with which most seeds get there within {MOST:,} commands, "
-        "then the one with the fewest. Commands of continuations are counted.",
-    ]
+    rows: list[list[object]] = []
+    for setting in SETTINGS[: args.levels]:
+        rows += compare(setting, args.seeds)
+    columns = ["worlds", "advantages, group size", "learning rate", "seeds", f"steps to {AIM}", "thousand commands"]
+    return table(columns, rows)
 
 
 if __name__ == "__main__":

@@ -166,9 +166,7 @@ def until_done(environ: dict[str, str], command: Sequence[str]) -> tuple[float, 
         return time.time() - started, used.ru_utime + used.ru_stime
 
 
-def until_asked(
-    environ: dict[str, str], command: Sequence[str], folder: str, number: count[int]
-) -> tuple[float, float]:
+def until_asked(environ: dict[str, str], command: Sequence[str], out: Iterator[str]) -> tuple[float, float]:
     """Return wall and CPU seconds until the first request of a command, which is then killed."""
     with endpoint(-1) as (url, output):
         names = {"URL": url, "OUT": next(out)}

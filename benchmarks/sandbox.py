@@ -1,10 +1,12 @@
 """Compare sandboxes: this project's engines, docker exec, the docker SDK, peers, and a floor.
 
-python -m benchmarks sandbox [--rounds 5] [--seconds 1] [--peers-python PYTHON] [--record]
-
-All ways run the same programs in turns, round after round, so that other load on the machine affects all alike. The
-floor forks an interpreter with everything loaded, without any isolation. `--peers-python` names an interpreter with
-`swe-rex`, `aiohttp` and `inspect_ai` (from PyPI); peers that can't run here are reported and skipped.
+Print is `print(1 + 1)`, unittest a file of 20 cases; each of our runs is acquire, run, release, so every program finds
+a sandbox that was wiped and checked. Judged calls are 20 calls whose values are compared outside in one go, split tests
+20 unittest cases in a process that the judged code can't reach: no peer has either. Latency is of single runs, rates
+with two callers a core. The peers and `docker exec` start an interpreter for each program, ours forks one that has the
+standard library loaded; the floor does that without any isolation. A cold start is a new sandbox until it answers.
+`--peers-python` names an interpreter with `swe-rex`, `aiohttp` and `inspect_ai`, which run as their packages are;
+inspect_ai's Docker sandbox refuses this daemon's version.
 """
 
 from __future__ import annotations
@@ -40,15 +42,6 @@ PROGRAMS = {
 SPLIT_CASES = "".join(f"    def test_{n}(self): self.assertEqual(f({n}), {n + 1})\n" for n in range(20))
 SPLIT_TESTS = f"import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n{SPLIT_CASES}"
 SOLUTION = "def f(x): return x + 1"
-NOTES = (
-    "Print is `print(1 + 1)`, unittest a file of 20 cases; each of our runs is acquire, run, release, so every program "
-    "finds a sandbox that was wiped and checked. Judged calls are 20 calls whose values are compared outside in one "
-    "go, split tests 20 unittest cases in a process that the judged code can't reach: no peer has either. Latency is "
-    f"of single runs, rates with {CALLERS} callers. The peers and `docker exec` start an interpreter for each program, "
-    "ours forks one that has the standard library loaded; the floor does that without any isolation. Cold start is the "
-    "time of a new sandbox until it answers. SWE-ReX and inspect_ai run as their packages are; inspect_ai's Docker "
-    "sandbox refuses this daemon's version. Median (smallest to largest) of the rounds."
-)
 Measure = Callable[[float], Awaitable[dict[str, Any]]]
 """Takes seconds of throughput; returns milliseconds of single runs in `latency`, and runs per second in `rate`."""
 Ways = dict[tuple[str, str], Measure]
@@ -230,7 +223,7 @@ async def measure(args: argparse.Namespace) -> list[str]:
     async with all_ways(args.peers_python) as ways:
         taken: Any = await take_turns({key: partial(one, args.seconds) for key, one in ways.items()}, args.rounds)
     columns = ["way", "program", "p50 ms (rounds)", "p99 ms", "per s (rounds)", "rate, x docker exec", "p50, x floor"]
-    return [*table(columns, rows_of(taken)), "", *table(["way", "cold start, ms"], cold), "", NOTES]
+    return [*table(columns, rows_of(taken)), "", *table(["way", "cold start, ms"], cold)]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """Measure the cost of isolation: rollouts per second with each sandbox engine and with a plain child process.
 
-    python -m benchmarks sandbox_safety [--rounds 5] [--episodes 60] [--record]
-
-The environment is coding_rlvr, played by a policy that submits the correct program at once, so that only the
-environment and the judging of code run. The unsafe engine starts a Python process for each judgement, as is common
-without a sandbox: nothing protects the machine or the answers from the program.
+Whole episodes of coding_rlvr, four at once on two cores: task, prompt, the correct answer, hidden tests, reward. The
+unsafe engine starts a Python process for each judgement, as is common without a sandbox: nothing protects the machine
+or the answers from the program. Aim: at least 100 %; verifiers with Docker reaches 56 % of itself without.
 """
 
 from __future__ import annotations
@@ -88,12 +86,7 @@ async def measure(args: argparse.Namespace) -> list[str]:
     names = [*(name for name, reason in available_engines().items() if reason is None), UNSAFE]
     rates = await take_turns({name: partial(rate, name) for name in names}, args.rounds)
     rows = [[name, spread(each), f"{100 * ratio(each, rates[UNSAFE]):.0f} %"] for name, each in rates.items()]
-    about = (
-        f"Whole episodes of {ENVIRONMENT} with {CONCURRENCY} at once: task, prompt, answer, hidden tests, reward. "
-        "Median (smallest to largest) of the rounds, taken in turns. Aim: at least 100 %; verifiers with Docker "
-        "reaches 56 % of itself without."
-    )
-    return [*table(["code runs in", "rollouts a second", "of the unsafe one"], rows), "", about]
+    return table(["code runs in", "rollouts a second", "of the unsafe one"], rows)
 
 
 if __name__ == "__main__":

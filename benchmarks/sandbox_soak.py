@@ -1,10 +1,8 @@
 """Soak test: mixed executions with random kills must lose no result, return no wrong one and leave nothing behind.
 
-python -m benchmarks sandbox_soak [--engine docker] [--count 10000] [--kill-every 200] [--kill-daemon-every 2000]
-
-The correct answer of every program is known. Sandboxes are killed from outside at random, and `--kill-daemon-every` (as
-root) also kills and restarts a Docker daemon of its own, with separate folders, socket, containerd and bridge. A call
-that fails with `SandboxError` is repeated on another sandbox, as in a rollout.
+The correct answer of every program is known. Sandboxes are killed from outside at random, and every `--restart-every`
+executions the shell command `--restart` kills and restarts the Docker daemon. A call that fails with `SandboxError` is
+repeated on another sandbox, as in a rollout.
 """
 
 from __future__ import annotations
@@ -15,11 +13,9 @@ import collections
 import contextlib
 import os
 import random
-import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.frame import main
@@ -29,6 +25,7 @@ from forge_env.sandbox.engines import load_engine
 
 DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(100)\nprint({n})"
 LEFT = "open('/tmp/left', 'w').write('x'); open('left', 'w').write('x'); print({n})"
+TRIPLE = "def f(x): return x * 3"
 CHEAT = "import os\ndef f(x): os._exit(0)"
 KINDS = {
     "print": 50, "fail": 10, "calls": 15, "wrong": 5, "tests": 5, "wrong tests": 3, "daemon": 4, "left": 4, "shell": 2,
@@ -38,82 +35,6 @@ KINDS = {
 CALLERS = 4
 WAIT_S = 0.2
 """Seconds before a call is repeated, since its engine may be restarting."""
-BRIDGE, SUBNET = "forge-soak0", "172.31.254.1/24"
-
-
-class OwnDaemon:
-    """Private Docker daemon with its own containerd in `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.host = f"unix://{folder}/docker.sock"
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self) -> None:
-        """Start dockerd, and containerd unless it is running, and wait until dockerd answers."""
-        sock = self.folder / "containerd.sock"
-        if not self._running:
-            options = ["--root", f"{self.folder}/cd", "--state", f"{self.folder}/cds", "--address", str(sock)]
-            self._spawn("containerd", options, sock.exists)
-        options = [
-            "--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec",
-            "--pidfile", f"{self.folder}/pid", "-H", self.host, "--containerd", str(sock),
-            "--bridge", BRIDGE, "--iptables=false", "--ip6tables=false", "--ip-masq=false", "--ip-forward=false",
-        ]  # fmt: skip
-        self._spawn("dockerd", options, self._answers)
-
-    def _answers(self) -> bool:
-        version = ["docker", "-H", self.host, "version"]
-        return subprocess.run(version, capture_output=True, check=False).returncode == 0
-
-    def _spawn(self, program: str, options: list[str], answers: Callable[[], bool]) -> None:
-        with open(self.folder / f"{program}.log", "ab") as log:
-            process = subprocess.Popen([program, *options], stdout=log, stderr=log, start_new_session=True)
-        self._running[program] = process
-        deadline = time.monotonic() + 60
-        while not answers():
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{program} did not start")
-            time.sleep(0.1)
-
-    def kill(self) -> None:
-        """Send SIGKILL to the daemon; its containers keep running and are adopted by the next daemon."""
-        self._running["dockerd"].kill()
-        self._running["dockerd"].wait()
-        (self.folder / "pid").unlink(missing_ok=True)
-
-    def stop(self) -> None:
-        """Stop both processes."""
-        for process in reversed(self._running.values()):
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            process.kill()
-            process.wait()
-
-
-@contextlib.contextmanager
-def own_daemon() -> Iterator[OwnDaemon]:
-    """Run a private daemon for the block, with `DOCKER_HOST` set to it."""
-    folder = Path(tempfile.mkdtemp(prefix="forge-soak-"))
-    daemon, before = OwnDaemon(folder), os.environ.get("DOCKER_HOST")
-    subprocess.run(["ip", "link", "add", BRIDGE, "type", "bridge"], check=True)
-    try:
-        subprocess.run(["ip", "addr", "add", SUBNET, "dev", BRIDGE], check=True)
-        subprocess.run(["ip", "link", "set", BRIDGE, "up"], check=True)
-        os.environ["DOCKER_HOST"] = daemon.host
-        daemon.start()
-        yield daemon
-    finally:
-        daemon.stop()
-        os.environ.pop("DOCKER_HOST", None)
-        if before is not None:
-            os.environ["DOCKER_HOST"] = before
-        subprocess.run(["ip", "link", "del", BRIDGE], check=True)
-        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-        for mount in reversed([path for path in mounts if path.startswith(f"{folder}/")]):
-            subprocess.run(["umount", "-l", mount], check=False)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def one(sandbox: Sandbox, kind: str, number: int) -> bool:
@@ -124,12 +45,12 @@ async def one(sandbox: Sandbox, kind: str, number: int) -> bool:
         result = await sandbox.run_python(f"raise SystemExit({number % 200 + 1})")
         return result.exit_code == number % 200 + 1
     if kind in ("calls", "wrong"):
-        code = "def f(x): return x * 3" if kind == "calls" else CHEAT
+        code = TRIPLE if kind == "calls" else CHEAT
         outcomes = (await sandbox.run_calls(code, [f"f({number})", "f(2)"])).outcomes
         right = [outcome.value for outcome in outcomes] == [number * 3, 6]
         return right if kind == "calls" else not outcomes
     if kind in ("tests", "wrong tests"):
-        code = "def f(x): return x * 3" if kind == "tests" else CHEAT
+        code = TRIPLE if kind == "tests" else CHEAT
         judged = await sandbox.run_tests(code, f"from solution import f\nassert f({number}) == {number * 3}")
         return judged.passed is (kind == "tests")
     if kind in ("daemon", "left"):
@@ -142,7 +63,7 @@ async def one(sandbox: Sandbox, kind: str, number: int) -> bool:
     return (await sandbox.run_python("while True: pass", limits=Limits(wall_s=0.2))).timed_out
 
 
-async def soak(engine: SandboxEngine, args: argparse.Namespace, daemon: OwnDaemon | None) -> collections.Counter[str]:
+async def soak(engine: SandboxEngine, args: argparse.Namespace) -> collections.Counter[str]:
     """Run every number once, with several callers; return the counts of outcomes."""
     chance, work, lock = random.Random(0), iter(range(args.count)), asyncio.Lock()
     seen: collections.Counter[str] = collections.Counter()
@@ -150,11 +71,10 @@ async def soak(engine: SandboxEngine, args: argparse.Namespace, daemon: OwnDaemo
     async def caller() -> None:
         for number in work:
             (kind,) = chance.choices(list(KINDS), list(KINDS.values()))
-            if daemon and number and number % args.kill_daemon_every == 0:
+            if args.restart and number and number % args.restart_every == 0:
                 async with lock:
-                    await asyncio.to_thread(daemon.kill)
-                    seen["daemon killed"] += 1
-                    await asyncio.to_thread(daemon.start)
+                    await asyncio.to_thread(subprocess.run, args.restart, shell=True, check=True)
+                    seen["daemon restarted"] += 1
             while True:
                 try:
                     async with engine.session() as sandbox:
@@ -192,10 +112,10 @@ def left_behind(engine: type[SandboxEngine]) -> list[str]:
     return left
 
 
-async def run(args: argparse.Namespace, daemon: OwnDaemon | None) -> list[str]:
+async def measure(args: argparse.Namespace) -> list[str]:
     async with open_engine(args.engine, concurrency=CALLERS) as engine:
         start = time.perf_counter()
-        seen = await soak(engine, args, daemon)
+        seen = await soak(engine, args)
         seconds = time.perf_counter() - start
     left = left_behind(type(engine))
     lines = [
@@ -207,10 +127,6 @@ async def run(args: argparse.Namespace, daemon: OwnDaemon | None) -> list[str]:
     return lines
 
 
-def measure(args: argparse.Namespace) -> list[str]:
-    with own_daemon() if args.kill_daemon_every else contextlib.nullcontext() as daemon:
-        return asyncio.run(run(args, daemon))
-
-
 if __name__ == "__main__":
-    main("Sandboxes under fire", measure, engine="docker", count=10_000, kill_every=200, kill_daemon_every=0)
+    defaults = {"engine": "docker", "count": 10_000, "kill_every": 200, "restart": "", "restart_every": 2000}
+    main("Sandboxes under fire", measure, **defaults)

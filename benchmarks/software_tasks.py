@@ -1,21 +1,13 @@
-"""Measure the overhead of judging a software task over its tests, and of cached packages when acquiring a sandbox.
+"""Measure the overhead of judging a software task over its tests.
 
-python -m benchmarks software_tasks [--engines local docker] [--rounds 15] [--acquired 60] [--record]
-
-Judging includes everything: a fresh sandbox, the files, one process or two, the verdict. For comparison the same tests
-run plainly in a sandbox of the same kind that already has the files: in an interpreter with the framework loaded, like
-the judge's, and as the usual command. The ways take turns, and differences are taken within a round, so that other load
-on the machine affects all of them alike.
-
-Acquiring is measured for a used sandbox (returned, wiped, checked and taken again), which almost all episodes get, and
-for a new one. Each new sandbox is started after the previous one has been removed, and the kind that comes first
-alternates between rounds; otherwise one kind would start during the removal of the other.
+A repository of 21 files and about ten tests. Judged: fresh sandbox, files, one process or two, and verdict. Beside it,
+the same tests run plainly in such a sandbox that already has the files: in an interpreter with the framework loaded,
+like the judge's, and as `python -m unittest` or `python -m pytest`. Each difference is of one round.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +29,6 @@ PYTEST = (
     "@pytest.mark.parametrize('n', range(10))\ndef test_n(n): assert f_7(n) == n + 7\n"
 )
 DEEP = "from pkg.module_0 import Point\nclass Further(Point): pass\ndef test_point(): assert Further(1) == Further(1)\n"
-PLAIN, PACKED = SandboxSpec(), SandboxSpec(packages=("pytest",))
 LIMITS = Limits(wall_s=30, memory_mb=1024)
 LOADED = {
     "unittest": "import unittest\nunittest.main(module='test_it')\n",
@@ -62,7 +53,7 @@ class Case:
     @property
     def spec(self) -> SandboxSpec:
         """Spec of the case's sandboxes."""
-        return PACKED if self.framework == "pytest" else PLAIN
+        return SandboxSpec(packages=("pytest",) if self.framework == "pytest" else ())
 
     def measures(self, engine: SandboxEngine) -> Mapping[str, Measure]:
         """Return the measurements of the case by name."""
@@ -101,13 +92,6 @@ COLUMNS = (
     *("ms", "judged", "in a loaded interpreter", "judging beside it", "as a command", "judging beside it"),
     "aim beside",
 )
-ABOUT = (
-    "A repository of 21 files and about ten tests. Judged: fresh sandbox, files, tests and verdict. For comparison, "
-    "the tests run plainly in such a sandbox, in an interpreter with the framework loaded, and as `python -m "
-    "unittest` or `python -m pytest`. A used sandbox is released, wiped, checked and acquired again. Median "
-    "(smallest to largest) of the rounds; each difference is of one round. The quickest quarter is the least "
-    "disturbed: the difference of its means."
-)
 
 
 async def judging(engine: SandboxEngine, rounds: int) -> list[list[Any]]:
@@ -121,47 +105,17 @@ async def judging(engine: SandboxEngine, rounds: int) -> list[list[Any]]:
     return rows
 
 
-async def acquiring(name: str, rounds: int) -> dict[str, dict[SandboxSpec, list[float]]]:
-    """Return milliseconds of every round, for used and for new sandboxes, without and with packages."""
-    result: dict[str, dict[SandboxSpec, list[float]]] = {how: {PLAIN: [], PACKED: []} for how in ("used before", "new")}
-    async with open_engine(name, concurrency=1, warm=0) as plain, open_engine(name, concurrency=1, warm=0) as packed:
-        engines = {PLAIN: plain, PACKED: packed}
-        held = {spec: await engine.acquire(spec) for spec, engine in engines.items()}
-        for round_number in range(rounds):
-            for spec in [PLAIN, PACKED][:: 1 - 2 * (round_number % 2)]:
-                await held[spec].exec(["true"])
-                start = time.perf_counter()
-                await engines[spec].release(held[spec])
-                held[spec] = await engines[spec].acquire(spec)  # the only sandbox: wiped and checked first
-                result["used before"][spec].append((time.perf_counter() - start) * 1e3)
-    for round_number in range(rounds):
-        for spec in [PLAIN, PACKED][:: 1 - 2 * (round_number % 2)]:
-            async with open_engine(name, concurrency=1, warm=0) as engine:
-                await engine.build(spec)
-                start = time.perf_counter()
-                await engine.acquire(spec)
-                result["new"][spec].append((time.perf_counter() - start) * 1e3)
-    return result
-
-
 def _beside(values: Sequence[float], others: Sequence[float]) -> str:
     return spread([value - other for value, other in zip(values, others, strict=True)])
 
 
 async def measure(args: argparse.Namespace) -> list[str]:
     judged: list[list[Any]] = []
-    acquired: list[list[Any]] = []
     for name in args.engines:
         async with open_engine(name, concurrency=4, warm=2) as engine:
             judged += await judging(engine, args.rounds)
-        for label, by_spec in (await acquiring(name, args.acquired)).items():
-            plain, packed = by_spec[PLAIN], by_spec[PACKED]
-            quickest = [statistics.mean(sorted(values)[: max(1, len(values) // 4)]) for values in (plain, packed)]
-            more = [_beside(packed, plain), quickest[1] - quickest[0]]
-            acquired.append([f"{name}: {label}", spread(plain), spread(packed), *more, 10])
-    columns = ("a sandbox, ms", "without packages", "with pytest, cached", "more", "more, quickest quarter", "aim")
-    return [*table(COLUMNS, judged), "", *table(columns, acquired), "", ABOUT]
+    return table(COLUMNS, judged)
 
 
 if __name__ == "__main__":
-    main("Judging software tasks", measure, engines=["local", "docker"], rounds=15, acquired=60)
+    main("Judging software tasks", measure, engines=["local", "docker"], rounds=15)

@@ -1,11 +1,12 @@
 """Compare the trainer's tokens per second with a bare TorchTitan step on the same batch, and measure padding.
 
-python -m benchmarks trainer [--repeats 9] [--sequences 32] [--record]
+32 sequences of the default recipe's model. The floor is TorchTitan's Qwen3 with its causal attention, AdamW and
+gradient clipping, on padded rows prepared in advance: the vocabulary at every position, no metrics. The trainer starts
+from token sequences and does everything that it does in a run, entropy, ratios and clip fractions included; it computes
+the vocabulary where a token is to be learned. One thread where no number is given.
 
-The floor is TorchTitan's Qwen3 with its causal attention, AdamW and gradient clipping, on padded rows prepared in
-advance: cross-entropy over all positions, no metrics. The trainer starts from token sequences and does everything that
-it does in a run. Both have the same model and batch and take turns. Both wall time and CPU time are reported, because
-CPU time is steadier on a shared machine.
+The last table has groups of eight episodes that share their prompt (`trainer.share_prefixes`): tokens per CPU second of
+forward and backward passes, in one thread. All tokens of all sequences count, shared or not.
 """
 
 from __future__ import annotations
@@ -228,22 +229,9 @@ def measure(args: argparse.Namespace) -> list[str]:
         shares = [f"{ratio(mine, bare):.0%}" for mine, bare in zip(columns, rates[FLOOR], strict=True)]
         rows.append([name, *map(spread, columns), *shares])
     columns = ["", "tokens/s", "tokens per CPU second", "of the floor (wall)", "of the floor (CPU)"]
-    return [
-        f"{len(data)} sequences, {tokens_of(data)} tokens, the default recipe's model; median (smallest to largest) of "
-        f"{args.repeats} steps, ratios within each turn.",
-        "",
-        *table(columns, rows),
-        "",
-        "The floor computes the vocabulary at every position and no metrics; the trainer computes it where a token is "
-        "to be learned, and entropy, ratios and clip fractions with it. One thread where no number is given.",
-        "",
-        *table(["padding", "share of the tokens computed"], [[k, f"{v:.1%}"] for k, v in padding(data).items()]),
-        "",
-        "Groups of eight episodes that share their prompt (`trainer.share_prefixes`): tokens per CPU second of forward "
-        "and backward passes, in one thread. All tokens of all sequences count, shared or not.",
-        "",
-        *table(["model", "batch", "each apart", "shared", "gain"], shared_prefixes(max(1, args.repeats // 3))),
-    ]
+    shares = table(["padding", "share of the tokens computed"], [[k, f"{v:.1%}"] for k, v in padding(data).items()])
+    shared = table(["model", "batch", "each apart", "shared", "gain"], shared_prefixes(max(1, args.repeats // 3)))
+    return [*table(columns, rows), "", *shares, "", *shared]
 
 
 if __name__ == "__main__":

@@ -1,21 +1,19 @@
 """Measure trajectories on disk: bytes per token, and the cost of a write to the event loop.
 
-    python -m benchmarks trajectories [--repeats 9] [--record]
-
-Every turn of an episode has 1,000 tokens, half observed and half sampled. The text is English (Python's reference), ids
-are from a tokenizer with 131,072 tokens (Mistral's, shipped with vLLM), and log-probabilities are random.
+Every turn of an episode has 1,000 tokens, half observed and half sampled; the text is English (Python's reference).
+Processor time of the event loop's thread to hand over one episode of 50 turns, and of all threads until it is on disk.
+Log-probabilities are random bits but for their size: they are exact, and can't be made much smaller than 4 bytes, 5.3
+as text. The messages alone are plain text, written in the event loop's thread. Aim: at most 12 bytes a token, none of
+it on the event loop.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -33,11 +31,6 @@ from forge_env.types import Message
 TOKENS = 500
 """Observed tokens per turn, and also sampled tokens per turn."""
 TURNS = 50
-ABOUT = (
-    "Processor time of the event loop's thread to hand over one episode of 50 turns, and of all threads until it is on "
-    "disk. Median (smallest to largest) of the repeats, taken in turns. The log-probs are random bits but for their "
-    "size: they are exact, and can't be made much smaller than 4 bytes, 5.3 as text. The messages are plain text."
-)
 
 
 def tokenizer() -> Tekkenizer:
@@ -100,24 +93,6 @@ def dumped(folder: Path, played: Trajectory) -> tuple[float, float, float, float
     return file.stat().st_size / (2 * TOKENS * TURNS), 1e3 * loop_time, 1e3 * loop_time, 1e3 * reading
 
 
-async def longest_pause(work: Callable[[], object]) -> float:
-    """Return the longest pause of an event loop in milliseconds while `work` runs in another thread."""
-    doing = asyncio.ensure_future(asyncio.to_thread(work))
-    longest, last = 0.0, time.perf_counter()
-    while not doing.done():
-        await asyncio.sleep(0)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    return 1e3 * longest
-
-
-def write_eight(folder: Path, played: Trajectory) -> None:
-    run = run_in(folder)
-    for _ in range(8):
-        run.trajectory(played, "train")
-    run.close()
-
-
 def size(folder: Path, played: Trajectory) -> float:
     """Return the bytes per token on disk."""
     path = folder / f"{len(played.turns)}.jsonl"
@@ -132,7 +107,6 @@ def measure(args: argparse.Namespace) -> list[str]:
     ids = vocabulary.encode("\n".join(topics[name] for name in sorted(topics)), bos=False, eos=False)
     ways: dict[str, list[tuple[float, float, float, float]]] = {"episode": [], "messages alone": []}
     lengths: dict[int, list[float]] = {turns: [] for turns in (1, 10, 50, 100)}
-    pauses, alone = [], []
     with tempfile.TemporaryDirectory() as name:
         for number in range(args.repeats):
             folder = Path(name, str(number))
@@ -142,19 +116,10 @@ def measure(args: argparse.Namespace) -> list[str]:
             played = episode(TURNS, vocabulary, ids, rng)
             ways["episode"].append((size(folder, played), *written(folder / "run", played)))
             ways["messages alone"].append(dumped(folder, played))
-            pauses.append(asyncio.run(longest_pause(partial(write_eight, folder / "eight", played))))
-            alone.append(asyncio.run(longest_pause(partial(time.sleep, 0.1))))
     columns = [f"{TURNS} turns of 1,000 tokens", "bytes a token", "event loop, ms", "all threads, ms", "to read, ms"]
-    return [
-        *table(columns, [(way, *map(spread, zip(*taken, strict=True))) for way, taken in ways.items()]),
-        "",
-        "Aim: at most 12 bytes a token, none of it on the event loop. Longest pause of the event loop, ms: "
-        f"{spread(pauses)} while eight are written, {spread(alone)} beside a thread that sleeps for 100 ms.",
-        "",
-        *table(["turns", *map(str, lengths)], [("bytes a token", *map(spread, lengths.values()))]),
-        "",
-        ABOUT,
-    ]
+    rows = [(way, *map(spread, zip(*taken, strict=True))) for way, taken in ways.items()]
+    sizes = table(["turns", *map(str, lengths)], [("bytes a token", *map(spread, lengths.values()))])
+    return [*table(columns, rows), "", *sizes]
 
 
 if __name__ == "__main__":

@@ -1,15 +1,9 @@
-"""Measure the pages of `forge-env view` on a run of 100,000 episodes: processor time of server and browser.
+"""Measure the pages of `forge-env view` on a run of 100,000 episodes: processor time of the server.
 
-    python -m benchmarks view [--episodes 100000] [--folder PATH] [--record]
-
-The run is synthetic (tests/forge_env/view/made.py): 8 episodes per group, 60 groups per step. Each value is the
-processor time of all threads of the server process for one page, as the minimum of the repeats. The first request of a
-page computes answers that later requests take from a cache, which is valid until the index changes; its value is the
-minimum over three servers. "After a change" is again a first request, after 8 new episodes. Resources that the server
-loads before the first request (templates, numpy, lexers) have a separate row.
-
-32,000 tokens are drawn in headless Chromium: processor time of the page's main thread (script, style, layout and paint,
-as in the DevTools protocol's TaskDuration), from the click on "Tokens" until they are coloured.
+A made-up run of 8 episodes per group, 60 groups per step (`tests/forge_env/view/made.py`). Each value is the processor
+time of all threads of the server for one page, as the minimum of the repeats. The first request of a page computes
+answers that later ones take from a cache, which is valid until the index changes; its value is the minimum over three
+servers.
 """
 
 from __future__ import annotations
@@ -17,18 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 
@@ -42,12 +31,6 @@ from forge_env.view.rendering import static_files
 from forge_env.view.runs import Runs
 from forge_env.view.server import Guard
 from tests.forge_env.view.made import GROUP, TOKENIZER, episode, reply, training_run
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, CDPSession
-
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 GROUPS = 60
 LONG = "/run/long/t/eval/long"
@@ -85,66 +68,6 @@ def long_episode(folder: Path) -> None:
         writer.write(Trajectory("long", "made", "long", split="eval", turns=turns, reward=1.0))
 
 
-@contextmanager
-def shown(root: Path, **environment: str) -> Iterator[tuple[str, Browser]]:
-    """Start `forge-env view` on a folder with extra environment variables; yields its first address and a browser."""
-    from playwright.sync_api import sync_playwright
-
-    command = [Path(sys.executable).with_name("forge-env"), "view", root, "--no-browser", "--port", "0"]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}) as process,
-        sync_playwright() as playwright,
-    ):
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().rsplit(" at ", 1)[1].split()[0]
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-            yield address, browser
-            browser.close()
-        finally:
-            process.terminate()
-
-
-def drawn(root: Path, cache: Path, path: str, repeats: int) -> tuple[float, float]:
-    """Return the milliseconds of page work to draw the tokens of an episode, and to recolour them."""
-
-    def worked(session: CDPSession) -> float:
-        metrics = session.send("Performance.getMetrics")["metrics"]
-        return 1000 * float(next(item["value"] for item in metrics if item["name"] == "TaskDuration"))
-
-    first, again = [], []
-    with shown(root, FORGE_ENV_CACHE=str(cache)) as (address, browser):
-        for _ in range(repeats):
-            page = browser.new_page()
-            page.set_default_timeout(60_000)
-            page.goto(address, wait_until="load")
-            page.goto(address.partition("/?")[0] + path, wait_until="load")
-            page.wait_for_selector("body[data-ready]")
-            session = page.context.new_cdp_session(page)
-            session.send("Performance.enable", {"timeDomain": "threadTicks"})
-            before = worked(session)
-            page.get_by_role("link", name="Tokens").click()
-            page.wait_for_selector("[data-tokens][data-painted]")
-            page.screenshot()
-            first.append(worked(session) - before)
-            before = worked(session)
-            page.get_by_label("policy version").check()
-            page.wait_for_url("**colour=version**")
-            again.append(worked(session) - before)
-            page.close()
-    return min(first), min(again)
-
-
-def append(folder: Path, version: int) -> None:
-    """Append 8 episodes of a new group to the run."""
-    records = folder / "trajectories" / "train.jsonl"
-    number = records.stat().st_size
-    chance = random.Random(number)
-    with TrajectoryWriter(records) as writer:
-        for member in range(GROUP):
-            writer.write(episode(1_000_000_000 + number, member, version, 0.9, chance))
-
-
 def opened(folder: Path, repeats: int) -> float:
     """Return the seconds to index a run, as the minimum of the repeats."""
     times = []
@@ -174,7 +97,7 @@ def smallest(found: list[list[list[Any]]]) -> list[list[object]]:
     return result
 
 
-async def pages(root: Path, cache: Path, repeats: int, version: int) -> list[list[object]]:
+async def pages(root: Path, cache: Path, repeats: int) -> list[list[object]]:
     """Measure the pages of one server that starts without an index."""
     shown = Pages(Runs(root, cache))
     started = time.process_time()
@@ -205,13 +128,6 @@ async def pages(root: Path, cache: Path, repeats: int, version: int) -> list[lis
 
             once, again = await measured(get, repeats)
             rows.append([what, f"{1000 * once:.0f}", f"{1000 * again:.0f}"])
-        changed = []
-        for _ in range(repeats):
-            append(root / "big", version)
-            started = time.process_time()
-            assert (await client.get("/run/big")).status_code == 200
-            changed.append(time.process_time() - started)
-        rows.insert(2, ["overview after a change", f"{1000 * min(changed):.0f}", ""])
     return rows
 
 
@@ -224,25 +140,13 @@ def measure(args: argparse.Namespace) -> list[str]:
         records = root / "big" / "trajectories" / "train.jsonl"
         size, index_size = records.stat().st_size, index_path(records).stat().st_size
         rows: list[list[object]] = [["opened from index rows", f"{1000 * opened(root / 'big', args.repeats):.0f}", ""]]
-        version = args.episodes // (GROUP * GROUPS)
-        rows += smallest([asyncio.run(pages(root, cache / str(n), args.repeats, version)) for n in range(SERVERS)])
-        tokens, recoloured = drawn(root, cache, LONG, args.repeats)
-        rows.append(["32,000 tokens, in the browser", f"{tokens:.0f}", ""])
-        rows.append(["coloured by something else", f"{recoloured:.0f}", ""])
-        index_path(records).rename(Path(scratch) / "index")
-        rows.insert(1, ["opened without", f"{1000 * opened(root / 'big', 1):.0f}", ""])
-        shutil.move(Path(scratch) / "index", index_path(records))
+        rows += smallest([asyncio.run(pages(root, cache / str(n), args.repeats)) for n in range(SERVERS)])
     loaded = sum(len(content) for name, content in static_files().items() if not name.endswith(".txt"))
     return [
-        f"{args.episodes:,} episodes, {size / 1e6:.0f} MB, and {index_size / 1e6:.0f} MB of index rows.",
-        "",
         *table(["what", "first, ms of CPU", "again"], rows),
         "",
-        "Without index rows the pages are there at once and the records are read in the background. Of the 32,000 "
-        "tokens the turns in sight are drawn; the others are when they come into sight. On two cores, what others do "
-        "beside it makes these figures larger.",
-        "",
-        f"Scripts, styles and pictures of a page weigh {loaded / 1000:.0f} kB, not compressed.",
+        f"{args.episodes:,} episodes: {size / 1e6:.0f} MB of records, {index_size / 1e6:.0f} MB of index rows. "
+        f"Scripts, styles and pictures of a page: {loaded / 1000:.0f} kB, not compressed.",
     ]
 
 

@@ -1,13 +1,9 @@
 """Measure weight sync: from the trainer's push until the generator has copied every tensor into its model.
 
-On one host and between two, relative to one copy of the same bytes.
-
-python -m benchmarks weights [--megabytes 3.5 1024] [--repeats 5] [--hosts 1 2] [--record]
-
-As in a run, there are two processes, and one sends the other the location of its weights. Compared in the same run:
-both values of `weights.transport`, TorchStore with each tensor put separately, and one copy of the bytes: `memcpy` on
-one host; between two, a TCP connection into memory that was allocated before. The two hosts are workers
-(`forge-env worker`) at loopback addresses of this machine, for root in separate namespaces.
+As in a run, there are two processes, and one sends the other the location of its weights. Two hosts are workers
+(`forge-env worker`) at loopback addresses of this machine, for root in separate namespaces. One copy is `memcpy` on one
+host, and a TCP connection into memory that was allocated before between two. Aims for `shared` and large weights: at
+most 4 on one host, at most 3 between two. For small ones the two calls take longer than the bytes.
 """
 
 from __future__ import annotations
@@ -226,11 +222,7 @@ def measure(args: argparse.Namespace) -> list[str]:
             stages = [spread(ms[name]) if (name := f"{way} {stage}") in ms else "" for stage in ("push", "pull")]
             of_floor = statistics.median(ms[way]) / statistics.median(ms[floor])
             rows.append([hosts, f"{size:g} MB", way, *stages, spread(ms[way]), f"{of_floor:.1f}"])
-    about = (
-        "One copy is `memcpy` on one host, and a TCP connection between two. Aims for `shared` and large weights: at "
-        "most 4 on one host, at most 3 between two. For small ones the two calls take longer than the bytes."
-    )
-    return [*table(["hosts", "size", "way", "push ms", "pull ms", "together ms", "times one copy"], rows), "", about]
+    return table(["hosts", "size", "way", "push ms", "pull ms", "together ms", "times one copy"], rows)
 
 
 if __name__ == "__main__":

@@ -12,20 +12,24 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.view import shown  # noqa: E402
 from tests.forge_env.view.made import training_run  # noqa: E402
 
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 Scheme = Literal["light", "dark"]
 READY = {"[data-charts]": "[data-charts][data-drawn]", "[data-timeline]": "[data-timeline][data-drawn]"}
 READY["[data-tokens]"] = "[data-tokens][data-painted]"
@@ -88,6 +92,24 @@ def everything(run: str, episode: str, group: str) -> list[Picture]:
         for width in (360, 1280, 2560)
         for scheme in schemes
     ]
+
+
+@contextmanager
+def shown(root: Path) -> Iterator[tuple[str, Browser]]:
+    """Start `forge-env view` on a folder; yields its first address and a browser."""
+    command = [Path(sys.executable).with_name("forge-env"), "view", root, "--no-browser", "--port", "0"]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        sync_playwright() as playwright,
+    ):
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().rsplit(" at ", 1)[1].split()[0]
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+            yield address, browser
+            browser.close()
+        finally:
+            process.terminate()
 
 
 def take(browser: Browser, address: str, pictures: list[Picture], out: Path) -> None:

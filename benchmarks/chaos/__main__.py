@@ -27,20 +27,19 @@ from benchmarks.chaos.runs import Death
 from benchmarks.frame import record, table
 
 DEATHS_OF_A_CHAIN = 10
-HOW = (
-    "Killed or stopped processes never come back; starved ones get a twentieth of the CPU for 12 s; the controller "
-    "is stopped as long. Healed: the run continued; survived: nothing had to end; resumed: the run ended with the "
-    "cause, and the next continued. Seconds are medians: until the role had a new process or the run ended, and "
-    "until the next trained step. No group was trained twice or lost, no episode was counted twice, and nothing was "
-    "left behind. Synchronous runs end with the weights of an undisturbed run, to the bit."
+DEATHS = (
+    "Killed or stopped processes never come back; starved ones get a twentieth of the CPU for 12 s; the controller is "
+    "stopped as long. Healed: the run continued; survived: nothing had to end; resumed: the run ended with the cause, "
+    "and the next continued. Seconds are medians: until the role had a new process or the run ended, and until the "
+    "next trained step. No group was trained twice or lost, no episode was counted twice, and nothing was left behind. "
+    "Synchronous runs end with the weights of an undisturbed run, to the bit."
 )
 MINIATURE = (
     "Command, run folder, checkpoints, records, summary and report are those of every run; the trainer "
     "(`tests/miniature.py`) has a chain of checksums as weights, and neither actors nor sandboxes. An outcome is the "
     "exit codes of the run and of the resumed one, whose result equals an undisturbed run's. A full disk is a tmpfs, "
-    "read-only and immutable folders are a bind mount and `chattr +i`, the slow disk is a FUSE file system, the "
-    "clock is a preloaded library (`tests/trainers/loop/clock.c`). Moments: start-up, first evaluation, training, "
-    "checkpoint write, final evaluation and report."
+    "read-only and immutable folders are a bind mount and `chattr +i`, slow disk and clock are preloaded libraries. "
+    "Moments: start-up, first evaluation, training, checkpoint write, final evaluation and report."
 )
 
 
@@ -129,7 +128,7 @@ def main() -> int:
     wrong += sum(bool(death.problems) for death in deaths)
     print("\n".join(lines(deaths)))
     if options.record:
-        name, command, title, how = "chaos", "make chaos", "Deaths", HOW
+        name, command, title, how = "chaos", "make chaos", "Deaths", DEATHS
         if options.method:
             name, command = "faults", f"make chaos ARGS='--method {options.method}'"
             title, how = "Faults of a miniature run", MINIATURE

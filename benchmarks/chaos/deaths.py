@@ -7,7 +7,6 @@ no episode counted twice; no process, shared memory, temporary file or container
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import time
 from contextlib import suppress
@@ -15,21 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.chaos.runs import (
-    END_S,
-    SHORT,
-    START_S,
-    STEP_S,
-    SYNCHRONOUS,
-    WATCHDOG_S,
-    Death,
-    Run,
-    check_counts,
-    check_groups,
-    final_weights,
-    left_over,
-    shared_memory,
-)
+from benchmarks.chaos.runs import END_S, SHORT, START_S, STEP_S, SYNCHRONOUS, WATCHDOG_S, Death, Run, Scene
 
 STARVE_S = 12.0
 STEPS_A_DEATH = 3
@@ -44,7 +29,7 @@ ASKED = {"interrupted": signal.SIGINT, "terminated": signal.SIGTERM, "hung up": 
 """Signals by kind for ends requested by a user."""
 
 
-class Chain:
+class Chain(Scene):
     """A training run with random deaths, healed or resumed after each, and finally trained to completion.
 
     Args:
@@ -58,55 +43,35 @@ class Chain:
 
     def __init__(self, seed: str, place: Path, cache: Path, count: int, engine: str, only: str) -> None:
         self.random = random.Random(seed)
-        self.seed, self.place, self.cache, self.count = seed, place, cache, count
+        self.seed, self.count = seed, count
         self.only = [each.partition(":")[::2] for each in only.split(",")]
-        self.settings: dict[str, object] = {
+        settings: dict[str, object] = {
             **SHORT,
             **SHAPES[self.random.randrange(len(SHAPES))],
             "sandbox.engine": engine,
             "grpo.steps": STEPS_A_DEATH * (count + 1),
             "seed": self.random.randrange(100),
         }
+        self.synchronous = settings["grpo.max_off_policy_steps"] == 0
         self.deaths: list[Death] = []
-        self.problems: list[str] = []
-        """Problems of the chain as a whole."""
-        self._shm = shared_memory()
-        self._run: Run | None = None
-        self._owners: set[str] = set()
+        super().__init__(place, cache, settings, [])
 
     def play(self) -> None:
-        """Play the whole chain; a run still alive afterwards is killed."""
+        """Play the whole chain, and check everything that its runs left behind."""
+        run = self.start()
         try:
-            self._play()
+            while len(self.deaths) < self.count and not self.problems and (when := self._moment(run)):
+                self.deaths.append(self._kill_something(run, when))
+                print(self.deaths[-1], flush=True)
+                if self.deaths[-1].outcome == "done":
+                    break
+                if run.ended:
+                    run = self.start(resume=(self.folder / "config.yaml").exists())
+            self._finish(run)
         finally:
-            if self._run is not None and not self._run.ended:
-                self._run.process.kill()
-                self._run.process.wait()
-
-    def _play(self) -> None:
-        run = self._start()
-        while len(self.deaths) < self.count and not self.problems:
-            if (when := self._moment(run)) is None:
-                break
-            death = self._kill_something(run, when)
-            self.deaths.append(death)
-            print(death, flush=True)
-            if death.outcome == "done":
-                break
-            if run.ended:
-                self._owners |= run.owners
-                run = self._start()
-        self._finish(run)
-
-    @property
-    def synchronous(self) -> bool:
-        """Whether the final weights are reproducible."""
-        return self.settings["grpo.max_off_policy_steps"] == 0
-
-    def _start(self) -> Run:
-        begun = (self.place / "runs" / "chaos" / "config.yaml").exists()
-        self._run = Run(self.place, self.cache, self.settings, resume=begun)
-        return self._run
+            self.close()
+        ended = f"chain {self.seed}: {len(self.deaths)} deaths, {max(run.steps, default=0)} steps"
+        print("\n   ! ".join([ended, *self.problems]), flush=True)
 
     # --- one death
 
@@ -114,21 +79,21 @@ class Chain:
         """Wait for a random moment of the run; return its phase, or None if the run has ended or makes no progress."""
         seconds = self.random.uniform(1.0, 15.0)
         if self.random.random() < 0.2 and not run.steps:
-            run.until(lambda: run.age >= seconds, seconds + 1)
+            run.poll(lambda: run.age >= seconds, seconds + 1)
             return None if run.ended else "start-up"
         wanted = len(run.steps) + self.random.randint(1, 2)
-        if run.until(lambda: run.steps, START_S) and run.steps:
+        if run.poll(lambda: run.steps, START_S) and run.steps:
             for death in self.deaths:
                 if death.back_s is None:
                     death.back_s = time.monotonic() - death.at
-            run.until(lambda: len(run.steps) >= wanted, STEP_S)
+            run.poll(lambda: len(run.steps) >= wanted, STEP_S)
         if len(run.steps) >= wanted:
             until = time.monotonic() + self.random.uniform(0.0, 2.0)
-            run.until(lambda: time.monotonic() >= until, 3.0)
+            run.poll(lambda: time.monotonic() >= until, 3.0)
             if not run.ended:
                 return "training"
         if not run.ended or run.process.returncode:
-            self.problems.append(f"a run trains no further, and nothing was done to it: {run.said[-400:]}")
+            self.problems.append(f"a run trains no further, and nothing was done to it: {run.cause}\n{run.said[-400:]}")
         return None
 
     def _kill_something(self, run: Run, when: str) -> Death:
@@ -151,7 +116,7 @@ class Chain:
                 death.noticed_s = time.monotonic() - death.at
             return len(run.steps) >= trained + 2
 
-        if run.until(goes_on, STEP_S if when == "training" else START_S) and not run.ended:
+        if run.poll(goes_on, STEP_S if when == "training" else START_S) and not run.ended:
             death.outcome = "survived" if death.noticed_s is None else "healed"
             death.back_s = time.monotonic() - death.at
         elif run.ended:
@@ -180,41 +145,21 @@ class Chain:
         if death.role != "controller" and death.role not in death.cause:
             death.problems.append(f"whose end it was is not said: {death.cause}")
 
-    # --- the end of the chain
-
     def _finish(self, run: Run) -> None:
-        """Wait until the last run completes, and check everything that the runs left behind."""
-        if not run.until(lambda: not run.look() or run.ended, START_S + STEP_S, watch_end=False):
+        """Wait until the last run completes, and check it."""
+        if not run.poll(lambda: not run.look() or run.ended, START_S + STEP_S, watch_end=False):
             self.problems.append(run.hung())
         if run.process.wait() != 0:
-            self.problems.append(f"the last run ended with code {run.process.returncode}: {run.said[-600:]}")
+            self.problems.append(
+                f"the last run ended with code {run.process.returncode}: {run.cause}\n{run.said[-600:]}"
+            )
         else:
             now = time.monotonic()
             for death in self.deaths:
                 if death.back_s is None and death.outcome != "done":
                     death.back_s = now - death.at  # upper bound
-            self.problems += [*check_groups(run.folder), *check_counts(run.folder, self.settings)]
-            self._compare(run)
+            self.check(run)
         self.problems += run.leave_nothing()
-        self._owners |= run.owners
-        self.problems += left_over(self.place, self._shm, expected=["runs", run.output.name], owners=self._owners)
-        ended = f"chain {self.seed}: {len(self.deaths)} deaths, {max(run.steps, default=0)} steps"
-        print("\n   ! ".join([ended, *self.problems]), flush=True)
-
-    def _compare(self, run: Run) -> None:
-        """Compare the final weights of a synchronous chain with those of an undisturbed run."""
-        if not self.synchronous:
-            return
-        digest = final_weights(run.folder)
-        shutil.rmtree(run.folder)
-        twin = Run(self.place, self.cache, self.settings, resume=False)
-        if twin.process.wait() != 0:
-            self.problems.append(f"the undisturbed run ended with code {twin.process.returncode}: {twin.said[-400:]}")
-        elif final_weights(twin.folder) != digest:
-            self.problems.append("the final weights are not those of an undisturbed run")
-        else:
-            print(f"chain {self.seed}: the final weights are those of an undisturbed run, to the bit", flush=True)
-        self.problems += twin.leave_nothing()
 
 
 def hurt(victim: psutil.Process, kind: str, *, for_good: bool) -> None:

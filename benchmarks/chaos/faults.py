@@ -12,34 +12,21 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.chaos.runs import (
-    END_S,
-    SHORT,
-    START_S,
-    STEP_S,
-    SYNCHRONOUS,
-    Death,
-    Run,
-    check_counts,
-    check_groups,
-    final_weights,
-    left_over,
-    shared_memory,
-)
+from benchmarks.chaos.runs import END_S, ROOT, SHORT, START_S, STEP_S, SYNCHRONOUS, Death, Run
+from benchmarks.chaos.runs import Scene as AnyScene
 from forge_env.trajectory_index import IndexReader, is_index
 
 STEPS = 6
 SETTINGS: dict[str, object] = {**SHORT, **SYNCHRONOUS, "grpo.steps": STEPS, "seed": 5, "watchdog.end_s": START_S}
 DAY_S = 86_400
-ROOT = Path(__file__).parents[2]
 CLOCK = ROOT / "tests" / "trainers" / "loop" / "clock.c"
+SLOW = Path(__file__).with_name("slow_disk.c")
 PRIVATE_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"', "sh")
 """Prefix that runs a command with a private /dev/shm, removed when the command ends."""
 
@@ -58,31 +45,13 @@ MOMENTS: dict[str, Callable[[Run], object]] = {
 }
 
 
-class Scene:
-    """One scenario: runs and a fault.
+class Scene(AnyScene):
+    """Runs with a fault, and the result."""
 
-    Attributes:
-        place: working directory and TMPDIR.
-        cache: folder for models and the undisturbed run.
-        death: the result.
-    """
-
-    def __init__(self, death: Death, place: Path, cache: Path, settings: Mapping[str, object]) -> None:
-        self.death, self.place, self.cache = death, place, cache
-        self.settings = {**SETTINGS, **settings}
-        self.folder = place / "runs" / "chaos"
-        self.variables = {"PYTHONPATH": str(ROOT)}
-        self.prefix: tuple[str, ...] = ()
-        self.runs: list[Run] = []
-        self._memory = shared_memory()
-
-    def start(self, *, resume: bool = False, output: str = "chaos.out", more: int = 0) -> Run:
-        """Start or resume the run, with `more` steps than usual."""
-        options = {"output": output, "prefix": self.prefix, "variables": self.variables}
-        settings = {**self.settings, "grpo.steps": STEPS + more}
-        run = Run(self.place, self.cache, settings, resume=resume, **options)  # type: ignore[arg-type]
-        self.runs.append(run)
-        return run
+    def __init__(self, name: str, place: Path, cache: Path, settings: Mapping[str, object]) -> None:
+        role, _, kind = name.partition(" ")
+        self.death = Death(seed="", role=role, kind=kind, when="")
+        super().__init__(place, cache, {**SETTINGS, **settings}, self.death.problems)
 
     def start_until(self, moment: str) -> Run:
         """Start the run and wait for a moment of it."""
@@ -93,19 +62,14 @@ class Scene:
 
     def reach(self, run: Run, moment: str) -> None:
         """Wait for a moment of a run, by its key in `MOMENTS`."""
-        came = run.until(lambda: MOMENTS[moment](run), START_S + STEP_S, every=0.02)
+        came = run.poll(lambda: MOMENTS[moment](run), START_S + STEP_S, every=0.02)
         self.expect(came, f"{moment} never came: {run.said[-400:]}")
         run.look()
 
-    def expect(self, true: object, problem: str) -> None:
-        """Record a problem unless `true`."""
-        if not true:
-            self.death.problems.append(problem)
-
     def end(self, run: Run, *codes: int, says: str = "", within: float = END_S) -> None:
         """Wait until a run ends; check its exit code, its output, and that nothing is left of it."""
-        if not run.until(lambda: run.ended or not run.look(), within, watch_end=False, every=1.0):
-            self.death.problems.append(run.hung())
+        if not run.poll(lambda: run.ended or not run.look(), within, watch_end=False, every=1.0):
+            self.problems.append(run.hung())
         else:
             code = run.process.wait()
             self.death.outcome += f", then {code}" if self.death.outcome else f"exit {code}"
@@ -114,47 +78,20 @@ class Scene:
             self.expect(re.search(says, run.said), f"it doesn't say {says!r}: {run.said[-600:]}")
         if run.process.returncode:
             self.death.noticed_s = self.death.noticed_s or time.monotonic() - self.death.at
-        self.death.problems += run.leave_nothing()
+        self.problems += run.leave_nothing()
 
     def resume(self) -> None:
         """Resume the run and wait until it completes like an undisturbed one."""
         run, begun = self.start(resume=(self.folder / "config.yaml").exists()), time.monotonic()
-        self.expect(run.until(lambda: run.steps or run.ended, START_S), "it trains no further")
+        self.expect(run.poll(lambda: run.steps or run.ended, START_S), "it trains no further")
         self.death.back_s = time.monotonic() - begun
         self.finish(run)
 
     def finish(self, run: Run) -> None:
         """Wait until a run completes, and check that it did so like an undisturbed one."""
         self.end(run, 0, within=START_S + STEP_S)
-        if run.process.returncode:
-            return
-        self.expect(
-            final_weights(run.folder) == undisturbed(self)[1], "the weights are not those of an undisturbed run"
-        )
-        self.death.problems += [*check_groups(run.folder), *check_counts(run.folder, self.settings)]
-        self.expect((run.folder / "report.html").exists(), "there is no report")
-
-    def close(self) -> None:
-        """Check what all runs have left behind."""
-        for run in self.runs:
-            if not run.ended:
-                self.death.problems.append(run.hung())
-                self.death.problems += run.leave_nothing()
-        expected = ["runs", "aside", "clock", "clock.so", *(run.output.name for run in self.runs)]
-        owners = {name for run in self.runs for name in run.owners}
-        self.death.problems += left_over(self.place, self._memory, expected=expected, owners=owners)
-
-
-def undisturbed(scene: Scene) -> tuple[Path, str]:
-    """Return the folder of a completed, undisturbed run with the same settings, and a digest of its weights."""
-    root = scene.cache / f"undisturbed-{scene.settings.get('method', 'grpo')}"
-    if not (root / "runs" / "chaos" / "report.html").exists():
-        shutil.rmtree(root, ignore_errors=True)
-        root.mkdir(parents=True)
-        twin = Run(root, scene.cache, scene.settings, resume=False, variables=scene.variables)
-        if twin.process.wait(START_S + STEP_S) or twin.leave_nothing():
-            raise RuntimeError(f"the undisturbed run ended with code {twin.process.returncode}: {twin.said[-400:]}")
-    return root / "runs" / "chaos", final_weights(root / "runs" / "chaos")
+        if not run.process.returncode:
+            self.check(run)
 
 
 def command(*words: object) -> None:
@@ -215,7 +152,7 @@ def disk_full(how: str, scene: Scene) -> None:
             command("mount", "-o", f"remount,nr_inodes={used.f_files - used.f_ffree}", runs)
         else:
             fill(runs / "fill")
-        scene.expect(run.until(lambda: "disk is full" in run.said, STEP_S), "it does not say that the disk is full")
+        scene.expect(run.poll(lambda: "disk is full" in run.said, STEP_S), "it does not say that the disk is full")
         scene.death.noticed_s = time.monotonic() - scene.death.at
 
         def still_full() -> bool:
@@ -225,7 +162,7 @@ def disk_full(how: str, scene: Scene) -> None:
         if "stopped" in how:
             for _ in range(2):  # after the first signal the run still waits for space for its checkpoint
                 run.process.send_signal(signal.SIGTERM)
-                run.until(still_full, 10)
+                run.poll(still_full, 10)
             scene.end(run, 130, says="--resume")
         if inodes:
             command("mount", "-o", "remount,nr_inodes=10k", runs)
@@ -242,7 +179,7 @@ def memory_full(moment: str, scene: Scene) -> None:
     scene.prefix = PRIVATE_MEMORY
     run = scene.start_until(moment)
     fill(Path(f"/proc/{run.process.pid}/root/dev/shm/fill"))
-    run.until(lambda: run.ended, STEP_S + END_S)
+    run.poll(lambda: run.ended, STEP_S + END_S)
     if run.ended and run.process.returncode:
         scene.end(run, 1, says="shared memory|/dev/shm")
         scene.resume()
@@ -285,12 +222,17 @@ def folder_gone(how: str, scene: Scene) -> None:
         scene.resume()
 
 
+def preload(source: Path, scene: Scene) -> None:
+    """Load a C library before all others in every process of the runs."""
+    library = scene.place / "preload.so"
+    command("cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl")
+    scene.variables["LD_PRELOAD"] = str(library)
+
+
 def slow_disk(scene: Scene) -> None:
-    """Run on a file system that delays every open, write and fsync."""
-    behind, runs = scene.place / "aside", scene.place / "runs"
-    behind.mkdir()
-    with mounted(runs, sys.executable, "-m", "benchmarks.chaos.slow_disk", behind):
-        scene.finish(scene.start())
+    """Delay every write to a file, every fsync and every change of a name, as a busy network disk does."""
+    preload(SLOW, scene)
+    scene.finish(scene.start())
 
 
 # --- damaged files and occupied names
@@ -322,7 +264,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
 def damaged(what: str, scene: Scene) -> None:
     """Damage a file of a completed run: a checkpoint is refused with a fix, applied here; other files are repaired."""
     name, damage = DAMAGE[what]
-    shutil.copytree(undisturbed(scene)[0], scene.folder, symlinks=True)
+    shutil.copytree(scene.undisturbed(), scene.folder, symlinks=True)
     damage(scene.folder / name)
     scene.death.at = time.monotonic()
     if name.startswith(CHECKPOINT):
@@ -356,7 +298,7 @@ def at_once(scene: Scene) -> None:
     """Start two runs of one name at the same time: exactly one of them runs."""
     one, two = scene.start(), scene.start(output="other.out")
     scene.death.at = time.monotonic()
-    one.until(lambda: one.ended or two.ended, END_S, watch_end=False)
+    one.poll(lambda: one.ended or two.ended, END_S, watch_end=False)
     first, second = (two, one) if one.ended else (one, two)
     scene.end(second, 2, says="another process|exists already")
     scene.finish(first)
@@ -364,10 +306,10 @@ def at_once(scene: Scene) -> None:
 
 def clock_jumps(days: int, scene: Scene) -> None:
     """Set the wall clock of all processes days ahead and back during the run; correct it for the final evaluation."""
-    clock, library = scene.place / "clock", scene.place / "clock.so"
-    command("cc", "-shared", "-fPIC", "-O1", "-o", library, CLOCK, "-ldl")
+    clock = scene.place / "clock"
     clock.write_bytes(struct.pack("q", 0))
-    scene.variables |= {"LD_PRELOAD": str(library), "CLOCK_FILE": str(clock)}
+    preload(CLOCK, scene)
+    scene.variables["CLOCK_FILE"] = str(clock)
     run = scene.start()
     for moment, ahead in (("start-up", days), ("training", -days), ("final evaluation", 0)):
         scene.reach(run, moment)
@@ -406,10 +348,9 @@ def play(name: str, place: Path, cache: Path, settings: Mapping[str, object]) ->
     Raises:
         NotPossibleError: this machine lacks what the fault needs.
     """
-    role, _, kind = name.partition(" ")
-    scene = Scene(Death(seed="", role=role, kind=kind, when=""), place, cache, settings)
+    scene = Scene(name, place, cache, settings)
     cache.mkdir(parents=True, exist_ok=True)
-    undisturbed(scene)
+    scene.undisturbed()
     try:
         FAULTS[name](scene)
     finally:

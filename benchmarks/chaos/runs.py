@@ -1,4 +1,4 @@
-"""A training run started like a user's, and checks of the run and the machine after its end."""
+"""Training runs started like a user's, and checks of the runs and the machine after their end."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ import psutil
 
 from sandboxes import owner
 from sandboxes.local import cgroups
+from trainers.rehearsal.acceptance import Training
 
-NOTHING: Mapping[str, str] = {}
+ROOT = Path(__file__).parents[2]
+ASIDE = ("aside", "clock", "preload.so")
+"""Files that faults make beside the runs."""
 END_S = 60.0
 """Limit for the end of a run that does not heal."""
 WATCHDOG_S = 120.0
@@ -87,7 +90,7 @@ class Death:
         return "\n   ! ".join([f"{text}  {self.cause[:150]}", *self.problems])
 
 
-class Run:
+class Run(Training):
     """One process of `forge-env train`.
 
     Args:
@@ -107,38 +110,30 @@ class Run:
         settings: Mapping[str, object],
         *,
         resume: bool,
-        output: str = "chaos.out",
-        prefix: Sequence[str] = (),
-        variables: Mapping[str, str] = NOTHING,
+        output: str,
+        prefix: Sequence[str],
+        variables: Mapping[str, str],
     ) -> None:
-        self.folder = place / "runs" / "chaos"
-        self.output = place / output
+        folder, self.output = place / "runs" / "chaos", place / output
+        log = folder / "run.log"
+        self._log_from = log.stat().st_size if log.exists() else 0
+        self._said_from = self.output.stat().st_size if self.output.exists() else 0
         keys = [f"{key}={value}" for key, value in settings.items()]
-        command = [*prefix, sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", "chaos", *keys]
-        environment = {**os.environ, "FORGE_ENV_CACHE": str(cache), "TMPDIR": str(place), **variables}
-        self._log_from = self._log_size()
-        self._rows_from = len(self._lines())
-        with self.output.open("a") as output_file:
-            self._said_from = output_file.tell()
-            self.process = subprocess.Popen(
-                [*command, "--resume"] if resume else command,
-                cwd=place,
-                stdin=subprocess.DEVNULL,
-                stdout=output_file,
-                stderr=output_file,
-                env=environment,
-                start_new_session=True,
-            )
+        super().__init__(
+            folder,
+            ["coding_rlvr.yaml", "--name", "chaos", *keys, *["--resume"] * resume],
+            self.output,
+            prefix=prefix,
+            variables={"FORGE_ENV_CACHE": str(cache), "TMPDIR": str(place), **variables},
+            cwd=place,
+            start_new_session=True,
+        )
         self._started = time.monotonic()
         self.family: dict[int, psutil.Process] = {}
         self.owners: set[str] = set()
         """Owners of containers and control groups of this run."""
 
     # --- output
-
-    def _log_size(self) -> int:
-        log = self.folder / "run.log"
-        return log.stat().st_size if log.exists() else 0
 
     @property
     def log(self) -> str:
@@ -152,17 +147,6 @@ class Run:
     def said(self) -> str:
         """Terminal output of this run."""
         return self.output.read_bytes()[self._said_from :].decode(errors="replace")
-
-    def _lines(self) -> list[str]:
-        with suppress(FileNotFoundError):
-            return (self.folder / "metrics.jsonl").read_text().splitlines()
-        return []
-
-    @property
-    def steps(self) -> list[int]:
-        """Steps that this run has trained."""
-        rows = [json.loads(line) for line in self._lines()[self._rows_from :] if line.endswith("}")]
-        return [row["step"] for row in rows if "staleness/max" in row]
 
     @property
     def age(self) -> float:
@@ -194,7 +178,7 @@ class Run:
                         roles.setdefault("sandbox", []).append(process)
         return roles
 
-    def until(self, true: Callable[[], object], seconds: float, *, watch_end: bool = True, every: float = 0.1) -> bool:
+    def poll(self, true: Callable[[], object], seconds: float, *, watch_end: bool = True, every: float = 0.1) -> bool:
         """Poll a condition of the run, which offers no event; return whether it became true in time."""
         deadline = time.monotonic() + seconds
         while not true():
@@ -289,12 +273,6 @@ def containers() -> set[str]:
     return set(subprocess.run(words, check=False, capture_output=True, text=True).stdout.split())
 
 
-def final_weights(folder: Path) -> str:
-    """Return a digest of the newest checkpoint's weights."""
-    newest = max((folder / "checkpoints").glob("step-*"))
-    return hashlib.sha256((newest / "model" / "model.safetensors").read_bytes()).hexdigest()
-
-
 def trained_groups(folder: Path) -> dict[int, list[int]]:
     """Return the groups trained in every step; for repeated steps, those of the last time."""
     result: dict[int, list[int]] = {}
@@ -334,3 +312,77 @@ def check_counts(folder: Path, settings: dict[str, object]) -> list[str]:
     if replaced or counted == expected:
         return []
     return [f"{counted} episodes are counted, {expected} were played for the groups that were trained"]
+
+
+class Scene:
+    """Runs of one folder, one after the other, and the requirements that they violated.
+
+    Args:
+        place: empty folder with a short name, the working directory and TMPDIR of the runs.
+        cache: folder for models and the undisturbed run.
+        settings: keys of the recipe.
+        problems: receives the violated requirements.
+    """
+
+    def __init__(self, place: Path, cache: Path, settings: dict[str, object], problems: list[str]) -> None:
+        self.place, self.cache, self.settings, self.problems = place, cache, settings, problems
+        self.folder = place / "runs" / "chaos"
+        self.variables = {"PYTHONPATH": str(ROOT)}
+        self.prefix: tuple[str, ...] = ()
+        self.runs: list[Run] = []
+        self._memory = shared_memory()
+
+    def start(self, *, resume: bool = False, output: str = "chaos.out", more: int = 0) -> Run:
+        """Start or resume the run, with `more` steps than usual."""
+        settings = {**self.settings, "grpo.steps": int(str(self.settings["grpo.steps"])) + more}
+        run = Run(
+            self.place,
+            self.cache,
+            settings,
+            resume=resume,
+            output=output,
+            prefix=self.prefix,
+            variables=self.variables,
+        )
+        self.runs.append(run)
+        return run
+
+    def expect(self, true: object, problem: str) -> None:
+        """Record a problem unless `true`."""
+        if not true:
+            self.problems.append(problem)
+
+    def undisturbed(self) -> Path:
+        """Return the folder of a completed, undisturbed run with the same settings."""
+        root = self.cache / f"undisturbed-{hashlib.sha256(repr(self.settings).encode()).hexdigest()[:16]}"
+        if not (root / "runs" / "chaos" / "report.html").exists():
+            shutil.rmtree(root, ignore_errors=True)
+            root.mkdir(parents=True)
+            twin = Scene(root, self.cache, self.settings, []).start()
+            if twin.process.wait(START_S + STEP_S) or twin.leave_nothing():
+                raise RuntimeError(f"the undisturbed run ended with code {twin.process.returncode}: {twin.said[-400:]}")
+        return root / "runs" / "chaos"
+
+    def check(self, run: Run) -> None:
+        """Check that a completed run is like an undisturbed one."""
+        self.problems += [*check_groups(run.folder), *check_counts(run.folder, self.settings)]
+        self.expect((run.folder / "report.html").exists(), "there is no report")
+        if self.settings["grpo.max_off_policy_steps"] == 0:
+            same = final_weights(run.folder) == final_weights(self.undisturbed())
+            self.expect(same, "the final weights are not those of an undisturbed run")
+
+    def close(self) -> None:
+        """End runs that hang, and check what all of them have left behind."""
+        for run in self.runs:
+            if not run.ended:
+                self.problems.append(run.hung())
+                self.problems += run.leave_nothing()
+        expected = ["runs", *ASIDE, *(run.output.name for run in self.runs)]
+        owners = {name for run in self.runs for name in run.owners}
+        self.problems += left_over(self.place, self._memory, expected=expected, owners=owners)
+
+
+def final_weights(folder: Path) -> str:
+    """Return a digest of the newest checkpoint's weights."""
+    newest = max((folder / "checkpoints").glob("step-*"))
+    return hashlib.sha256((newest / "model" / "model.safetensors").read_bytes()).hexdigest()

@@ -83,23 +83,36 @@ class Training:
         folder: its run folder.
         arguments: of the command.
         output: file for its output; None: that of this process.
+        prefix: words before the command.
+        variables: environment variables added to those of this process.
+        options: of `subprocess.Popen`.
     """
 
-    def __init__(self, folder: Path, arguments: Sequence[str], output: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        output: Path | None = None,
+        *,
+        prefix: Sequence[str] = (),
+        variables: Mapping[str, str] = {},
+        **options: Any,
+    ) -> None:
         self.folder = folder
         self._output = output
         self._rows = len(self._metrics())
-        command = [sys.executable, "-m", "forge_env", "train", *arguments]
+        command = [*prefix, sys.executable, "-m", "forge_env", "train", *arguments]
         unwanted = ("MODEL", "MIN_GPUS", "CONFIG_FILE")  # they would change the recipe
         environment = {name: value for name, value in os.environ.items() if name not in unwanted}
         with open(output or os.devnull, "ab") as file:
             stream = None if output is None else file
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                env=environment,
+                env=environment | variables,
+                **options,
             )
 
     # --- what the run has written
@@ -136,7 +149,7 @@ class Training:
     def processes(self) -> list[psutil.Process]:
         """The controller and all processes below it."""
         with suppress(psutil.NoSuchProcess):
-            controller = psutil.Process(self._process.pid)
+            controller = psutil.Process(self.process.pid)
             return [controller, *controller.children(recursive=True)]
         return []
 
@@ -150,8 +163,8 @@ class Training:
         """
         deadline = time.monotonic() + seconds
         while not true():
-            if self._process.poll() is not None and not true():
-                raise self.failure(f"the run ended with exit code {self._process.returncode} before {what}")
+            if self.process.poll() is not None and not true():
+                raise self.failure(f"the run ended with exit code {self.process.returncode} before {what}")
             if time.monotonic() > deadline:
                 raise self.failure(f"{what} did not come within {seconds:.0f} s")
             time.sleep(POLL_S)
@@ -167,13 +180,13 @@ class Training:
             RunFailedError: it takes too long.
         """
         try:
-            return self._process.wait(timeout=seconds)
+            return self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             raise self.failure(f"the run did not end within {seconds:.0f} s") from None
 
     def interrupt(self) -> int:
         """End the run as Ctrl-C does, with a checkpoint; returns its exit code."""
-        self._process.send_signal(signal.SIGINT)
+        self.process.send_signal(signal.SIGINT)
         return self.wait(END_S)
 
     def failure(self, happened: str) -> RunFailedError:
@@ -197,11 +210,11 @@ class Training:
     def kill(self) -> None:
         """End the run and its processes: politely first, since that removes its sandboxes."""
         family = self.processes()
-        if self._process.poll() is None:
-            self._process.terminate()
+        if self.process.poll() is None:
+            self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=END_S / 3)
+                self.process.wait(timeout=END_S / 3)
         for process in family:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self._process.wait()
+        self.process.wait()
