@@ -44,6 +44,7 @@ from forge_env.config.recipe import (
     TrainerSection,
 )
 from forge_env.files import write_whole
+from trainers.generator.types import Completion
 from trainers.rehearsal.acceptance import START_S, Stage, Training, failures, outcome
 
 TIMEOUT_S = 900
@@ -56,26 +57,19 @@ SHAPES = {"cuda": QWEN3_0_6B, "cpu": TinyModel()}
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command.
-
-    Attributes:
-        device: `cuda` or `cpu`.
-        out: folder of the results and of the training runs.
-        steps: training steps of the stage `learning`; 0: by device.
-    """
+    """Options of the command."""
 
     device: str
+    """`cuda` or `cpu`."""
     out: Path
+    """Folder of the results and of the training runs."""
     steps: int = 0
+    """Training steps of the stage `learning`; 0: by device."""
 
     @property
     def on_gpu(self) -> bool:
         """Whether the device is a GPU."""
         return self.device == "cuda"
-
-
-# ---
-# Stages
 
 
 def check_machine(options: Options) -> Stage:
@@ -139,35 +133,7 @@ def check_kernels(options: Options) -> Stage:
             times.append(time.perf_counter() - started)
         stage.figures["attention of a new shape, forward and backward, ms"] = 1e3 * sorted(times)[10]
         stage.at_most("slowest of the last ten new shapes, ms", 1e3 * max(times[10:]), 50)
-        stage.figures |= copy_speeds()
     return stage
-
-
-def copy_speeds() -> dict[str, float | str]:
-    """Measure copies from the GPU to shared memory, through which weights are published."""
-    import torch
-
-    from trainers.weights import shared
-
-    source, target = torch.ones(2**28, device="cuda"), shared.empty(2**28, torch.float32)
-
-    def speed() -> float:
-        target.copy_(source)
-        started = time.perf_counter()
-        for _ in range(3):
-            target.copy_(source)
-        return 3 * source.nbytes / 1e9 / (time.perf_counter() - started)
-
-    pageable = speed()
-    started = time.perf_counter()
-    code = int(torch.cuda.cudart().cudaHostRegister(target.data_ptr(), target.nbytes, 0))  # type: ignore[no-untyped-call]
-    seconds = time.perf_counter() - started
-    return {
-        "copy to shared memory, GB/s": pageable,
-        "the same, page-locked, GB/s": speed(),
-        "page-locking, s/GB": seconds / (target.nbytes / 1e9),
-        "page-locking, CUDA error code": code,
-    }
 
 
 async def check_agreement(options: Options, engine: str) -> Stage:
@@ -186,20 +152,23 @@ async def check_agreement(options: Options, engine: str) -> Stage:
         stage.figures["start of trainer and generator, s"] = time.perf_counter() - started
         await trainer.configure(OptimizerSection(lr=1e-3), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
         prompts = [[random.Random(number).randrange(10, 300) for _ in range(40)] for number in range(32)]
-        before = await sample(generators, prompts, 60)
-        apart = await differences(trainer, before)
         bound = 1e-3 if options.on_gpu else 1e-4
-        stage.at_most("largest mismatch before updates", apart.max(), bound)
-        stage.figures["mean mismatch before updates"] = float(apart.mean())
+
+        async def compare(when: str) -> list[Completion]:
+            completions = await sample(generators, prompts, 60)
+            apart = await differences(trainer, completions)
+            stage.at_most(f"largest mismatch {when}", apart.max(), bound)
+            stage.figures[f"mean mismatch {when}"] = float(apart.mean())
+            return completions
+
+        before = await compare("before updates")
         in_flight = asyncio.ensure_future(sample(generators, prompts, 400))
         for version in range(1, 9):
             await trainer.train_step([segment(completion) for completion in before])
             await generators.update_weights(version, await trainer.push_weights(version))
         versions = {int(version) for completion in await in_flight for version in completion.versions}
         stage.figures["policy versions of requests in flight"] = len(versions)
-        apart = await differences(trainer, await sample(generators, prompts, 60))
-        stage.at_most("largest mismatch after 8 updates", apart.max(), bound)
-        stage.figures["mean mismatch after 8 updates"] = float(apart.mean())
+        await compare("after 8 updates")
         await generators.halt()
     return stage
 
@@ -296,12 +265,9 @@ def check_learning(options: Options) -> Stage:
     if options.on_gpu:
         stage.at_least("roles on the GPU, of 2", config.generator.with_gpus + config.trainer.with_gpus, 2)
     stage.at_least("held-out score at the end", result["heldout_end"], 0.72 if options.on_gpu else 0.2)
-    rows = metrics(folder)
+    last = {name: value for row in metrics(folder) for name, value in row.items()}
     wanted = "mismatch/mean", "mismatch/max", "trainer/train_s", "trainer/skipped_updates", "groups/discarded_stale"
-    for name in wanted:
-        values = [row[name] for row in rows if name in row]
-        if values:
-            stage.figures[f"{name}, last"] = values[-1]
+    stage.figures |= {f"{name}, last": last[name] for name in wanted if name in last}
     return stage
 
 
@@ -337,10 +303,6 @@ STAGES: dict[str, Callable[[Options], Stage | Coroutine[None, None, Stage]]] = {
     "learning": check_learning,
     "life": check_life,
 }
-
-
-# ---
-# Recipes, requests and runs
 
 
 def recipe(
@@ -382,10 +344,6 @@ def gpu_state() -> tuple[str, str, float, float]:
     """Name, driver, memory and used memory (GiB) of the first GPU."""
     name, driver, total, used = nvidia_smi("--query-gpu=name,driver_version,memory.total,memory.used")[0].split(", ")
     return name, driver, float(total) / 1024, float(used) / 1024
-
-
-# ---
-# Results
 
 
 def one_stage(name: str, device: str, out: str, steps: int) -> None:

@@ -97,11 +97,11 @@ def rows_of(results: list[dict[str, Any]]) -> list[list[object]]:
 
 
 def accounts_of(results: list[dict[str, Any]]) -> list[list[object]]:
-    """Return the share of time that each actor spent on each activity, a column per result, without constant rows."""
+    """Return the share of time that each actor spent on each activity, a column per result, if it ever matters."""
     accounts = [each["account"] for each in results]
     activities = dict.fromkeys((actor, doing) for account in accounts for actor in account for doing in account[actor])
-    rows = {key: [f"{account.get(key[0], {}).get(key[1], 0.0):.1%}" for account in accounts] for key in activities}
-    return [[*key, *shares] for key, shares in rows.items() if set(shares) not in ({"0.0%"}, {"100.0%"})]
+    rows = {key: [account.get(key[0], {}).get(key[1], 0.0) for account in accounts] for key in activities}
+    return [[*key, *(f"{share:.1%}" for share in shares)] for key, shares in rows.items() if max(shares) >= 0.01]
 
 
 def measure(args: argparse.Namespace) -> list[str]:

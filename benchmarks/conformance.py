@@ -173,12 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compared(rows: Sequence[Sequence[object]], before: Mapping[str, Sequence[object]]) -> list[str]:
-    """A table of the rows of kits beside those that were recorded.
-
-    Args:
-        rows: as `COLUMNS`.
-        before: recorded rows by kit.
-    """
+    """A table of the rows of kits (as `COLUMNS`) beside those recorded `before`, by kit."""
     lines = []
     for kit, version, _, passed, reasons in rows:
         _, pinned, _, passed_before, _ = before.get(str(kit), ("",) * len(COLUMNS))
@@ -196,11 +191,7 @@ def recorded() -> dict[str, Sequence[object]]:
 def run(
     name: str, kits: Sequence[Kit], for_pytest: Sequence[str], *, use_newest: bool = False
 ) -> tuple[int, list[Check], dict[str, str]]:
-    """Run the tests of kits that share a virtual environment, or one with the newest releases.
-
-    Returns:
-        whether something failed, every check, and the version of each package.
-    """
+    """Run the tests of kits that share an environment; returns whether one failed, checks, and packages' versions."""
     environ = {**os.environ, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "FORGE_ENV_CONFORMANCE": "1"}
     uv = shutil.which("uv", path=f"{environ['PATH']}{os.pathsep}{ROOT / '.venv/bin'}") or "uv"
     environ["PATH"] += os.pathsep + str(Path(uv).parent)  # verifiers calls uv by name
@@ -264,10 +255,7 @@ def interpreter(venv: Venv) -> str | None:
 
 
 def prepare(venv: Venv, place: Path, uv: str, upgrade: Sequence[str] = ()) -> Path:
-    """Create the environment if it is missing, install its packages, and return its interpreter.
-
-    `upgrade`: `["--upgrade"]` to replace installed packages by newer ones.
-    """
+    """Create the environment if it is missing, install its packages, and return its interpreter."""
     if venv.beside:
         packages = [*upgrade, "--no-deps", "--target", place, "--python", sys.executable, *venv.packages.split()]
         subprocess.run([uv, "pip", "install", "-q", *packages], cwd=ROOT, check=True)
@@ -340,14 +328,11 @@ def verdict(kit: Kit, checks: Sequence[Check]) -> tuple[str, str]:
             check.file == file and name in ("", check.name, check.name.partition("[")[0]) for file, _, name in wanted
         )
     ]
-    outcomes: Mapping[str, int] = Counter(check.outcome for check in selected)
+    failed = [check for check in selected if check.outcome != "passed"]
     figures = "; ".join(check.figures for check in selected if check.figures)
-    passed = f"{outcomes['passed']} of {len(selected)}" + (f": {figures}" if figures else "")
-    reasons = Counter(
-        f"{'' if check.outcome == 'expected' else check.outcome.upper() + ' '}{check.reason}"
-        for check in selected
-        if check.outcome != "passed"
-    )
+    passed = f"{len(selected) - len(failed)} of {len(selected)}" + (f": {figures}" if figures else "")
+    marks = {"expected": "", "failed": "FAILED ", "skipped": "SKIPPED "}
+    reasons = Counter(marks[check.outcome] + check.reason for check in failed)
     return passed, "; ".join(reason + (f" ({count})" if count > 1 else "") for reason, count in reasons.items())
 
 

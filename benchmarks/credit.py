@@ -3,7 +3,8 @@
 A table of logits in place of a language model, for each world, state and command, trained by the policy gradient with
 the estimators of `trainers.algorithms`; each step has a group of each world. Median over the seeds until the mean
 reward of 3 steps is 0.8, with the best of the learning rates 4, 8, 16: the one with which most seeds get there within
-300,000 commands, then the one with the fewest. Commands of continuations are counted.
+300,000 commands, then the one with the fewest. Commands of continuations are counted. Episodes have up to 12 commands
+at level 1, 40 at level 2.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def compare(setting: tuple[int, int, int], seeds: int) -> list[list[object]]:
             tried.append((seeds - len(ends), cost, rate, ends))
         missed, _, rate, ends = min(tried)
         steps, thousands = [steps for steps, _ in ends], [commands / 1000 for _, commands in ends]
-        worlds = f"{setting[2]} of level {setting[0]}, up to {setting[1]} commands"
+        worlds = f"{setting[2]} of level {setting[0]}"
         row: list[object] = [worlds, method, rate, f"{seeds - missed} of {seeds}"]
         row += [spread(steps), spread(thousands)] if ends else ["-", "-"]
         rows.append(row)

@@ -1,15 +1,11 @@
-"""Compare the gateway with a bare Starlette application, and with agent-lightning's proxy before a model server.
+"""Compare the gateway with agent-lightning's proxy: CPU and memory of each process, and the latency that it adds.
 
 Clients are a separate process that sends requests of 9 kB; the delay of answers keeps the given number open at 300
-requests a second. Beside Starlette, which reads the same body and returns a constant, the gateway answers by itself:
-CPU of its process alone. Aims: 1 ms of CPU a request with 1,000 open, no growth with their number, 50 ms at the 99th
-percentile added where two cores are saturated (the client needs one of them).
-
-Beside the peer (`--peer-python`, an interpreter with `agentlightning`), each gateway forwards requests to a server that
-returns 2,250 prompt ids and 50 sampled tokens with log-probabilities, and keeps all of it. agent-lightning runs as
-`python -m agentlightning.server` without its log, ours is the gateway with `EndpointPolicy`. Memory is resident: after
-a few requests, and its growth per request. agent-lightning's HTTP client opens at most 100 connections, and other
-requests wait.
+requests a second. The first gateway answers by itself; the others forward requests to a server that returns 2,250
+prompt ids and 50 sampled tokens with log-probabilities, and keep all of it: ours with `EndpointPolicy`, agent-lightning
+as `python -m agentlightning.server` without its log (`--peer-python`, an interpreter with `agentlightning`). Memory is
+resident: after a few requests, and its growth per request. agent-lightning's HTTP client opens at most 100 connections,
+and other requests wait. Aims: 1 ms of CPU a request with 1,000 open, no growth with their number, below the peer.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import statistics
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
@@ -37,7 +33,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from benchmarks.frame import call, main, ratio, running, spread, table, take_turns
+from benchmarks.frame import call, in_turns, main, running, spread, table
 from forge_env.config.evaluation import EndpointOptions
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.gateway.request import ModelRequest
@@ -47,8 +43,6 @@ from forge_env.types import Message
 
 RATE = 300.0
 """Requests per second."""
-SATURATING = 32
-"""Clients that send the next request as soon as the previous one is answered."""
 PATH = "/v1/chat/completions"
 MODEL, SECRET, FEW = "m", "secret", 10
 PROMPT, SAMPLED = 2250, 50
@@ -93,12 +87,12 @@ class Server(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """CPU milliseconds a request, MiB after a few, KiB kept a request, and milliseconds of each request, sorted."""
+    """CPU milliseconds a request, MiB after a few, KiB kept a request, and the median milliseconds of a request."""
 
     cpu_ms: float
     started_mb: float
     kept_kb: float
-    took_ms: list[float]
+    took_ms: float
 
 
 # --- clients
@@ -150,7 +144,7 @@ def figures(way: Callable[[str], Any], place: str, clients: int, requests: int) 
         memory, cpu = process.memory_info().rss, sum(process.cpu_times()[:2])
         took = asked(clients, requests)
         cpu, grown = sum(process.cpu_times()[:2]) - cpu, process.memory_info().rss - memory
-        return Figures(1e3 * cpu / requests, memory / 2**20, grown / 2**10 / requests, sorted(1e3 * s for s in took))
+        return Figures(1e3 * cpu / requests, memory / 2**20, grown / 2**10 / requests, 1e3 * statistics.median(took))
 
 
 # --- servers
@@ -180,25 +174,6 @@ async def serve_gateway(place: str) -> None:
                 await asyncio.Event().wait()
 
 
-def serve_app(routes: Sequence[Route]) -> None:
-    """Serve an application in this process; print its port."""
-    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
-    print(listening.getsockname()[1], flush=True)
-    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="error", backlog=4096))
-    server.run([listening])
-
-
-def serve_floor(place: str) -> None:
-    """Serve a constant answer after `place` milliseconds."""
-
-    async def constant(request: Request) -> JSONResponse:
-        await request.json()
-        await asyncio.sleep(int(place) / 1000)
-        return JSONResponse({"choices": [{"message": {"content": REPAIRED}}]})
-
-    serve_app([Route(PATH, constant, methods=["POST"])])
-
-
 def serve_model() -> None:
     """Serve a model; the path gives the delay of answers in milliseconds."""
     body = json.dumps(ANSWER).encode()
@@ -212,7 +187,10 @@ def serve_model() -> None:
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm"}]})
 
     path = "/{delay_ms:int}"
-    serve_app([Route(path + PATH, answer, methods=["POST"]), Route(f"{path}/v1/models", models)])
+    routes = [Route(path + PATH, answer, methods=["POST"]), Route(f"{path}/v1/models", models)]
+    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    print(listening.getsockname()[1], flush=True)
+    uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="error")).run([listening])
 
 
 @contextmanager
@@ -252,48 +230,23 @@ def agent_lightning(python: str, endpoint: str) -> Iterator[Server]:
         yield Server(port, process.pid, SECRET, path)
 
 
-# --- tables
-
-GATEWAY = partial(served, "serve_gateway")
-
-
-def compare(ways: dict[str, Any], clients: int, place: str, args: argparse.Namespace) -> list[list[Figures]]:
-    requests = max(args.requests, 3 * clients)
-    turns = {name: partial(asyncio.to_thread, figures, way, place, clients, requests) for name, way in ways.items()}
-    return list(asyncio.run(take_turns(turns, args.repeats)).values())
-
-
-def beside_floor(args: argparse.Namespace) -> list[str]:
-    """A table of the gateway and of Starlette alone."""
-    ways, rows = {"gateway": GATEWAY, "floor": partial(served, "serve_floor")}, list[list[object]]()
-    for clients in args.open:
-        ours, floor = (
-            [each.cpu_ms for each in way] for way in compare(ways, clients, f"{1000 * clients / RATE:.0f}", args)
-        )
-        rows.append([f"{clients:,} open", spread(ours), spread(floor), f"{ratio(ours, floor):.1f}x"])
-    taken = compare(ways, SATURATING, "0", args)
-    ours, floor = ([each.took_ms[int(0.99 * len(each.took_ms))] for each in way] for way in taken)
-    added = statistics.median(ours) - statistics.median(floor)
-    rows.append([f"p99 of {SATURATING} clients, ms", spread(ours), spread(floor), f"+{added:.0f} ms"])
-    return table(["CPU, ms a request", "gateway", "Starlette alone", "gateway / floor"], rows)
-
-
-def beside_peer(args: argparse.Namespace) -> list[str]:
-    """A table of the gateway and of agent-lightning's."""
-    ways = {"gateway": GATEWAY, "agent-lightning": partial(agent_lightning, args.peer_python)}
+def measure(args: argparse.Namespace) -> list[str]:
+    ways = {"gateway alone": partial(served, "serve_gateway"), "gateway": partial(served, "serve_gateway")}
+    if args.peer_python:
+        ways["agent-lightning"] = partial(agent_lightning, args.peer_python)
     rows: list[list[object]] = []
     with served("serve_model") as model:
-        for clients in filter(lambda clients: clients >= 100, args.open):
-            delay_ms = 1000 * clients / RATE
-            taken = compare(ways, clients, f"http://127.0.0.1:{model.port}/{delay_ms:.0f}/v1", args)
-            for name, each in zip(ways, taken, strict=True):
-                figures = [(*one[:3], statistics.median(one.took_ms) - delay_ms) for one in each]
-                rows.append([f"{clients:,} open", name, *map(spread, zip(*figures, strict=True))])
+        for clients in args.open:
+            delay_ms, requests = round(1000 * clients / RATE), max(args.requests, 3 * clients)
+            endpoint = f"http://127.0.0.1:{model.port}/{delay_ms}/v1"
+            turns = {}
+            for name, way in ways.items():
+                place = f"{delay_ms}" if name == "gateway alone" else endpoint
+                turns[name] = partial(asyncio.to_thread, figures, way, place, clients, requests)
+            for name, taken in in_turns(turns, args.repeats).items():
+                cells = [(*one[:3], one.took_ms - delay_ms) for one in taken]
+                rows.append([f"{clients:,} open", name, *map(spread, zip(*cells, strict=True))])
     return table(["", "", "CPU, ms a request", "MiB after a few", "KiB kept a request", "ms added, median"], rows)
-
-
-def measure(args: argparse.Namespace) -> list[str]:
-    return [*beside_floor(args), *(["", *beside_peer(args)] if args.peer_python else [])]
 
 
 if __name__ == "__main__":

@@ -61,15 +61,8 @@ LETTERS = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=20_00
 
 
 class ChatterConfig(ToolEnvironmentConfig):
-    """Options of `Chatter`."""
-
     told: int = 60
     """Characters of every tool result."""
-
-
-def talked(task: fe.Task, completion: str) -> float:
-    """An arbitrary reward of 0 or 1."""
-    return float(hash(completion) % 2)
 
 
 class Chatter(fe.ToolEnvironment):
@@ -78,23 +71,17 @@ class Chatter(fe.ToolEnvironment):
     config_class = ChatterConfig
     config: ChatterConfig
     splits = ("train", "eval")
-    rubric = fe.Rubric(talked)
+    rubric = fe.Rubric(lambda task, completion: float(hash(completion) % 2))
 
     def task(self, split: str, index: int) -> fe.Task:
-        """Return a task; there is no limit to their number."""
         return fe.Task(id=f"{split}-{index}", split=split, prompt=f"Conversation {index}: begin.")
 
     def demonstrate(self, task: fe.Task, rng: random.Random) -> list[Message]:
-        """Return sample text to build a tokenizer from."""
         return [*self.prompt(task), Message(role="assistant", content=f"{rng.random()}")]
 
     @fe.tool
     async def note(self, text: str) -> str:
-        """Take a note.
-
-        Args:
-            text: the note.
-        """
+        """Take a note."""
         return LETTERS[: self.config.told]
 
 
@@ -105,12 +92,7 @@ def reply(length: int) -> str:
 
 
 class SimulatedGenerator(ForgeActor):
-    """Generator that answers every request with the same tokens after a delay.
-
-    Args:
-        token_ids: sampled tokens of every answer.
-        latency_s: seconds until the answer.
-    """
+    """Generator that answers every request with the same tokens after a delay."""
 
     def __init__(self, token_ids: list[int], latency_s: float) -> None:
         self._token_ids = np.array(token_ids, np.int32)
@@ -320,8 +302,9 @@ def measure(args: argparse.Namespace) -> list[str]:
     columns += ["kB an open episode: controller", "all processes"]
     rows = [row(case, each, case is cases[-1]) for case, each in zip(cases, taken, strict=True)]
     loads = ["turns/s", "controller busy", "buffer busy", "workers busy"]
-    on_hosts = scale(taken[len(args.workers) - 1], apart("benchmarks.rollouts:cost_of_a_call"))
-    return [*table(columns, rows), "", *table(["hosts", "episodes open", "a look every s", *loads], on_hosts)]
+    call_s = apart("benchmarks.rollouts:cost_of_a_call")
+    hosts = table(["hosts", "episodes open", "a look every s", *loads], scale(taken[len(args.workers) - 1], call_s))
+    return [*table(columns, rows), "", *hosts, "", f"A look at a worker costs the controller {call_s * 1e3:.2f} ms."]
 
 
 if __name__ == "__main__":

@@ -184,7 +184,6 @@ async def all_ways(peers_python: str) -> AsyncIterator[Ways]:
             ways |= exec_ways(stack.enter_context(plain_container(image)))
         if peers_python:
             ways |= await stack.enter_async_context(peer_ways(peers_python, image))
-        ways |= way("subprocess, no isolation", partial(child, sys.executable, "-I", "-c"))
         yield ways | way("floor: fork, no isolation", fork)
 
 

@@ -23,12 +23,21 @@ SANDBOXES = 2
 Run = Callable[[str], Awaitable[None]]
 
 
+def write_command(folder: Path) -> None:
+    """Write the command that starts SWE-ReX's container."""
+    folder.chmod(0o755)
+    command = folder / "swerex-remote"
+    command.write_text("#!/usr/bin/python3\nfrom swerex.server import main\nmain()\n")
+    command.chmod(0o755)
+
+
 async def swerex_docker(stack: contextlib.AsyncExitStack, image: str) -> Run:
     """Run in SWE-ReX containers, started as documented, but with the package mounted, not built into the image."""
     from swerex.deployment.docker import DockerDeployment  # type: ignore[import-not-found]
     from swerex.runtime.abstract import Command  # type: ignore[import-not-found]
 
-    tools = swerex_command(stack.enter_context(tempfile.TemporaryDirectory()))
+    tools = stack.enter_context(tempfile.TemporaryDirectory())
+    write_command(Path(tools))
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     mounts = ["-v", f"{packages}:/peers:ro", "-e", "PYTHONPATH=/peers", "-v", f"{tools}:/usr/local/bin:ro"]
     started = []
@@ -41,31 +50,6 @@ async def swerex_docker(stack: contextlib.AsyncExitStack, image: str) -> Run:
 
     async def run(source: str) -> None:
         result = await next(runtimes).execute(Command(command=["python3", "-I", "-c", source]))
-        assert result.exit_code == 0, result
-
-    return run
-
-
-def swerex_command(folder: str) -> str:
-    """Write the command that starts the container into a folder, and return the folder."""
-    os.chmod(folder, 0o755)
-    command = Path(folder, "swerex-remote")
-    command.write_text("#!/usr/bin/python3\nfrom swerex.server import main\nmain()\n")
-    command.chmod(0o755)
-    return folder
-
-
-async def swerex_local(stack: contextlib.AsyncExitStack, image: str) -> Run:
-    """Run in SWE-ReX without a container: no isolation, its fastest mode."""
-    from swerex.deployment.local import LocalDeployment
-    from swerex.runtime.abstract import Command
-
-    deployment = LocalDeployment()
-    await deployment.start()
-    stack.push_async_callback(deployment.stop)
-
-    async def run(source: str) -> None:
-        result = await deployment.runtime.execute(Command(command=[sys.executable, "-I", "-c", source]))
         assert result.exit_code == 0, result
 
     return run
@@ -86,7 +70,6 @@ async def inspect_local(stack: contextlib.AsyncExitStack, image: str) -> Run:
 
 WAYS = {
     "swe-rex docker": swerex_docker,
-    "swe-rex local, no isolation": swerex_local,
     "inspect_ai local, no isolation": inspect_local,
 }
 

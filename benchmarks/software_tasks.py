@@ -1,15 +1,15 @@
 """Measure the overhead of judging a software task over its tests.
 
 A repository of 21 files and about ten tests. Judged: fresh sandbox, files, one process or two, and verdict. Beside it,
-the same tests run plainly in such a sandbox that already has the files: in an interpreter with the framework loaded,
-like the judge's, and as `python -m unittest` or `python -m pytest`. Each difference is of one round.
+the same tests run plainly in such a sandbox that already has the files, in an interpreter with the framework loaded,
+like the judge's. Each difference is of one round.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,6 @@ LIMITS = Limits(wall_s=30, memory_mb=1024)
 LOADED = {
     "unittest": "import unittest\nunittest.main(module='test_it')\n",
     "pytest": "import pytest, sys\nsys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'test_it.py']))\n",
-}
-COMMANDS = {
-    "unittest": ["python3", "-m", "unittest", "-q", "test_it"],
-    "pytest": ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
 }
 Measure = Callable[[], Awaitable[float]]
 """Runs once and returns milliseconds."""
@@ -67,19 +63,16 @@ class Case:
             assert result.how == self.how, result
             return took * 1e3
 
-        async def plainly(loaded: bool) -> float:
+        async def loaded() -> float:
             async with engine.session(self.spec) as sandbox:
                 await sandbox.write_files({**FILES, "test_it.py": self.tests})
                 start = time.perf_counter()
-                if loaded:
-                    result = await sandbox.run_python(LOADED[self.framework], limits=LIMITS)
-                else:
-                    result = await sandbox.exec(COMMANDS[self.framework], limits=LIMITS)
+                result = await sandbox.run_python(LOADED[self.framework], limits=LIMITS)
                 took = time.perf_counter() - start
             assert result.ok, result
             return took * 1e3
 
-        return {"judged": judged, "loaded": lambda: plainly(True), "command": lambda: plainly(False)}
+        return {"judged": judged, "loaded": loaded}
 
 
 CASES = [
@@ -88,10 +81,6 @@ CASES = [
     Case("pytest", "apart", PYTEST),
     Case("pytest", "counted", PYTEST + DEEP),
 ]
-COLUMNS = (
-    *("ms", "judged", "in a loaded interpreter", "judging beside it", "as a command", "judging beside it"),
-    "aim beside",
-)
 
 
 async def judging(engine: SandboxEngine, rounds: int) -> list[list[Any]]:
@@ -99,14 +88,10 @@ async def judging(engine: SandboxEngine, rounds: int) -> list[list[Any]]:
     rows = []
     for case in CASES:
         taken = await take_turns(case.measures(engine), rounds, warm_up=2)
-        judged = taken["judged"]
-        ways = [cell for way in ("loaded", "command") for cell in (spread(taken[way]), _beside(judged, taken[way]))]
-        rows.append([f"{engine.name}: {case.framework}, {case.how}", spread(judged), *ways, 60])
+        judged, loaded = taken.values()
+        beside = spread([one - other for one, other in zip(judged, loaded, strict=True)])
+        rows.append([f"{engine.name}: {case.framework}, {case.how}", spread(judged), spread(loaded), beside, 60])
     return rows
-
-
-def _beside(values: Sequence[float], others: Sequence[float]) -> str:
-    return spread([value - other for value, other in zip(values, others, strict=True)])
 
 
 async def measure(args: argparse.Namespace) -> list[str]:
@@ -114,7 +99,7 @@ async def measure(args: argparse.Namespace) -> list[str]:
     for name in args.engines:
         async with open_engine(name, concurrency=4, warm=2) as engine:
             judged += await judging(engine, args.rounds)
-    return table(COLUMNS, judged)
+    return table(["ms", "judged", "in a loaded interpreter", "judging beside it", "aim beside"], judged)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.frame import table
 from sandboxes.runner import kernel, seccomp
@@ -36,8 +36,7 @@ _QUESTION = struct.Struct("=QIIiIQ6Q")  # id, pid, flags, then `struct seccomp_d
 _REPLY = struct.Struct("=QqiI")
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Result of a program: exit code (negative: signal number), output, and counts of refused calls."""
 
     code: int

@@ -25,7 +25,7 @@ from benchmarks.frame import main, spread, table
 from forge_env.config import load_config
 from forge_env.policy import NO_TOKENS, Reply
 from forge_env.run import Run, RunFolder
-from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn, read_trajectories
+from forge_env.trajectory import Trajectory, Turn, read_trajectories
 from forge_env.types import Message
 
 TOKENS = 500
@@ -39,11 +39,11 @@ def tokenizer() -> Tekkenizer:
     return Tekkenizer.from_file(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json")
 
 
-def episode(turns: int, vocabulary: Tekkenizer, ids: list[int], rng: np.random.Generator) -> Trajectory:
+def episode(vocabulary: Tekkenizer, ids: list[int], rng: np.random.Generator) -> Trajectory:
     """Make an episode with text from a random position in `ids`."""
-    start = int(rng.integers(0, len(ids) - 2 * TOKENS * turns))
+    start = int(rng.integers(0, len(ids) - 2 * TOKENS * TURNS))
     played, before = Trajectory("e", "env", "task", reward=1.0), NO_TOKENS
-    for turn in range(turns):
+    for turn in range(TURNS):
         position = start + 2 * TOKENS * turn
         observed, sampled = ids[position : position + TOKENS], ids[position + TOKENS : position + 2 * TOKENS]
         sure = rng.random(TOKENS) < 0.5  # half of the tokens have a probability near 1
@@ -61,24 +61,20 @@ def messages(played: Trajectory) -> dict[str, Any]:
     return replace(played, turns=turns).to_dict()
 
 
-def run_in(folder: Path) -> Run:
+def written(folder: Path, played: Trajectory) -> tuple[float, float, float, float]:
+    """Return bytes per token, and milliseconds of the event loop's thread, of all threads, and of reading it back."""
     run = Run(load_config("coding_rlvr", ["logging.timeline=false", "logging.trajectories=all"]), RunFolder(folder))
     run.folder.create()
-    return run
-
-
-def written(folder: Path, played: Trajectory) -> tuple[float, float, float]:
-    """Return milliseconds of the event loop's thread, of all threads, and of reading the episode back."""
-    run = run_in(folder)
     run.trajectory(Trajectory("warm", "env", "task"), "warm")  # starts the writer thread
     loop_time, total_time = time.thread_time(), time.process_time()
     run.trajectory(played, "train")
     loop_time = time.thread_time() - loop_time
     run.close()
     total_time = time.process_time() - total_time
-    reading = time.process_time()
-    assert list(read_trajectories(folder / "trajectories" / "train.jsonl")) == [played]
-    return 1e3 * loop_time, 1e3 * total_time, 1e3 * (time.process_time() - reading)
+    file, reading = folder / "trajectories" / "train.jsonl", time.process_time()
+    assert list(read_trajectories(file)) == [played]
+    reading = time.process_time() - reading
+    return file.stat().st_size / (2 * TOKENS * TURNS), 1e3 * loop_time, 1e3 * total_time, 1e3 * reading
 
 
 def dumped(folder: Path, played: Trajectory) -> tuple[float, float, float, float]:
@@ -93,33 +89,19 @@ def dumped(folder: Path, played: Trajectory) -> tuple[float, float, float, float
     return file.stat().st_size / (2 * TOKENS * TURNS), 1e3 * loop_time, 1e3 * loop_time, 1e3 * reading
 
 
-def size(folder: Path, played: Trajectory) -> float:
-    """Return the bytes per token on disk."""
-    path = folder / f"{len(played.turns)}.jsonl"
-    path.unlink(missing_ok=True)
-    with TrajectoryWriter(path) as writer:
-        writer.write(played)
-    return path.stat().st_size / (2 * TOKENS * len(played.turns))
-
-
 def measure(args: argparse.Namespace) -> list[str]:
     vocabulary, rng = tokenizer(), np.random.default_rng(0)
     ids = vocabulary.encode("\n".join(topics[name] for name in sorted(topics)), bos=False, eos=False)
     ways: dict[str, list[tuple[float, float, float, float]]] = {"episode": [], "messages alone": []}
-    lengths: dict[int, list[float]] = {turns: [] for turns in (1, 10, 50, 100)}
     with tempfile.TemporaryDirectory() as name:
         for number in range(args.repeats):
             folder = Path(name, str(number))
-            folder.mkdir()
-            for turns, sizes in lengths.items():
-                sizes.append(size(folder, episode(turns, vocabulary, ids, rng)))
-            played = episode(TURNS, vocabulary, ids, rng)
-            ways["episode"].append((size(folder, played), *written(folder / "run", played)))
+            played = episode(vocabulary, ids, rng)
+            ways["episode"].append(written(folder, played))
             ways["messages alone"].append(dumped(folder, played))
     columns = [f"{TURNS} turns of 1,000 tokens", "bytes a token", "event loop, ms", "all threads, ms", "to read, ms"]
     rows = [(way, *map(spread, zip(*taken, strict=True))) for way, taken in ways.items()]
-    sizes = table(["turns", *map(str, lengths)], [("bytes a token", *map(spread, lengths.values()))])
-    return [*table(columns, rows), "", *sizes]
+    return table(columns, rows)
 
 
 if __name__ == "__main__":

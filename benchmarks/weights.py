@@ -39,12 +39,7 @@ TENSORS = 46
 
 
 class Sender(ForgeActor):
-    """Actor that pushes weights like a trainer, and sends the same number of bytes over plain TCP.
-
-    Args:
-        megabytes: size of the weights, in float32.
-        transport: `shared` or `torchstore`.
-    """
+    """Actor that pushes float32 weights like a trainer, and sends the same number of bytes over plain TCP."""
 
     def __init__(self, megabytes: float, transport: str) -> None:
         self._megabytes, self._transport = megabytes, transport

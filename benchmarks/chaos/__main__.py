@@ -38,7 +38,7 @@ MINIATURE = (
     "Command, run folder, checkpoints, records, summary and report are those of every run; the trainer "
     "(`tests/miniature.py`) has a chain of checksums as weights, and neither actors nor sandboxes. An outcome is the "
     "exit codes of the run and of the resumed one, whose result equals an undisturbed run's. A full disk is a tmpfs, "
-    "read-only and immutable folders are a bind mount and `chattr +i`, slow disk and clock are preloaded libraries. "
+    "read-only and immutable folders are a bind mount and `chattr +i`, the slow disk is a preloaded library. "
     "Moments: start-up, first evaluation, training, checkpoint write, final evaluation and report."
 )
 

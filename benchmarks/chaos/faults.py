@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,15 +17,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.chaos.runs import END_S, ROOT, SHORT, START_S, STEP_S, SYNCHRONOUS, Death, Run
+from benchmarks.chaos.runs import END_S, SHORT, START_S, STEP_S, SYNCHRONOUS, Death, Run
 from benchmarks.chaos.runs import Scene as AnyScene
 from forge_env.trajectory_index import IndexReader, is_index
 
 STEPS = 6
 SETTINGS: dict[str, object] = {**SHORT, **SYNCHRONOUS, "grpo.steps": STEPS, "seed": 5, "watchdog.end_s": START_S}
-DAY_S = 86_400
-CLOCK = ROOT / "tests" / "trainers" / "loop" / "clock.c"
-SLOW = Path(__file__).with_name("slow_disk.c")
 PRIVATE_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"', "sh")
 """Prefix that runs a command with a private /dev/shm, removed when the command ends."""
 
@@ -222,16 +218,11 @@ def folder_gone(how: str, scene: Scene) -> None:
         scene.resume()
 
 
-def preload(source: Path, scene: Scene) -> None:
-    """Load a C library before all others in every process of the runs."""
-    library = scene.place / "preload.so"
-    command("cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl")
-    scene.variables["LD_PRELOAD"] = str(library)
-
-
 def slow_disk(scene: Scene) -> None:
-    """Delay every write to a file, every fsync and every change of a name, as a busy network disk does."""
-    preload(SLOW, scene)
+    """Delay every write to a file, every fsync and every change of a name, by a library that is loaded first."""
+    library = scene.place / "slow_disk.so"
+    command("cc", "-shared", "-fPIC", "-O1", "-o", library, Path(__file__).with_name("slow_disk.c"), "-ldl")
+    scene.variables["LD_PRELOAD"] = str(library)
     scene.finish(scene.start())
 
 
@@ -304,21 +295,6 @@ def at_once(scene: Scene) -> None:
     scene.finish(first)
 
 
-def clock_jumps(days: int, scene: Scene) -> None:
-    """Set the wall clock of all processes days ahead and back during the run; correct it for the final evaluation."""
-    clock = scene.place / "clock"
-    clock.write_bytes(struct.pack("q", 0))
-    preload(CLOCK, scene)
-    scene.variables["CLOCK_FILE"] = str(clock)
-    run = scene.start()
-    for moment, ahead in (("start-up", days), ("training", -days), ("final evaluation", 0)):
-        scene.reach(run, moment)
-        with clock.open("r+b") as file:
-            file.write(struct.pack("q", ahead * DAY_S))
-    scene.death.at = time.monotonic()
-    scene.finish(run)
-
-
 ENDS = {"killed": signal.SIGKILL, "terminated": signal.SIGTERM}
 FAULTS: dict[str, Callable[[Scene], None]] = {
     **{f"controller {how} at {at}": partial(sent, ENDS[how], at) for at in MOMENTS if at != "training" for how in ENDS},
@@ -337,7 +313,6 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     **{f"file {what}": partial(damaged, what) for what in DAMAGE},
     **{f"name taken at {moment}": partial(doubled, moment) for moment in ("start-up", "training")},
     "name taken at once": at_once,
-    **{f"clock set {days:+} days": partial(clock_jumps, days) for days in (40, -400)},
 }
 """Faults by name."""
 

@@ -23,7 +23,7 @@ from sandboxes.local import cgroups
 from trainers.rehearsal.acceptance import Training
 
 ROOT = Path(__file__).parents[2]
-ASIDE = ("aside", "clock", "preload.so")
+ASIDE = ("aside", "slow_disk.so")
 """Files that faults make beside the runs."""
 END_S = 60.0
 """Limit for the end of a run that does not heal."""
