@@ -10,6 +10,7 @@ light and dark, to look at; docs/view holds a few of them. It needs Chromium, as
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -95,11 +96,11 @@ def everything(run: str, episode: str, group: str) -> list[Picture]:
 
 
 @contextmanager
-def shown(root: Path) -> Iterator[tuple[str, Browser]]:
-    """Start `forge-env view` on a folder; yields its first address and a browser."""
+def shown(root: Path, **environment: str) -> Iterator[tuple[str, Browser]]:
+    """Start `forge-env view` on a folder with extra environment variables; yields its first address and a browser."""
     command = [Path(sys.executable).with_name("forge-env"), "view", root, "--no-browser", "--port", "0"]
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}) as process,
         sync_playwright() as playwright,
     ):
         try:

@@ -111,7 +111,7 @@ class Training:
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                env=environment | variables,
+                env={**environment, **variables},
                 **options,
             )
 
