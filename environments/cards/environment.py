@@ -53,21 +53,26 @@ class Cards(fe.SingleTurnEnvironment):
     """Write the facts of a sentence about a person as a JSON object."""
 
     api_version = 1
+    splits = ("train", "eval", "unseen")
     config_class = CardsConfig
     config: CardsConfig
     rubric = fe.Rubric([score], metrics=[solved, parses, facts])
 
     def task(self, split: str, index: int) -> Task:
-        """Return the sentence generated for `(seed, split, index)`. No name, city or job is in `eval` and elsewhere."""
+        """Return the sentence generated for `(seed, split, index)`.
+
+        `eval` has people, by name, city and job, that are in no other split; `unseen` has words that are in none.
+        """
         rng = Random(f"cards/{self.config.seed}/{split}/{index}")
-        part = "eval" if split == "eval" else "train"
-        name, another = rng.sample(NAMES[part], 2)
-        card = {
-            "name": name,
-            "age": rng.randint(20, 79),
-            "city": rng.choice(CITIES[part]),
-            "job": rng.choice(JOBS[part]),
-        }
+        part = "unseen" if split == "unseen" else "seen"
+        names, cities, jobs = NAMES[part], CITIES[part], JOBS[part]
+        name, another = rng.sample(names, 2)
+        job = rng.choice(jobs)
+        if part == "seen":
+            # For each name and job, one city in five belongs to `eval`.
+            first = names.index(name) + jobs.index(job)
+            cities = [city for place, city in enumerate(cities, first) if (place % 5 == 0) == (split == "eval")]
+        card = {"name": name, "age": rng.randint(20, 79), "city": rng.choice(cities), "job": job}
         level = rng.choice(self.config.levels)
         sentence = rng.choice(FORMS[level]).format(**card, another=another, later=rng.randint(2, 9))
         return Task(

@@ -1,45 +1,36 @@
-"""Names, cities, jobs and sentences. Those of `eval` are in no other split; sentences are shared."""
+"""Names, cities, jobs and sentences. Every fifth word is in the split `unseen` only; sentences are shared."""
 
 from __future__ import annotations
 
 
-def _words(text: str) -> list[str]:
-    return text.split()
+def _split(text: str) -> dict[str, list[str]]:
+    """Divide sorted words into every fifth, `unseen`, and the others, `seen`."""
+    words = sorted(text.split())
+    unseen = words[4::5]
+    return {"seen": [word for word in words if word not in unseen], "unseen": unseen}
 
 
-NAMES = {
-    "train": _words(
-        "Aaron Agnes Alan Alice Alma Anna Arthur Barbara Boris Bruno Carla Carol Cecil Clara Daniel Diana Edgar Elena "
-        "Elsa Emma Felix Fiona Frank Gavin George Greta Harold Henry Hugo Ida Ingrid Irene Ivan Jacob Jonas Judith "
-        "Karl Kevin Laura Leo Linda Lucas Maria Marta Max Monica Nina Oliver Olga Oscar Paula Peter Quentin Ralph "
-        "Rita Robert Rosa Ruth Sara Simon Stella Tessa Thomas Ulrich Vera Victor Viola Walter Yvonne Zoe"
-    ),
-    "eval": _words("Albert Bianca Conrad Doris Eric Flora Gustav Helen Igor Julia Kurt Lydia Martin Norma"),
-}
-CITIES = {
-    "train": _words(
-        "Aberdeen Adelaide Amsterdam Ankara Antwerp Atlanta Auckland Baghdad Baltimore Bangkok Barcelona Basel Beirut "
-        "Belfast Belgrade Berlin Birmingham Bologna Bombay Boston Bristol Brussels Budapest Cairo Calgary Cardiff "
-        "Chicago Cologne Copenhagen Dallas Damascus Delhi Detroit Dresden Dublin Edinburgh Florence Frankfurt Genoa "
-        "Ghent Glasgow Hamburg Hanover Havana Helsinki Istanbul Jakarta Kyoto Leeds Leipzig Lima Liverpool London "
-        "Lyon Madrid Manchester Manila Marseille Melbourne Memphis Mexico Miami Montreal Moscow Munich Nairobi "
-        "Naples Osaka Oslo Ottawa Palermo Paris Perth Phoenix Porto Prague Quebec Rome Rotterdam Salzburg Santiago "
-        "Seattle Seoul Seville Shanghai Sofia Stockholm Stuttgart Sydney Tampa Tokyo Utrecht Valencia Vancouver "
-        "Venice Verona Vienna Warsaw Zagreb"
-    ),
-    "eval": _words("Athens Bergen Denver Geneva Houston Lisbon Milan Toronto Turin Zurich"),
-}
-JOBS = {
-    "train": _words(
-        "baker banker barber biologist bookseller brewer builder butcher captain cashier chef "
-        "chemist clerk coach composer dancer dentist designer detective diver "
-        "farmer firefighter fisherman florist geologist hunter jeweller journalist lawyer librarian locksmith manager "
-        "mechanic merchant miller miner musician novelist nurse painter pharmacist photographer physicist "
-        "pianist pilot plumber porter potter printer programmer roofer sculptor secretary shepherd singer soldier "
-        "student surgeon surveyor teacher translator trumpeter waiter weaver welder writer zoologist"
-    ),
-    "eval": _words("carpenter doctor driver gardener judge poet sailor tailor"),
-}
+NAMES = _split(
+    "Aaron Agnes Alan Albert Alice Alma Anna Arthur Barbara Bianca Boris Bruno Carla Carol Cecil Clara Conrad Daniel "
+    "Diana Doris Edgar Elena Elsa Emma Eric Felix Fiona Flora Frank Gavin George Greta Gustav Harold Helen Henry Hugo "
+    "Ida Igor Ingrid Irene Ivan Jacob Jonas Judith Julia Karl Kevin Kurt Laura Leo Linda Lucas Lydia Maria Marta "
+    "Martin Max Monica Nina Norma Olga Oliver Oscar Paula Peter Quentin Ralph Rita Robert Rosa Ruth Sara Simon Stella "
+    "Tessa Thomas Ulrich Vera Victor Viola Walter Yvonne Zoe"
+)
+CITIES = _split(
+    "Aberdeen Amsterdam Ankara Athens Atlanta Baghdad Baltimore Barcelona Basel Belfast Belgrade Berlin Birmingham "
+    "Bombay Boston Brussels Budapest Calgary Cardiff Cologne Copenhagen Damascus Delhi Detroit Dresden Edinburgh "
+    "Florence Geneva Genoa Glasgow Hamburg Havana Helsinki Istanbul Jakarta Leeds Leipzig Lisbon Liverpool Lyon "
+    "Madrid Manila Marseille Memphis Mexico Milan Montreal Munich Nairobi Osaka Oslo Palermo Paris Phoenix Porto "
+    "Quebec Rome Salzburg Santiago Seoul Seville Sofia Stockholm Sydney Tampa Toronto Turin Valencia Vancouver Verona "
+    "Vienna Zagreb Zurich"
+)
+JOBS = _split(
+    "baker barber biologist brewer builder captain carpenter chef chemist coach composer dentist designer diver "
+    "doctor farmer firefighter florist gardener hunter jeweller judge lawyer locksmith manager merchant miller "
+    "musician novelist painter pharmacist physicist pianist plumber poet potter printer roofer sailor secretary "
+    "shepherd soldier student surveyor tailor translator trumpeter weaver welder zoologist"
+)
 FORMS = {
     1: (
         "{name} is {age} years old, lives in {city} and works as a {job}.",

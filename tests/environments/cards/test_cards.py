@@ -40,9 +40,19 @@ def test_a_sentence_has_the_facts_of_its_card() -> None:
         assert {re.search(rf"\b{fact}\b", task.prompt) is not None for fact in task.data["card"].values()} == {True}
 
 
-def test_splits_share_no_word() -> None:
-    for words in (NAMES, CITIES, JOBS):
-        assert not set(words["train"]) & set(words["eval"])
+def test_eval_has_people_of_its_own_and_unseen_has_words_of_its_own() -> None:
+    env = fe.make("cards")
+    cards = {
+        split: [env.task(split, index).data["card"] for index in range(500)] for split in ("train", "eval", "unseen")
+    }
+    people = {split: {(card["name"], card["city"], card["job"]) for card in cards[split]} for split in cards}
+    assert not people["train"] & people["eval"]
+    words = {split: {word for person in people[split] for word in person} for split in cards}
+    assert not words["unseen"] & (words["train"] | words["eval"])
+    assert len(words["eval"] & words["train"]) > 0.9 * len(words["eval"])
+
+
+def test_words_are_unique_and_in_no_sentence() -> None:
     every = [word for words in (NAMES, CITIES, JOBS) for part in words.values() for word in part]
     assert len(every) == len(set(every))
     assert not any(word in form for forms in FORMS.values() for form in forms for word in every)
