@@ -91,7 +91,11 @@ def _pieces(value: Any, most: int) -> Iterator[str]:
             yield from _pieces(item, most)
         yield "}"
     else:
-        yield _written(value)
+        try:
+            text = repr(value)
+        except Exception:  # noqa: BLE001 - a third-party class may raise anything
+            text = f"<{type(value).__name__}>"
+        yield text
 
 
 def _enclosed(start: str, items: Iterable[object], end: str, most: int) -> Iterator[str]:
@@ -100,10 +104,3 @@ def _enclosed(start: str, items: Iterable[object], end: str, most: int) -> Itera
         yield ", " if number else ""
         yield from _pieces(item, most)
     yield end
-
-
-def _written(value: object) -> str:
-    try:
-        return repr(value)
-    except Exception:  # noqa: BLE001 - a third-party class may raise anything
-        return f"<{type(value).__name__}>"

@@ -128,12 +128,8 @@ class BoxSandbox(Sandbox, Judging, Archives, Interpreters, Programs):
 
     def __init__(self, box: Box) -> None:
         self.box: Box | None = box
+        """None once released, which revokes this user's access."""
         self._turn = asyncio.Lock()
-
-    def detach(self) -> Box | None:
-        """Revoke this user's access. Returns the box the first time, None afterwards."""
-        box, self.box = self.box, None
-        return box
 
     async def exec(  # noqa: D102
         self,
@@ -308,7 +304,7 @@ class BoxSandbox(Sandbox, Judging, Archives, Interpreters, Programs):
     ) -> tuple[Header, ExecResult, bytes]:
         """Send a request and wait. Returns the answer's header, the result, and the bytes of the value channel."""
         limits = limits or Limits()
-        code_bytes, stdin_bytes = source_text(code, "the code"), encoded(stdin, "stdin")
+        code_bytes, stdin_bytes = encoded(code, "the code", str), encoded(stdin, "stdin")
         header.setdefault("op", "run")
         header.update(
             limits=limits_header(limits),
@@ -367,7 +363,7 @@ class BoxInterpreter(_Persistent, Interpreter):
             if self._ended:
                 raise UsageError("this session has ended", fix="check 'alive' and open another one")
             header: Header = {"op": "turn", "limits": limits_header(limits)}
-            code = source_text(source, "the source")
+            code = encoded(source, "the source", str)
             try:
                 with phase("session"):
                     return await self._ask(header, code, wait_s=limits.wall_s)
@@ -432,18 +428,12 @@ def is_script(argv: Sequence[str], env: Mapping[str, str]) -> bool:
     return argv[0] in ("python", "python3") and len(argv) > 1 and not argv[1].startswith("-")
 
 
-def encoded(text: str | bytes, what: str) -> bytes:
-    """Standard input or a file's content, encoded for the runner. Raises `UsageError` unless it is text or bytes."""
-    if not isinstance(text, str | bytes):
-        raise UsageError(f"{what} is of type {type(text).__name__}", fix="use text or bytes")
+def encoded(text: str | bytes, what: str, kind: Any = str | bytes) -> bytes:
+    """Code, input or a file's content, encoded for the runner. Raises `UsageError` unless it is of the `kind`."""
+    if not isinstance(text, kind):
+        fix = "use a string" if kind is str else "use text or bytes"
+        raise UsageError(f"{what} is of type {type(text).__name__}", fix=fix)
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-
-
-def source_text(text: str, what: str) -> bytes:
-    """Source code, encoded for the runner. Raises `UsageError` unless it is a string."""
-    if not isinstance(text, str):
-        raise UsageError(f"{what} is of type {type(text).__name__}", fix="use a string")
-    return encoded(text, what)
 
 
 def checked_files(files: Mapping[str, str | bytes]) -> dict[str, bytes]:

@@ -83,7 +83,7 @@ class PooledEngine(SandboxEngine):
     async def release(self, sandbox: Sandbox) -> None:  # noqa: D102
         if not isinstance(sandbox, BoxSandbox):
             raise UsageError("this sandbox belongs to another engine")
-        box = sandbox.detach()
+        box, sandbox.box = sandbox.box, None
         if box is not None and self._pool is not None:
             self._pool.release(box)
 

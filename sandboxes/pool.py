@@ -13,11 +13,11 @@ had a box goes before episodes that have not begun: it needs the box to be judge
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -32,6 +32,7 @@ STUCK_S = 60.0
 IDLE_S = 60.0
 """Seconds after which an idle box is destroyed, unless it is one of the `warm` ones."""
 _WINDOW = 1024
+"""Number of recent durations of each phase for percentiles."""
 
 
 @dataclass(eq=False)
@@ -82,7 +83,7 @@ class Pool:
         self._stuck_s = stuck_s
         self._releases = 0
         self.counters: Counter[str] = Counter()
-        self.phases = Phases()
+        self._seconds: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=_WINDOW))  # by phase
         self.last_dirt: list[str] = []
         self._idle: dict[Box, float] = {}  # monotonic time since when it is idle
         self._leased: dict[Box, Waiter] = {}  # the call that got the box
@@ -127,14 +128,21 @@ class Pool:
         again = holder is not None and holder in self._begun
         holding = asyncio.current_task() if holder is None else holder
         waiter = Waiter(spec, tenant, holding, asyncio.get_running_loop().create_future(), again)
-        box = None if any(other.spec == spec for other in self._waiting) else self._take_idle(waiter)
-        self.counters["hits" if box else "misses"] += 1
+        box = None
+        if not any(other.spec == spec for other in self._waiting):
+            # most recently used first: its memory is warm, and the others may shrink away
+            box = next((box for box in reversed(self._idle) if box.spec == spec and box.connection.alive), None)
         if box is None:
+            self.counters["misses"] += 1
             box = await self._wait(waiter)
+        else:
+            self.counters["hits"] += 1
+            del self._idle[box]
+            self._leased[box] = waiter
         box.uses += 1
         if holder is not None:  # not for tasks: a task that acquires boxes for ever would never let another one begin
             self._begun.add(holder)
-        self.phases.add("acquire", time.monotonic() - started)
+        self._seconds["acquire"].append(time.monotonic() - started)
         return box
 
     async def _wait(self, waiter: Waiter) -> Box:
@@ -216,17 +224,9 @@ class Pool:
             "size": self.size,
             "hit_rate": self.counters["hits"] / requests if requests else 1.0,
             "dirt": self.last_dirt,
-            "phases": self.phases.summary(),
+            "phases": {phase: _percentiles(times) for phase, times in self._seconds.items()},
             **self.counters,
         }
-
-    def _take_idle(self, waiter: Waiter) -> Box | None:
-        for box in reversed(self._idle):  # most recently used first: its memory is warm, and the others may shrink away
-            if box.spec == waiter.spec and box.connection.alive:
-                del self._idle[box]
-                self._leased[box] = waiter
-                return box
-        return None
 
     def _offer(self, box: Box) -> None:
         """Give a clean box to the next waiter for its spec, or keep it idle."""
@@ -302,8 +302,8 @@ class Pool:
         finally:
             self._pending[spec] -= 1
         self.counters["started"] += 1
-        self.phases.add("start", time.monotonic() - begun)
-        box.connection.lost.add_done_callback(functools.partial(self._lost, box))
+        self._seconds["start"].append(time.monotonic() - begun)
+        box.connection.lost.add_done_callback(partial(self._lost, box))
         return box
 
     async def _start_for(self, spec: SandboxSpec) -> None:
@@ -329,7 +329,7 @@ class Pool:
         if box not in self._resetting:
             return  # the pool was closed meanwhile, and `close` destroys the box
         self._resetting.discard(box)
-        self.phases.add("reset", time.monotonic() - begun)
+        self._seconds["reset"].append(time.monotonic() - begun)
         if dirty is None:
             self._discard(box, "lost")
         elif dirty:
@@ -370,30 +370,14 @@ class Pool:
             return
 
 
-# --- durations
-
-
-class Phases:
-    """Durations by phase, with percentiles over the last 1,024 of each."""
-
-    def __init__(self) -> None:
-        self._times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
-
-    def add(self, phase: str, seconds: float) -> None:
-        """Record one duration."""
-        self._times[phase].append(seconds)
-
-    def summary(self) -> dict[str, dict[str, float]]:
-        """`{phase: {"p50_ms": ..., "p95_ms": ..., "n": ...}}`."""
-        percentiles = {}
-        for phase, times in self._times.items():
-            ordered = sorted(times)
-            percentiles[phase] = {
-                "p50_ms": ordered[len(ordered) // 2] * 1e3,
-                "p95_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))] * 1e3,
-                "n": float(len(ordered)),
-            }
-        return percentiles
+def _percentiles(seconds: Iterable[float]) -> dict[str, float]:
+    """Median, 95th percentile (ms) and number of durations."""
+    ordered = sorted(seconds)
+    return {
+        "p50_ms": ordered[len(ordered) // 2] * 1e3,
+        "p95_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))] * 1e3,
+        "n": float(len(ordered)),
+    }
 
 
 # --- background tasks owned by the pool

@@ -21,15 +21,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from forge_env.concurrency import settled
+from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.environment.base import Environment, EnvironmentConfig, as_observation, resolve_task
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.rewards.rubric import Rubric, RubricResult
-from forge_env.tools.calls import ToolCalls
+from forge_env.tools.calls import CALLS_S, ToolCalls
 from forge_env.tools.schema import Tool, ToolResult, shorten, tools_of
 from forge_env.types import (
     Action,
@@ -276,8 +277,11 @@ class ToolEnvironment(Environment):
         self.messages.append(message)
         calls = message.tool_calls
         allowed = calls[: self.config.max_tool_calls - self.tool_calls]
-        observation = await self._answer_calls(calls, allowed)
-        terminated = self._submitted is not None or self._ends(message)
+        observation = await self._answer_calls(calls, allowed) if calls else []
+        terminated = self._submitted is not None or self.is_final(message)
+        if type(terminated).__name__ not in ("bool", "bool_"):  # Python's or numpy's, which has both names
+            what = f"{type(self).__name__}.is_final returned {terminated!r}"
+            raise EnvironmentBugError(what, fix="return True or False")
         if not terminated and not calls:
             with environment_code(f"{type(self).__name__}.respond", self.current_task.id):
                 response = await settled(self.respond(message))
@@ -304,16 +308,6 @@ class ToolEnvironment(Environment):
             message: the agent's message.
         """
         return not message.tool_calls
-
-    def _ends(self, message: Message) -> bool:
-        ends = self.is_final(message)
-        if inspect.iscoroutine(ends):
-            ends.close()
-            name = f"{type(self).__name__}.is_final"
-            raise EnvironmentBugError(f"{name} is a coroutine function", fix="write `def is_final`, without `async`")
-        if type(ends).__name__ not in ("bool", "bool_"):  # Python's or numpy's, which has both names
-            raise EnvironmentBugError(f"{type(self).__name__}.is_final returned {ends!r}", fix="return True or False")
-        return ends
 
     async def respond(self, message: Message) -> Observation:
         """Answer a message that calls no tool and is not final (as a simulated user, or with a game's next state).
@@ -382,9 +376,16 @@ class ToolEnvironment(Environment):
             await settled(self.cleanup())
 
     async def _answer_calls(self, calls: list[ToolCall], allowed: list[ToolCall]) -> Observation:
-        tools, timeout_s, task_id = self._tools, self.config.tool_timeout_s, self.current_task.id
-        with limited_elsewhere():
-            results = await self._running_calls.run_all(tools, allowed, timeout_s=timeout_s, task_id=task_id)
+        """Run the `allowed` calls concurrently, and answer each call with a tool message."""
+        seconds = [0.0] * len(allowed)
+        run = partial(self._running_calls.run, self._tools, task_id=self.current_task.id, seconds=seconds)
+        work = [run(call, limit_s=self.config.tool_timeout_s, place=place) for place, call in enumerate(allowed)]
+        try:
+            with limited_elsewhere():
+                results = await gather_or_cancel(work)
+        finally:
+            if (measured := CALLS_S.get()) is not None:
+                measured.extend(seconds)
         self.tool_calls += len(allowed)
         used_up = ToolResult(f"Error: all {self.config.max_tool_calls} tool calls are used up", error=True)
         results += [used_up] * (len(calls) - len(allowed))

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
-from forge_env.concurrency import gather_or_cancel
 from forge_env.errors import InfrastructureError, ToolError
 from forge_env.interrupts import requested
 from forge_env.tools.schema import CURRENT_CALL, CallScope, Tool, ToolResult, unknown_tool
@@ -71,28 +70,15 @@ class ToolCalls:
         if scope.given_up or scope.episode != self._episode:
             raise ToolError(f"this tool call has ended: it can't {what}")
 
-    async def run_all(
-        self, tools: Mapping[str, Tool], calls: Sequence[ToolCall], *, timeout_s: float, task_id: str
-    ) -> list[ToolResult]:
-        """Run the calls of one message concurrently; return their answers."""
-        seconds = [0.0] * len(calls)
-        try:
-            work = [self._run(tools, call, timeout_s, task_id, seconds, place) for place, call in enumerate(calls)]
-            return await gather_or_cancel(work)
-        finally:
-            if (measured := CALLS_S.get()) is not None:
-                measured.extend(seconds)
-
-    async def _run(
-        self,
-        tools: Mapping[str, Tool],
-        call: ToolCall,
-        limit_s: float,
-        task_id: str,
-        seconds: list[float],
-        place: int,
+    async def run(
+        self, tools: Mapping[str, Tool], call: ToolCall, task_id: str, limit_s: float, seconds: list[float], place: int
     ) -> ToolResult:
-        """Run one call, subject to `max_calls`, and store its duration. Functions in threads run one at a time."""
+        """Run one call, subject to `max_calls`. Functions in threads run one at a time.
+
+        Args:
+            limit_s: time limit of a tool that has none of its own.
+            seconds: durations of the calls of one message; this one's is stored at `place`.
+        """
         name = call.function.name
         if (tool := tools.get(name)) is None:
             return unknown_tool(call, tools)
@@ -118,6 +104,6 @@ class ToolCalls:
             finally:
                 CURRENT_CALL.reset(token)
                 seconds[place] = round(time.perf_counter() - started, 4)
-                if scope.runs_on:
+                if tool.in_thread and scope.runs_on:
                     scope.given_up = True
                     self._straggler = scope

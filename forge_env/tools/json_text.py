@@ -39,7 +39,7 @@ def read_json(text: str, *, finite: bool = True) -> Any:
         value = None
         deep = True
     else:
-        deep = is_deep(value)
+        deep = text.count("{") + text.count("[") > MAX_DEPTH and is_deep(value)
     if deep:
         raise BadJSONError(f"it is nested more than {MAX_DEPTH} levels deep")
     return without_halves(value) if HALF.search(text) else value

@@ -194,8 +194,9 @@ class Tool:
 
     def parse(self, arguments: str) -> dict[str, Any]:
         """Validate the JSON text of a call; return keyword arguments. `ToolError`: an argument is wrong."""
-        data = self.read(arguments)
-        if (path := _misplaced_bool(data, self.spec.parameters, self.spec.parameters.get("$defs", {}))) is not None:
+        data, schema = self.read(arguments), self.spec.parameters
+        has_bool = "true" in arguments or "false" in arguments
+        if has_bool and (path := _misplaced_bool(data, schema, schema.get("$defs", {}))) is not None:
             name = ".".join(map(str, path))
             raise ToolError(f"wrong arguments: {name}: should be a number, not true or false. {self.usage()}")
         try:
