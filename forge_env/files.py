@@ -344,15 +344,12 @@ class HeldFolder:
 
     another: ClassVar[str] = "choose another folder"
     """Advice on choosing another folder, for error messages."""
+    inside: ClassVar[tuple[str, ...]] = ()
+    """Subfolders that are created with it."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = self._named = Path(root).absolute()
         self._lock: int | None = None
-
-    @property
-    def inside(self) -> tuple[Path, ...]:
-        """Subfolders that are created with it."""
-        return ()
 
     def hold(self) -> None:
         """Create the folder and its subfolders, and lock it until `release`.
@@ -364,8 +361,8 @@ class HeldFolder:
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             self.root.mkdir(mode=stat.S_IRWXU, exist_ok=True)  # other users could read it, and lock its files
-            for path in self.inside:
-                path.mkdir(parents=True, exist_ok=True)
+            for name in self.inside:
+                (self.root / name).mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise ForgeError(f"can't create the folder {self.root}: {error.strerror}", fix=self.another) from error

@@ -160,9 +160,13 @@ def make(name: str | type[Environment], /, *, sandboxes: SandboxEngine | None = 
 
 
 def maker(
-    environment: str | type[Environment], /, *, sandboxes: SandboxEngine | None = None, **options: Any
+    environment: str | type[Environment], at: str = "", /, *, sandboxes: SandboxEngine | None = None, **options: Any
 ) -> Callable[[], Environment]:
-    """Return a function that creates environments like `make`, with one config that is validated only once."""
+    """Return a function that creates environments like `make`, with one config that is validated only once.
+
+    Args:
+        at: dotted key of the options in a file; empty if they are not from a file.
+    """
     if sandboxes is not None:
         from forge_env.sandbox.protocol import SandboxEngine
 
@@ -171,7 +175,7 @@ def maker(
             raise UsageError(f"sandboxes={sandboxes!r} is not a started engine", fix=fix)
     cls = environment_class(environment)
     name = environment if isinstance(environment, str) else cls.__name__
-    config = make_config(name, cls, options)
+    config = make_config(name, cls, options, at)
     try:
         inspect.signature(cls).bind(config, sandboxes=sandboxes)
     except TypeError as error:

@@ -61,7 +61,7 @@ class WorkingTime:
             yield
 
     def _reschedule(self, when: float | None) -> None:
-        if self.limit_s is not None and not self.expired and self._token is not None:
+        if self.limit_s is not None and not self._timeout.expired() and self._token is not None:
             self._timeout.reschedule(when)
 
     async def __aenter__(self) -> Self:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from forge_env.config.evaluation import EndpointOptions, EnvironmentChoice, EvaluationConfig, changes, endpoint_url
+from forge_env.config.evaluation import EndpointOptions, EvaluationConfig, changes, endpoint_url
 from forge_env.config.reader import changed_yaml, read_as, refuse_redacted
 from forge_env.endpoint.chat_format import ChatFormat
 from forge_env.endpoint.errors import EndpointError
@@ -38,7 +38,7 @@ from forge_env.loop_guard import LoopGuard
 from forge_env.policy import Policy
 from forge_env.reading import check_readable
 from forge_env.redaction import learn
-from forge_env.registry import environment_class, make_config, maker
+from forge_env.registry import maker
 from forge_env.rewards.rubric import SHOWN_TASKS, check_targets
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
 from forge_env.tasks.datasets import check_unique
@@ -106,9 +106,10 @@ class Evaluation:
         self._engine = WatchedEngine(
             config.sandbox, self.sandboxes, **{"docker_host": config.docker_host, **config.sandbox_options}
         )
-        self._sources = {
-            choice.label: TaskSource(self._maker(choice, index)) for index, choice in enumerate(config.environments)
-        }
+        self._sources: dict[str, TaskSource] = {}
+        for index, choice in enumerate(config.environments):
+            known, at = self.classes.get(choice.name, choice.name), f"environments.{index}.options"
+            self._sources[choice.label] = TaskSource(maker(known, at, sandboxes=self._engine, **choice.options))
         self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
         for label, source in self._sources.items():
             check_score(config.score, label, source.environment)
@@ -122,8 +123,7 @@ class Evaluation:
             endpoint_url(config.base_url)  # validates it; it may come from OPENAI_BASE_URL
         self.opponents: dict[str, dict[str, Policy]] = {}
         """Open policies by label and seat; if given, they replace those of the configuration."""
-        for choice in config.environments:
-            self._check_opponents(choice)
+        self._named = self._checked_opponents()
         if isinstance(self.policy, GoldPolicy):
             self.samples = self._with_gold(self.samples)
         shares = self.samples.shares
@@ -145,11 +145,6 @@ class Evaluation:
         """The sample's task, as its environment creates it now."""
         return self._sources[sample.label].task(sample.split, sample.index)[0]
 
-    def _maker(self, choice: EnvironmentChoice, index: int) -> Callable[[], Environment]:
-        known = self.classes.get(choice.name, choice.name)
-        make_config(choice.name, environment_class(known), choice.options, at=f"environments.{index}.options")
-        return maker(known, sandboxes=self._engine, **choice.options)
-
     def _tasks(self, label: str) -> Iterator[tuple[Task, int]]:
         """First tasks of an environment with their indices, without those that fail: playing them counts the bug."""
         share = self.samples.shares[label]
@@ -165,17 +160,19 @@ class Evaluation:
         if reason := ChatFormat.of(model).refusal_of_tools():
             raise UsageError(f"{label} has tools, and {reason}", fix="describe them as text: --tools text")
 
-    def _check_opponents(self, choice: EnvironmentChoice) -> None:
-        named = self._opponents_of(choice)
-        check_named(choice.label, self.seats(choice.label), named, "opponents")
-        if named and isinstance(self.policy, GoldPolicy):
-            raise UsageError(
-                f"the gold policy plays all seats of {choice.label} together",
-                fix="leave opponents out, or name a player of that game: --model module:function",
-            )
-
-    def _opponents_of(self, choice: EnvironmentChoice) -> Named:
-        return self.config.opponents if choice.opponents is None else choice.opponents
+    def _checked_opponents(self) -> dict[str, Named]:
+        """The configured opponents of each environment, by label."""
+        opponents = {}
+        for choice in self.config.environments:
+            named = self.config.opponents if choice.opponents is None else choice.opponents
+            check_named(choice.label, self.seats(choice.label), named, "opponents")
+            if named and isinstance(self.policy, GoldPolicy):
+                raise UsageError(
+                    f"the gold policy plays all seats of {choice.label} together",
+                    fix="leave opponents out, or name a player of that game: --model module:function",
+                )
+            opponents[choice.label] = named
+        return opponents
 
     def seats(self, label: str) -> tuple[str, ...]:
         """Seats of an environment."""
@@ -285,8 +282,7 @@ class Evaluation:
             if policy is None:
                 policy, self._server = await open_policy(stack, self.config, self.folder.root / "vllm.log", events.note)
             opponents = self.opponents or {
-                choice.label: await open_opponents(stack, self._opponents_of(choice), "opponents")
-                for choice in self.config.environments
+                label: await open_opponents(stack, named, "opponents") for label, named in self._named.items()
             }
             if self.sandboxes is None:
                 await stack.enter_async_context(self._engine)
@@ -309,15 +305,15 @@ class Evaluation:
                 self.progress.limiter, self.progress.request_errors = policy.limiter, policy.errors
                 policy.tell = events.note
             with LoopGuard(HELD_UP_S, 0.0, events.note):
-                await self._run_samples(self._runner, pending)
+                if self._server is None:
+                    await self._runner.run(pending)
+                else:
+                    await self._run_with_server(self._runner, pending, self._server)
 
-    async def _run_samples(self, runner: Runner, pending: Plan) -> None:
+    async def _run_with_server(self, runner: Runner, pending: Plan, server: VLLMServer) -> None:
         """Play the samples. If our vLLM server exits, abandon the running ones, as every request would fail."""
-        if self._server is None:
-            await runner.run(pending)
-            return
         playing = asyncio.ensure_future(runner.run(pending))
-        ended = asyncio.ensure_future(self._server.ended())
+        ended = asyncio.ensure_future(server.ended())
         try:
             await asyncio.wait([playing, ended], return_when=asyncio.FIRST_COMPLETED)
             if ended.done() and not playing.done():

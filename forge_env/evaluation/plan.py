@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
-from forge_env.config.evaluation import ENDLESS_N, EnvironmentChoice, EvaluationConfig
+from forge_env.config.evaluation import ENDLESS_N, EvaluationConfig
 from forge_env.environment.base import Environment
 from forge_env.environment.tool_environment import ToolEnvironment
 from forge_env.errors import EnvironmentBugError, UsageError
@@ -131,7 +131,21 @@ class Plan:
 
 def plan(config: EvaluationConfig, environments: dict[str, Environment]) -> Plan:
     """Build the plan of all samples that are configured and that the environments have."""
-    return Plan([_share(choice, config, environments[choice.label]) for choice in config.environments])
+    shares = []
+    for choice in config.environments:
+        env = environments[choice.label]
+        split = choice.split or config.split or ("eval" if "eval" in env.splits else env.splits[0])
+        if split not in env.splits:
+            raise UsageError(f"{choice.label} has no split {split!r}", fix=f"use one of {', '.join(env.splits)}")
+        wanted, total = choice.num_tasks or config.num_tasks, number_of_tasks(env, split)
+        count = (wanted or ENDLESS_N) if total is None else min(wanted or total, total)
+        if count == 0:
+            raise UsageError(f"{choice.label} has no tasks in split {split!r}")
+        if (samples := count * config.epochs) > MOST_SAMPLES:
+            fix = "lower --num-tasks or --epochs"
+            raise UsageError(f"{samples:,} samples of {choice.label} are too many", fix=fix)
+        shares.append(Share(choice.label, split, count, config.epochs, max(count, wanted or 0) * config.epochs))
+    return Plan(shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +156,6 @@ class Planned:
     samples: int
     asked: int
     """See `Share.asked`."""
-
-
-def _share(choice: EnvironmentChoice, config: EvaluationConfig, env: Environment) -> Share:
-    split = choice.split or config.split or ("eval" if "eval" in env.splits else env.splits[0])
-    if split not in env.splits:
-        raise UsageError(f"{choice.label} has no split {split!r}", fix=f"use one of {', '.join(env.splits)}")
-    wanted, total = choice.num_tasks or config.num_tasks, number_of_tasks(env, split)
-    count = (wanted or ENDLESS_N) if total is None else min(wanted or total, total)
-    if count == 0:
-        raise UsageError(f"{choice.label} has no tasks in split {split!r}")
-    if count * config.epochs > MOST_SAMPLES:
-        raise UsageError(
-            f"{count * config.epochs:,} samples of {choice.label} are too many", fix="lower --num-tasks or --epochs"
-        )
-    return Share(choice.label, split, count, config.epochs, max(count, wanted or 0) * config.epochs)
 
 
 class Outcome:

@@ -32,6 +32,7 @@ class ResultsFolder(HeldFolder):
     """Folder of one evaluation; one process at a time can have it open."""
 
     another = "choose another --out"
+    inside = ("trajectories",)
 
     def __init__(self, root: Path | str) -> None:
         super().__init__(root)
@@ -45,11 +46,6 @@ class ResultsFolder(HeldFolder):
     log = Inside("run.log")
     rescored = Inside("rescored.json")
     """Source of transcripts that were scored again, in their folder only."""
-
-    @property
-    def inside(self) -> tuple[Path, ...]:
-        """Subfolders that every evaluation has."""
-        return (self.samples.parent,)
 
     def exists(self) -> bool:
         """Whether at least one sample has been written."""

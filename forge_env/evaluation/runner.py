@@ -356,8 +356,7 @@ class Runner:
             text = f"the endpoint does not count tokens: {ESTIMATED}; limits and budget use this estimate"
             log.warning("%s", text)
             self._note_once("estimates", text)
-        self._watch_bugs(result)
-        self._watch_losses(result)
+        self._abort_if_hopeless(result)
         self.events.update()
 
     def _writing(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
@@ -375,28 +374,26 @@ class Runner:
             return fatal
         return fatal if self._lost >= enough and not self._answered_before else None
 
-    def _watch_bugs(self, result: SampleResult) -> None:
-        """Abort if the environment's code fails often: the score would only cover answers that it can handle."""
-        message = self._bugs.add((result.error or "") if result.is_bug else None)
-        if message is not None and self.error is None:
-            self.error = RunAbortedError(message, fix="fix the environment, then --resume; --max-bug-rate is the limit")
-            self.stop()
-
-    def _watch_losses(self, result: SampleResult) -> None:
-        """Abort after too many lost samples in a row, or at once after a fatal error of the endpoint."""
+    def _abort_if_hopeless(self, result: SampleResult) -> None:
+        """Abort if the environment's code fails often, the endpoint rejects every request, or many samples in a row are
+        lost. With frequent bugs, the score would only cover answers that the environment can handle."""
         unfinished = result.error_kind == BudgetExhaustedError.__name__
         self._lost = 0 if result.valid else self._lost + (not unfinished)
-        fatal = self._hopeless()
-        if self.error is not None or (fatal is None and self._lost < self.config.max_failures):
+        bugs = self._bugs.add((result.error or "") if result.is_bug else None)
+        if self.error is not None:
             return
-        if fatal is not None:
+        if bugs is not None:
+            fix = "fix the environment, then --resume; --max-bug-rate is the limit"
+            self.error = RunAbortedError(bugs, fix=fix)
+        elif (fatal := self._hopeless()) is not None:
             self.error = _refused(fatal)
-        else:
+        elif self._lost >= self.config.max_failures:
             self.error = RunAbortedError(
                 f"the last {self._lost} samples were all lost; the last one: {result.error}",
                 fix="fix the cause; --resume plays the missing samples",
             )
-        self.stop()
+        if self.error is not None:
+            self.stop()
 
 
 def _refused(fatal: EndpointError) -> RunAbortedError:

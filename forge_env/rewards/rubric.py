@@ -186,11 +186,6 @@ class Rubric:
         """Weight of each function by name; metrics have weight 0."""
         return {scorer.name: scorer.weight for scorer in [*self._scorers, *self._group_scorers]}
 
-    @property
-    def checks_targets(self) -> bool:
-        """Whether any function has a `check_target` for `unscorable` to call."""
-        return any(hasattr(scorer.function, "check_target") for scorer in self._scorers)
-
     def unscorable(self, task: Task) -> str | None:
         """Why a function can't score any answer to `task`, from its `check_target(target)`; None if all can.
 
@@ -293,7 +288,7 @@ CHECKED_TASKS = 4_096
 def check_targets(environment: Environment, tasks: Iterable[Task]) -> None:
     """Raise `UsageError` if the rubric can't score some of the first `CHECKED_TASKS` tasks, whatever the answer."""
     rubric = environment.rubric
-    if rubric is None or not rubric.checks_targets:
+    if rubric is None or not any(hasattr(scorer.function, "check_target") for scorer in rubric._scorers):
         return
     checked = itertools.islice(tasks, CHECKED_TASKS)
     reasons = {task.id: reason for task in checked if (reason := rubric.unscorable(task)) is not None}

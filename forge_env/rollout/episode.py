@@ -20,8 +20,8 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from time import perf_counter
@@ -111,7 +111,6 @@ async def run_episode(
     place: tuple[int, int] | None = None,
     retry: Retry = Retry(),
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    rng: random.Random | None = None,
     watch: Callable[[str], None] = lambda doing: None,
     on_try: Callable[[Trajectory], object] = lambda trajectory: None,
 ) -> Trajectory:
@@ -129,11 +128,8 @@ async def run_episode(
         place: `Trajectory.group` and `Trajectory.member` to record.
         retry: handling of `InfrastructureError`.
         sleep: waits between attempts.
-        rng: varies the delay between attempts.
-        watch: called with the name of each phase as it starts: "reset", "generate" (the policy), "environment" (tools,
-            scoring), "close", "retry".
-        on_try: called at the start of each attempt with the trajectory that it will fill, for callers that may cancel
-            the episode.
+        watch: called as a phase starts: "reset", "generate", "environment" (tools, scoring), "close", "retry".
+        on_try: called at the start of each attempt with its trajectory, for callers that may cancel the episode.
 
     Raises:
         EnvironmentBugError: the environment's code failed.
@@ -154,10 +150,7 @@ async def run_episode(
         trajectory.started, trajectory.retries = began, tries
         on_try(trajectory)
         try:
-            async with _opened(make_env, environment_name, watch) as env:
-                await _play(env, Sessions(env, policy, opponents, seed), trajectory, task, limits, watch)
-                played = perf_counter()
-            trajectory.close_s = round(perf_counter() - played, 6)
+            await _attempt(make_env(), policy, opponents, seed, trajectory, task, limits, watch)
             break
         except AgentError as error:
             log.warning("the agent crashed on task %s: %s", trajectory.task_id or seed, error)
@@ -170,27 +163,33 @@ async def run_episode(
         if not trajectory.valid:
             break
         watch("retry")
-        await sleep(retry.delay(tries, rng or random.Random()))
+        await sleep(retry.delay(tries, random.Random()))
     trajectory.id = trajectory.id or trajectory.task_id
     trajectory.wall_s = round(perf_counter() - started, 6)
     return trajectory
 
 
-@asynccontextmanager
-async def _opened(
-    make_env: Callable[[], Environment], name: str, watch: Callable[[str], None]
-) -> AsyncIterator[Environment]:
-    """Create the environment of one attempt and close it in any case; it acts on behalf of `name` or its class."""
-    env = make_env()
+async def _attempt(
+    env: Environment,
+    policy: Policy,
+    opponents: Mapping[str, Policy],
+    seed: int | None,
+    trajectory: Trajectory,
+    task: Task | None,
+    limits: EpisodeLimits,
+    watch: Callable[[str], None],
+) -> None:
+    """Play one attempt, and close its environment in any case, including cancellation."""
+    failed = True
     try:
-        with on_behalf_of(name or type(env).__name__):
-            yield env
-    except BaseException as error:  # includes cancellation: the episode's resources must be released
+        with on_behalf_of(trajectory.environment or type(env).__name__):
+            await _play(env, Sessions(env, policy, opponents, seed), trajectory, task, limits, watch)
+        failed = False
+    finally:
         watch("close")
-        await _close(env, after=error)
-        raise
-    watch("close")
-    await _close(env)
+        played = perf_counter()
+        await _close(env, failed=failed)
+        trajectory.close_s = round(perf_counter() - played, 6)
 
 
 async def _play(
@@ -201,7 +200,7 @@ async def _play(
     limits: EpisodeLimits,
     watch: Callable[[str], None],
 ) -> None:
-    """Play one attempt, filling `trajectory` incrementally so that it survives a failure."""
+    """Play the episode, filling `trajectory` incrementally so that it survives a failure."""
     watch("reset")
     began = perf_counter()
     seed = sessions.seed
@@ -212,7 +211,7 @@ async def _play(
     trajectory.final_observation, info = await _reset(env, task, seed, limits, images=sessions.read_images)
     trajectory.reset_s = round(perf_counter() - began, 6)
     trajectory.rewards = dict.fromkeys(seats_of(env), 0.0)
-    trajectory.opponents = sessions.names()
+    trajectory.opponents = sessions.opponents
     sessions.turn_to(checked_seat(env, "reset", info, task.id), task)
     deadline = asyncio.timeout(limits.wall_s)  # starts after reset, as waiting for a sandbox is not the agent's fault
     working = WorkingTime(limits.working_s)
@@ -283,7 +282,7 @@ async def _take_turns(
         asked = perf_counter()
         watch("generate")
         try:
-            reply = await sessions.current.reply(sessions.unknown_of(observation))
+            reply = await sessions.current.reply(observation[sessions.known :])
         except ContextLengthExceeded:
             return "context"
         except ChatFormatError as error:
@@ -350,6 +349,9 @@ class Sessions:
     Attributes:
         seat: seat whose turn it is; "" if the environment has no seats.
         current: session of that seat.
+        known: number of the seat's next messages that its session already has, from another conversation.
+        opponents: names of the opponents, by seat.
+        read_images: whether every policy reads images.
     """
 
     def __init__(self, env: Environment, policy: Policy, opponents: Mapping[str, Policy], seed: int | None) -> None:
@@ -357,47 +359,28 @@ class Sessions:
             check_opponents(type(env).__name__, seats_of(env), opponents)
         self._env, self._policy, self._opponents, self.seed = env, policy, opponents, seed
         self._open: dict[str, PolicySession] = {}
-        self._known = 0
+        self.known = 0
         self.seat = ""
         self.current: PolicySession
-
-    @property
-    def read_images(self) -> bool:
-        """Whether every policy reads images."""
-        return all(policy.reads_images for policy in (self._policy, *self._opponents.values()))
-
-    def names(self) -> dict[str, str]:
-        """Names of the opponents, by seat."""
-        return {
-            seat: policy.name or type(policy).__name__
-            for seat, policy in self._opponents.items()
-            if seat in seats_of(self._env)
-        }
+        self.opponents = {seat: other.name or type(other).__name__ for seat, other in opponents.items()}
+        self.read_images = all(each.reads_images for each in (policy, *opponents.values()))
 
     def turn_to(self, seat: str, task: Task, branch: Branch | None = None) -> None:
         """Make it this seat's turn. Its conversation starts at its first turn, or continues a branch of another one."""
-        self._known = 0
+        self.known = 0
         if seat not in self._open:
-            opponent, seed = self._opponents.get(seat), seat_seed(self.seed, seat)
-            forked = self._forked(branch, seed) if opponent is None else None
-            if opponent is None:
-                self._open[seat] = forked or open_session(self._policy, self._env, task, seed=seed)
-            else:
+            seed = seat_seed(self.seed, seat)
+            if seat in self._opponents:
                 with _opponents_code(seat):
-                    self._open[seat] = _Opponent(open_session(opponent, self._env, task, seed=seed), seat)
+                    inner = open_session(self._opponents[seat], self._env, task, seed=seed)
+                    self._open[seat] = _Opponent(inner, seat)
+            else:
+                session = None
+                if branch is not None and branch.turns and branch.seat in self._open:
+                    session = self._open[branch.seat].fork(branch.turns, self._env.tools, seed=seed)
+                    self.known = 0 if session is None else branch.messages
+                self._open[seat] = session or open_session(self._policy, self._env, task, seed=seed)
         self.seat, self.current = seat, self._open[seat]
-
-    def _forked(self, branch: Branch | None, seed: int | None) -> PolicySession | None:
-        if branch is None or not branch.turns or branch.seat not in self._open:
-            return None
-        forked = self._open[branch.seat].fork(branch.turns, self._env.tools, seed=seed)
-        if forked is not None:
-            self._known = branch.messages
-        return forked
-
-    def unknown_of(self, observation: Observation) -> Observation:
-        """The messages that are new to the session: all, or those after the messages it shares with another one."""
-        return observation[self._known :] if self._known else observation
 
 
 class _Opponent(PolicySession):
@@ -483,10 +466,10 @@ async def _truncate(env: Environment, trajectory: Trajectory, limit: str, limits
     trajectory.metrics.update(metrics)
 
 
-async def _close(env: Environment, *, after: BaseException | None = None) -> None:
+async def _close(env: Environment, *, failed: bool) -> None:
     """Await `env.close()` even if this task is cancelled repeatedly, but no longer than `CLOSE_S`.
 
-    If the episode failed, exceptions of `close` are only logged: the first failure is more informative and decides
+    If the episode `failed`, exceptions of `close` are only logged: the first failure is more informative and decides
     whether to retry.
     """
     closing = asyncio.ensure_future(settled(env.close()))
@@ -500,7 +483,7 @@ async def _close(env: Environment, *, after: BaseException | None = None) -> Non
             log.warning("%s.close did not end within %g s: its resources may not be released", name, CLOSE_S)
         elif not closing.cancelled():
             failure = closing.exception()
-        if failure is not None and (after is not None or isinstance(failure, InfrastructureError)):
+        if failure is not None and (failed or isinstance(failure, InfrastructureError)):
             # The episode itself is valid: if a sandbox can't be released, its engine replaces it.
             log.warning("closing the environment failed: %s", failure)
         elif failure is not None:

@@ -15,6 +15,7 @@ class RunFolder(HeldFolder):
     """Paths of `runs/NAME/`. Nothing is created before `create`."""
 
     another = "choose another --name, or a writable place with output_dir=PATH"
+    inside = ("trajectories", "checkpoints")
 
     @property
     def name(self) -> str:
@@ -47,11 +48,6 @@ class RunFolder(HeldFolder):
     """Full log, with the output of every process and every traceback."""
     logs = Inside("logs")
     """Output of the processes on each other host: `NUMBER-HOST.log`."""
-
-    @property
-    def inside(self) -> tuple[Path, ...]:
-        """Folders that every run has."""
-        return self.trajectories, self.checkpoints
 
     def exists(self) -> bool:
         """Whether a run has already been written here."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
@@ -137,7 +136,7 @@ async def test_infrastructure_failure_is_retried_on_a_fresh_environment() -> Non
 
     delays = Delays()
     policy = Tokens(turns=3, fail=GeneratorError("died"), failures=2)
-    trajectory = await run_episode(make, policy, seed=3, sleep=delays, rng=random.Random(0))
+    trajectory = await run_episode(make, policy, seed=3, sleep=delays)
     assert (trajectory.valid, trajectory.retries, trajectory.reward, trajectory.error) == (True, 2, 1.0, None)
     assert len(trajectory.turns) == 3
     assert [env.log for env in made] == [["setup", "cleanup"]] * 3
