@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
@@ -133,17 +132,16 @@ def parse_python(source: str, mode: Literal["exec", "eval"] = "exec") -> ast.AST
     thread parse, the counter is wrong and the first parse fails with SystemError (CPython issue 106905). The source is
     valid, so it is parsed again.
     """
-    for _ in range(PARSE_TRIES - 1):
-        with suppress(SystemError):
-            return _parsed(source, mode)
-    return _parsed(source, mode)
-
-
-def _parsed(source: str, mode: Literal["exec", "eval"]) -> ast.AST:
-    try:
-        return ast.parse(source, mode=mode)
-    except (RecursionError, MemoryError) as error:
-        raise SyntaxError("nested too deeply") from error
+    tries = 1
+    while True:
+        try:
+            return ast.parse(source, mode=mode)
+        except SystemError:
+            if tries == PARSE_TRIES:
+                raise
+            tries += 1
+        except (RecursionError, MemoryError) as error:
+            raise SyntaxError("nested too deeply") from error
 
 
 Outcome: TypeAlias = tuple[Any, BaseException | None]

@@ -351,8 +351,8 @@ class HeldFolder:
         self.root = self._named = Path(root).absolute()
         self._lock: int | None = None
 
-    def hold(self) -> None:
-        """Create the folder and its subfolders, and lock it until `release`.
+    def hold(self) -> Self:
+        """Create the folder and its subfolders, and lock it until `release`; also as a context manager.
 
         Raises:
             ForgeError: it can't be created.
@@ -373,6 +373,9 @@ class HeldFolder:
             raise UsageError(
                 f"another process is writing to {self.root}", fix=f"wait for it, or {self.another}"
             ) from error
+        return self
+
+    __enter__ = hold
 
     def is_there(self, *files: Path) -> bool:
         """Whether the path still refers to the locked folder, and the folder still contains these files."""
@@ -408,18 +411,13 @@ class HeldFolder:
             fix=f"all that could be saved is in {self.root}",
         )
 
-    def release(self) -> None:
+    def release(self, *_: object) -> None:
         """Unlock the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def __enter__(self) -> Self:
-        self.hold()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    __exit__ = release
 
 
 def claim(path: Path) -> Path:

@@ -631,8 +631,9 @@ def _on_defaults(model: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]
     """Merge the given keys of each section into the section's default, which may differ from its class's defaults."""
     result = dict(data)
     for name, info in model.model_fields.items():
-        inner, given = section_of(info.annotation), data.get(name)
-        if inner is None or not isinstance(given, dict):
+        given = data.get(name)
+        inner = section_of(info.annotation) if isinstance(given, dict) else None
+        if inner is None:
             continue
         default = info.default.model_dump(exclude_unset=True) if isinstance(info.default, BaseModel) else {}
         result[name] = _on_defaults(inner, _merged(default, given))

@@ -205,10 +205,9 @@ class Runner:
         """Play `samples` in order. If cancelled, it abandons running samples; all finished ones are written."""
         pending = iter(samples)
         with ThreadPoolExecutor(1, "forge-env-write") as self._thread, telling(self.events.note):
-            while True:
+            await self._play_all(pending)
+            while self.writer.full and self.error is None and await self._has_room():
                 await self._play_all(pending)
-                if not await self._has_room():
-                    break
         if self.error is None and (fatal := self._hopeless(enough=1)) is not None:
             self.error = _refused(fatal)
 
@@ -244,8 +243,6 @@ class Runner:
 
     async def _has_room(self) -> bool:
         """After the disk filled up, write the held records once possible; whether to continue playing."""
-        if not self.writer.full or self.error is not None:
-            return False
         waited = False
         while not await self._writing(self.writer.flush) and not self.stopping:
             notice = f"the disk is full: {self.writer.held} finished samples are waiting to be written; free some space"

@@ -40,18 +40,14 @@ class GoldPolicy(Policy):
         actions = gold_actions(env, task)
         if actions is None:
             raise UsageError(f"task {task.id!r} has no gold solution", fix="set Task.gold, or define gold_actions")
+        name = f"{type(env).__name__}.gold_actions"
         if isinstance(actions, str | Message):
-            name = f"{type(env).__name__}.gold_actions"
             raise EnvironmentBugError(f"{name} returned a {type(actions).__name__}", fix="return a list of actions")
-        session = self._playing[env] = ReplaySession(_played(f"{type(env).__name__}.gold_actions", actions))
+        try:
+            session = self._playing[env] = ReplaySession([as_message(action) for action in actions])
+        except UsageError as error:
+            raise EnvironmentBugError(f"{name}: {error.message}", fix="give texts, and fe.call_tool(...)") from error
         return session
-
-
-def _played(what: str, actions: Sequence[Message | str]) -> list[Message]:
-    try:
-        return [as_message(action) for action in actions]
-    except UsageError as error:
-        raise EnvironmentBugError(f"{what}: {error.message}", fix="give texts, and fe.call_tool(...)") from error
 
 
 class ReplaySession(PolicySession):

@@ -27,7 +27,6 @@ from sandboxes.docker.attachment import attach
 from sandboxes.docker.daemon import FOLDER_PREFIX
 from sandboxes.docker.options import SOCKET_NAME, container_options, random_uid
 from sandboxes.docker.reaper import bury, end_container, is_running, reap, remove_stale_folders, running
-from sandboxes.engine import MAX_USES, RESERVE_MB, RUNNER_MB, PooledEngine
 from sandboxes.images import BUNDLED
 from sandboxes.images.build import (
     chosen_base,
@@ -37,6 +36,7 @@ from sandboxes.images.build import (
     images_kept,
     prune_images,
 )
+from sandboxes.pool import MAX_USES, RESERVE_MB, RUNNER_MB, PooledEngine
 
 START_TIMEOUT_S = 30
 UNSEEN = "bind source path does not exist"

@@ -7,9 +7,9 @@ from typing import Any
 
 from forge_env.sandbox import SandboxSpec
 from forge_env.sandbox.spec import PROXY_PORT
-from sandboxes.engine import CPU_PERIOD_US, PIDS, RUNNER_MB, SCRATCH_MB
 from sandboxes.images.cache import RUNNER_PACKAGE
 from sandboxes.images.packages import has_pytest
+from sandboxes.pool import CPU_PERIOD_US, PIDS, RUNNER_MB, SCRATCH_MB
 from sandboxes.runner.config import RunnerConfig
 
 SOCKET_FOLDER = "/run/forge_env"

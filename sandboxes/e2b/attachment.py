@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from forge_env.sandbox import SandboxSpec
 from sandboxes.connection import Connection
 from sandboxes.docker.options import random_uid
-from sandboxes.engine import SCRATCH_MB
 from sandboxes.images.cache import runner_zip
+from sandboxes.pool import SCRATCH_MB
 from sandboxes.runner.config import RunnerConfig
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from forge_env.errors import SandboxError, SandboxUnavailableError
 from forge_env.sandbox import SandboxSpec
 from sandboxes import owner
 from sandboxes.box import Box
-from sandboxes.engine import MAX_USES, RemoteEngine
 from sandboxes.images import BUNDLED
+from sandboxes.pool import MAX_USES, RemoteEngine
 
 if TYPE_CHECKING:
     from e2b import AsyncSandbox

@@ -13,11 +13,11 @@ from forge_env.errors import SandboxError, SandboxUnavailableError
 from forge_env.sandbox import SandboxSpec
 from sandboxes import owner
 from sandboxes.box import Box
-from sandboxes.engine import MAX_USES, RemoteEngine
 from sandboxes.images import BUNDLED
 from sandboxes.images.build import BASE_IMAGE_VARIABLE
 from sandboxes.kubernetes.cluster import find_cluster
 from sandboxes.kubernetes.pods import OPEN_NETWORK, POLICY, box_manifest, network_policy, pod_spec, runner_archive
+from sandboxes.pool import MAX_USES, RemoteEngine
 
 if TYPE_CHECKING:
     from sandboxes.kubernetes.api import Api

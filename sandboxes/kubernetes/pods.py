@@ -10,8 +10,8 @@ from typing import Any
 from forge_env.sandbox import SandboxSpec
 from sandboxes import owner
 from sandboxes.docker.options import random_uid
-from sandboxes.engine import RUNNER_MB, SCRATCH_MB
 from sandboxes.images import cache
+from sandboxes.pool import RUNNER_MB, SCRATCH_MB
 from sandboxes.runner.config import RunnerConfig
 
 CONTAINER = "sandbox"

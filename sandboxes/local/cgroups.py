@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes import owner
-from sandboxes.engine import CPU_PERIOD_US, PIDS, RUNNER_MB
+from sandboxes.pool import CPU_PERIOD_US, PIDS, RUNNER_MB
 
 PREFIX = "forge-env-"
 _CONTROLLERS = ("memory", "pids", "cpu")

@@ -20,9 +20,9 @@ from forge_env.machine import needs_linux, usable_cpus
 from forge_env.sandbox import Images, Inventory, RunningSandbox, SandboxSpec
 from forge_env.sandbox.spec import PROXY_PORT
 from sandboxes.box import Box
-from sandboxes.engine import MAX_USES, SCRATCH_MB, PooledEngine
 from sandboxes.images import BUNDLED, cache, packages, rootfs
 from sandboxes.local import cgroups
+from sandboxes.pool import MAX_USES, SCRATCH_MB, PooledEngine
 from sandboxes.runner.config import RunnerConfig
 
 START_TIMEOUT_S = 30.0
