@@ -101,10 +101,12 @@ class Environment(ABC):
     """The rubric that scores episodes, if there is one; shown by `forge-env info` and `validate`."""
 
     def __init__(self, config: EnvironmentConfig | None = None, *, sandboxes: SandboxEngine | None = None) -> None:
-        needed = [name for name, field in self.config_class.model_fields.items() if field.is_required()]
-        if config is None and needed:
-            raise UsageError(f"{type(self).__name__} has no default {needed[0]}", fix=f"give `{needed[0]}`")
-        self.config: Any = config if config is not None else self.config_class()
+        if config is None:
+            for name, field in self.config_class.model_fields.items():
+                if field.is_required():
+                    raise UsageError(f"{type(self).__name__} has no default {name}", fix=f"give `{name}`")
+            config = self.config_class()
+        self.config: Any = config
         self.sandboxes = sandboxes
 
     @abstractmethod

@@ -162,7 +162,7 @@ class Evaluation:
 
     def _checked_opponents(self) -> dict[str, Named]:
         """The configured opponents of each environment, by label."""
-        opponents = {}
+        opponents: dict[str, Named] = {}
         for choice in self.config.environments:
             named = self.config.opponents if choice.opponents is None else choice.opponents
             check_named(choice.label, self.seats(choice.label), named, "opponents")

@@ -91,8 +91,10 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
     thoughts: list[str] = []
     opening = _OPEN.match(text)
     start = 0 if opening is None else opening.end()
-    if opening is None and not opened and (only_leading or not _closes_the_prompts_block(text)):
-        return [], text
+    if opening is None and not opened:  # a closing tag alone ends a block that the prompt has opened
+        closing, inner = _CLOSE.search(text), _ANY_OPEN.search(text)
+        if only_leading or closing is None or (inner is not None and inner.start() < closing.start()):
+            return [], text
     while True:
         closing = _closing(text, start)
         if closing is None:
@@ -118,11 +120,6 @@ def _closing(text: str, start: int) -> re.Match[str] | None:
         if depth == 0:
             return tag
     return first
-
-
-def _closes_the_prompts_block(text: str) -> bool:
-    closing, opening = _CLOSE.search(text), _ANY_OPEN.search(text)
-    return closing is not None and (opening is None or closing.start() < opening.start())
 
 
 def call_of(name: Any, arguments: Any, call_id: str, raw: str | None = None) -> ToolCall:
