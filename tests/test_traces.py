@@ -14,8 +14,8 @@ import forge_env as fe
 from forge_env.sandbox.engines import load_engine
 
 ROOT = Path(__file__).parents[1]
-MAX_FILES, MAX_FUNCTIONS = 19, 90
-"""Of the functions, 79 are entered always, the others if the pool cleans the sandbox of the previous call meanwhile."""
+MAX_FILES, MAX_FUNCTIONS = 18, 76
+"""Of the functions, 62 are entered always, the others if the pool cleans the sandbox of the previous call meanwhile."""
 
 
 @contextmanager

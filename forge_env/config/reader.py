@@ -632,8 +632,7 @@ def _on_defaults(model: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]
     result = dict(data)
     for name, info in model.model_fields.items():
         given = data.get(name)
-        inner = section_of(info.annotation) if isinstance(given, dict) else None
-        if inner is None:
+        if not isinstance(given, dict) or (inner := section_of(info.annotation)) is None:
             continue
         default = info.default.model_dump(exclude_unset=True) if isinstance(info.default, BaseModel) else {}
         result[name] = _on_defaults(inner, _merged(default, given))
