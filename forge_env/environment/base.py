@@ -268,19 +268,11 @@ async def checked_step(env: Environment, action: Message, task_id: str) -> StepR
     if terminated and truncated:
         fix = "terminated means that the task ended, truncated that a limit was reached"
         raise EnvironmentBugError(f"{what} returned terminated and truncated together on task {task_id!r}", fix=fix)
-    _check_metrics(what, _info(what, info))
-    return as_observation(what, observation), number, bool(terminated), bool(truncated), info
-
-
-def _check_metrics(what: str, info: dict[str, Any]) -> None:
-    metrics = info.get("metrics", {})
-    try:
-        for name, value in metrics.items():
-            if isinstance(value, str) or not is_bounded(float(value)):
-                raise ValueError(name)
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+    metrics = _info(what, info).get("metrics", {})
+    if finite_numbers(metrics, metrics) is None:
         fix = f"give finite numbers of at most {LARGEST_NUMBER:g} by name"
-        raise EnvironmentBugError(f"{what} returned {as_text_of(metrics)} as info['metrics']", fix=fix) from error
+        raise EnvironmentBugError(f"{what} returned {as_text_of(metrics)} as info['metrics']", fix=fix)
+    return as_observation(what, observation), number, bool(terminated), bool(truncated), info
 
 
 def checked_seat(env: Environment, method: str, info: dict[str, Any], task_id: str) -> str:
@@ -329,10 +321,11 @@ def checked_rewards(env: Environment, info: dict[str, Any], task_id: str) -> dic
 
 
 def finite_numbers(values: Any, names: Collection[str]) -> dict[str, float] | None:
-    """The numbers in a mapping; None if something in it is not a finite number, or not of one of these names."""
+    """The numbers in a mapping; None if something in it is not a number of at most `LARGEST_NUMBER`, or not of one of
+    these names."""
     try:
-        numbers = {name: float(value) for name, value in values.items() if name in names}
-        return numbers if len(numbers) == len(values) and math.isfinite(sum(numbers.values())) else None
+        numbers = {name: float(value) for name, value in values.items() if name in names and not isinstance(value, str)}
+        return numbers if len(numbers) == len(values) and all(map(is_bounded, numbers.values())) else None
     except (AttributeError, TypeError, ValueError, OverflowError):
         return None
 

@@ -134,13 +134,14 @@ class LazyEngine(SandboxEngine, Images):
 
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
         """Acquire a sandbox of the real engine, and start that first if needed. Raises `SandboxUnavailableError`."""
-        return await (await self._opened()).acquire(spec)
+        engine = self._engine or await self._open()
+        return await engine.acquire(spec)
 
     async def build(self, image: str | SandboxSpec | None = None) -> str:
         """Build the image with the real engine."""
-        return await Images.of(await self._opened()).build(image)
+        return await Images.of(self._engine or await self._open()).build(image)
 
-    async def _opened(self) -> SandboxEngine:
+    async def _open(self) -> SandboxEngine:
         with waiting():
             async with self._opening:
                 if self._engine is None:

@@ -95,9 +95,7 @@ class ToolCalls:
                 return ToolResult(f"Error: {name} can't run: a call that timed out is still running", error=True)
             token = CURRENT_CALL.set(scope)
             try:
-                return await tool.answer(
-                    self._owner, call.function.arguments, scope, timeout_s=limit_s, task_id=task_id
-                )
+                return await tool.answer(call.function.arguments, scope, timeout_s=limit_s, task_id=task_id)
             except BaseException:  # the caller was cancelled, so the answer is dropped
                 scope.given_up = True
                 raise

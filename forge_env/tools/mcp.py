@@ -456,10 +456,10 @@ class McpTool(Tool):
             raise ToolError(f"wrong arguments: {missing[0]}: missing. {self.usage()}")
         return data
 
-    async def invoke(self, owner: Any, arguments: dict[str, Any], scope: CallScope) -> str:
+    async def invoke(self, arguments: dict[str, Any], scope: CallScope) -> str:
         """Call the tool on the server; if that changed the tools, the answer says so."""
         try:
             text = await self._server.call(self._name, arguments)
         except ToolError as error:
-            raise ToolError(f"{error}{self._server.update(owner)}") from error
-        return text + self._server.update(owner)
+            raise ToolError(f"{error}{self._server.update(scope.owner)}") from error
+        return text + self._server.update(scope.owner)

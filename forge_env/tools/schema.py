@@ -95,7 +95,8 @@ class ToolResult:
 class CallScope:
     """State of one tool call in an episode of an environment."""
 
-    owner: object
+    owner: Any
+    """The environment."""
     episode: int
     given_up: bool = False
     """Whether its answer is dropped, because it timed out or was cancelled."""
@@ -156,7 +157,7 @@ class _Schema(GenerateJsonSchema):
 
 
 class Tool:
-    """A function with the schema of its arguments. The parameter `owner` of its methods is the environment."""
+    """A function with the schema of its arguments."""
 
     def __init__(self, function: Callable[..., Any], options: ToolOptions = PLAIN, *, method: bool = False) -> None:
         self.function = function
@@ -213,17 +214,15 @@ class Tool:
         ]
         return f"Call {self.spec.name} with {{{', '.join(shown)}}}"
 
-    async def invoke(self, owner: Any, arguments: dict[str, Any], scope: CallScope) -> Any:
+    async def invoke(self, arguments: dict[str, Any], scope: CallScope) -> Any:
         """Run the function with validated arguments."""
-        call = partial(self.function, *([owner] if self._method else []), **arguments)
+        call = partial(self.function, *([scope.owner] if self._method else []), **arguments)
         if self.in_thread:
             scope.thread = start_in_thread(call)
             return await result_of(scope.thread)
         return await call() if self.is_async else call()
 
-    async def answer(
-        self, owner: Any, arguments: str, scope: CallScope, *, timeout_s: float, task_id: str
-    ) -> ToolResult:
+    async def answer(self, arguments: str, scope: CallScope, *, timeout_s: float, task_id: str) -> ToolResult:
         """Run one call with the model's arguments. Raises `InfrastructureError` and `EnvironmentBugError`."""
         deadline = asyncio.timeout(timeout_s)
         try:
@@ -232,7 +231,7 @@ class Tool:
             with environment_code(f"tool {self.spec.name!r}", task_id, fix=fix):
                 try:
                     async with deadline:
-                        value = await self.invoke(owner, parsed, scope)
+                        value = await self.invoke(parsed, scope)
                 except TimeoutError as error:
                     if not deadline.expired():
                         raise
