@@ -30,8 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.frame import call, has_succeeded, machine, metrics, summary, table
-from benchmarks.mismatch import differences, sample, segment
+from benchmarks.frame import call, has_succeeded, machine, metrics, shape_folder, summary, table
+from benchmarks.mismatch import after_updates, differences, sample, segment
 from forge_env.config import RunConfig, load_config
 from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import (
@@ -44,7 +44,6 @@ from forge_env.config.recipe import (
     TrainerSection,
 )
 from forge_env.files import write_whole
-from trainers.generator.types import Completion
 from trainers.rehearsal.acceptance import START_S, Stage, Training, failures, outcome
 
 TIMEOUT_S = 900
@@ -138,38 +137,16 @@ def check_kernels(options: Options) -> Stage:
 
 async def check_agreement(options: Options, engine: str) -> Stage:
     """Compare float32 log-probs of generator and trainer before and after weight updates with requests in flight."""
-    from trainers.loop.stack import Stack, prepare_controller
-    from trainers.losses.sft import SFTLoss
+    from trainers.loop.stack import prepare_controller
 
     prepare_controller()
     stage, folder = Stage(), checkpoint_folder("coding_rlvr_base")
     assert folder is not None
-    config = recipe(options, engine=engine, path=str(folder))
-    started = time.perf_counter()
-    async with Stack(config) as stack:
-        trainer = await stack.start_trainer(folder)
-        generators = await stack.start_generators(folder)
-        stage.figures["start of trainer and generator, s"] = time.perf_counter() - started
-        await trainer.configure(OptimizerSection(lr=1e-3), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
-        prompts = [[random.Random(number).randrange(10, 300) for _ in range(40)] for number in range(32)]
-        bound = 1e-3 if options.on_gpu else 1e-4
-
-        async def compare(when: str) -> list[Completion]:
-            completions = await sample(generators, prompts, 60)
-            apart = await differences(trainer, completions)
-            stage.at_most(f"largest mismatch {when}", apart.max(), bound)
-            stage.figures[f"mean mismatch {when}"] = float(apart.mean())
-            return completions
-
-        before = await compare("before updates")
-        in_flight = asyncio.ensure_future(sample(generators, prompts, 400))
-        for version in range(1, 9):
-            await trainer.train_step([segment(completion) for completion in before])
-            await generators.update_weights(version, await trainer.push_weights(version))
-        versions = {int(version) for completion in await in_flight for version in completion.versions}
-        stage.figures["policy versions of requests in flight"] = len(versions)
-        await compare("after 8 updates")
-        await generators.halt()
+    with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
+        taken = await after_updates(recipe(options, engine=engine, path=str(folder)), folder, (0, 8), Path(scratch))
+    for count, apart in taken.items():
+        stage.at_most(f"largest mismatch after {count} updates", apart.max(), 1e-3 if options.on_gpu else 1e-4)
+        stage.figures[f"mean mismatch after {count} updates"] = float(apart.mean())
     return stage
 
 
@@ -184,7 +161,8 @@ async def check_speed(options: Options) -> Stage:
     config = recipe(options, engine="async_llm", dtype=dtype, length=length)
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
         model = Path(scratch, "model")
-        shape = shape_folder(config, options, Path(scratch, "shape"))
+        section = config.model.model_copy(update={"tiny": SHAPES[options.device]})
+        shape = shape_folder(Path(scratch, "shape"), section, VOCABULARY[options.device])
         async with Stack(config) as stack:
             trainer = await stack.start_trainer(shape)
             started = time.perf_counter()
@@ -222,16 +200,6 @@ async def check_speed(options: Options) -> Stage:
                 stage.figures["GPU memory in use, GiB"] = gpu_state()[3]
             await generators.halt()
     return stage
-
-
-def shape_folder(config: RunConfig, options: Options, folder: Path) -> Path:
-    """Create a model folder with the config.json of the stage `speed`, without weights."""
-    from trainers.model.tiny import hf_config
-
-    folder.mkdir()
-    section = config.model.model_copy(update={"tiny": SHAPES[options.device]})
-    (folder / "config.json").write_text(json.dumps(hf_config(section, VOCABULARY[options.device], 2)))
-    return folder
 
 
 async def _sync(stage: Stage, trainer: Any, generators: Any, on_gpu: bool) -> None:

@@ -6,31 +6,26 @@ Trainer and one generator on a CPU, with a model shaped like Qwen3-0.6B and rand
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 
 from benchmarks.accept import QWEN3_0_6B
-from benchmarks.frame import main, table
+from benchmarks.frame import main, shape_folder, table
 from forge_env.config import RunConfig
 from forge_env.config.recipe import EnvironmentSection, GeneratorSection, LoRASection, ModelSection
 from trainers.loop.stack import Stack, prepare_controller
+from trainers.titan.device import use_device
+from trainers.titan.model import TitanModel
 
 TIMES = ("snapshot_s", "push_s", "pull_s", "stall_s")
 
 
 def make(root: Path) -> Path:
     """Save a checkpoint folder with random bfloat16 weights."""
-    from trainers.model.tiny import hf_config
-    from trainers.titan.device import use_device
-    from trainers.titan.model import TitanModel
-
-    (root / "shape").mkdir()
-    shape = hf_config(ModelSection(tiny=QWEN3_0_6B), 151_936, 2)
-    (root / "shape" / "config.json").write_text(json.dumps(shape))
+    shape = shape_folder(root / "shape", ModelSection(tiny=QWEN3_0_6B), 151_936)
     device = use_device(with_gpus=False).torch
-    TitanModel(root / "shape", max_length=256, device=device).save_hf(root / "model", "bfloat16")
+    TitanModel(shape, max_length=256, device=device).save_hf(root / "model", "bfloat16")
     return root / "model"
 
 

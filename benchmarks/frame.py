@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forge_env.config.recipe import ModelSection
 from forge_env.display.curves import merge_rows
 from forge_env.files import write_whole
 from forge_env.run.metrics import read_metrics
@@ -196,7 +197,16 @@ def compiled(folder: Path) -> dict[str, str]:
     return {**environ, "PYTHONPYCACHEPREFIX": str(folder)}
 
 
-# --- training runs
+# --- models and training runs
+
+
+def shape_folder(folder: Path, section: ModelSection, vocabulary: int, changes: Mapping[str, Any] = {}) -> Path:
+    """Create a model folder with a config.json and without weights; returns the folder."""
+    from trainers.model.tiny import hf_config
+
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({**hf_config(section, vocabulary, 2), **changes}))
+    return folder
 
 
 def train(name: str, *overrides: str, recipe: str = "coding_rlvr.yaml", root: Path = Path("runs")) -> Path:

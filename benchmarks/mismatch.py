@@ -16,6 +16,7 @@ import asyncio
 import random
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,29 +80,25 @@ async def sample(
     return await asyncio.gather(*(generators.generate(prompt, options) for prompt in requests))
 
 
-async def after_updates(counts: Sequence[int], scratch: Path) -> list[Row]:
-    """Return a row for each number of updates."""
-    config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"))
-    folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, scratch / "tiny")
-    rows: list[Row] = []
+async def after_updates(
+    config: RunConfig, folder: Path, counts: Sequence[int], scratch: Path
+) -> dict[int, NDArray[np.float32]]:
+    """Return the differences after each number of updates with requests in flight."""
+    result = {}
     async with Stack(config) as stack:
         trainer = await stack.start_trainer(folder)
         await trainer.save_model(str(scratch / "model"))
         generators = await stack.start_generators(scratch / "model")
         await trainer.configure(OptimizerSection(lr=1e-3), loss=SFTLoss(), steps=1000, microbatch_tokens=4096)
-        done = 0
-        for count in sorted(counts):
+        for before, count in pairwise([0, *sorted(counts)]):
             in_flight = asyncio.ensure_future(sample(generators, prompts()))
-            for version in range(done + 1, count + 1):
+            for version in range(before + 1, count + 1):
                 await trainer.train_step([Segment(np.array([*prompts()[0], *[7] * 20]), np.arange(80) >= 60)])
                 await generators.update_weights(version, await trainer.push_weights(version))
-            done = count
             await in_flight
-            completions = await sample(generators, prompts())
-            apart = await differences(trainer, completions)
-            rows.append([count, len(apart), f"{apart.max():.1e}", f"{apart.mean():.1e}"])
+            result[count] = await differences(trainer, await sample(generators, prompts()))
         await generators.halt()
-    return rows
+    return result
 
 
 async def against_float64() -> list[Row]:
@@ -150,8 +147,11 @@ def float64_logprobs(folder: Path, sequences: Sequence[Segment]) -> list[NDArray
 
 async def measure(args: argparse.Namespace) -> list[str]:
     prepare_controller()
+    config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"))
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
-        rows = await after_updates(args.updates, Path(scratch))
+        folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, Path(scratch, "tiny"))
+        taken = await after_updates(config, folder, args.updates, Path(scratch))
+    rows = [[count, len(apart), f"{apart.max():.1e}", f"{apart.mean():.1e}"] for count, apart in taken.items()]
     columns = [
         "prompts",
         "tokens",

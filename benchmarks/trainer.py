@@ -12,7 +12,6 @@ forward and backward passes, in one thread. All tokens of all sequences count, s
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import random
 import tempfile
@@ -29,12 +28,11 @@ from torchtitan.models.common import Linear
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.qwen3 import Qwen3Model
 
-from benchmarks.frame import in_turns, main, ratio, spread, table, timed
+from benchmarks.frame import in_turns, main, ratio, shape_folder, spread, table, timed
 from forge_env.config.recipe import ModelSection, OptimizerSection
 from forge_env.trajectory import Segment
 from trainers.losses import GRPOLoss
 from trainers.model.folder import read_hf_config
-from trainers.model.tiny import hf_config
 from trainers.titan.batch import collate
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
@@ -163,11 +161,10 @@ def shared_prefixes(repeats: int) -> list[list[str]]:
     """Measure forward and backward passes with each sequence apart and with shared prefixes; return rows of a table."""
     device, loss, rows = use_device(with_gpus=False), GRPOLoss(), []
     for name, (section, changes, prompt, common, reply, count, budget) in GROUPS.items():
-        hf = hf_config(section, VOCABULARY, 2) | changes
-        data = groups(count, prompt, common, reply, hf["vocab_size"])
+        data = groups(count, prompt, common, reply, changes["vocab_size"])
         with tempfile.TemporaryDirectory() as temporary:
-            (Path(temporary) / "config.json").write_text(json.dumps(hf))
-            model = TitanModel(temporary, max_length=MAX_LENGTH, device=device.torch)
+            folder = shape_folder(Path(temporary, "shape"), section, VOCABULARY, changes)
+            model = TitanModel(folder, max_length=MAX_LENGTH, device=device.torch)
         options: dict[str, Any] = {"device": device, "steps": 1000, "microbatch_tokens": budget}
 
         def rate(engine: TitanEngine, data: list[Segment] = data) -> float:
@@ -205,8 +202,7 @@ def compare(repeats: int, sequences: int) -> tuple[dict[str, list[Any]], list[Se
     """Return tokens per second of wall and of CPU time; steps take turns, after one warm-up each."""
     data = episodes(sequences)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        (folder / "config.json").write_text(json.dumps(hf_config(ModelSection(), VOCABULARY, 2)))
+        folder = shape_folder(Path(temporary, "shape"), ModelSection(), VOCABULARY)
         steps: dict[str, Callable[[], object]] = {
             FLOOR: bare_step(folder, data),
             "trainer": trainer_step(folder, data, threads=1),

@@ -57,30 +57,24 @@ SYNCHRONOUS: dict[str, object] = {
 
 @dataclass
 class Death:
-    """A disturbance of a run, and its result.
-
-    Attributes:
-        seed: seed of its chain.
-        role: role of the disturbed process.
-        kind: kind of disturbance.
-        when: phase of the run.
-        outcome: "healed", "survived" (nothing ended), "resumed" (with the next run), "done" or "hung".
-        noticed_s: seconds until the run ended, or the role had a new process.
-        back_s: seconds until the next step was trained, in this run or the one that resumed it.
-        cause: error shown by the run.
-        at: time of the disturbance, in seconds of the monotonic clock.
-        problems: violated requirements.
-    """
+    """A disturbance of a run, and its result."""
 
     seed: str
+    """Seed of its chain."""
     role: str
     kind: str
     when: str
+    """Phase of the run."""
     outcome: str = ""
+    """In a chain: "healed", "survived" (nothing ended), "resumed" (with the next run), "done" or "hung"."""
     noticed_s: float | None = None
+    """Seconds until the run ended, or the role had a new process."""
     back_s: float | None = None
+    """Seconds until the next step was trained, in this run or the one that resumed it."""
     cause: str = ""
+    """Error shown by the run."""
     at: float = 0.0
+    """Time of the disturbance, in seconds of the monotonic clock."""
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -240,12 +234,6 @@ def left_over(place: Path, memory_before: set[str], *, expected: Sequence[str], 
 
     The command is repeated for GONE_S seconds while something is left: a control group can't be removed until the
     kernel has ended the last process in it.
-
-    Args:
-        place: TMPDIR of the runs.
-        memory_before: names in shared memory before the first run.
-        expected: names that may be in `place`.
-        owners: owners of containers and control groups of the runs.
     """
     environment = {**os.environ, "TMPDIR": str(place)}
     command = [sys.executable, "-m", "forge_env", "info"]
@@ -282,36 +270,27 @@ def trained_groups(folder: Path) -> dict[int, list[int]]:
     return result
 
 
-def check_groups(folder: Path) -> list[str]:
-    """Check that no group is trained twice or lost."""
-    problems = []
-    steps = trained_groups(folder)
-    last = max(steps, default=0)
-    if missing := set(range(1, last + 1)) - set(steps):
+def check_record(folder: Path, settings: Mapping[str, object]) -> list[str]:
+    """Check that no group is trained twice or lost, and that every episode is counted once."""
+    steps, problems = trained_groups(folder), []
+    if missing := set(range(1, max(steps, default=0) + 1)) - set(steps):
         problems.append(f"steps that were not trained: {sorted(missing)}")
     counts = Counter(number for groups in steps.values() for number in groups)
     if twice := [number for number, count in counts.items() if count > 1]:
         problems.append(f"groups trained twice: {sorted(twice)[:10]}")
     log = (folder / "run.log").read_text(errors="replace")
-    given_up = {int(number) for number in re.findall(r"group (\d+) was replaced", log)}
+    replaced = {int(number) for number in re.findall(r"group (\d+) was replaced", log)} - set(counts)
     in_flight = max((len(groups) for groups in steps.values()), default=0) * 4
-    expected = set(range(max(counts, default=0) + 1 - in_flight))
-    if lost := expected - set(counts) - given_up:
+    if lost := set(range(max(counts, default=0) + 1 - in_flight)) - set(counts) - replaced:
         problems.append(f"groups lost: {sorted(lost)[:10]}")
-    return problems
-
-
-def check_counts(folder: Path, settings: dict[str, object]) -> list[str]:
-    """Check that every episode of the groups trained in the end is counted once; skipped if groups were replaced."""
     summary = json.loads((folder / "summary.json").read_text())
-    log = (folder / "run.log").read_text(errors="replace")
-    trained = {number for groups in trained_groups(folder).values() for number in groups}
-    replaced = {int(number) for number in re.findall(r"group (\d+) was replaced", log)} - trained
-    expected = len(trained) * int(str(settings["grpo.group_size"]))
-    counted = summary["episodes"] + summary["episodes_late"]
-    if replaced or counted == expected:
-        return []
-    return [f"{counted} episodes are counted, {expected} were played for the groups that were trained"]
+    counted, played = (
+        summary["episodes"] + summary["episodes_late"],
+        len(counts) * int(str(settings["grpo.group_size"])),
+    )
+    if counted != played and not replaced:
+        problems.append(f"{counted} episodes are counted, {played} were played for the groups that were trained")
+    return problems
 
 
 class Scene:
@@ -365,7 +344,7 @@ class Scene:
 
     def check(self, run: Run) -> None:
         """Check that a completed run is like an undisturbed one."""
-        self.problems += [*check_groups(run.folder), *check_counts(run.folder, self.settings)]
+        self.problems += check_record(run.folder, self.settings)
         self.expect((run.folder / "report.html").exists(), "there is no report")
         if self.settings["grpo.max_off_policy_steps"] == 0:
             same = final_weights(run.folder) == final_weights(self.undisturbed())
