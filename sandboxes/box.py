@@ -235,7 +235,7 @@ class BoxSandbox(Sandbox, Judging, Archives, Interpreters, Programs):
         header, tail = suite.apart_header()
         text = (code or "") if isinstance(tests, str) else ""
         answer, execution, stream = await self._run(header, limits, code=text, files=suite.judged, tail=tail)
-        return verdict_apart(execution, stream, answer.get("judge", {}))
+        return verdict_apart(execution, stream, str(answer.get("judge_stderr", "")))
 
     async def shell(  # noqa: D102
         self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, limits: Limits | None = None

@@ -153,7 +153,7 @@ def suite_of(
     return suite
 
 
-def verdict_apart(execution: ExecResult, stream: bytes, judge: Header) -> TestsResult:
+def verdict_apart(execution: ExecResult, stream: bytes, judge_stderr: str) -> TestsResult:
     """The verdict of the tests' process; if there is none, the tests failed."""
     frames = values.unpack_frames(stream)
     if len(frames) == 1 and isinstance(verdict := frames[0], dict):
@@ -164,7 +164,7 @@ def verdict_apart(execution: ExecResult, stream: bytes, judge: Header) -> TestsR
         total, failed = int(verdict["total"]), int(verdict["failed"])
         by_test = {str(test): worst(None, outcome) for test, outcome in verdict["outcomes"]}
         return TestsResult(not failed and total > 0, total, failures, execution, "apart", failed, doubts, by_test)
-    why = "timed out" if execution.timed_out else str(judge.get("stderr", "")).strip()[-500:]
+    why = "timed out" if execution.timed_out else judge_stderr.strip()[-500:]
     return TestsResult(False, 0, [f"the tests ended without a verdict: {why}"], execution, "apart", 0)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from .wire import Header
 
 SIGKILL, SIGXCPU = 9, 24
+FOREVER = float("inf")
 _CHUNK = 1 << 16
 _RUNNER_BYTES = 64 << 20
 """More address space than any process of the runner has."""
@@ -95,8 +96,9 @@ class Job:
     """Monotonic time from which output is read as it comes; before, a short program is only read at its end."""
     channel: int = -1
     """Our end of the value channel (a pipe) or of the session's command channel (a socket)."""
-    channel_limit: int = 0
     values: bytearray = field(default_factory=bytearray)
+    values_limit: int = 0
+    values_exceeded: bool = False
     timed_out: bool = False
     killed: bool = False
     flooded: bool = False
@@ -120,7 +122,24 @@ class Job:
 
     def next_deadline(self) -> float:
         """Monotonic time of the next action that this job needs."""
-        return min(self.deadline, self.attended, self.turn.deadline if self.turn else float("inf"))
+        return min(self.deadline, self.attended, self.turn.deadline if self.turn else FOREVER)
+
+    def collect_values(self, reading: int, limit: int) -> None:
+        """Make a pipe the value channel, of which at most `limit` bytes are read."""
+        os.set_blocking(reading, False)
+        self.channel, self.values_limit = reading, limit
+
+    def read_values(self) -> bytes | None:
+        """Read available values. Returns b"" at the end or beyond the limit, and None if nothing is available yet."""
+        try:
+            chunk = os.read(self.channel, _CHUNK)
+        except BlockingIOError:
+            return None
+        self.values_exceeded = len(self.values) + len(chunk) > self.values_limit + 4
+        if self.values_exceeded:
+            return b""
+        self.values += chunk
+        return chunk
 
     def describe(self, status: int, cpu_us: int, peak_kb: int, strays: int) -> Header:
         """Description of the child's end, as fields for the engine."""
@@ -155,7 +174,7 @@ class MemoryWatch:
         self._seen = _oom_kills()
         self._limit = limit_mb << 20
         self._page = os.sysconf("SC_PAGE_SIZE")
-        self.due = time.monotonic() + self.PERIOD_S if limit_mb else float("inf")
+        self.due = time.monotonic() + self.PERIOD_S if limit_mb else FOREVER
 
     def killed_one(self) -> bool:
         """Whether the kernel has killed a process of this container since the last call."""
@@ -211,8 +230,3 @@ def _oom_kills() -> int:
         except OSError:
             continue
     return 0
-
-
-def ended_for_memory(exit_code: int | None, stderr: bytes) -> bool:
-    """Whether a Python program ended with an uncaught MemoryError."""
-    return exit_code == 1 and stderr.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError")

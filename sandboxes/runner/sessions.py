@@ -13,13 +13,12 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from .jobs import Capture, Job, Turn
+from .jobs import FOREVER, Capture, Job, Turn
 from .wire import Header, write_all
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
 
-FOREVER = float("inf")
 INTERRUPT_GRACE_S = 2.0
 """Seconds that an interrupted session has to respond before it is killed."""
 _INPUT_CHUNK = 1 << 16
