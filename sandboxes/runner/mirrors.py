@@ -125,14 +125,9 @@ class Solution:
     def ask(self, operation: str, target: int, name: str = "", /, *arguments: Any, **named: Any) -> Any:
         """Execute an operation on an object and return its result. Raises the exceptions of the judged code."""
         try:
-            sent = self._encoder.encode_all(*arguments, *named.values())
+            request = self._encoder.request(operation, target, name, arguments, named)
         except RecursionError as error:
             raise TypeError("arguments that are nested too deeply") from error
-        request: dict[str, Any] = {"op": operation, "o": target, "name": name, "args": sent[: len(arguments)]}
-        if named:
-            request["kwargs"] = dict(zip(named, sent[len(arguments) :], strict=True))
-        if operation in ("set", "isinstance", "issubclass"):
-            request["value"] = sent[0]
         may_end = _ENDS.get(name) if operation in ("special", "await") else None
         try:
             return self._decode(self._raw(request, may_end))
@@ -261,7 +256,7 @@ class Solution:
             object.__setattr__(mirror, _NUMBER, number)
             self._mirrors[number] = mirror
             if isinstance(mirror, BaseException):  # otherwise its text would be empty until it is raised
-                mirror.args = self._decode(self._raw({"op": "get", "o": number, "name": "args"}))
+                mirror.args = self._decode(self._raw(self._encoder.request("get", number, "args", (), {})))
         return self._mirrors[number]
 
     async def _run(self, number: int) -> Any:
@@ -299,31 +294,26 @@ class Solution:
             return [str(error)]
 
     def _serve_one(self, request: Mapping[str, Any]) -> Any:
-        local = self._locals[request["l"]]
-        name = str(request["name"])
-        if request["op"] in ("get", "set", "vars"):
-            return self._serve_attribute(local, name, request)
-        if request["op"] != "special" or name not in SPECIAL_METHODS:
-            raise SolutionGoneError("the judged code sent an invalid message")
-        arguments = [self._decode(item) for item in request["args"]]
-        named = {str(key): self._decode(item) for key, item in request.get("kwargs", {}).items()}
-        if name == "__call__":
-            return local(*arguments, **named)
-        return getattr(type(local), name)(local, *arguments, **named)
-
-    def _serve_attribute(self, local: Any, name: str, request: Mapping[str, Any]) -> Any:
+        local, name, operation = self._locals[request["o"]], str(request["name"]), request["op"]
+        arguments, named = self._encoder.arguments(request)
+        if operation == "special" and name in SPECIAL_METHODS:
+            if name == "__call__":
+                return local(*arguments, **named)
+            return getattr(type(local), name)(local, *arguments, **named)
+        attached = self._attached.setdefault(request["o"], set())
         of_function = isinstance(local, types.FunctionType)
-        attached = self._attached.setdefault(request["l"], set())  # other attributes are private to the tests
-        if request["op"] == "vars":
+        if operation == "vars":
             if not _is_open(local):
                 raise AttributeError("__dict__")
             return dict(vars(local))
+        if operation not in ("get", "set"):
+            raise SolutionGoneError("the judged code sent an invalid message")
         if name.startswith("__") or not (_is_open(local) or (of_function and name != "pytestmark")):
             raise AttributeError(name)
-        if request["op"] == "set":
+        if operation == "set":
             attached.add(name)
-            return setattr(local, name, self._decode(request["args"][0]))
-        if of_function and name not in attached:
+            return setattr(local, name, *arguments)
+        if of_function and name not in attached:  # its other attributes are private to the tests
             raise AttributeError(name)
         return getattr(local, name)
 
@@ -382,20 +372,20 @@ class MirrorType(type):
 
     def __call__(cls, /, *arguments: Any, **named: Any) -> Any:
         """Make an object in the judged code's process."""
-        made = _solution_of(cls).ask("call", number_of(cls), "", *arguments, **named)
+        made = _ask(cls, "call", "", *arguments, **named)
         decoys.remember(made, cls, arguments, named)
         return made
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__") and name.endswith("__") and name not in _OF_CLASSES:
             raise AttributeError(name)
-        return _solution_of(cls).ask("get", number_of(cls), name)
+        return _ask(cls, "get", name)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         if name.startswith(("__", "_abc_")):
             type.__setattr__(cls, name, value)
         else:
-            _solution_of(cls).ask("set", number_of(cls), name, value)
+            _ask(cls, "set", name, value)
 
     def __getitem__(cls, item: Any) -> Any:
         return cls._operate("getitem", item)
@@ -414,20 +404,18 @@ class MirrorType(type):
         return True
 
     def _operate(cls, name: str, *arguments: Any) -> Any:
-        return _solution_of(cls).ask("operate", number_of(cls), name, *arguments)
+        return _ask(cls, "operate", name, *arguments)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if type.__instancecheck__(cls, instance):
             return True
-        return (
-            isinstance(instance, Mirror) and _solution_of(cls).ask("isinstance", number_of(cls), "", instance) is True
-        )
+        return isinstance(instance, Mirror) and _ask(cls, "isinstance", "", instance) is True
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         if type.__subclasscheck__(cls, subclass):
             return True
         known = isinstance(subclass, MirrorType)
-        return known and _solution_of(cls).ask("issubclass", number_of(cls), "", subclass) is True
+        return known and _ask(cls, "issubclass", "", subclass) is True
 
 
 class Mirror:
@@ -444,7 +432,7 @@ class Mirror:
         if (name.startswith("__") and name.endswith("__") and name not in _READABLE) or name.startswith("\0"):
             raise AttributeError(name)
         decoys.looked_up(self, name)
-        return _solution_of(type(self)).ask("get", number_of(self), name)
+        return _ask(self, "get", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(self, BaseException) and name in (
@@ -456,10 +444,10 @@ class Mirror:
         ):
             object.__setattr__(self, name, value)
         else:
-            _solution_of(type(self)).ask("set", number_of(self), name, value)
+            _ask(self, "set", name, value)
 
     def __delattr__(self, name: str) -> None:
-        _solution_of(type(self)).ask("delete", number_of(self), name)
+        _ask(self, "delete", name)
 
     def __bool__(self) -> bool:
         has_length = any("__len__" in vars(kind) for kind in type(self).__mro__)  # `hasattr` also looks at MirrorType
@@ -476,10 +464,10 @@ class Mirror:
     __hash__ = object.__hash__
 
     def __copy__(self) -> Any:
-        return _solution_of(type(self)).ask("copied", number_of(self), "copy")
+        return _ask(self, "copied", "copy")
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return _solution_of(type(self)).ask("copied", number_of(self), "deepcopy")
+        return _ask(self, "copied", "deepcopy")
 
     def __repr__(self) -> str:
         if isinstance(self, BaseException):
@@ -510,9 +498,15 @@ def number_of(value: Any) -> int:
     return number
 
 
-def _solution_of(mirrored: type) -> Solution:
-    solution: Solution = type.__getattribute__(mirrored, "\0solution")
+def _solution_of(mirrored: Mirror | type) -> Solution:
+    kind = mirrored if isinstance(mirrored, type) else type(mirrored)
+    solution: Solution = type.__getattribute__(kind, "\0solution")
     return solution
+
+
+def _ask(mirrored: Mirror | type, operation: str, name: str = "", /, *arguments: Any, **named: Any) -> Any:
+    """Execute an operation on what an object or a class stands for."""
+    return _solution_of(mirrored).ask(operation, number_of(mirrored), name, *arguments, **named)
 
 
 def _mirror_class(solution: Solution, number: int, described: Any) -> MirrorType:
@@ -561,13 +555,13 @@ class _Doc:
         self._text = text
 
     def __get__(self, mirror: Any, kind: Any = None) -> Any:
-        return self._text if mirror is None else _solution_of(kind).ask("get", number_of(mirror), "__doc__")
+        return self._text if mirror is None else _ask(mirror, "get", "__doc__")
 
 
 def _method(name: str) -> Callable[..., Any]:
     def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
         decoys.looked_up(self, name)
-        return _solution_of(type(self)).ask("method", number_of(self), name, *arguments, **named)
+        return _ask(self, "method", name, *arguments, **named)
 
     method.__name__ = name
     return method
@@ -586,7 +580,7 @@ def special_method(name: str, *, by_value: bool) -> Callable[..., Any]:
         return _anext
 
     def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
-        return _solution_of(type(self)).ask("special", number_of(self), name, *arguments, **named)
+        return _ask(self, "special", name, *arguments, **named)
 
     if name == "__exit__":
         return _exit
@@ -612,24 +606,24 @@ def special_method(name: str, *, by_value: bool) -> Callable[..., Any]:
 
 
 def _copy(value: Any) -> Any:
-    return _solution_of(type(value)).ask("value", number_of(value)) if isinstance(value, Mirror) else value
+    return _ask(value, "value") if isinstance(value, Mirror) else value
 
 
 def _await(self: Any) -> Any:
     yield from ()
-    return _solution_of(type(self)).ask("await", number_of(self))
+    return _ask(self, "await")
 
 
 async def _anext(self: Any) -> Any:
     """The next item of an `async for`; only this method may end the loop."""
-    solution = _solution_of(type(self))
+    solution = _solution_of(self)
     step = solution.ask("special", number_of(self), "__anext__")
     return solution.ask("await", number_of(step), "__anext__") if isinstance(step, Mirror) else await step
 
 
 def _exit(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
     """Leave a context. It can't suppress a failed assertion or a skip of the tests."""
-    answer = _solution_of(type(self)).ask("special", number_of(self), "__exit__", kind, error, None)
+    answer = _ask(self, "special", "__exit__", kind, error, None)
     ours = isinstance(error, (AssertionError, unittest.SkipTest)) or not isinstance(error, (Exception, type(None)))
     return False if ours and not isinstance(error, Mirror) else answer
 

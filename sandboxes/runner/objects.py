@@ -17,7 +17,7 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import values
@@ -158,6 +158,19 @@ class Encoder:
             for number in range(before, self._next, 2):
                 self._forget(number)
             raise
+
+    def request(
+        self, operation: str, number: int, name: str, arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """A request for an operation on an object of the other end."""
+        sent = self.encode_all(*arguments, *named.values())
+        kwargs = dict(zip(named, sent[len(arguments) :], strict=True))
+        return {"op": operation, "o": number, "name": name, "args": sent[: len(arguments)], "kwargs": kwargs}
+
+    def arguments(self, request: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and named arguments of the other end's request."""
+        named = request["kwargs"].items()
+        return [self.decode(item) for item in request["args"]], {str(name): self.decode(item) for name, item in named}
 
     def _register(self, number: int, container: Any) -> _Replica:
         replica = self._replicas[number] = _Replica(container)

@@ -43,13 +43,6 @@ _OF_EVERY_MODULE = {
     "__all__", "__builtins__", "__cached__", "__dir__", "__file__", "__getattr__", "__loader__", "__name__",
     "__package__", "__path__", "__spec__",
 }  # fmt: skip
-_OPERATORS: dict[str, Callable[..., Any]] = {
-    "getitem": operator.getitem,
-    "len": len,
-    "iter": iter,
-    "contains": operator.contains,
-}
-"""Operators that tests apply to classes, by name."""
 
 
 def serve(code: str, channel: int) -> NoReturn:
@@ -58,7 +51,6 @@ def serve(code: str, channel: int) -> NoReturn:
     server = _Server(code, channel)
     sys.stdout, sys.stderr = _Output(sys.stdout, 0, server.output), _Output(sys.stderr, 1, server.output)
     server.serve()
-    os._exit(0)
 
 
 class _Output:
@@ -90,37 +82,15 @@ class _Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn = _thread.RLock()
         self.output: list[list[Any]] = []
-        self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "module": self._module,
-            "describe": self._describe,
-            "get": lambda request: getattr(self._target(request), request["name"]),
-            "set": lambda request: setattr(self._target(request), request["name"], self._decode(request["value"])),
-            "delete": lambda request: delattr(self._target(request), request["name"]),
-            "call": lambda request: self._call(self._target(request), request),
-            "method": lambda request: self._call(getattr(self._target(request), request["name"]), request),
-            "special": self._special,
-            "each": self._each,
-            "isinstance": lambda request: isinstance(self._decode(request["value"]), self._target(request)),
-            "issubclass": lambda request: issubclass(self._decode(request["value"]), self._target(request)),
-            "await": lambda request: self._run(self._target(request)),
-            "operate": lambda request: self._call(_OPERATORS[request["name"]], request, self._target(request)),
-            "value": lambda request: _base(self._target(request))[1],
-            "copied": lambda request: getattr(copy, request["name"])(self._target(request)),
-        }
 
-    def serve(self) -> None:
+    def serve(self) -> NoReturn:
         """Serve requests until the tests close the channel or end a fork."""
-        while True:
-            try:
-                request = receive(self._channel)
-            except ProtocolError:
-                return
-            if request.get("op") == "join":
-                os._exit(0)
+        while (request := self._receive()).get("op") != "join":
             if request.get("op") == "fork":
                 self._fork()
             else:
                 self._answer(request)
+        os._exit(0)
 
     def _fork(self) -> None:
         """Let a copy of this process answer until the tests send `join`; its changes are then lost."""
@@ -140,8 +110,15 @@ class _Server:
     def _answer(self, request: dict[str, Any]) -> None:
         try:
             self._encoder.apply(request)
-            result = self._operations[request["op"]](request)
-            answer = {"v": result if request["op"] in ("module", "describe") else self._encoder.encode_all(result)[0]}
+            if request["op"] == "module":
+                answer = {"v": self._module(request["name"])}
+            elif request["op"] == "describe":
+                answer = {"v": self._describe(self._objects[request["o"]])}
+            else:
+                arguments, named = self._encoder.arguments(request)
+                operate = self._run if request["op"] == "await" else _OPERATIONS[request["op"]]
+                result = operate(self._objects[request["o"]], request["name"], *arguments, **named)
+                answer = {"v": self._encoder.encode_all(result)[0]}
         except BaseException as error:  # noqa: BLE001  SystemExit is reported too
             answer = self._failure(error)
         with self._turn:
@@ -176,29 +153,8 @@ class _Server:
 
     # --- requests
 
-    def _target(self, request: dict[str, Any]) -> Any:
-        return self._objects[request["o"]]
-
-    def _decode(self, data: Any) -> Any:
-        return self._encoder.decode(data)
-
-    def _call(self, function: Callable[..., Any], request: dict[str, Any], *first: Any) -> Any:
-        arguments = [self._decode(item) for item in request["args"]]
-        named = {name: self._decode(item) for name, item in request.get("kwargs", {}).items()}
-        return function(*first, *arguments, **named)
-
-    def _special(self, request: dict[str, Any]) -> Any:
-        target = self._target(request)
-        return self._call(getattr(type(target), request["name"]).__get__(target), request)
-
-    def _each(self, request: dict[str, Any]) -> list[Any]:
-        """Call a special method once for each operand; see `mirrors.Solution.each`."""
-        target = self._target(request)
-        return [outcome(target, request["name"], self._decode(item)) for item in request["args"]]
-
-    def _module(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _module(self, name: str) -> dict[str, Any]:
         """Import a module and return its number and names; `solution` is executed from its source text if given."""
-        name = request["name"]
         if name == SOLUTION and self._code:
             module = types.ModuleType(SOLUTION)
             sys.modules[SOLUTION] = module
@@ -210,7 +166,7 @@ class _Server:
         stars = [str(name) for name in public] if isinstance(public, (list, tuple)) else None
         return {"o": self._number(module), "names": names, "all": stars}
 
-    def _run(self, awaitable: Any) -> Any:
+    def _run(self, awaitable: Any, name: str) -> Any:
         import asyncio  # imports hundreds of modules, and is rarely needed
 
         if self._loop is None:
@@ -250,15 +206,14 @@ class _Server:
         if tag == "g":
             return library_value(body)
         if tag == "e":
-            return library_value(f"builtins.{body[0]}")(*[self._decode(item) for item in body[1]])
+            return library_value(f"builtins.{body[0]}")(*map(self._encoder.decode, body[1]))
         number = body[0]
         if number not in self._locals:
             self._locals[number] = _local(self, *body)
         return self._locals[number]
 
-    def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _describe(self, kind: type) -> dict[str, Any]:
         """Describe a class for the tests' end, which creates a mirror class from the description."""
-        kind: type = self._target(request)
         special: dict[str, str] = {}
         methods: list[str] = []
         plain = next((base for base in kind.__mro__ if base in (*_BUILT_IN, *_CONTAINERS)), None)
@@ -288,41 +243,63 @@ class _Server:
 
     # --- objects of the tests
 
-    def ask(self, request: dict[str, Any]) -> Any:
-        """Send a request to the tests while they wait for an answer of this end. Threads take turns."""
+    def ask(self, operation: str, number: int, name: str, /, *arguments: Any, **named: Any) -> Any:
+        """Ask the tests for an operation, while they wait for an answer of this end. Threads take turns."""
         with self._turn:
-            return self._ask(request)
+            self._send(self._encoder.request(operation, number, name, arguments, named))
+            while "op" in (answer := self._receive()):
+                self._answer(answer)
+            self._encoder.apply(answer)
+            if "error" in answer:
+                error = self._encoder.decode(answer["error"])
+                if "raised" in answer:
+                    error.__dict__["raised"] = _Raised(answer["raised"])
+                raise error
+            return self._encoder.decode(answer["v"])
 
-    def _ask(self, request: dict[str, Any]) -> Any:
-        self._send(request)
-        while True:
-            try:
-                answer = receive(self._channel)
-            except ProtocolError:
-                os._exit(0)
-            if "op" not in answer:
-                break
-            self._answer(answer)
-        self._encoder.apply(answer)
-        if "error" in answer:
-            error = self._decode(answer["error"])
-            if "raised" in answer:
-                error.__dict__["raised"] = _Raised(answer["raised"])
-            raise error
-        return self._decode(answer["v"])
-
-    def encode(self, *items: Any) -> list[Any]:
-        """Encode arguments of a request to the tests."""
-        return self._encoder.encode_all(*items)
+    def _receive(self) -> dict[str, Any]:
+        try:
+            return receive(self._channel)
+        except ProtocolError:
+            os._exit(0)
 
 
 def outcome(target: Any, name: str, operand: Any) -> Any:
     """Call a special method and return its answer in the form of `mirrors.Solution.each`."""
     try:
-        answer = getattr(type(target), name).__get__(target)(operand)
+        answer = _bound(target, name)(operand)
         return answer if answer is NotImplemented or type(answer) in (bool, int, float, str) else (bool(answer),)
     except BaseException:  # noqa: BLE001  also SystemExit
         return None
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "len": len,
+    "iter": iter,
+    "contains": operator.contains,
+}
+"""Operators that tests apply to classes, by name."""
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "get": getattr,
+    "set": setattr,
+    "delete": delattr,
+    "call": lambda target, _, /, *arguments, **named: target(*arguments, **named),
+    "method": lambda target, name, /, *arguments, **named: getattr(target, name)(*arguments, **named),
+    "special": lambda target, name, /, *arguments, **named: _bound(target, name)(*arguments, **named),
+    "each": lambda target, name, *operands: [outcome(target, name, operand) for operand in operands],
+    "operate": lambda target, name, *arguments: _OPERATORS[name](target, *arguments),
+    "isinstance": lambda target, _, value: isinstance(value, target),
+    "issubclass": lambda target, _, value: issubclass(value, target),
+    "value": lambda target, _: _base(target)[1],
+    "copied": lambda target, name: getattr(copy, name)(target),
+}
+"""What tests ask for: functions of an object, a name and arguments."""
+
+
+def _bound(target: Any, name: str) -> Any:
+    """A special method of an object."""
+    return getattr(type(target), name).__get__(target)
 
 
 def _base(value: Any) -> tuple[type | None, Any]:
@@ -362,17 +339,17 @@ class _Local:
                 return self._names[name]
             except KeyError:
                 raise AttributeError(name) from None
-        return self._server.ask({"op": "get", "l": self._number, "name": name})
+        return self._server.ask("get", self._number, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__"):  # as `functools.wraps` does to a function
             self._names[name] = value
         else:
-            self._server.ask({"op": "set", "l": self._number, "name": name, "args": self._server.encode(value)})
+            self._server.ask("set", self._number, name, value)
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
-        attributes: dict[str, Any] = self._server.ask({"op": "vars", "l": self._number, "name": ""})
+        attributes: dict[str, Any] = self._server.ask("vars", self._number, "")
         return attributes
 
     def __copy__(self) -> Any:
@@ -403,10 +380,6 @@ def _local(
 
 def _asking(method: str) -> Callable[..., Any]:
     def ask(self: Any, /, *arguments: Any, **named: Any) -> Any:
-        server: _Server = self._server
-        sent = server.encode(*arguments, *named.values())
-        kwargs = dict(zip(named, sent[len(arguments) :], strict=True))
-        request = {"op": "special", "l": self._number, "name": method, "args": sent[: len(arguments)], "kwargs": kwargs}
-        return server.ask(request)
+        return self._server.ask("special", self._number, method, *arguments, **named)
 
     return ask
