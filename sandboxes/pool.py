@@ -109,7 +109,7 @@ class Pool:
         self._waiting: list[Waiter] = []
         self._begun: WeakSet[object] = WeakSet()
         """Holders passed by callers that have had a box."""
-        self._background = Background()
+        self._tasks: set[asyncio.Future[None]] = set()
         self._shrinking: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -211,7 +211,7 @@ class Pool:
         else:
             self._pending[box.spec] += 1
             self._resetting.add(box)
-            self._background.start(self._reset(box))
+            self._run(self._reset(box))
 
     async def close(self) -> None:
         """Destroy all boxes and fail all waiters."""
@@ -221,13 +221,16 @@ class Pool:
         for waiter in self._waiting:
             waiter.fail(SandboxError("the sandbox engine was closed"))
         self._waiting.clear()
-        self._background.cancel()
+        for task in list(self._tasks):
+            task.cancel()
         boxes = [*self._idle, *self._leased, *self._resetting]
         self._idle.clear()
         self._leased.clear()
         self._resetting.clear()
         await asyncio.gather(*(box.destroy() for box in boxes), return_exceptions=True)
-        await self._background.wait()  # cancelled starts and resets still destroy their boxes
+        while self._tasks:  # cancelled starts and resets still destroy their boxes
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # let their callbacks run
 
     def stats(self) -> dict[str, Any]:
         """Counters, boxes in each state, hit rate, and percentiles of the phases."""
@@ -276,7 +279,7 @@ class Pool:
                 self.counters["no memory to grow"] += 1
                 return
             self._pending[waiter.spec] += 1  # counted now, before its task first runs
-            self._background.start(self._start_for(waiter.spec))
+            self._run(self._start_for(waiter.spec))
 
     def _make_room(self, spec: SandboxSpec) -> None:
         """Evict an idle box of another spec, unless a box is already being destroyed."""
@@ -323,6 +326,7 @@ class Pool:
         return box
 
     async def _start_for(self, spec: SandboxSpec) -> None:
+        """Start a box for a waiter, or as a warm one. A failure is raised by the first waiter for this spec, if any."""
         try:
             box = await self._start(spec)
         except ForgeError as error:
@@ -356,6 +360,14 @@ class Pool:
         else:
             self._offer(box)
 
+    def _run(self, work: Coroutine[Any, Any, None], *, whole: bool = False) -> None:
+        """Run `work` in the background. With `whole`, `close` does not cancel it."""
+        task: asyncio.Future[None] = asyncio.get_running_loop().create_task(work)
+        if whole:
+            task = asyncio.ensure_future(to_its_end(task))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _lost(self, box: Box, _: asyncio.Future[None]) -> None:
         """Discard an idle box whose runner died. Leased and resetting boxes are handled by their users."""
         if self._idle.pop(box, None) is not None:
@@ -366,7 +378,7 @@ class Pool:
         if not self._closed:
             self.counters[why] += 1
         self._dying += 1
-        self._background.start(self._destroy(box), whole=True)
+        self._run(self._destroy(box), whole=True)
 
     async def _destroy(self, box: Box) -> None:
         try:
@@ -376,14 +388,7 @@ class Pool:
             self._grow()
             if not self._closed and self.total < self.warm:
                 self._pending[box.spec] += 1
-                self._background.start(self._replace(box.spec))
-
-    async def _replace(self, spec: SandboxSpec) -> None:
-        """Replace a warm box. A failure here is ignored: the next `acquire` of this spec meets it again."""
-        try:
-            self._offer(await self._start(spec))
-        except SandboxError:
-            return
+                self._run(self._start_for(box.spec))
 
 
 def _percentiles(seconds: Iterable[float]) -> dict[str, float]:
@@ -394,35 +399,6 @@ def _percentiles(seconds: Iterable[float]) -> dict[str, float]:
         "p95_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))] * 1e3,
         "n": float(len(ordered)),
     }
-
-
-# --- background tasks owned by the pool
-
-
-class Background:
-    """A set of running tasks."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Future[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None], *, whole: bool = False) -> None:
-        """Run `work` as a task. With `whole`, `cancel` does not stop it."""
-        task: asyncio.Future[None] = asyncio.get_running_loop().create_task(work)
-        if whole:
-            task = asyncio.ensure_future(to_its_end(task))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def cancel(self) -> None:
-        """Cancel every task not started with `whole`."""
-        for task in list(self._tasks):
-            task.cancel()
-
-    async def wait(self) -> None:
-        """Wait until no task is left, including tasks started meanwhile."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await asyncio.sleep(0)  # let their callbacks run
 
 
 # --- engines

@@ -209,7 +209,7 @@ class DockerEngine(PooledEngine, Images, Inventory):
             # The container's root may not override file modes. Other users can't enter the folder's parent.
             os.chmod(path, 0o666)
             await self._start(box, image, folder)
-            await _or_destroy(box, self._while_running(box.name, _meet(server, box)))
+            await self._until_ready(box, _meet(server, box))
 
     async def _start_attached(self, box: Box, image: str) -> None:
         """Start a box on another machine and attach to its standard streams."""
@@ -219,7 +219,7 @@ class DockerEngine(PooledEngine, Images, Inventory):
             asyncio.run_coroutine_threadsafe(attach(self._connected, box.name, box.connection), loop).result()
 
         await self._start(box, image, None, attach_first)
-        await _or_destroy(box, box.ready())
+        await self._until_ready(box, box.ready())
 
     async def _start(
         self, box: Box, image: str, socket_folder: str | None, before: Callable[[], None] = lambda: None
@@ -238,19 +238,21 @@ class DockerEngine(PooledEngine, Images, Inventory):
         starting = asyncio.to_thread(self._start_container, box.name, options, before)
         await to_its_end(asyncio.ensure_future(starting))
 
-    async def _while_running(self, container: str, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for `work`, the runner's connection, checking every second that the container is still running."""
-        task = asyncio.ensure_future(work)
+    async def _until_ready(self, box: Box, ready: Coroutine[Any, Any, None]) -> None:
+        """Wait for a started runner while its container runs, and destroy the box if it does not become ready."""
+        task = asyncio.ensure_future(ready)
         try:
-            for _ in range(START_TIMEOUT_S):
-                await asyncio.wait([task], timeout=1.0)
-                if task.done():
-                    return task.result()
-                if not await asyncio.to_thread(is_running, self._client, container):
-                    raise SandboxError(f"container {container} ended before its runner answered")
-            raise SandboxError(f"container {container} did not answer within {START_TIMEOUT_S} s")
-        finally:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not (await asyncio.wait([task], timeout=1.0))[0]:
+                    if not await asyncio.to_thread(is_running, self._client, box.name):
+                        raise SandboxError(f"container {box.name} ended before its runner answered")
+            task.result()
+        except BaseException as error:  # also when cancelled: no container may be left behind
             task.cancel()
+            await box.destroy()
+            if isinstance(error, TimeoutError):
+                raise SandboxError(f"container {box.name} did not answer within {START_TIMEOUT_S} s") from None
+            raise
 
     def _start_container(self, name: str, options: dict[str, Any], before: Callable[[], None]) -> None:
         self._bury(self._client)
@@ -295,18 +297,6 @@ async def _meet(server: socket.socket, box: Box) -> None:
     """Wait until the runner has connected and is ready."""
     channel, _ = await asyncio.get_running_loop().sock_accept(server)
     await box.join(channel)
-
-
-async def _or_destroy(box: Box, ready: Coroutine[Any, Any, None]) -> None:
-    """Wait for a started runner, and destroy the box if it does not become ready."""
-    try:
-        async with asyncio.timeout(START_TIMEOUT_S + 1):
-            await ready
-    except BaseException as error:  # also when cancelled: no container may be left behind
-        await box.destroy()
-        if isinstance(error, TimeoutError):
-            raise SandboxError(f"container {box.name} did not answer within {START_TIMEOUT_S} s") from None
-        raise
 
 
 @contextlib.contextmanager

@@ -97,8 +97,7 @@ class Solution:
         except (TypeError, KeyError, ValueError) as error:
             raise SolutionGoneError("the judged code sent an invalid message") from error
         module = Module(name)
-        module.__dict__[_NUMBER] = number
-        module._open(self, names, stars)
+        module.__dict__.update({_NUMBER: number, "\0solution": self, "\0names": names, "\0stars": stars})
         return module
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -630,11 +629,6 @@ def _exit(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
 
 class Module(types.ModuleType):
     """A judged module. Attributes are looked up on access."""
-
-    def _open(self, solution: Solution, names: list[str], stars: list[str] | None) -> None:
-        self.__dict__["\0solution"] = solution
-        self.__dict__["\0names"] = names
-        self.__dict__["\0stars"] = stars
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("\0") or (name.startswith("__") and name not in self.__dict__["\0names"]):
