@@ -21,6 +21,13 @@ def test_two(): assert solution.f(2) == {EXPECTED[1]}
 """Tests for cheating solutions that bring none of their own."""
 BAIT = "bait"
 """File that the engine is asked to read after some attacks, see `Attack.bait`."""
+ATTEMPT = f"""\
+def attempt(action, *leak):
+    try: action()
+    except OSError: return
+    if leak: print('{LEAK}', *leak)
+"""
+"""Start of programs that try much: a call with more than an action prints these if the action succeeds."""
 Unguarded = Literal["", "user", "root", "judge"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_env.sandbox_audit.attacks.attack import Attack
+from forge_env.sandbox_audit.attacks.attack import ATTEMPT, Attack
 
 FILES = (
     Attack("host secrets", "escape", "Read password hashes, keys and homes of the host.", """\
@@ -27,15 +27,13 @@ for top in ('/run', '/var/run', '/var/lib', '/tmp', '/dev', '/opt', '/work', '/s
             except OSError: pass
 """),
     Attack("raw devices", "escape",
-           "Open disks, kernel memory, the kernel log, virtual machines and accelerators.", """\
+           "Open disks, kernel memory, the kernel log, virtual machines and accelerators.", ATTEMPT + """\
 import glob
 for pattern in '''/dev/[sv]d* /dev/nvme* /dev/loop* /dev/dm-* /dev/mem /dev/port /dev/kmsg /dev/kvm /dev/fuse
                 /dev/net/tun /dev/userfaultfd /dev/nvidia* /dev/dri/* /dev/vhost* /dev/cpu/*/* /dev/mapper/*
                 /dev/input/*'''.split():
     for path in glob.glob(pattern):
-        try:
-            open(path, 'rb', 0).close(); print('LEAK', path)
-        except OSError: pass
+        attempt(lambda: open(path, 'rb', 0), path)
 """, unguarded="root"),
     Attack("makes devices", "escape", "Make device files in every writable folder.", """\
 import os, stat
@@ -57,50 +55,42 @@ for p in os.listdir('/proc'):
                 if open(f'/proc/{p}/{f}', 'rb').read(10): print('LEAK', p, f)
             except OSError: pass
 """, unguarded="user"),
-    Attack("memory of its parents", "escape", "Open the memory of its parents, and of the init, for writing.", """\
+    Attack("memory of its parents", "escape", "Open the memory of its parents, and of the init, for writing.",
+           ATTEMPT + """\
 import os
 for p in (os.getppid(), 1):
     for f in ('mem', 'clear_refs', 'oom_score_adj', 'comm', 'uid_map'):
-        try:
-            os.close(os.open(f'/proc/{p}/{f}', os.O_WRONLY)); print('LEAK', p, f)
-        except OSError: pass
+        attempt(lambda: os.open(f'/proc/{p}/{f}', os.O_WRONLY), p, f)
 """, unguarded="root"),
-    Attack("kernel settings", "escape", "Open kernel settings for writing, such as core_pattern.", """\
+    Attack("kernel settings", "escape", "Open kernel settings for writing, such as core_pattern.", ATTEMPT + """\
 import os
 for path in '''/proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe /proc/sys/kernel/hostname /proc/sysrq-trigger
         /proc/sys/vm/overcommit_memory /proc/sys/fs/binfmt_misc/register /proc/irq/0/smp_affinity
         /proc/sys/net/ipv4/ip_forward /proc/sys/kernel/yama/ptrace_scope /proc/acpi/wakeup /proc/mtrr'''.split():
-    try:
-        os.close(os.open(path, os.O_WRONLY)); print('LEAK', path)
-    except OSError: pass
+    attempt(lambda: os.open(path, os.O_WRONLY), path)
 """, unguarded="root"),
     Attack("sysfs and control groups", "escape",
-           "Open anything for writing below /sys, such as a control group's release agent or its limits.", """\
+           "Open anything for writing below /sys, such as a control group's release agent or its limits.",
+           ATTEMPT + """\
 import os, time
 end = time.monotonic() + 0.3
 for top in ('/sys/fs/cgroup', '/sys/kernel', '/sys/module', '/sys/power', '/sys/block'):
     for folder, folders, names in os.walk(top):
         folders[:] = [name for name in folders if name not in ('debug', 'tracing', 'security')]
         for name in names:
-            try:
-                os.close(os.open(os.path.join(folder, name), os.O_WRONLY)); print('LEAK', folder, name)
-            except OSError: pass
+            attempt(lambda: os.open(os.path.join(folder, name), os.O_WRONLY), folder, name)
         if time.monotonic() > end: break
 """, unguarded="root"),
-    Attack("system folders", "escape", "Write to programs, libraries, accounts and the runner.", """\
+    Attack("system folders", "escape", "Write to programs, libraries, accounts and the runner.", ATTEMPT + """\
 import glob, os, sys
 folders = ['/', '/bin', '/usr', '/usr/bin', '/usr/lib', '/etc', '/opt', '/opt/forge_env',
            '/opt/forge_env/_forge_env_runner', '/root', '/run', '/var', '/sys', '/proc', '/dev',
            os.path.dirname(os.__file__), os.path.dirname(sys.executable)]
 for folder in folders:
-    try:
-        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY)); print('LEAK', folder)
-    except OSError: pass
+    attempt(lambda: os.open(folder, os.O_TMPFILE | os.O_WRONLY), folder)
     for path in glob.glob(folder + '/*')[:30]:
         if os.path.isfile(path) and not os.path.islink(path) and not folder.startswith(('/proc', '/sys', '/dev')):
-            try:
-                os.close(os.open(path, os.O_WRONLY)); print('LEAK', path)
-            except OSError: pass
+            attempt(lambda: os.open(path, os.O_WRONLY), path)
 """, unguarded="root"),
     Attack("kernel memory", "escape",
            "Read kernel memory, symbols' addresses, physical pages and boot parameters with secrets.", """\
@@ -185,14 +175,13 @@ if 'NoNewPrivs:\\t1' not in status: print('LEAK new privileges')
 """, unguarded="user"),
     Attack("link for the engine", "escape", "Make the engine read a file of the host through a link.",
            "import os; os.symlink('/etc/shadow', 'bait')", bait=True, unguarded="root"),
-    Attack("terminals", "escape", "Inject input into a terminal.", """\
+    Attack("terminals", "escape", "Inject input into a terminal.", ATTEMPT + """\
 import fcntl, glob, termios
 for path in ['/dev/tty', '/dev/console', '/dev/tty0', '/dev/tty1', '/dev/vcs', *glob.glob('/dev/pts/[0-9]*')]:
     try: file = open(path, 'wb', 0)
     except OSError: continue
     print('LEAK', path)
 for fd in range(3):
-    try: fcntl.ioctl(fd, termios.TIOCSTI, b'x'); print('LEAK', fd)
-    except OSError: pass
+    attempt(lambda: fcntl.ioctl(fd, termios.TIOCSTI, b'x'), fd)
 """),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_env.sandbox_audit.attacks.attack import Attack
+from forge_env.sandbox_audit.attacks.attack import ATTEMPT, Attack
 
 PROCESSES = (
     Attack("daemon", "leftovers", "Leave a daemon behind by forking twice.", """\
@@ -48,15 +48,15 @@ libc.pthread_exit(None)
 import subprocess
 for _ in range(5): subprocess.Popen(['setsid', 'sleep', '60'] if 0 else ['sleep', '60'], start_new_session=True)
 """, session=True),
-    Attack("stops its successor", "leftovers", "Stop the process that runs the next program.", """\
+    Attack("stops its successor", "leftovers", "Stop the process that runs the next program.", ATTEMPT + """\
 import os, time
 time.sleep(0.05)
 for p in os.listdir('/proc'):
     if p.isdigit() and int(p) not in (1, os.getpid(), os.getppid()):
-        try: os.kill(int(p), 19)
-        except OSError: pass
+        attempt(lambda: os.kill(int(p), 19))
 """, session=True),
-    Attack("limits its successor", "leftovers", "Lower the limits of the process that runs the next program.", """\
+    Attack("limits its successor", "leftovers", "Lower the limits of the process that runs the next program.",
+           ATTEMPT + """\
 import os, resource, time
 time.sleep(0.05)
 for p in os.listdir('/proc'):
@@ -64,18 +64,17 @@ for p in os.listdir('/proc'):
         for number in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU):
             try: resource.prlimit(int(p), number, (4, 4))
             except (OSError, ValueError): pass
-        try: os.sched_setaffinity(int(p), {0})
-        except OSError: pass
+        attempt(lambda: os.sched_setaffinity(int(p), {0}))
 """, session=True),
     Attack("limits its parents", "leftovers",
-           "Lower the limits, and the share of processors, of every process it may, the init and the runner too.", """\
+           "Lower the limits, and the share of processors, of every process it may, the init and the runner too.",
+           ATTEMPT + """\
 import os, resource
 for p in sorted({1, os.getppid(), *(int(p) for p in os.listdir('/proc') if p.isdigit())} - {os.getpid()}):
     for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_AS):
         try: resource.prlimit(p, number, (40, 40))
         except (OSError, ValueError): pass
-    try: os.sched_setaffinity(p, {0})
-    except OSError: pass
+    attempt(lambda: os.sched_setaffinity(p, {0}))
 """),
     Attack("server", "leftovers", "Leave a server on a path, on an abstract name and on a port.", """\
 import os, socket, time
@@ -97,12 +96,11 @@ except OSError: pass
 )  # fmt: skip
 
 FILES = (
-    Attack("files everywhere", "leftovers", "Leave files with odd names in every folder.", """\
+    Attack("files everywhere", "leftovers", "Leave files with odd names in every folder.", ATTEMPT + """\
 import os
 for folder in (b'.', b'/tmp', b'/dev/shm', b'/dev/mqueue', b'/var/tmp', b'/run', b'/work', b'/work-judge'):
     for name in (b'left', b'.hidden', b'new\\nline', b'\\xff\\xfe', b'-rf', b'x' * 255, b' ', b'.wipe-0'):
-        try: open(folder + b'/' + name, 'w').write('left')
-        except OSError: pass
+        attempt(lambda: open(folder + b'/' + name, 'w').write('left'))
 """, unguarded="user"),
     Attack("deep folders", "leftovers", "Leave folders too deep to name.", """\
 import os
@@ -121,32 +119,29 @@ os.symlink('loop', 'loop'); os.mkfifo('pipe'); socket.socket(socket.AF_UNIX).bin
 open('one', 'w').close(); os.link('one', 'two'); os.mkdir('dir'); os.chmod('dir', 0o1000)
 """, unguarded="user"),
     Attack("attributes of the folder", "leftovers",
-           "Leave a message, and access lists that spoil new files, on the folder itself.", """\
+           "Leave a message, and access lists that spoil new files, on the folder itself.", ATTEMPT + """\
 import os, struct
 acl = struct.pack('<I', 2) + b''.join(struct.pack('<HHI', tag, 0, 0xffffffff) for tag in (1, 4, 32))
 for folder in ('.', '/tmp', '/dev/shm'):
     for name, value in (('user.message', b'70417'), ('system.posix_acl_default', acl)):
-        try: os.setxattr(folder, name, value)
-        except OSError: pass
+        attempt(lambda: os.setxattr(folder, name, value))
 """, unguarded="user"),
-    Attack("times of the folder", "leftovers", "Leave a message in the folder's times.", """\
+    Attack("times of the folder", "leftovers", "Leave a message in the folder's times.", ATTEMPT + """\
 import os
 for folder in ('.', '/tmp', '/dev/shm'):
-    try: os.utime(folder, ns=(70417, 80231))
-    except OSError: pass
+    attempt(lambda: os.utime(folder, ns=(70417, 80231)))
 """, unguarded="user"),
     Attack("flags of the folders", "leftovers",
-           "Leave a message in the flags that file systems keep with a folder.", """\
+           "Leave a message in the flags that file systems keep with a folder.", ATTEMPT + """\
 import fcntl, os
 for folder in ('.', '/tmp', '/dev/shm'):
-    try: fcntl.ioctl(os.open(folder, 0), 0x40086602, (0xC0).to_bytes(8, 'little'))
-    except OSError: pass
+    attempt(lambda: fcntl.ioctl(os.open(folder, 0), 0x40086602, (0xC0).to_bytes(8, 'little')))
 """, unguarded="user"),
-    Attack("modes of the folders", "leftovers", "Change the modes of the folders that the next program works in.", """\
+    Attack("modes of the folders", "leftovers", "Change the modes of the folders that the next program works in.",
+           ATTEMPT + """\
 import os
 for folder in ('.', '/tmp', '/dev/shm', '/dev', '/'):
-    try: os.chmod(folder, 0o3777)
-    except OSError: pass
+    attempt(lambda: os.chmod(folder, 0o3777))
 """, unguarded="user"),
     Attack("start-up files", "leftovers", "Leave files that shells and interpreters run when they start.", """\
 import os, site, sys
@@ -169,12 +164,11 @@ for path in '''/etc/cron.d/x /etc/crontab /var/spool/cron/crontabs/root /var/spo
         with open(path, 'a'): print('LEAK', path)
     except OSError: pass
 """),
-    Attack("poisoned library", "leftovers", "Replace compiled modules of the library and of the runner.", """\
+    Attack("poisoned library", "leftovers", "Replace compiled modules of the library and of the runner.", ATTEMPT + """\
 import glob, json, os, sys
 for folder in (os.path.dirname(json.__file__), '/opt/forge_env/_forge_env_runner', os.path.dirname(os.__file__)):
     for path in glob.glob(folder + '/__pycache__/*.pyc')[:20]:
-        try: os.close(os.open(path, os.O_WRONLY)); print('LEAK', path)
-        except OSError: pass
+        attempt(lambda: os.open(path, os.O_WRONLY), path)
         try: os.rename(path, path + 'x'); print('LEAK', path); os.rename(path + 'x', path)
         except OSError: pass
 """),

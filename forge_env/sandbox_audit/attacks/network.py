@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_env.sandbox_audit.attacks.attack import Attack
+from forge_env.sandbox_audit.attacks.attack import ATTEMPT, Attack
 
 _CONNECT = """\
 import socket
@@ -62,33 +62,29 @@ for _, name in socket.if_nameindex():
 try: fcntl.ioctl(socket.socket(2, 2), 0x8914, struct.pack('16sh22x', b'lo', 0x49)); print('LEAK lo')
 except OSError: pass
 """, unguarded="root"),
-    Attack("raw sockets", "network", "Forge packets with raw sockets.", """\
+    Attack("raw sockets", "network", "Forge packets with raw sockets.", ATTEMPT + """\
 import socket
 for family in (2, 10):
     for protocol in (1, 6, 17, 58, 255):
-        try: socket.socket(family, socket.SOCK_RAW, protocol); print('LEAK', family, protocol)
-        except OSError: pass
+        attempt(lambda: socket.socket(family, socket.SOCK_RAW, protocol), family, protocol)
 """, unguarded="root"),
-    Attack("packet sockets", "network", "Listen to the wire.", """\
+    Attack("packet sockets", "network", "Listen to the wire.", ATTEMPT + """\
 import socket
 for kind in (2, 3, 10):
     for protocol in (0x0003, 0x0300, 0x0008):
-        try: socket.socket(17, kind, protocol); print('LEAK', kind)
-        except OSError: pass
+        attempt(lambda: socket.socket(17, kind, protocol), kind)
 """, unguarded="root"),
-    Attack("netlink", "network", "Ask and change the kernel's network, audit and device services.", """\
+    Attack("netlink", "network", "Ask and change the kernel's network, audit and device services.", ATTEMPT + """\
 import socket
 for protocol in range(32):
-    try: socket.socket(16, socket.SOCK_RAW, protocol); print('LEAK', protocol)
-    except OSError: pass
+    attempt(lambda: socket.socket(16, socket.SOCK_RAW, protocol), protocol)
 """, unguarded="user"),
     Attack("every other family", "network",
-           "Open a socket of any family except internet and local sockets.", """\
+           "Open a socket of any family except internet and local sockets.", ATTEMPT + """\
 import socket
 for family in set(range(3, 64)) - {10}:
     for kind in (1, 2, 3, 4, 5, 6):
-        try: socket.socket(family, kind, 0); print('LEAK', family, kind)
-        except OSError: pass
+        attempt(lambda: socket.socket(family, kind, 0), family, kind)
         try: socket.socketpair(family, kind); print('LEAK pair', family, kind)
         except OSError as error:
             if error.errno == 95: print('LEAK pair', family, kind)  # the family's own code has answered
@@ -111,18 +107,16 @@ for cid in (0, 1, 2, 3):
         except (OSError, AttributeError): pass
 """),
     Attack("abstract sockets", "network",
-           "Connect to local sockets without a path, such as those of containerd, D-Bus and X11.", """\
+           "Connect to local sockets without a path, such as those of containerd, D-Bus and X11.", ATTEMPT + """\
 import socket
 for line in open('/proc/net/unix').read().splitlines()[1:]:
     fields = line.split()
     if len(fields) > 7:
         for kind in (1, 2, 5):
-            try: socket.socket(1, kind).connect(fields[7].replace('@', '\\0', 1)); print('LEAK', fields[7])
-            except OSError: pass
+            attempt(lambda: socket.socket(1, kind).connect(fields[7].replace('@', '\\0', 1)), fields[7])
 for name in ('/tmp/.X11-unix/X0', '/containerd-shim/moby', '/tmp/dbus-', 'server'):
     for kind in (1, 2, 5):
-        try: socket.socket(1, kind).connect('\\0' + name); print('LEAK', name)
-        except OSError: pass
+        attempt(lambda: socket.socket(1, kind).connect('\\0' + name), name)
 """),
     Attack("a neighbour's name", "network",
            "Meet a neighbour at an agreed abstract name, and find out whether another process has it.", """\
@@ -134,29 +128,25 @@ s.settimeout(0.1)
 try: print('LEAK', s.recv(9))
 except OSError: pass
 """),
-    Attack("broadcast", "network", "Reach neighbours by broadcast and multicast.", """\
+    Attack("broadcast", "network", "Reach neighbours by broadcast and multicast.", ATTEMPT + """\
 import socket
 s = socket.socket(2, 2); s.setsockopt(1, 6, 1)
 for address in ('255.255.255.255', '224.0.0.1', '172.17.255.255', '239.255.255.250'):
-    try: s.sendto(b'x', (address, 1900)); print('LEAK', address)
-    except OSError: pass
+    attempt(lambda: s.sendto(b'x', (address, 1900)), address)
 """),
-    Attack("forged credentials", "network", "Claim to be another process or user over a local socket.", """\
+    Attack("forged credentials", "network", "Claim to be another process or user over a local socket.", ATTEMPT + """\
 import os, socket, struct
 a, b = socket.socketpair(1, 2); b.setsockopt(1, 16, 1)
 for pid, uid in ((1, os.getuid()), (os.getpid(), 0), (1, 0), (os.getppid(), os.getuid() + 1)):
-    try: a.sendmsg([b'x'], [(1, 2, struct.pack('3i', pid, uid, uid))]); print('LEAK', pid, uid)
-    except OSError: pass
+    attempt(lambda: a.sendmsg([b'x'], [(1, 2, struct.pack('3i', pid, uid, uid))]), pid, uid)
 """, unguarded="root"),
     Attack("tunnels and filters", "network",
-           "Make an interface of its own, attach programs to sockets, change routes and firewalls.", """\
+           "Make an interface of its own, attach programs to sockets, change routes and firewalls.", ATTEMPT + """\
 import fcntl, os, socket, struct
 for path in ('/dev/net/tun', '/dev/net/tap', '/dev/ppp', '/dev/vhost-net'):
-    try: os.open(path, os.O_RDWR); print('LEAK', path)
-    except OSError: pass
+    attempt(lambda: os.open(path, os.O_RDWR), path)
 s = socket.socket(2, 2)
 for level, option, value in ((1, 12, 7), (1, 36, 1), (0, 64, b'filter' + bytes(78)), (1, 25, b'eth0'), (1, 32, 1)):
-    try: s.setsockopt(level, option, value); print('LEAK', level, option)
-    except OSError: pass
+    attempt(lambda: s.setsockopt(level, option, value), level, option)
 """, unguarded="root"),
 )  # fmt: skip
