@@ -120,7 +120,6 @@ class FilteringProxy:
         self._connections: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._pace = Pace()
-        self.refused = 0
 
     async def start(self) -> None:
         """Start accepting connections."""
@@ -185,13 +184,13 @@ class FilteringProxy:
             _answer(client, writer, HTTPStatus.BAD_REQUEST, f"not a request that this proxy forwards: {error}")
             return
         if not self._allowed.permits(host, port):
-            self._refuse(client, writer, f"{host}:{port} is not on this sandbox's allow-list")
+            _answer(client, writer, HTTPStatus.FORBIDDEN, f"{host}:{port} is not on this sandbox's allow-list")
             return
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 upstream_reader, upstream = await self._connect(host, port)
         except _PrivateAddressError as error:
-            self._refuse(client, writer, str(error))
+            _answer(client, writer, HTTPStatus.FORBIDDEN, str(error))
             return
         except (OSError, TimeoutError) as error:
             _answer(client, writer, HTTPStatus.BAD_GATEWAY, f"{host}:{port}: {error or 'timed out'}")
@@ -254,10 +253,6 @@ class FilteringProxy:
         chunk = await reader.read(_CHUNK)
         await self._pace.turn(len(chunk) * _BYTE_S)
         return chunk
-
-    def _refuse(self, client: h11.Connection, writer: asyncio.StreamWriter, why: str) -> None:
-        self.refused += 1
-        _answer(client, writer, HTTPStatus.FORBIDDEN, why)
 
 
 async def receive_listener(channel: socket.socket) -> socket.socket:

@@ -164,15 +164,10 @@ def _be_killed_first() -> None:
 
 def _volunteer() -> bool:
     try:
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"1000")
     except OSError:
         return False
-    try:
-        os.write(fd, b"1000")
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
     return True
 
 

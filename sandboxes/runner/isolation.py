@@ -82,19 +82,15 @@ class Isolation(ABC):
         """Interrupt a session: SIGINT for itself, SIGKILL for the processes it runs."""
         self._signal(slot, tree(all_children(pid)), interrupt=pid)
 
-    def reap(self, slot: int, known: Collection[int], alone: bool) -> int:
-        """Kill and reap the processes that an ended child left running. Returns how many there were at first."""
-        strays = self._strays(slot, known)
-        count = len(strays)
+    def reap(self, slot: int, known: Collection[int], alone: bool) -> None:
+        """Kill and reap the processes that an ended child left running."""
         rounds = 0
-        while strays:
+        while strays := self._strays(slot, known):
             # A process may fork faster than the list of pids is read, but can't escape kill(-1).
             self._signal(slot, None if alone or rounds > _PATIENCE else tree(strays))
             for pid in strays:
                 wait(pid)
-            strays = self._strays(slot, known)
             rounds += 1
-        return count
 
     def wipe(self) -> list[str]:
         """Empty and refill all touched writable folders. Returns the remaining differences from their clean state."""

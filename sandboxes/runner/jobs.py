@@ -141,7 +141,7 @@ class Job:
         self.values += chunk
         return chunk
 
-    def describe(self, status: int, cpu_us: int, peak_kb: int, strays: int) -> Header:
+    def describe(self, status: int, cpu_us: int, peak_kb: int) -> Header:
         """Description of the child's end, as fields for the engine."""
         signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         return {
@@ -152,7 +152,6 @@ class Job:
             "wall_s": time.monotonic() - self.started,
             "cpu_s": cpu_us / 1e6,
             "peak_kb": peak_kb,
-            "strays": strays,
             "ended": True,
         }
 

@@ -12,6 +12,7 @@ import stat
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -41,18 +42,16 @@ def run(request: Request, work: str) -> NoReturn:
     kind = request.header["kind"]
     if folder := request.header.get("folder"):
         _enter_new_folder(folder, work, {path.partition("/")[0] for path in request.files})
-    if request.files:
-        _write_files(request)
+    try:
+        _write_files(request.files)
+        if reach := _FILE_REQUESTS.get(kind):
+            reach(request)
+            os._exit(0)
+    except OSError as error:
+        os.write(2, f"{error.errno} {error.strerror}"[: testing.MAX_MESSAGE].encode("utf-8", "replace"))
+        os._exit(IO_ERROR)
     if kind in ("argv", "process"):
         _run_argv(request)
-    if kind == "read":
-        _read_file(request)
-    if kind == "folder":
-        _read_folder(request)
-    if kind in ("pack", "unpack"):
-        _move_archive(request)
-    if kind == "write":
-        os._exit(0)
     if kind == "shell":
         _run_shell(request)
     _be_like_python()
@@ -110,10 +109,15 @@ def _run_script(python: str, *argv: str) -> None:
     sys.argv, sys.executable = [*argv], shutil.which(python) or ""
     _be_like_python()
     sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
-    main = types.ModuleType("__main__")
-    main.__dict__.update(__builtins__=__builtins__, __file__=argv[0])
-    sys.modules["__main__"] = main
-    finish(_execute(code, argv[0], main.__dict__) or 0)
+    namespace = _new_module("__main__", __builtins__=__builtins__, __file__=argv[0])
+    finish(_execute(code, argv[0], namespace) or 0)
+
+
+def _new_module(module: str, **attributes: Any) -> dict[str, Any]:
+    """Make an empty module importable, and return its namespace."""
+    sys.modules[module] = types.ModuleType(module)
+    sys.modules[module].__dict__.update(attributes)
+    return sys.modules[module].__dict__
 
 
 def _run_shell(request: Request) -> NoReturn:
@@ -129,8 +133,7 @@ def _run_shell(request: Request) -> NoReturn:
 
 def _run_session(request: Request) -> NoReturn:
     """Run a Python session: NUL-terminated sources in, statuses out. The last expression's value is printed."""
-    main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
+    namespace = _new_module("__main__")
     pending = b""
     while True:
         source, separator, rest = pending.partition(b"\0")
@@ -141,7 +144,7 @@ def _run_session(request: Request) -> NoReturn:
             pending += chunk
             continue
         pending = rest
-        status = _run_cell(source.decode("utf-8", "surrogatepass"), main.__dict__)
+        status = _run_cell(source.decode("utf-8", "surrogatepass"), namespace)
         sys.stdout.flush()
         write_all(request.channel, b"%d\0" % status)
 
@@ -165,98 +168,84 @@ def _run_cell(source: str, namespace: dict[str, Any]) -> int:
     return 0
 
 
-def _write_files(request: Request) -> None:
-    for name, data in request.files.items():
-        try:
-            if folder := os.path.dirname(name):
-                os.makedirs(folder, exist_ok=True)
-            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)
-            with open(descriptor, "wb") as file:
-                file.write(data)
-        except OSError as error:
-            _fail(error)
+def _write_files(files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        if folder := os.path.dirname(name):
+            os.makedirs(folder, exist_ok=True)
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)
+        with open(descriptor, "wb") as file:
+            file.write(data)
 
 
-def _read_file(request: Request) -> NoReturn:
-    name = request.header["path"]
-    try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise OSError(errno.EISDIR if stat.S_ISDIR(info.st_mode) else errno.EINVAL, "not a regular file")
-        if info.st_size > request.header["max_bytes"]:
-            raise OSError(errno.EFBIG, f"{info.st_size} bytes")
-        with open(descriptor, "rb") as file:
-            data = file.read(request.header["max_bytes"])
-        write_all(request.channel, data)
-    except OSError as error:
-        _fail(error)
-    os._exit(0)
+def _read_file(request: Request) -> None:
+    descriptor = os.open(request.header["path"], os.O_RDONLY | os.O_NONBLOCK)
+    info = os.fstat(descriptor)
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(errno.EISDIR if stat.S_ISDIR(info.st_mode) else errno.EINVAL, "not a regular file")
+    if info.st_size > request.header["max_bytes"]:
+        raise OSError(errno.EFBIG, f"{info.st_size} bytes")
+    with open(descriptor, "rb") as file:
+        write_all(request.channel, file.read(request.header["max_bytes"]))
 
 
-def _read_folder(request: Request) -> NoReturn:
+def _read_folder(request: Request) -> None:
     """Send the path and content of every regular file below a folder. Links are not followed."""
     from . import archives  # not needed by other requests
 
     top = request.header["path"]
     room = request.header["max_bytes"]
-    try:
-        if not stat.S_ISDIR(os.stat(top).st_mode):
-            raise OSError(errno.ENOTDIR, "not a folder")
-        for path, file in archives.files(top):
-            data = file.read(room + 1)
-            shown = os.path.relpath(path, top).encode("utf-8", "replace")
-            room -= len(data) + len(shown) + 2 * values.LENGTH.size
-            if room < 0:
-                raise OSError(errno.EFBIG, f"more than {request.header['max_bytes']} bytes")
-            for part in (shown, data):
-                write_all(request.channel, values.LENGTH.pack(len(part)))
-                write_all(request.channel, part)
-    except OSError as error:
-        _fail(error)
-    os._exit(0)
+    if not stat.S_ISDIR(os.stat(top).st_mode):
+        raise OSError(errno.ENOTDIR, "not a folder")
+    for path, file in archives.files(top):
+        data = file.read(room + 1)
+        shown = os.path.relpath(path, top).encode("utf-8", "replace")
+        room -= len(data) + len(shown) + 2 * values.LENGTH.size
+        if room < 0:
+            raise OSError(errno.EFBIG, f"more than {request.header['max_bytes']} bytes")
+        for part in (shown, data):
+            write_all(request.channel, values.LENGTH.pack(len(part)))
+            write_all(request.channel, part)
 
 
-def _move_archive(request: Request) -> NoReturn:
-    from . import archives, folders  # not needed by other requests
+def _pack(request: Request) -> None:
+    from . import archives  # not needed by other requests
 
     header = request.header
-    try:
-        if header["kind"] == "unpack":
-            for path in header["paths"]:
-                folders.clear(path)
-            archives.unpack(0)
-        else:
-            with open(request.channel, "wb", closefd=False) as out:
-                archives.pack(header["paths"], out, leave_out=header["leave_out"], max_bytes=header["max_bytes"])
-    except OSError as error:
-        _fail(error)
-    os._exit(0)
+    with open(request.channel, "wb", closefd=False) as out:
+        archives.pack(header["paths"], out, leave_out=header["leave_out"], max_bytes=header["max_bytes"])
 
 
-def _fail(error: OSError) -> NoReturn:
-    os.write(2, f"{error.errno} {error.strerror}"[: testing.MAX_MESSAGE].encode("utf-8", "replace"))
-    os._exit(IO_ERROR)
+def _unpack(request: Request) -> None:
+    from . import archives, folders  # not needed by other requests
+
+    for path in request.header["paths"]:
+        folders.clear(path)
+    archives.unpack(0)
+
+
+_FILE_REQUESTS: dict[str, Callable[[Request], None]] = {
+    "write": lambda request: None,
+    "read": _read_file,
+    "folder": _read_folder,
+    "pack": _pack,
+    "unpack": _unpack,
+}
 
 
 def _run_python(code: str) -> NoReturn:
     """Execute `code` as a fresh `__main__`, like `python main.py`."""
-    main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = main
-    finish(_execute(code, "main.py", main.__dict__) or 0)
+    finish(_execute(code, "main.py", _new_module("__main__", __builtins__=__builtins__)) or 0)
 
 
 def _run_calls(request: Request) -> NoReturn:
     """Execute the code, then send the value of every expression over the channel."""
-    module = types.ModuleType("solution")
-    sys.modules["solution"] = module
-    status = _execute(request.code, "solution.py", module.__dict__)
+    namespace = _new_module(solution.SOLUTION)
+    status = _execute(request.code, "solution.py", namespace)
     if status is not None:
         finish(status)
     for expression in request.header["calls"]:
         try:
-            frame = values.pack_frame({"v": values.encode(eval(expression, module.__dict__))})
+            frame = values.pack_frame({"v": values.encode(eval(expression, namespace))})
         except BaseException as error:  # noqa: BLE001  any exception of a call, including SystemExit, is its outcome
             frame = values.pack_frame(_describe(error))
         write_all(request.channel, frame)

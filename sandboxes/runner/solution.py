@@ -302,19 +302,22 @@ def _bound(target: Any, name: str) -> Any:
     return getattr(type(target), name).__get__(target)
 
 
+_TO_PLAIN: dict[type, Callable[[Any], Any]] = {
+    int: int.__index__,
+    float: float.__float__,
+    str: str.__str__,
+    complex: complex.__complex__,
+    dict: lambda value: dict(dict.items(value)),
+}
+
+
 def _base(value: Any) -> tuple[type | None, Any]:
     """The built-in type that the class of `value` is derived from, and the plain value of that type."""
     for base in type(value).__mro__:
-        if base is int:
-            return int, int.__index__(value)
-        if base is float:
-            return float, float.__float__(value)
-        if base is str:
-            return str, str.__str__(value)
-        if base is complex:
-            return complex, complex.__complex__(value)
+        if base in _TO_PLAIN:
+            return base, _TO_PLAIN[base](value)
         if base in (*_BUILT_IN, *_CONTAINERS):
-            return base, base(base.__iter__(value)) if base is not dict else dict(dict.items(value))  # type: ignore[attr-defined]
+            return base, base(base.__iter__(value))  # type: ignore[attr-defined]
     return None, None
 
 

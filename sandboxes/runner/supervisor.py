@@ -267,10 +267,10 @@ class Supervisor:
         message = self.zygotes[slot].recv(MAX_MESSAGE)
         if not message:
             os._exit(1)
-        operation, ticket, status, cpu_us, peak_kb, strays = EVENT.unpack_from(message)
+        operation, ticket, status, cpu_us, peak_kb = EVENT.unpack_from(message)
         if operation == b"X":
             if job := self.jobs.pop(ticket, None):
-                self._ended(job, job.describe(status, cpu_us, peak_kb, strays))
+                self._ended(job, job.describe(status, cpu_us, peak_kb))
             else:
                 self._drop_spares(ticket)
         elif operation == b"P":

@@ -29,8 +29,8 @@ from .isolation import Isolation, NamespaceIsolation, UserIsolation
 
 COMMAND = struct.Struct("=cii")
 """Operation, slot, ticket. `S`pawn (with descriptors), `K`ill, `I`nterrupt, `W`ipe and check."""
-EVENT = struct.Struct("=ciiqqq")
-"""Operation, ticket, wait status, CPU microseconds, peak KiB, leftovers.
+EVENT = struct.Struct("=ciiqq")
+"""Operation, ticket, wait status, CPU microseconds, peak KiB.
 
 `R`eady, e`X`it, `W`iped (JSON follows), `P`reloaded modules or pytest.
 """
@@ -157,7 +157,7 @@ class Zygote:
         self.poll.register(self.supervisor.fileno(), select.POLLIN)
         gc.disable()  # children enable it again; a collection here would unshare pages before each fork
         _keep_apart()
-        self._tell(b"R", 0)
+        self._tell(b"R")
         rehearsals = rehearsal.ROUNDS
         while True:
             events = self.poll.poll(0 if rehearsals else None)
@@ -190,11 +190,12 @@ class Zygote:
                 os.write(2, f"preload: {name}: {error!r}\n".encode("utf-8", "replace"))
         self.state.accept_imports()  # a failed import may have changed it too
         if loaded:
-            self._tell(b"P", 0)
+            self._tell(b"P")
 
-    def _tell(self, operation: bytes, ticket: int, *numbers: int, extra: bytes = b"") -> None:
-        padded = (*numbers, 0, 0, 0, 0)[:4]
-        self.supervisor.send(EVENT.pack(operation, ticket, *padded) + extra)
+    def _tell(
+        self, operation: bytes, ticket: int = 0, status: int = 0, cpu_us: int = 0, peak_kb: int = 0, extra: bytes = b""
+    ) -> None:
+        self.supervisor.send(EVENT.pack(operation, ticket, status, cpu_us, peak_kb) + extra)
 
     def _command(self) -> None:
         message, ancillary, _, _ = self.supervisor.recvmsg(COMMAND.size, _PASSED_SIZE)
@@ -247,14 +248,14 @@ class Zygote:
         alone = self._alone(pid, entry.slot)
         self.deaths.forget(fd, pid)
         del self.children[pid]
-        strays = self.isolation.reap(entry.slot, self.children, alone)
-        self._tell(b"X", entry.ticket, status, cpu_us, peak_kb, strays)
+        self.isolation.reap(entry.slot, self.children, alone)
+        self._tell(b"X", entry.ticket, status, cpu_us, peak_kb)
 
     def _wipe(self) -> None:
         strangers = self.isolation.strangers(self.children)
         dirty = ["processes"] if strangers else []
         dirty += self.isolation.wipe()[:16] + self.state.changes()
-        self._tell(b"W", 0, extra=json.dumps(dirty).encode())
+        self._tell(b"W", extra=json.dumps(dirty).encode())
 
 
 def _keep_apart() -> None:
