@@ -13,7 +13,7 @@ import pytest_asyncio
 from forge_env.errors import UsageError
 from forge_env.sandbox import ExecResult, How, Limits, Sandbox, SandboxEngine, SandboxSpec, open_engine
 from sandboxes.runner import values
-from sandboxes.suite import suite_of, verdict_apart
+from sandboxes.suite import verdict_apart
 
 from .conftest import ENGINES, require
 from .wheels import use_wheels
@@ -326,7 +326,7 @@ for name, module in list(sys.modules.items()):
 _INSTANCE = """
 import gc, re
 for item in gc.get_objects():
-    if hasattr(type(item), 'finish') and hasattr(type(item), 'start') and hasattr(item, '_tell'):
+    if hasattr(type(item), 'finish') and hasattr(type(item), 'start') and hasattr(item, '_channel'):
         def finish(test, outcome, message='', old=item.finish):
             old(test, outcome if re.search('test_[0-9a-f]{6}$', test) else 'passed')
         try: item.finish = finish
@@ -596,7 +596,7 @@ async def test_broken_code_and_time(sandbox: Sandbox) -> None:
 async def test_a_verdict_after_a_timeout_names_it() -> None:
     execution = ExecResult(exit_code=None, signal=9, stdout="", stderr="", timed_out=True)
     reported = {"total": 1, "failed": 1, "failures": ["the judged code is gone"], "doubts": [], "outcomes": []}
-    result = verdict_apart(execution, values.pack_frame(reported), {})
+    result = verdict_apart(execution, values.pack_frame(reported), "")
     assert (result.passed, result.failures) == (False, ["the judged code timed out", "the judged code is gone"])
 
 
@@ -619,27 +619,3 @@ async def test_pytest_must_be_there(engine: SandboxEngine) -> None:
         assert not result.passed
         assert "SandboxSpec(packages=['pytest'])" in result.failures[0]
         assert (await bare.run_tests(files=RIGHT, tests=CALLS["unittest"], limits=LIMITS)).passed
-
-
-async def test_where_the_way_is_decided() -> None:
-    def way(text: str) -> str:
-        files = {"pkg/__init__.py": b"", "pkg/core.py": b""}
-        return suite_of(None, {"test_a.py": text.encode()}, files, None).how
-
-    for text in (
-        "from pkg.core import add, LIMIT\ndef test(): assert add(1, 2) == LIMIT\n",
-        "import pkg.core as c\ndef test(): assert [c.add(1, n) for n in (1, 2)] == [2, 3]\n",
-        "from pkg.core import Vector\ndef test(): assert Vector(1) == Vector(1)\n",
-        "from pkg.core import *\ndef test(): assert Vector(1)\n",
-        "import pkg\ndef test(): pkg.LIMIT = 3\n",
-        "from pkg import sort\ndef test():\n    xs = [2, 1]\n    sort(xs)\n    assert xs == [1, 2]\n",
-        "from pkg import add\ndef test(capsys): assert add(1)\n",
-        "from pkg import each\ndef test(): assert each(lambda x: x) == 1\n",
-    ):
-        assert way(text) == "apart", text
-    for text in (
-        "from pkg.core import Vector\nclass Mine(Vector): pass\ndef test(): assert Mine(1)\n",
-        "from pkg import load\ndef test(tmp_path): assert load(tmp_path)\n",
-        "from pkg import add\nfrom unittest import mock\ndef test():\n    with mock.patch('pkg.x'): assert add(1)\n",
-    ):
-        assert way(text) == "counted", text

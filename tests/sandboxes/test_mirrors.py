@@ -501,6 +501,8 @@ async def test_programs_run_as_an_interpreter_runs_them(sandbox: Sandbox) -> Non
     ("how", "text"),
     [
         ("apart", "import pkg\ndef test(): assert pkg.f(1) == 1\n"),
+        ("apart", "from pkg import *\ndef test(capsys): assert pkg.f(lambda x: x) == Vector(1)\n"),
+        ("apart", "import pkg\ndef test():\n    pkg.LIMIT = 3\n    xs = [2, 1]\n    assert pkg.f(xs) == xs == [1]\n"),
         ("apart", "import os, sys, pkg\nsys.path.append(os.path.dirname(__file__))\ndef test(): assert pkg.f\n"),
         ("apart", "import sys, unittest, pkg\nif sys.version_info > (3,):\n    def test(): assert pkg.f()\n"),
         ("apart", "import sys, pkg\ndef test(): assert pkg.f()\nif __name__ == '__main__':\n    sys.exit(test())\n"),
@@ -512,6 +514,7 @@ async def test_programs_run_as_an_interpreter_runs_them(sandbox: Sandbox) -> Non
         ("counted", "import pkg\ndef test(): assert pkg.error().__cause__ is None\n"),
         ("counted", "import pkg\ndef test(): assert isinstance(pkg.error(), ExceptionGroup)\n"),
         ("counted", "import sys, pkg\ndef test(): assert sys.modules['pkg'].x == 1\n"),
+        ("counted", "import unittest.mock as m, pkg\ndef test():\n    with m.patch('pkg.x'): assert pkg.f()\n"),
         ("counted", "import pkg\ndef test(): assert pkg.load(__file__)\n"),
         ("counted", "import pkg\ndef test(tmp_path): assert pkg.f(tmp_path) == 1\n"),
         ("counted", "import pkg\ndef test(): assert pkg.f.__dict__ == {}\n"),
