@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
 from mmap import mmap
@@ -15,6 +17,7 @@ pytest.importorskip("monarch")  # of the training stack
 
 from benchmarks import accept
 from benchmarks.chaos.runs import left_in_shared_memory, shared_memory
+from benchmarks.frame import DOCUMENT, notes
 from benchmarks.rollouts import SimulatedGenerator
 from trainers.generator.generator import Generator
 
@@ -22,6 +25,15 @@ from trainers.generator.generator import Generator
 def parameters(cls: type, endpoint: str) -> list[str]:
     method = getattr(cls, endpoint)
     return list(inspect.signature(getattr(method, "_method", method)).parameters)
+
+
+SECTIONS = dict(re.findall(r"<!-- (\w+) -->\n(.*?)<!-- end of", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL))
+
+
+@pytest.mark.parametrize("name", sorted(SECTIONS.keys() - {"chaos", "faults"}))
+def test_a_section_has_the_notes_of_its_benchmark(name: str) -> None:
+    module = ast.parse((DOCUMENT.parents[1] / "benchmarks" / f"{name}.py").read_text(encoding="utf-8"))
+    assert not [line for line in notes(ast.get_docstring(module) or "") if line not in SECTIONS[name]]
 
 
 @pytest.mark.parametrize("endpoint", ["generate", "abort"])
