@@ -77,14 +77,14 @@ def run(args: argparse.Namespace) -> int:
     summary = digest(root, cache=cache_dir())
     if args.json:
         answers = {
-            "name": summary.name,
-            "state": summary.state,
+            "name": summary.run.name,
+            "state": summary.run.state,
             "episodes": summary.episodes,
             "failures": [asdict(failure) for failure in summary.failures],
             "learned": asdict(summary.learned),
             "reasons": asdict(summary.reasons),
             "limit": asdict(summary.limit),
-            "contract": [check.row() for check in summary.contract],
+            "contract": [check.row() for check in summary.run.contract],
         }
         print(json.dumps(answers, indent=2, default=str))
         return 0
@@ -118,11 +118,11 @@ def lines(found: Digest, width: int) -> Iterator[str]:
     """Format the answers in lines of at most `width` columns, the most important last."""
     from forge_env.view.report import QUESTIONS, answers
 
-    yield from _wrapped(f"{found.name} · {found.headline}", width)
+    yield from _wrapped(f"{found.run.name} · {found.headline}", width)
     for question, sentences in reversed([*answers(found)]):
-        if question == QUESTIONS[1] and found.contract:
-            doubts = [check.words for check in found.contract if check.verdict in ("doubtful", "broken")]
-            yield from _answer("Can the result be trusted?", [in_a_sentence(found.contract), *doubts], width)
+        if question == QUESTIONS[1] and found.run.contract:
+            doubts = [check.words for check in found.run.contract if check.verdict in ("doubtful", "broken")]
+            yield from _answer("Can the result be trusted?", [in_a_sentence(found.run.contract), *doubts], width)
         yield from _answer(question, sentences, width)
         if question == QUESTIONS[3]:
             for key, what in found.limit.advice[:2]:
@@ -165,5 +165,5 @@ def _failures(found: Digest, width: int) -> Iterator[str]:
             yield from _wrapped(f"e.g. {failure.example}", width, " " * 13)
     readable = (failure.typical for failure in found.failures if failure.name != "unreadable")
     if (typical := next(filter(None, readable), None)) is not None:
-        words = shlex.join(["forge-env", "trajectory", str(found.root), typical["id"]])
+        words = shlex.join(["forge-env", "trajectory", str(found.run.root), typical["id"]])
         yield visible(f"    example: {words}")  # not wrapped, so that it can be copied

@@ -141,9 +141,15 @@ class Pages:
             if run is not None:
                 return RedirectResponse(here(run), 303)
         order = Order.of(request.query_params)
-        rows, listing = page_of(self.runs, order, "".join(_folders(request, "after")[:1]))
-        values: dict[str, Any] = {"runs": rows, "listing": listing, "order": order, "most_sorted": MOST_SORTED}
-        return self._page("runs", title="Runs", events="/events", folder=_at_home(self.runs.root), **values)
+        return self._page(
+            "runs",
+            title="Runs",
+            events="/events",
+            folder=_at_home(self.runs.root),
+            listing=page_of(self.runs, order, "".join(_folders(request, "after")[:1])),
+            order=order,
+            most_sorted=MOST_SORTED,
+        )
 
     def overview(self, request: Request) -> Response:
         """Show the four answers and the curves of a run, or the results of an evaluation."""

@@ -56,7 +56,7 @@ def overview(run: RunView, around: int | None = None) -> dict[str, Any]:
         "subtitle": " · ".join(filter(None, parts)),
         "error": str(run.summary.get("error") or "")[: text.SHOWN],
         "progress": run.index.progress(),
-        "trust": in_a_sentence(found.contract),
+        "trust": in_a_sentence(run.contract),
         "clauses": CLAUSES,
         "facts": [*facts(run.summary)],
     }
@@ -68,7 +68,6 @@ def evaluation(run: RunView) -> dict[str, Any]:
     return {
         "run": run,
         "title": run.name,
-        "state": run.state,
         "found": found,
         "progress": run.index.progress(),
         "failures": {part.name: failures(run, "", part.name) for part in found.parts},

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,6 @@ from forge_env.errors import UsageError
 from forge_env.evaluation.tables import exceptions
 from forge_env.figures import duration
 from forge_env.hacks.findings import Findings, find
-from forge_env.run.contract import Clause
 from forge_env.trajectory import Trajectory
 from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons, sample_limit
 from forge_env.view.evaluations import evaluation
@@ -47,17 +46,8 @@ class Example:
 class Digest:
     """A run or an evaluation, summarized for people."""
 
-    name: str
-    root: Path
-    state: str
-    """See `RunView.state`."""
-    is_evaluation: bool
-    summary: Mapping[str, Any]
-    recipe: Mapping[str, Any]
-    scored_by: str
-    """Metric of held-out scores; `reward` if there is none."""
-    rows: Sequence[Mapping[str, Any]]
-    """Rows of metrics.jsonl, one per step."""
+    run: RunView
+    """The run; its trajectories may be closed."""
     kind: str
     """Kind of the episodes that `failures` covers, as in `Filter`."""
     looked_at: str
@@ -73,8 +63,6 @@ class Digest:
     reasons: Reasons = field(default_factory=Reasons)
     limit: Limit = field(default_factory=Limit)
     examples: list[Example] = field(default_factory=list)
-    contract: list[Clause] = field(default_factory=list)
-    """Results of the run's self-checks."""
     hacks: Findings | None = None
     """Signs of reward hacks; None: not searched."""
 
@@ -99,19 +87,17 @@ class Digest:
     @property
     def headline(self) -> str:
         """Environment, model, steps, wall time and state in one line."""
-        environment = self.recipe.get("environment")
-        name = environment.get("name") if isinstance(environment, dict) else None
-        model = self.summary.get("model") or self.recipe.get("model")
-        model = model.get("path") if isinstance(model, dict) else model
-        steps = self.rows[-1]["step"] if self.rows else None
-        environments = self.summary.get("environments")
+        summary, recipe, rows = self.run.summary, self.run.config, self.run.metrics
+        environments, wall_s = summary.get("environments"), summary.get("wall_s")
         several = ", ".join(environments) if isinstance(environments, dict) else ""
+        model = summary.get("model") or recipe.get("model")
+        model = model.get("path") if isinstance(model, dict) else model
         parts = [
-            str(name or self.summary.get("environment") or several),
+            self.run.environment or str(summary.get("environment") or several),
             Path(str(model)).name if model else "",
-            f"{steps} steps" if steps else "",
-            duration(wall_s) if isinstance(wall_s := self.summary.get("wall_s"), int | float) and wall_s else "",
-            self.state,
+            f"{rows[-1]['step']} steps" if rows and rows[-1]["step"] else "",
+            duration(wall_s) if isinstance(wall_s, int | float) and wall_s else "",
+            self.run.state,
         ]
         return " · ".join(part for part in parts if part)
 
@@ -129,7 +115,7 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
     with opened(root, cache) as run:
         result = digest_of(run)
         if examples:
-            add_episodes(result, run, examples)
+            add_episodes(result, examples)
     return result
 
 
@@ -158,20 +144,12 @@ def digest_of(run: RunView, around: int | None = None) -> Digest:
     """
     kind, looked_at = failures_of(run)
     result = Digest(
-        name=run.name,
-        root=run.root,
-        state=run.state,
-        is_evaluation=run.is_evaluation,
-        summary=run.summary,
-        recipe=run.config,
-        scored_by=run.scored_by,
-        rows=run.metrics,
+        run=run,
         kind=kind,
         looked_at=looked_at,
         episodes=run.queries.count(kind),
         failures=failures(run, kind),
         unsolved=unsolved_of(run),
-        contract=run.contract,
     )
     if run.is_evaluation:
         result.scores, result.limit = [*_scores(run)], sample_limit(run.queries)
@@ -180,12 +158,12 @@ def digest_of(run: RunView, around: int | None = None) -> Digest:
     return result
 
 
-def add_episodes(found: Digest, run: RunView, examples: int) -> None:
+def add_episodes(found: Digest, examples: int) -> None:
     """Add typical failures and successes, at most `examples` of each, and signs of reward hacking."""
-    found.examples = [*_examples(run, found.failures, found.kind, examples)]
+    found.examples = [*_examples(found, examples)]
     if found.episodes:
         with suppress(UsageError):  # no episode is readable
-            found.hacks = find(run.root, most=SEARCHED)
+            found.hacks = find(found.run.root, most=SEARCHED)
 
 
 def _scores(run: RunView) -> Iterator[str]:
@@ -205,13 +183,13 @@ def _scores(run: RunView) -> Iterator[str]:
             yield f"{part.name}: {figure} (standard error; {part.tasks} tasks, {part.samples} samples so far)"
 
 
-def _examples(run: RunView, failures: Sequence[Failure], kind: str, most: int) -> Iterator[Example]:
+def _examples(found: Digest, most: int) -> Iterator[Example]:
     """Yield a typical failure of each of the largest classes, then the best newest episodes of median length."""
     wanted: list[tuple[str, Mapping[str, Any]]] = [
-        (failure.name, failure.typical) for failure in failures if failure.typical is not None
+        (failure.name, failure.typical) for failure in found.failures if failure.typical is not None
     ][:most]
-    where, values = Filter(kind=kind).where()
-    good = run.queries.rows(
+    where, values = Filter(kind=found.kind).where()
+    good = found.run.queries.rows(
         f"select * from t where {where} and outcome = 'ended' and reward > (select min(reward) from t) "
         f"and reward >= (select max(reward) from t where {where} and outcome = 'ended') "
         f"and not coalesce({UNSOLVED}, 0) order by key desc limit 101",
@@ -226,7 +204,7 @@ def _examples(run: RunView, failures: Sequence[Failure], kind: str, most: int) -
     wanted += [(f"reward {best['reward']:g} of {best['best']:g}", best) for best in [*by_task.values()][:most]]
     for why, row in wanted:
         try:
-            episode, _ = read(run.index, row)
+            episode, _ = read(found.run.index, row)
         except UnreadableError:
             continue
         yield Example(str(row["kind"]), why, episode)

@@ -34,26 +34,26 @@ BATCH = 4_000
 """Rows that are stored at once; many more would keep Python's garbage collector busy."""
 PLACES = 1 << 42
 """Maximum bytes of a file's records; a row's key is its file's number times this, plus the record's offset."""
-GROUPED = re.compile(r"^(?P<split>.+)-(?P<group>\d{1,15})-(?P<member>\d{1,9})$")
-"""Ids of training episodes that were recorded before the group became a field."""
 UNNAMED = re.compile("[\ud800-\udfff]")
 """Bytes of a file's name that are not UTF-8, as Python decodes them."""
 SOLVED = "solved"
 """Metric of held-out episodes if the recipe does not name one."""
 
-TABLES = """
+COLUMNS = {
+    "key": "integer primary key", "kind": "text", "id": "text", "length": "integer", "environment": "text",
+    "task": "text", "split": "text", "grp": "text", "member": "integer", "reward": "real", "best": "real",
+    "outcome": "text", "why": "text", "turns": "integer", "calls": "integer", "tools": "text", "tokens": "integer",
+    "context": "integer", "wall_s": "real", "waited_s": "real", "generate_s": "real", "step_s": "real",
+    "started": "real", "oldest": "integer", "newest": "integer", "difficulty": "integer", "tags": "text",
+    "metrics": "text", "solved": "real", "retries": "integer", "cost": "real", "answer": "text", "reset_s": "real",
+    "close_s": "real", "reason": "text", "read": "text",
+}  # fmt: skip
+TABLES = f"""
 create table file (
     number integer primary key, name text unique, kind text, inode integer,
     covered integer, rows_read integer, size integer
 );
-create table t (
-    key integer primary key, kind text, id text, length integer, environment text, task text, split text,
-    grp text, member integer, reward real, best real, outcome text, why text,
-    turns integer, calls integer, tools text, tokens integer, context integer, wall_s real, waited_s real,
-    generate_s real, step_s real, started real, oldest integer, newest integer, difficulty integer, tags text,
-    metrics text, solved real, retries integer, cost real, answer text, reset_s real, close_s real, reason text,
-    read text
-);
+create table t ({", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())});
 create unique index t_id on t (kind, id);
 create table changes (generation integer, dropped integer);
 insert into changes values (0, 0);
@@ -65,12 +65,6 @@ create index if not exists t_version on t (newest, kind);
 create index if not exists t_ending on t (best, kind, outcome, why, reason, read, reward, solved, calls, tokens, turns);
 """
 """The last index covers all columns that failures are counted by, so that no row has to be read."""
-COLUMNS = (
-    "key", "kind", "id", "length", "environment", "task", "split", "grp", "member", "reward", "best", "outcome", "why",
-    "turns", "calls", "tools", "tokens", "context", "wall_s", "waited_s", "generate_s", "step_s", "started", "oldest",
-    "newest", "difficulty", "tags", "metrics", "solved", "retries", "cost", "answer", "reset_s",
-    "close_s", "reason", "read",
-)  # fmt: skip
 INSERT = (
     f"insert into t ({', '.join(COLUMNS)}) values ({', '.join('?' * len(COLUMNS))}) "
     f"on conflict (kind, id) do update set {', '.join(f'{name} = excluded.{name}' for name in COLUMNS)} "
@@ -354,9 +348,7 @@ def _values(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, .
 def _columns(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, ...]:
     group, member = row.group, row.member
     name = "" if group is None else str(group)
-    if group is None and kind.startswith("train") and (match := GROUPED.match(row.id)):
-        name, member = match["group"], int(match["member"])
-    elif member is not None and "/" in row.id and row.id.endswith(f"/{member}"):
+    if member is not None and "/" in row.id and row.id.endswith(f"/{member}"):
         name = row.id.rpartition("/")[0]  # of an evaluation: ENVIRONMENT/SPLIT/INDEX
     elif not kind.startswith("train"):
         name = ""

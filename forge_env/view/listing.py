@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
-from forge_env.view.runs import Figures, Listing, Runs, RunView
+from forge_env.view.runs import Figures, Runs
 
 MOST_SORTED = 1_000
 """Maximum runs, the newest, that a search or an order by a column covers."""
@@ -16,18 +16,32 @@ NEWEST = "-changed"
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class Row:
     """One row of the list."""
 
-    run: RunView
+    name: str
     figures: Figures
     state: str
     age: float | None
     problems: list[str]
 
 
-COLUMNS: Mapping[str, Callable[[Listed], Any]] = {
-    "run": lambda row: row.run.name.casefold(),
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A page of the list."""
+
+    rows: list[Row]
+    total: int
+    after: str
+    """The name after which the next page begins; empty: this is the last."""
+    cut: int
+    """Number of the folder's entries that were looked at, if it has more; else 0."""
+    partial: bool
+    """Whether the search or the order covers only the newest runs."""
+
+
+COLUMNS: Mapping[str, Callable[[Row], Any]] = {
+    "run": lambda row: row.name.casefold(),
     "state": lambda row: row.state,
     "progress": lambda row: row.figures.steps,
     "score": lambda row: row.figures.end,
@@ -87,31 +101,31 @@ class Order:
         return "/?" + "&".join(encoded)
 
 
-def page_of(runs: Runs, order: Order, after: str = "") -> tuple[list[Listed], Listing]:
-    """Return a page of the list, and what is known of the whole list."""
-    if order.newest_first:
-        listing = runs.names(after, PAGE)
-        return [row for name in listing.names if (row := _row(runs, name)) is not None], listing
-    newest = runs.names(most=MOST_SORTED)
-    rows = [row for name in newest.names if (row := _row(runs, name)) is not None and _matches(row, order.q)]
-    key = COLUMNS[order.column]
-    known = sorted((row for row in rows if key(row) is not None), key=key, reverse=order.direction == "descending")
-    rows = known + [row for row in rows if key(row) is None]
-    names = [row.run.name for row in rows]
+def page_of(runs: Runs, order: Order, after: str = "") -> Listing:
+    """Return a page of the list."""
+    names, cut = runs.names()
+    partial = False
+    if not order.newest_first:
+        partial = len(names) > MOST_SORTED
+        rows = {row.name: row for row in _rows(runs, names[:MOST_SORTED]) if _matches(row, order.q)}
+        value = COLUMNS[order.column]
+        known = [row for row in rows.values() if value(row) is not None]
+        known.sort(key=value, reverse=order.direction == "descending")
+        names = [*dict.fromkeys([*(row.name for row in known), *rows])]
     start = names.index(after) + 1 if after in names else 0
-    page = rows[start : start + PAGE]
-    end = names[start + len(page) - 1] if start + len(page) < len(rows) else ""
-    return page, Listing(names[start : start + PAGE], len(rows), end, newest.by_name, newest.cut, bool(newest.after))
+    page = names[start : start + PAGE]
+    shown = [*_rows(runs, page)] if order.newest_first else [rows[name] for name in page]
+    return Listing(shown, len(names), page[-1] if start + PAGE < len(names) else "", cut, partial)
 
 
-def _row(runs: Runs, name: str) -> Listed | None:
-    run, figures = runs.get(name), runs.figures(name)
-    if run is None or figures is None:  # removed meanwhile
-        return None
-    return Listed(run, figures, run.state, runs.age(name), run.problems)
+def _rows(runs: Runs, names: Iterable[str]) -> Iterator[Row]:
+    for name in names:
+        run, figures = runs.get(name), runs.figures(name)
+        if run is not None and figures is not None:  # not removed meanwhile
+            yield Row(name, figures, run.state, runs.age(name), run.problems)
 
 
-def _matches(row: Listed, text: str) -> bool:
+def _matches(row: Row, text: str) -> bool:
     """Whether every word of a text is part of the run's name, environment, model, method or state."""
-    shown = " ".join([row.run.name, row.figures.environment, row.figures.model, row.figures.method, row.state])
+    shown = " ".join([row.name, row.figures.environment, row.figures.model, row.figures.method, row.state])
     return all(word in shown.casefold() for word in text.casefold().split())

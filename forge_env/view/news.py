@@ -16,6 +16,8 @@ from forge_env.watching import changes
 
 LEAST_S = 1.0
 """Minimum seconds between two checks for changes: a live run writes many times a second."""
+NEWEST = 20
+"""Runs of a list that are watched."""
 QUIET = 10
 """Number of checks without changes after which a keep-alive comment is sent."""
 
@@ -65,7 +67,7 @@ def _folders(runs: Runs, run: RunView | None) -> list[Path]:
     """List the folders to watch for changes of a page."""
     if run is not None:
         return [run.root, run.root / "trajectories"]
-    return [runs.root, *(runs.path(name) for name in runs.names(most=20).names)]
+    return [runs.root, *(runs.path(name) for name in runs.names()[0][:NEWEST])]
 
 
 def _mark(runs: Runs, run: RunView | None) -> str:
@@ -73,5 +75,5 @@ def _mark(runs: Runs, run: RunView | None) -> str:
     if run is not None:
         indexed = run.index.progress() if "index" in run.__dict__ else None
         return f"{run.stamp()} {run.is_held} {'' if indexed is None else indexed.indexed}"
-    stamps = [(name, run.stamp()) for name in runs.names(most=20).names if (run := runs.get(name))]
+    stamps = [(name, run.stamp()) for name in runs.names()[0][:NEWEST] if (run := runs.get(name))]
     return f"{hash(tuple(stamps)) & 0xFFFFFFFFFFFF:x}"

@@ -26,7 +26,7 @@ def write_card(out: Path, run: Path, kind: Literal["model", "run"]) -> None:
 
 def _front(found: Digest, kind: str) -> dict[str, object]:
     """The metadata that the hub reads from a card."""
-    environment = found.recipe.get("environment")
+    environment = found.run.config.get("environment")
     name = environment.get("name") if isinstance(environment, dict) else None
     tags = [
         "forge-env",
@@ -35,7 +35,7 @@ def _front(found: Digest, kind: str) -> dict[str, object]:
     ]
     if kind == "run":
         return {"tags": tags}
-    model = found.recipe.get("model")
+    model = found.run.config.get("model")
     base = str(model.get("path", "")) if isinstance(model, dict) else ""
     on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~")) and not Path(base).exists()
     known = {"base_model": base} if on_hub else {}

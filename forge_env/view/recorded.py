@@ -80,7 +80,7 @@ class RecordedRun:
             for question, sentences in answers(self.digest)
         )
         head = f"<p><b>{escape(visible(self.folder.name))}</b> {escape(visible(self.digest.headline))}</p>"
-        curves, chart = reward_curves(self.metrics, self.digest.scored_by), ""
+        curves, chart = reward_curves(self.metrics, self.digest.run.scored_by), ""
         if curves:
             bounds = unit_bounds(curves)
             chart = line_chart(curves, width=720, height=260, bounds=bounds, label="Reward over steps")
@@ -107,7 +107,8 @@ def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
     from forge_env.view.digest import digest
 
     found = digest(folder_of_run(os.fspath(folder)))
-    return RecordedRun(found.root, found.state, {**found.summary}, [{**row} for row in found.rows], found)
+    run = found.run
+    return RecordedRun(run.root, run.state, {**run.summary}, [{**row} for row in run.metrics], found)
 
 
 def folder_of_run(text: str) -> Path:

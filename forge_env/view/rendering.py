@@ -21,6 +21,7 @@ from forge_env.redaction import redact
 from forge_env.trajectory_index import out_of
 from forge_env.view import text
 from forge_env.view.filter import PAID_UNSOLVED
+from forge_env.view.listing import Row
 from forge_env.view.runs import RunView
 
 SAFE = re.compile(r"[\w][\w .:@+=,-]*(?:/[\w][\w .:@+=,-]*)*")
@@ -100,12 +101,12 @@ def _quoted(value: str) -> str:
         return quote(value.encode("utf-8", "replace"), safe="")
 
 
-def here(run: RunView, page: str = "") -> str:
+def here(run: RunView | Row, page: str = "") -> str:
     """Return the address of a page of a run."""
     return f"/run/{_quoted(run.name)}" + (f"/{page}" if page else "")
 
 
-def compared(runs: Sequence[RunView]) -> str:
+def compared(runs: Sequence[RunView | Row]) -> str:
     """Return the part of an address that names several runs."""
     return "&".join(f"runs={_quoted(run.name)}" for run in runs)
 

@@ -86,7 +86,7 @@ def html(root: Path, cache: Path | None = None) -> str:
             found, drawn = overview["found"], contents.charts_of(run)
             time = {**contents.time(run), "has_timeline": False}
             parts = [("overview", overview), ("evaluations", contents.held_out(run)), ("time", time)]
-        add_episodes(found, run, EXAMPLES)
+        add_episodes(found, EXAMPLES)
         parts.append(("record", _record(found)))
         with suppress(UnreadableError):
             parts.append(("recipe", {**contents.recipe(run), "facts": []}))
@@ -113,13 +113,13 @@ def _record(found: Digest) -> dict[str, Any]:
     tables: list[tuple[str, list[tuple[str, str]]]] = []
     if found.hacks is not None:
         tables.append(("Reward hacking", [*earned(found.hacks)]))
-    if isinstance(warnings := found.summary.get("warnings"), dict):
+    if isinstance(warnings := found.run.summary.get("warnings"), dict):
         tables.append(("Warnings", [(text, f"{count} x") for text, count in warnings.items()]))
-    if isinstance(stages := found.summary.get("stages"), dict):
+    if isinstance(stages := found.run.summary.get("stages"), dict):
         spent = [(name, duration(value)) for name, value in stages.items() if isinstance(value, int | float)]
         tables.append(("Stages", spent))
     last: dict[str, float] = {}
-    for row in found.rows:
+    for row in found.run.metrics:
         last |= {key: value for key, value in row.items() if key not in ("step", "time") and value is not None}
     examples = [_example(example) for example in found.examples]
     return {"examples": examples, "tables": tables, "last": [(key, f"{last[key]:.6g}") for key in sorted(last)]}
@@ -148,7 +148,7 @@ def earned(hacks: Findings) -> Iterator[tuple[str, str]]:
 
 def answers(found: Digest) -> Iterator[tuple[str, list[str]]]:
     """Yield each question with its answer in sentences, the short one first."""
-    if found.is_evaluation:
+    if found.run.is_evaluation:
         yield "What is the score?", found.scores or ["No score is recorded."]
         yield QUESTIONS[1], [found.failure_words, found.unsolved_words]
         yield QUESTIONS[3], [found.limit.words, found.limit.detail]
@@ -173,7 +173,7 @@ def in_a_row(sentences: Iterable[str]) -> str:
 
 def markdown(found: Digest) -> str:
     """Render the report for a pull request: the answers, the failures, an example, the settings."""
-    lines = [f"## {_plain(found.name)}", "", _plain(found.headline), ""]
+    lines = [f"## {_plain(found.run.name)}", "", _plain(found.headline), ""]
     for question, sentences in answers(found):
         lines += [f"**{question}** {_plain(in_a_row(sentences))}", ""]
     if found.failures:
@@ -183,14 +183,16 @@ def markdown(found: Digest) -> str:
         ] + [""]
     if found.examples:
         lines += [*_folded(found.examples[0])]
-    if found.contract:
-        lines += [f"**{_plain(in_a_sentence(found.contract))}**", ""]
-        lines += [f"- {_plain(item.words)}" for item in found.contract if item.verdict in ("doubtful", "broken")] + [""]
+    if found.run.contract:
+        lines += [f"**{_plain(in_a_sentence(found.run.contract))}**", ""]
+        lines += [
+            f"- {_plain(item.words)}" for item in found.run.contract if item.verdict in ("doubtful", "broken")
+        ] + [""]
     if found.hacks is not None:
         lines += ["**Reward hacking**"]
         lines += [f"- {_plain(name)}: {_plain(value)}" for name, value in earned(found.hacks)] + [""]
     lines += ["<details><summary>Run and machine</summary>", "", "| | |", "|---|---|"]
-    lines += [f"| {_plain(name)} | {_plain(value)} |" for name, value in contents.facts(found.summary)]
+    lines += [f"| {_plain(name)} | {_plain(value)} |" for name, value in contents.facts(found.run.summary)]
     return "\n".join([*lines, "", "</details>", ""])
 
 
@@ -313,12 +315,12 @@ def write_picture(found: Digest, out: Path) -> None:
 
     from matplotlib.figure import Figure
 
-    curves = reward_curves(found.rows, found.scored_by)
+    curves = reward_curves(found.run.metrics, found.run.scored_by)
     wrapped = [(question, wrap(visible(in_a_row(sentences)), 90)[:3]) for question, sentences in answers(found)]
     height = 7.2 if curves else 0.25 + LINE * (3 + sum(len(lines) + 0.35 for _, lines in wrapped))
     figure = Figure(figsize=(10, height), dpi=130)
     top, line = 1 - 0.25 / height, LINE / height
-    figure.text(0.04, top, one_line(found.name, 80), size=14, weight="bold", va="top", parse_math=False)
+    figure.text(0.04, top, one_line(found.run.name, 80), size=14, weight="bold", va="top", parse_math=False)
     figure.text(
         0.04, top - 1.3 * line, one_line(found.headline, 110), size=9, color="#62625b", va="top", parse_math=False
     )

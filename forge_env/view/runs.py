@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -35,7 +35,6 @@ from forge_env.reading import (
     UnsafeFileError,
     parse_json,
     read_bytes,
-    read_text,
     unreadable,
 )
 from forge_env.run.contract import Clause, read_contract
@@ -44,24 +43,22 @@ from forge_env.run.metrics import REWARD, metrics_row
 from forge_env.run.state import held_out_scores
 from forge_env.run.trained import Trained, TrainedEpisode, TrainedGroup
 from forge_env.view.charts import Chart, histograms
+from forge_env.view.followed import Followed
 from forge_env.view.index import SOLVED, RunIndex
-from forge_env.view.memory import TABLES, Followed, Memory
 from forge_env.view.queries import Queries
 from forge_env.view.text import Vocabulary
 from forge_env.view.timeline import Timeline
 
 MOST_OPEN = 32
 """Maximum runs whose index stays open."""
-SORTED_BY_TIME = 5_000
-"""Maximum folders that a list sorts by time; more are sorted by name."""
+MOST_HELD = 2 * LARGEST_TABLE
+"""Maximum bytes of files whose content is held in memory, which takes ten times as much. One run may have more."""
 SURE = 1.96
 """Standard errors of a 95 % interval."""
 GAP = 0.2
 """Difference of reward and measure from which a list warns."""
-MOST_LISTED = 100_000
+MOST_LISTED = 10_000
 """Maximum folders to list: the first ones that the file system returns."""
-MOST_LOOKED_AT = 2_000
-"""Maximum folders in which a page looks for runs, if there are too many to sort by time."""
 POINTS = 80
 """Points of a list's small curve."""
 MARKS = ("metrics.jsonl", "config.yaml", "summary.json", "trajectories")
@@ -164,7 +161,7 @@ class RunView:
         self._trained = TrainedRows(root / "trained.jsonl")
         self._timeline = Timeline(root / "timeline.json")
         self._histograms: tuple[int, list[Chart]] = (-1, [])
-        self._vocabulary: tuple[tuple[Path, int] | None, Vocabulary | None] = (None, None)
+        self._documents: dict[Path, tuple[tuple[int, int], Any]] = {}
 
     @cached_property
     def index(self) -> RunIndex:
@@ -208,8 +205,7 @@ class RunView:
     @property
     def config(self) -> dict[str, Any]:
         """Its recipe; empty if it is missing or unreadable."""
-        document = _document(self.root / "config.yaml")
-        return document if isinstance(document, dict) else {}
+        return self._document("config.yaml")
 
     @property
     def environment(self) -> str:
@@ -238,8 +234,7 @@ class RunView:
     @property
     def summary(self) -> dict[str, Any]:
         """Its summary so far; empty if it is missing or unreadable."""
-        document = _document(self.root / "summary.json")
-        return document if isinstance(document, dict) else {}
+        return self._document("summary.json")
 
     @property
     def labels(self) -> list[str]:
@@ -298,17 +293,36 @@ class RunView:
                 paths += [(path.stat().st_mtime, path) for path in self.root.glob(pattern)]
         for _, path in sorted(paths, reverse=True)[:1]:
             with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, UnsafeFileError):
-                TABLES.use((self, "vocabulary"), path, self._forget_vocabulary)
-                stamp = (path, path.stat().st_mtime_ns)
-                known, vocabulary = self._vocabulary
-                if known != stamp or vocabulary is None:
-                    vocabulary = Vocabulary(json.loads(read_bytes(path, largest=LARGEST_VOCABULARY, root=self.root)))
-                    self._vocabulary = (stamp, vocabulary)
-                return vocabulary
+                return self._parsed(path, LARGEST_VOCABULARY, lambda text: Vocabulary(json.loads(text)))
         return None
 
-    def _forget_vocabulary(self) -> None:
-        self._vocabulary = (None, None)
+    def _document(self, name: str) -> dict[str, Any]:
+        """Parse a JSON or YAML file; empty if it is missing, too large or damaged."""
+
+        def parse(text: str) -> Any:
+            with suppress(ValueError, RecursionError, yaml.YAMLError):
+                return parse_json(text) if name.endswith(".json") else read_yaml(text)[0]
+            return None
+
+        with suppress(OSError, UnsafeFileError):
+            document = self._parsed(self.root / name, LARGEST[name] or LARGEST_DOCUMENT, parse)
+            return document if isinstance(document, dict) else {}
+        return {}
+
+    def _parsed(self, path: Path, largest: int, parse: Callable[[str], Any]) -> Any:
+        """Return a file's parsed content, read again after it has changed."""
+        status = path.stat()
+        stamp = (status.st_size, status.st_mtime_ns)
+        if path not in self._documents or self._documents[path][0] != stamp:
+            content = read_bytes(path, largest=largest, root=self.root)
+            self._documents[path] = (stamp, parse(content.decode(errors="replace")))
+        return self._documents[path][1]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files whose content it holds."""
+        documents = sum(stamp[0] for stamp, _ in self._documents.values())
+        return documents + self._metrics.size + self._trained.size + self._timeline.size
 
     def stamp(self) -> str:
         """Return a value that changes whenever the run's files do."""
@@ -387,28 +401,6 @@ def _number(value: Any) -> float | None:
     )
 
 
-def _document(path: Path) -> Any:
-    """Parse a JSON or YAML file; None if it is missing, too large or damaged."""
-    try:
-        text = read_text(path, largest=LARGEST[path.name] or LARGEST_DOCUMENT)
-        stamp = (path.stat().st_mtime_ns, len(text))
-        if (cached := _read.get(path)) is not None and cached[0] == stamp:
-            return cached[1]
-        document = None
-        with suppress(ValueError, RecursionError, yaml.YAMLError):
-            document = parse_json(text) if path.suffix == ".json" else read_yaml(text)[0]
-    except (OSError, UnsafeFileError):
-        return None
-    _read[path] = (stamp, document)
-    DOCUMENTS.use(path, path, lambda: _read.pop(path, None))
-    return document
-
-
-_read: dict[Path, tuple[tuple[int, int], Any]] = {}
-DOCUMENTS = Memory(LARGEST_DOCUMENT)
-"""The documents of all runs."""
-
-
 def state_of(summary: Mapping[str, Any]) -> str:
     """Return `RunView.state` of a run that no process writes to; "finished" does not mean that it learned."""
     status = str(summary.get("exit") or summary.get("status") or "")
@@ -450,22 +442,6 @@ def is_run(path: Path) -> bool:
         return error.errno != errno.ENAMETOOLONG
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A page of the list of runs."""
-
-    names: list[str]
-    total: int
-    after: str
-    """The name after which the next page begins; empty: this is the last."""
-    by_name: bool
-    """Whether there are too many runs to sort by time."""
-    cut: bool = False
-    """Whether there are more than `MOST_LISTED`: the others can only be opened by their address."""
-    partial: bool = False
-    """Whether a search or an order covered only the newest runs."""
-
-
 class Runs:
     """All runs in a folder, or the single run if the folder is one.
 
@@ -497,38 +473,27 @@ class Runs:
             run = self._open.get(name) or RunView(self.path(name), self.cache)
             self._open[name] = run
             self._open.move_to_end(name)
-            while len(self._open) > MOST_OPEN:
-                self._open.popitem(last=False)
+            size = sum(view.size for view in self._open.values())
+            while len(self._open) > MOST_OPEN or (size > MOST_HELD and len(self._open) > 1):
+                size -= self._open.popitem(last=False)[1].size
             return run
 
-    def names(self, after: str = "", most: int = 50) -> Listing:
-        """List the runs, newest first."""
+    def names(self) -> tuple[list[str], int]:
+        """List the runs, newest first; and `MOST_LISTED` if the folder has more entries, else 0.
+
+        The other entries are not looked at: such runs can only be opened by their address.
+        """
         if self.single:
-            return Listing([self.root.name], 1, "", False)
+            return [self.root.name], 0
         try:
             with os.scandir(self.root) as entries:
                 named = (entry.name for entry in entries if not entry.name.startswith("."))
                 folders = [*islice(named, MOST_LISTED + 1)]
         except OSError:
-            return Listing([], 0, "", False)
-        cut = len(folders) > MOST_LISTED
-        folders = folders[:MOST_LISTED]
-        by_name = len(folders) > SORTED_BY_TIME
-        if by_name:
-            folders.sort(reverse=True)
-        else:
-            folders = [name for name in folders if is_run(self.root / name)]
-            folders.sort(key=lambda name: (_changed(self.root / name), name), reverse=True)
-        start = folders.index(after) + 1 if after in folders else 0
-        page: list[str] = []
-        end = start
-        for name in folders[start : start + MOST_LOOKED_AT]:
-            end += 1
-            if not by_name or is_run(self.root / name):
-                page.append(name)
-            if len(page) == most:
-                break
-        return Listing(page, len(folders), folders[end - 1] if end < len(folders) else "", by_name, cut)
+            return [], 0
+        runs = [name for name in folders[:MOST_LISTED] if is_run(self.root / name)]
+        runs.sort(key=lambda name: (_changed(self.root / name), name), reverse=True)
+        return runs, MOST_LISTED if len(folders) > MOST_LISTED else 0
 
     def figures(self, name: str) -> Figures | None:
         """Return the list's figures of a run, from the cache if its files have not changed."""

@@ -17,10 +17,14 @@ import hmac
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forge_env.errors import UsageError
 from forge_env.http.limits import Hosts, RefusedRequestError, RequestLimits
@@ -28,11 +32,6 @@ from forge_env.http.server import NAMES, OwnUser, serve
 from forge_env.machine import cache_dir
 from forge_env.view.app import Pages
 from forge_env.view.index import CACHE_FIX
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -48,6 +47,7 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 LONGEST_ADDRESS = 8_192
+OTHER_HOST = "Open this server at 127.0.0.1 and its own port; forward the same port number.\n"
 REFUSED = "Open the address that `forge-env view` printed: it has a token, which is new at every start.\n"
 
 
@@ -58,7 +58,7 @@ class Guard:
         port: returns the port once it is known.
     """
 
-    def __init__(self, app: Application, secret: str, port: Callable[[], int]) -> None:
+    def __init__(self, app: ASGIApp, secret: str, port: Callable[[], int]) -> None:
         self._app = app
         self._secret = secret
         self._port = port
@@ -71,69 +71,49 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})  # without an answer, each would be logged as an error
             return
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refused = self._refused(scope)
+        if refused is not None:
+            refused.headers.update({"cache-control": "no-store", "connection": "close"})
+            await refused(scope, receive, answer)
+            return
+        path = os.fsdecode(unquote_to_bytes(scope.get("raw_path", b"/")))
+        await self._app({**scope, "path": path}, receive, answer)
+
+    def _refused(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that the application must not see; None: it is authorized."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        port = self._port()
-        cookie = f"forge_env_{port}"
+        port, raw_path = self._port(), scope.get("raw_path", b"/")
+        hosts = {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set())
+        if headers.get("host", "").lower() not in hosts:
+            return PlainTextResponse(OTHER_HOST, 421)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("Only GET and HEAD are supported.\n", 405, {"allow": "GET, HEAD"})
+        if len(raw_path) + len(scope["query_string"]) > LONGEST_ADDRESS:
+            return PlainTextResponse("This address is too long.\n", 414)
         query = parse_qsl(scope["query_string"].decode("latin-1"), True, errors="surrogateescape")
-        given = next((value for name, value in query if name == "token"), None)
-        host = headers.get("host", "").lower()
-        if host not in {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set()):
-            await _answer(send, 421, "Open this server at 127.0.0.1 and its own port; forward the same port number.\n")
-        elif scope["method"] not in ("GET", "HEAD"):
-            await _answer(send, 405, "Only GET and HEAD are supported.\n", [("allow", "GET, HEAD")])
-        elif len(scope.get("raw_path", b"")) + len(scope["query_string"]) > LONGEST_ADDRESS:
-            await _answer(send, 414, "This address is too long.\n")
-        elif given is not None and hmac.compare_digest(given.encode(errors="replace"), self._secret.encode()):
+        cookie = f"forge_env_{port}"
+        if any(name == "token" and self._is_secret(value) for name, value in query):
             rest = urlencode([(name, value) for name, value in query if name != "token"], errors="surrogateescape")
-            path = "/" + scope.get("raw_path", b"/").decode("latin-1").lstrip("/\\")
-            target = path + (f"?{rest}" if rest else "")
-            cookie_header = f"{cookie}={self._secret}; Path=/; HttpOnly; SameSite=Lax"
-            await _answer(send, 303, "", [("location", target), ("set-cookie", cookie_header)])
-        elif not hmac.compare_digest(_cookie(headers.get("cookie", ""), cookie).encode(), self._secret.encode()):
-            await _answer(send, 403, REFUSED)
-        else:
-            scope = {**scope, "path": os.fsdecode(unquote_to_bytes(scope.get("raw_path", b"/")))}
-            await self._app(scope, receive, _with_headers(send))
+            target = "/" + raw_path.decode("latin-1").lstrip("/\\") + (f"?{rest}" if rest else "")
+            given = f"{cookie}={self._secret}; Path=/; HttpOnly; SameSite=Lax"
+            return Response(status_code=303, headers={"location": target, "set-cookie": given})
+        if not self._is_secret(cookie_parser(headers.get("cookie", "")).get(cookie, "")):
+            return PlainTextResponse(REFUSED, 403)
+        return None
+
+    def _is_secret(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(errors="replace"), self._secret.encode())
 
 
-def refusal(scope: Scope, error: RefusedRequestError) -> Application:
+def refusal(scope: Scope, error: RefusedRequestError) -> ASGIApp:
     """Create the response to a request beyond the limits of `forge_env.http.limits`."""
-
-    async def refused(scope: Scope, receive: Receive, send: Send) -> None:
-        await _answer(send, error.status, f"{error.message}.\n")
-
-    return refused
-
-
-def _cookie(header: str, name: str) -> str:
-    for part in header.split(";"):
-        key, _, value = part.strip().partition("=")
-        if key == name:
-            return value
-    return ""
-
-
-def _with_headers(send: Send) -> Send:
-    async def answering(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-            message = {**message, "headers": [*message.get("headers", []), *added]}
-        await send(message)
-
-    return answering
-
-
-async def _answer(send: Send, status: int, text: str, further: list[tuple[str, str]] | None = None) -> None:
-    headers = {
-        "content-type": "text/plain; charset=utf-8",
-        "cache-control": "no-store",
-        "connection": "close",
-        **HEADERS,
-        **dict(further or []),
-    }
-    pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": text.encode()})
+    return PlainTextResponse(f"{error.message}.\n", error.status, {"cache-control": "no-store", "connection": "close"})
 
 
 # ---

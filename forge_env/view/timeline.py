@@ -7,17 +7,16 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from forge_env.display.curves import colour_of, is_waiting
 from forge_env.reading import is_bounded
-from forge_env.view.memory import Followed
+from forge_env.view.followed import Followed
 
 MOST_EVENTS = 2_000_000
 """Maximum events of a timeline that are read: spans, counters and names of threads."""
-EVENT_BYTES = 100
-"""Bytes that an event counts as at most."""
 LATEST = 1e12
 """Maximum seconds of a time."""
 MOST_LANES = 64
@@ -63,7 +62,7 @@ class Timeline(Followed):
     """The events of one file."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, most=MOST_EVENTS * EVENT_BYTES)
+        super().__init__(path)
         self._names: list[tuple[str, bool]] = []
         """Activities, and whether they are waiting: an episode waits while its model generates."""
         self._begin_again()
@@ -79,11 +78,10 @@ class Timeline(Followed):
         self._lanes: list[Lane] | None = None
 
     def _take(self, lines: Iterator[bytes]) -> None:
-        for line in lines:
-            if self._number < MOST_EVENTS:
-                self._number += 1
-                self._add_event(line.strip().strip(b",[]"))
-                self._lanes = None
+        for line in islice(lines, MOST_EVENTS - self._number):
+            self._number += 1
+            self._add_event(line.strip().strip(b",[]"))
+            self._lanes = None
 
     def _add_event(self, line: bytes) -> None:
         if not line:

@@ -309,6 +309,6 @@ def test_an_evaluation_that_goes_on_shows_its_score_so_far(
 def test_a_run_that_finished_is_not_called_a_success(folder: RunFolder) -> None:
     """Whether it learned is what the first answer says."""
     found = digest(folder.root)
-    assert found.state == "finished"
+    assert found.run.state == "finished"
     assert found.headline.endswith("finished")
     assert "success</span>" not in report_html(folder.root)

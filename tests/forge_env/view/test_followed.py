@@ -1,0 +1,58 @@
+"""What is read from files is bounded, in each file and together."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from forge_env.view import runs, timeline
+from forge_env.view.runs import Runs, RunView
+from tests.forge_env.view.made import training_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    training_run(root / "a", steps=3)
+    for name in "bcd":
+        shutil.copytree(root / "a", root / name)
+    return root
+
+
+def test_only_the_latest_runs_are_in_memory(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Runs(folder, tmp_path)
+    for limit, expected in ((10**9, 4), (1, 1)):
+        monkeypatch.setattr(runs, "MOST_HELD", limit)
+        for name in "abcd":
+            view = shown.get(name)
+            assert view is not None
+            assert view.config
+            assert view.metrics
+            assert view.trained.trained.steps
+            assert view.size > (folder / name / "trained.jsonl").stat().st_size
+        assert len(shown._open) == expected
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '"ph": "X", "ts": 1, "dur": 1NUMBER, "tid": 1, "name": "y"',
+        '"ph": "X", "ts": 1NUMBER, "dur": 1, "tid": 1, "name": "y"',
+        '"ph": "C", "ts": 1, "name": "y", "args": {"z": 1NUMBER}',
+    ],
+)
+@pytest.mark.parametrize("zeros", ["0" * 400, "e999", "e300"])
+def test_endless_numbers_of_a_timeline_are_damage(tmp_path: Path, event: str, zeros: str) -> None:
+    (tmp_path / "timeline.json").write_text(f"{{{event.replace('NUMBER', zeros)}}},\n")
+    shown = RunView(tmp_path).timeline
+    assert (shown.damaged, shown.spans, shown.counters) == (1, {}, {})
+
+
+def test_events_of_a_timeline_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MOST_EVENTS", 5)
+    lines = [f'{{"ph": "b", "ts": 1, "cat": "x", "id": "{number}", "name": "y"}},' for number in range(50)]
+    (tmp_path / "timeline.json").write_text("\n".join(lines) + "\n")
+    shown = RunView(tmp_path).timeline
+    assert len(shown._open) == 5
