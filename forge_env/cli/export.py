@@ -22,7 +22,7 @@ from forge_env.plugins import load_plugin
 from forge_env.reading import UnsafeFileError, check_files, unsafe
 from forge_env.run.folder import RunFolder
 from forge_env.trajectory import Trajectory
-from forge_env.view.readme import write_card
+from forge_env.view.report import write_card
 
 FORMATS: dict[str, Kind] = {
     "huggingface": "model",

@@ -27,31 +27,32 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def line_chart(
-    curves: Sequence[Curve],
-    *,
-    width: int,
-    height: int,
-    bounds: tuple[float, float] | None = None,
-    label: str = "",
+    curves: Sequence[Curve], width: int, height: int, bounds: tuple[float, float] | None = None, label: str = ""
 ) -> str:
-    """Draw curves over a common x axis of training steps.
+    """Draw curves over a common x axis of training steps; see `drawing`.
+
+    Args:
+        label: text for screen readers.
+    """
+    return (
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}">'
+        f"{drawing(curves, width, height, bounds)}</svg>"
+    )
+
+
+def drawing(curves: Sequence[Curve], width: int, height: int, bounds: tuple[float, float] | None = None) -> str:
+    """Draw curves as the content of an SVG element.
 
     Points with a standard error get an error bar; the line between them is faint, since the values there are unknown.
 
     Args:
         bounds: fixed range of y, else the range of the data.
-        label: text for screen readers.
     """
     y_ticks = ticks(*(bounds or _range([y for curve in curves for y in curve.y])))
     x_range = _range([x for curve in curves for x in curve.x])
     axes = _Axes(x_range, (y_ticks[0], y_ticks[-1]), width, height)
-    parts = [*_grid(axes, y_ticks)]
-    for index, curve in enumerate(curves):
-        parts += _curve(curve, f"c{index % COLOURS}", axes)
-    return (
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}">'
-        f"{''.join(parts)}</svg>"
-    )
+    lines = (part for index, curve in enumerate(curves) for part in _curve(curve, f"c{index % COLOURS}", axes))
+    return "".join([*_grid(axes, y_ticks), *lines])
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,30 +163,25 @@ class Pages:
         """Show the held-out scores of a training run."""
         return self._page("evaluations", **contents.held_out(self._indexed(request)))
 
-    def _compared(self, request: Request) -> list[str]:
-        """List the runs named by `runs=A&runs=B`, or by `runs=A,B`; a run's name may contain a comma."""
-        given = _folders(request, "runs")
-        split = given if len(given) > 1 else "".join(given).split(",")
-        return [*dict.fromkeys(filter(None, split))][:MOST_COMPARED]
-
     def _chosen(self, request: Request) -> list[RunView]:
-        chosen = [run for name in self._compared(request) if (run := self.runs.get(name)) is not None]
+        """Return the runs named by `runs=A&runs=B`, or by `runs=A,B`; a run's name may contain a comma."""
+        given = _folders(request, "runs")
+        names = given if len(given) > 1 else "".join(given).split(",")
+        chosen = [run for name in [*dict.fromkeys(names)][:MOST_COMPARED] if (run := self.runs.get(name)) is not None]
+        if len(chosen) < 2:
+            raise HTTPException(404, "Comparing needs two runs of this folder: /compare?runs=A,B")
         _check_size(chosen)
         return chosen
 
     def compare(self, request: Request) -> Response:
         """Show several runs side by side."""
-        listed = [(run, figures) for run in self._chosen(request) if (figures := self.runs.figures(run.name))]
-        chosen = [run for run, _ in listed]
-        if len(chosen) < 2:
-            raise HTTPException(404, "Comparing needs two runs of this folder: /compare?runs=A,B")
+        chosen = self._chosen(request)
         for run in chosen:
             run.index.update(AT_ONCE)
         return self._page(
             "compare",
             title="Compare",
             runs=chosen,
-            figures=[figures for _, figures in listed],
             settings=evaluations.different_settings(chosen),
             pairs=evaluations.pairs(chosen, self._comparisons),
             confidence=CONFIDENCE,

@@ -8,6 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from forge_env.display.curves import (
@@ -19,9 +20,10 @@ from forge_env.display.curves import (
     curve,
     reward_curves,
 )
-from forge_env.display.svg import SERIES, line_chart
+from forge_env.display.svg import SERIES, drawing
 from forge_env.run.metrics import REWARD
 from forge_env.run.trained import Trained
+from forge_env.view.text import plain
 
 MOST_POINTS = 1_000
 """Maximum points per line on a page; longer lines keep each bin's extremes."""
@@ -205,69 +207,58 @@ def _edges(low: float, high: float, *, whole: bool) -> list[float]:
     return [_short(low + (high - low) * index / BINS) for index in range(BINS + 1)]
 
 
-def _strip_svg(chart: Chart, low: float | None, high: float | None) -> str:
-    """Draw a histogram chart as an SVG file: a rectangle for each step and bin, darker for larger shares."""
-    curves = [_cut(line, low, high) for line in chart.curves]
-    steps, left, top, width, height = curves[0].x, 90.0, 34.0, 850.0, 300.0
-    w, h = width / max(1, len(steps)), height / len(curves)
-    cells = "".join(
-        f'<rect x="{left + column * w:.1f}" y="{top + height - (row + 1) * h:.1f}" width="{w + 0.3:.1f}" '
-        f'height="{h:.1f}" fill="{SERIES[0]}" fill-opacity="{share:.3f}"/>'
-        for row, line in enumerate(curves)
-        for column, share in enumerate(line.y)
-        if share
-    )
-    labels = "".join(
-        f'<text class="tick" x="{left - 6}" y="{top + height - (row + 0.35) * h:.1f}" text-anchor="end">'
-        f"{_escaped(line.label)}</text>"
-        for row, line in enumerate(curves)
-    )
-    ends = "".join(
-        f'<text class="tick" x="{left + end * width:.0f}" y="{top + height + 18:.0f}">{steps[-end]:g}</text>'
-        for end in (0, 1)
-        if steps
-    )
-    name = _escaped(chart.title + (f" ({chart.unit})" if chart.unit else ""))
-    opened = '<svg xmlns="http://www.w3.org/2000/svg" width="960" height="360" viewBox="0 0 960 360">'
-    return f'{opened}<style>{STYLE}</style><text class="title" x="8" y="20">{name}</text>{cells}{labels}{ends}</svg>'
-
-
 STYLE = """
 svg { font: 12px system-ui, sans-serif; background: #fff; }
 .grid { stroke: #e4e4de; } .tick { fill: #62625b; font-size: 11px; } .line { fill: none; stroke-width: 1.6; }
-.band { opacity: .16; } .title { fill: #1b1b19; font-weight: 600; font-size: 14px; }
-"""
+.title { fill: #1b1b19; font-weight: 600; font-size: 14px; }
+""" + " ".join(
+    f".line.c{index} {{ stroke: {colour}; }} .dot.c{index} {{ fill: {colour}; }}"
+    for index, colour in enumerate(SERIES[:COLOURS])
+)
 
 
 def svg(chart: Chart, low: float | None = None, high: float | None = None) -> str:
-    """Draw the steps of a chart that the page shows as a standalone SVG file."""
-    if chart.strip:
-        return _strip_svg(chart, low, high)
-    lines = [_cut(thinned(line), low, high) for line in chart.curves]
+    """Draw the steps of a chart that the page shows as a standalone SVG file of 960 by 394 pixels."""
+    lines = [_cut(line if chart.strip else thinned(line), low, high) for line in chart.curves]
     lines = [line for line in lines if line.x]
-    if not lines:
-        return '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 360"/>'
-    drawn = line_chart(lines, width=960, height=360, label=chart.title)
-    colours = "".join(
-        f".line.c{index} {{ stroke: {colour}; }} .dot.c{index}, .band.c{index} {{ fill: {colour}; }} "
-        for index, colour in enumerate(SERIES[:COLOURS])
+    title = _escaped(chart.title + (f" ({chart.unit})" if chart.unit else ""))
+    drawn = ""
+    if chart.strip and lines:
+        drawn = _cells(lines)
+    elif lines:
+        drawn = drawing(lines, 960, 360)
+        title += "".join(
+            f'<tspan fill="{SERIES[index % len(SERIES)]}" dx="14">{_escaped(line.label)}</tspan>'
+            for index, line in enumerate(lines)
+        )
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="960" height="394" viewBox="0 -34 960 394">'
+        f'<style>{STYLE}</style><text class="title" x="46" y="-10">{title}</text>{drawn}</svg>'
     )
-    head = drawn.index(">") + 1
-    keys = "".join(
-        f'<tspan fill="{SERIES[index % len(SERIES)]}" dx="14">{_escaped(line.label)}</tspan>'
-        for index, line in enumerate(lines)
-    )
-    name = _escaped(chart.title + (f" ({chart.unit})" if chart.unit else ""))
-    title = f'<text class="title" x="46" y="-10">{name}{keys}</text>'
-    opened = drawn[:head].replace('viewBox="0 0 960 360"', 'viewBox="0 -34 960 394"')
-    opened = opened.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="960" height="394" ')
-    return f"{opened}<style>{STYLE}{colours}</style>{title}{drawn[head:]}"
+
+
+def _cells(lines: Sequence[Curve]) -> str:
+    """Draw a histogram for each step: a rectangle for each bin, darker for larger shares."""
+    steps, left, width, height = lines[0].x, 90.0, 850.0, 334.0
+    w, h = width / len(steps), height / len(lines)
+    parts = []
+    for row, line in enumerate(lines):
+        top = height - (row + 1) * h
+        parts.append(f'<text class="tick" x="{left - 6}" y="{top + 0.65 * h:.1f}" text-anchor="end">')
+        parts.append(f"{_escaped(line.label)}</text>")
+        parts += [
+            f'<rect x="{left + column * w:.1f}" y="{top:.1f}" width="{w + 0.3:.1f}" height="{h:.1f}" '
+            f'fill="{SERIES[0]}" fill-opacity="{share:.3f}"/>'
+            for column, share in enumerate(line.y)
+            if share
+        ]
+    for x, step in ((left, steps[0]), (left + width, steps[-1])):
+        parts.append(f'<text class="tick" x="{x:.0f}" y="{height + 18:.0f}" text-anchor="middle">{step:g}</text>')
+    return "".join(parts)
 
 
 def _escaped(text: str) -> str:
-    from forge_env.view.text import plain
-
-    return plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escape(plain(text))
 
 
 def _cut(line: Curve, low: float | None, high: float | None) -> Curve:

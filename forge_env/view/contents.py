@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from forge_env.evaluation.tables import exceptions
 from forge_env.figures import count, duration, number
 from forge_env.reading import UnsafeFileError, open_file
 from forge_env.run.contract import CLAUSES, in_a_sentence
@@ -64,14 +65,27 @@ def overview(run: RunView, around: int | None = None) -> dict[str, Any]:
 
 def evaluation(run: RunView) -> dict[str, Any]:
     """The results of an evaluation."""
-    found = evaluations.evaluation(run)
+    config, known, parts = run.config, run.scores, evaluations.parts_of(run)
+    errors = run.summary.get("request_errors")
+    notes = []
+    if isinstance(errors, dict) and errors:
+        listed = ", ".join(f"{number} {name}" for name, number in errors.items())
+        notes.append(f"failed requests, retries included: {listed}")
+    notes += [f"{item.get('label')}: the first failure: {item['first_bug']}" for item in known if item.get("bugs")]
     return {
         "run": run,
         "title": run.name,
-        "found": found,
+        "model": str(config.get("model") or ""),
+        "score_name": str(config.get("score") or "reward"),
+        "confidence": evaluations.confidence_of(run),
+        "parts": parts,
+        "planned": sum(item.get("planned", 0) for item in known if isinstance(item.get("planned"), int)),
+        "played": run.queries.count(),
+        "exceptions": {str(item.get("label")): exceptions(item) for item in known},
+        "notes": notes,
         "progress": run.index.progress(),
-        "failures": {part.name: failures(run, "", part.name) for part in found.parts},
-        "limits": {part.name: answers.sample_limit(run.queries, part.name) for part in found.parts},
+        "failures": {part.name: failures(run, "", part.name) for part in parts},
+        "limits": {part.name: answers.sample_limit(run.queries, part.name) for part in parts},
         "facts": [*facts(run.summary)],
     }
 

@@ -19,7 +19,7 @@ from forge_env.figures import duration
 from forge_env.hacks.findings import Findings, find
 from forge_env.trajectory import Trajectory
 from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons, sample_limit
-from forge_env.view.evaluations import evaluation
+from forge_env.view.evaluations import parts_of
 from forge_env.view.failures import Failure, failures, failures_of, unsolved_of
 from forge_env.view.filter import UNSOLVED, Filter
 from forge_env.view.records import UnreadableError, read
@@ -177,7 +177,7 @@ def _scores(run: RunView) -> Iterator[str]:
             yield f"{item.get('label')}: {figure} (standard error; {item.get('tasks')} tasks, {of})"
             yield from exceptions(item)
             listed = True
-    for part in [] if listed else evaluation(run).parts:
+    for part in [] if listed else parts_of(run):
         if part.score is not None:
             figure = f"{part.score.value:.3f} ± {part.score.stderr:.3f}"
             yield f"{part.name}: {figure} (standard error; {part.tasks} tasks, {part.samples} samples so far)"

@@ -17,7 +17,6 @@ from forge_env.config.evaluation import CONFIDENCE
 from forge_env.errors import ForgeError
 from forge_env.evaluation import comparison
 from forge_env.evaluation.estimates import Estimate, PairedDifference, by_task, compare, mean
-from forge_env.evaluation.tables import exceptions
 from forge_env.figures import percent
 from forge_env.run.preflight import flat
 from forge_env.run.state import held_out_scores
@@ -50,13 +49,13 @@ class Scored:
     """Figures of one environment of an evaluation, or of one split of a run at one step."""
 
     name: str
+    """The environment."""
     kind: str
     score: Estimate | None
     tasks: int = 0
     samples: int = 0
     limits: Mapping[str, int] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
-    crashed: int = 0
     difficulties: list[Part] = field(default_factory=list)
     tags: list[Part] = field(default_factory=list)
     matrix: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
@@ -65,73 +64,33 @@ class Scored:
     metrics: dict[str, float] = field(default_factory=dict)
     cost: float = 0.0
     tokens: int = 0
-    seconds: float = 0.0
     step: int | None = None
     versions: str = ""
     """Range of the policy versions that sampled it, if there are several."""
 
 
-@dataclass(slots=True)
-class EvaluationView:
-    """The results of an evaluation."""
-
-    model: str
-    status: str
-    score_name: str
-    parts: list[Scored]
-    planned: int
-    played: int
-    confidence: float = CONFIDENCE
-    exceptions: dict[str, list[str]] = field(default_factory=dict)
-    """Caveats of an environment's score, by its name: missing samples, crashes."""
-    notes: list[str] = field(default_factory=list)
-
-
-def evaluation(run: RunView) -> EvaluationView:
-    """Compute an evaluation's results so far from its episodes."""
-    config, summary = run.config, run.summary
+def parts_of(run: RunView) -> list[Scored]:
+    """Compute an evaluation's results so far from its episodes, for each environment."""
     recorded = [row[0] for row in run.queries.rows("select distinct environment from t where environment != ''")]
-    score = str(config.get("score") or "reward")
-    given = config.get("confidence")
-    confidence = float(given) if isinstance(given, float) and 0 < given < 1 else CONFIDENCE
-    parts = [
-        scored(run, "eval", name, environment=name, score=score, confidence=confidence)
-        for name in dict.fromkeys([*run.labels, *recorded])
-    ]
-    known = run.scores
-    planned = sum(item.get("planned", 0) for item in known if isinstance(item.get("planned"), int))
-    played = run.queries.rows("select count(*) from t")[0][0]
-    view = EvaluationView(str(config.get("model") or ""), run.state, score, parts, planned, played, confidence)
-    view.exceptions = {str(item.get("label")): exceptions(item) for item in known}
-    errors = summary.get("request_errors")
-    if isinstance(errors, dict) and errors:
-        view.notes.append(
-            "failed requests, retries included: " + ", ".join(f"{n} {name}" for name, n in errors.items())
-        )
-    view.notes += [f"{item.get('label')}: the first failure: {item['first_bug']}" for item in known if item.get("bugs")]
-    return view
+    score, names = str(run.config.get("score") or "reward"), dict.fromkeys([*run.labels, *recorded])
+    return [scored(run, "eval", score, environment=name, confidence=confidence_of(run)) for name in names]
 
 
-def scored(
-    run: RunView,
-    kind: str,
-    name: str,
-    *,
-    environment: str = "",
-    step: int | None = None,
-    score: str = "reward",
-    confidence: float = CONFIDENCE,
-) -> Scored:
+def confidence_of(run: RunView) -> float:
+    """Return the confidence of an evaluation's intervals."""
+    given = run.config.get("confidence")
+    return given if isinstance(given, float) and 0 < given < 1 else CONFIDENCE
+
+
+def scored(run: RunView, kind: str, score: str, *, environment: str = "", confidence: float = CONFIDENCE) -> Scored:
     """Return the figures of the samples of one kind, and of one environment if it is given."""
     result: Scored = run.queries.kept(
-        ("scored", kind, environment, score), lambda: _scored(run, kind, name, environment, step, score, confidence)
+        ("scored", kind, environment, score), lambda: _scored(run, kind, score, environment, confidence)
     )
     return result
 
 
-def _scored(
-    run: RunView, kind: str, name: str, environment: str, step: int | None, score: str, confidence: float
-) -> Scored:
+def _scored(run: RunView, kind: str, score: str, environment: str, confidence: float) -> Scored:
     where = OF_KIND + (" and environment = :environment" if environment else "")
     values = {**of_kind(kind), "environment": environment}
     rows = [*shown_rows(run.queries.rows(f"select * from t where {where} order by task, member, key", values))]
@@ -152,7 +111,7 @@ def _scored(
         for tag in row["tags"]:
             tags.setdefault(tag, []).append(row)
     levels, tags = ({} if len(parts) < 2 else parts for parts in (levels, tags))
-    whole = part(name, valid)
+    whole = part("", valid)
     worst = sorted(matrix.items(), key=lambda item: (_middle(item[1]), _natural(item[0])))
     often = [tag for tag in tags if len({row["task"] for row in tags[tag]}) >= ENOUGH]
     named = sorted(often if len(often) > 2 else tags, key=lambda tag: -len(tags[tag]))[:40]
@@ -162,14 +121,13 @@ def _scored(
     unreadable = {"unreadable": damaged} if damaged else {}
     metrics = dict.fromkeys(key for row in valid[:2000] for key in row["metrics"])
     return Scored(
-        name=name,
+        name=environment,
         kind=kind,
         score=whole.score,
         tasks=whole.tasks,
         samples=whole.samples,
         limits={why: number for (outcome, why), number in ended.items() if outcome == "limit"},
         lost={why: number for (outcome, why), number in ended.items() if outcome == "lost"} | unreadable,
-        crashed=sum(number for (outcome, _), number in ended.items() if outcome == "crashed"),
         difficulties=[part(level, levels[level], f"difficulty={level}") for level in sorted(levels, key=_natural)],
         tags=sorted((part(tag, tags[tag]) for tag in named), key=lambda item: item.score.value if item.score else 0.0),
         matrix=worst[:MOST_TASKS],
@@ -177,8 +135,6 @@ def _scored(
         metrics={key: sum(row["metrics"].get(key, 0.0) for row in valid) / len(valid) for key in metrics},
         cost=sum(row["cost"] or 0.0 for row in rows),
         tokens=sum(row["tokens"] for row in rows),
-        seconds=sum(row["wall_s"] or 0.0 for row in valid) / max(1, len(valid)),
-        step=step,
         versions=f"{oldest} to {newest}" if oldest != newest else "",
     )
 
@@ -208,11 +164,12 @@ def held_out(run: RunView) -> list[Split]:
     for split, points in held_out_scores(run.metrics).items():
         scores = []
         for point in points:
-            one = scored(run, f"{split}-{point.step:05d}", split, step=point.step, score=run.metric)
+            one = scored(run, f"{split}-{point.step:05d}", run.metric)
             if not one.samples:  # the episodes are not recorded
                 low, high = (point.score + sign * 1.96 * point.stderr for sign in (-1, 1))
                 estimate = Estimate(point.score, point.stderr, low, high)
-                one = Scored(split, "", estimate, samples=point.n, step=point.step)
+                one = Scored("", "", estimate, samples=point.n)
+            one.step = point.step
             one.versions = _versions(rows.get(point.step, {}), split) or one.versions
             scores.append(one)
         first, last = scores[0], scores[-1]

@@ -120,9 +120,8 @@ def page_of(runs: Runs, order: Order, after: str = "") -> Listing:
 
 def _rows(runs: Runs, names: Iterable[str]) -> Iterator[Row]:
     for name in names:
-        run, figures = runs.get(name), runs.figures(name)
-        if run is not None and figures is not None:  # not removed meanwhile
-            yield Row(name, figures, run.state, runs.age(name), run.problems)
+        if (run := runs.get(name)) is not None:  # not removed meanwhile
+            yield Row(name, runs.figures(run), run.state, run.age, run.problems)
 
 
 def _matches(row: Row, text: str) -> bool:

@@ -74,6 +74,5 @@ def _mark(runs: Runs, run: RunView | None) -> str:
     """Return a value that changes whenever the content of the page does."""
     if run is not None:
         indexed = run.index.progress() if "index" in run.__dict__ else None
-        return f"{run.stamp()} {run.is_held} {'' if indexed is None else indexed.indexed}"
-    stamps = [(name, run.stamp()) for name in runs.names()[0][:NEWEST] if (run := runs.get(name))]
-    return f"{hash(tuple(stamps)) & 0xFFFFFFFFFFFF:x}"
+        return f"{run.stamp()} {run.state} {'' if indexed is None else indexed.indexed}"
+    return " ".join(run.stamp() for name in runs.names()[0][:NEWEST] if (run := runs.get(name)))

@@ -13,8 +13,9 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import yaml
 from markupsafe import Markup
 
 from forge_env.display.curves import Curve, merge_rows, reward_curves, unit_bounds
@@ -22,6 +23,7 @@ from forge_env.display.svg import SERIES
 from forge_env.events import Subscriber
 from forge_env.figures import duration, percent
 from forge_env.files import write_whole, written_whole
+from forge_env.machine import cache_dir
 from forge_env.run.contract import in_a_sentence
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
@@ -29,7 +31,7 @@ from forge_env.run.outcome import read_summary
 from forge_env.run.run import Run
 from forge_env.view import contents
 from forge_env.view.charts import REWARD_PANEL, Chart, svg
-from forge_env.view.digest import Digest, Example, add_episodes, digest_of, opened
+from forge_env.view.digest import Digest, Example, add_episodes, digest, digest_of, opened
 from forge_env.view.records import UnreadableError, conversation
 from forge_env.view.rendering import body, fragment, saved_page
 from forge_env.view.runs import RunView
@@ -230,6 +232,31 @@ def _folded(example: Example) -> Iterator[str]:
     text = visible("\n\n".join(cut(text) for text in texts))
     fence = "`" * (3 + max((len(run) for run in re.findall("`+", text)), default=0))
     yield from ["<details><summary>A typical failure</summary>", "", f"{fence}text", text, fence, "", "</details>", ""]
+
+
+CURVES = "curves.png"
+
+
+def write_card(out: Path, run: Path, kind: Literal["model", "run"]) -> None:
+    """Write the card of a published model or run: `README.md` with its metadata and digest, and its curves."""
+    found = digest(run, cache=cache_dir())
+    write_picture(found, out / CURVES)
+    front = yaml.safe_dump(_front(found, kind), sort_keys=False, allow_unicode=True)
+    text = f"---\n{front}---\n\n![{kind}: the score over the run]({CURVES})\n\n{markdown(found)}"
+    write_whole(out / "README.md", text)
+
+
+def _front(found: Digest, kind: str) -> dict[str, object]:
+    """The metadata that the hub reads from a card."""
+    name = found.run.environment.partition(":")[0]
+    tags = ["forge-env", *(["reinforcement-learning"] if kind == "model" else []), *([name] if name else [])]
+    if kind == "run":
+        return {"tags": tags}
+    model = found.run.config.get("model")
+    base = str(model.get("path", "")) if isinstance(model, dict) else ""
+    on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~")) and not Path(base).exists()
+    known = {"base_model": base} if on_hub else {}
+    return {"library_name": "transformers", "pipeline_tag": "text-generation", **known, "tags": tags}
 
 
 # ---

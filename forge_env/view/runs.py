@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,6 @@ class Figures:
     """Either "better" or "worse" if `end` differs from `start` beyond noise; the run's page has the paired test."""
     tokens_per_s: float | None = None
     wall_s: float | None = None
-    exit: str = ""
 
 
 class RunView:
@@ -271,14 +271,9 @@ class RunView:
         )
 
     @property
-    def is_held(self) -> bool:
-        """Whether a process of this machine writes to it."""
-        return is_held(self.root)
-
-    @property
     def state(self) -> str:
         """running, finished, failed, interrupted, incomplete, lossy, or stopped: ended without a record."""
-        if self.summary.get("exit") in (None, "", "running") and self.is_held:
+        if self.summary.get("exit") in (None, "", "running") and is_held(self.root):
             return "running"
         return state_of(self.summary)  # a run that writes its own report has ended
 
@@ -330,10 +325,16 @@ class RunView:
         for name in ("metrics.jsonl", "summary.json", "config.yaml", "contract.jsonl"):
             with suppress(OSError):
                 status = (self.root / name).stat()
-                marks.append((name, status.st_size, status.st_mtime_ns))
+                marks.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
         with suppress(OSError), os.scandir(self.root / "trajectories") as entries:
-            marks += sorted((entry.name, entry.stat().st_size, 0) for entry in entries)
-        return f"{hash(tuple(marks)) & 0xFFFFFFFFFFFF:x}"
+            marks += sorted((entry.name, entry.inode(), entry.stat().st_size, 0) for entry in entries)
+        return blake2b(json.dumps(marks).encode(), digest_size=8).hexdigest()
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since any of its files was written."""
+        changed = _changed(self.root)
+        return max(0.0, time.time() - changed) if changed else None
 
     def figures(self) -> Figures:
         """Compute the figures for a list."""
@@ -346,7 +347,6 @@ class RunView:
             seed=config.get("seed") if isinstance(config.get("seed"), int) else None,
             steps=int(rows[-1]["step"]) if rows else 0,
             planned=_planned(config),
-            exit=str(summary.get("exit") or summary.get("status") or ""),
             wall_s=_number(summary.get("wall_s")) or (_number(rows[-1].get("time")) if rows else None),
         )
         result.measure, result.unsolved = self.scored_by, _unsolved(rows, self.measure)
@@ -495,43 +495,25 @@ class Runs:
         runs.sort(key=lambda name: (_changed(self.root / name), name), reverse=True)
         return runs, MOST_LISTED if len(folders) > MOST_LISTED else 0
 
-    def figures(self, name: str) -> Figures | None:
+    def figures(self, run: RunView) -> Figures:
         """Return the list's figures of a run, from the cache if its files have not changed."""
-        run = self.get(name)
-        if run is None:
-            return None
-        stamp = json.dumps([[mark, *_stamp(run.root / mark)] for mark in MARKS[:3]])
+        stamp, key = run.stamp(), os.fsencode(run.root.resolve()).hex()
         parent = (self.cache or cache_dir()) / "view"
         parent.mkdir(parents=True, exist_ok=True)
-        key = os.fsencode(run.root.resolve()).hex()
         with closing(sqlite3.connect(parent / "runs.sqlite", timeout=30, isolation_level=None)) as cached:
-            cached.execute("create table if not exists figures_5 (path text primary key, stamp text, data text)")
-            row = cached.execute("select stamp, data from figures_5 where path = ?", (key,)).fetchone()
-            if row is not None and row[0] == stamp:
-                return Figures(**json.loads(row[1]))
+            cached.execute("create table if not exists figures_6 (path text primary key, stamp text, data text)")
+            row = cached.execute("select data from figures_6 where path = ? and stamp = ?", (key, stamp)).fetchone()
+            if row is not None:
+                return Figures(**json.loads(row[0]))
             figures = run.figures()
-            cached.execute(
-                "insert or replace into figures_5 values (?, ?, ?)", (key, stamp, json.dumps(asdict(figures)))
-            )
+            values = (key, stamp, json.dumps(asdict(figures)))
+            cached.execute("insert or replace into figures_6 values (?, ?, ?)", values)
             return figures
-
-    def age(self, name: str) -> float | None:
-        """Return the seconds since any file of a run was written."""
-        changed = _changed(self.path(name))
-        return max(0.0, time.time() - changed) if changed else None
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _changed(path: Path) -> float:
     latest = 0.0
-    for mark in ("metrics.jsonl", "summary.json", "config.yaml", "trajectories"):
+    for mark in MARKS:
         with suppress(OSError):
             latest = max(latest, (path / mark).stat().st_mtime)
     return latest
