@@ -288,7 +288,8 @@ class RunView:
                 paths += [(path.stat().st_mtime, path) for path in self.root.glob(pattern)]
         for _, path in sorted(paths, reverse=True)[:1]:
             with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, UnsafeFileError):
-                return self._parsed(path, LARGEST_VOCABULARY, lambda text: Vocabulary(json.loads(text)))
+                found: Vocabulary = self._parsed(path, LARGEST_VOCABULARY, lambda text: Vocabulary(json.loads(text)))
+                return found
         return None
 
     def _document(self, name: str) -> dict[str, Any]:
