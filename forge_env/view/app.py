@@ -115,16 +115,16 @@ class Pages:
 
     def _failed(self, request: Request, error: Exception) -> Response:
         """Show what is missing or can't be read, or which folder can't be used."""
-        status, text, fix = 500, f"{type(error).__name__}: {error}", ""
+        status, text, fix = 500, f"{type(error).__name__}: {error}", "The terminal of forge-env view has the traceback."
         folder = self.runs.cache or cache_dir()
         if isinstance(error, HTTPException):
-            status, text = error.status_code, str(error.detail)
+            status, text, fix = error.status_code, str(error.detail), ""
         elif isinstance(error, UnreadableError):
-            status, text = 404, str(error)
+            status, text, fix = 404, str(error), ""
         elif isinstance(error, ForgeError):
             status, text, fix = 422, str(error), error.fix or ""
         elif isinstance(error, OSError) and not str(error.filename).startswith(str(folder)):
-            status, text = 503, str(error)  # a file was removed while it was read
+            status, text, fix = 503, str(error), "Reload the page."  # a file was removed while it was read
         elif isinstance(error, OSError | sqlite3.Error):
             status, text, fix = 503, f"The cache folder {folder} can't be used: {error}.", f"{CACHE_FIX}."
         name = request.path_params.get("run") if hasattr(request, "path_params") else None
