@@ -29,6 +29,7 @@ from forge_env.reading import (
     whole_lines,
 )
 from forge_env.trajectory import read_trajectories
+from forge_env.view.listing import Order, page_of
 from forge_env.view.runs import Runs, RunView
 from tests.forge_env.view.made import evaluation, training_run
 
@@ -214,8 +215,7 @@ def test_a_folder_that_may_not_be_read_hides_no_other(
 
     monkeypatch.setattr(Path, "stat", refuse)
     runs = Runs(tmp_path / "runs", tmp_path / "cache")
-    assert sorted(runs.names().names) == ["good", "locked"]
-    assert {name: runs.figures(name) is not None for name in ("good", "locked")} == {"good": True, "locked": True}
+    assert sorted(row.name for row in page_of(runs, Order()).rows) == ["good", "locked"]
 
 
 @pytest.mark.parametrize("command", ["show", "show --format html", "show --follow", "trajectory"])
