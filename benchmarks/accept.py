@@ -43,6 +43,7 @@ from forge_env.config.recipe import (
     TinyModel,
     TrainerSection,
 )
+from forge_env.figures import duration
 from forge_env.files import write_whole
 from trainers.rehearsal.acceptance import START_S, Stage, Training, failures, outcome
 
@@ -367,7 +368,7 @@ def main() -> int:
     for name in args.stages:
         print(f"{name} ...", flush=True)
         done.append(run_stage(name, options))
-        print(f"{name}: {outcome(done[-1])} ({done[-1]['seconds']:.0f} s)", flush=True)
+        print(f"{name}: {outcome(done[-1])} ({duration(done[-1]['seconds'])})", flush=True)
         write_whole(out / "results.json", json.dumps(done, indent=1))
         write_whole(out / "results.md", "\n".join(report(done)) + "\n")
     print("\n".join(report(done)))

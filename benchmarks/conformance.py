@@ -72,7 +72,7 @@ VENVS = {
         " @google/gemini-cli@0.61.0 @qwen-code/qwen-code@0.24.4 @agentclientprotocol/codex-acp@2.6.0",
     ),
     "openhands": Venv("-e . pip openhands-sdk==1.58.2 openhands-tools==1.58.2", python="3.12"),
-    "harbor": Venv("-e . harbor==0.24.0", python="3.12", needs="docker-compose"),
+    "harbor": Venv("-e . harbor==0.26.0", python="3.12", needs="docker-compose"),
     "losses": Venv("verl==0.9.1 trl==1.16.0 accelerate==1.15.0", beside=True),
     # The cookbook's newest renderers, for models that are not used here, need a package that not every index has.
     "trainers": Venv(

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.frame import main
 from forge_env.errors import SandboxError
+from forge_env.figures import duration
 from forge_env.sandbox import Limits, Sandbox, SandboxEngine, open_engine
 from forge_env.sandbox.engines import load_engine
 
@@ -119,7 +120,7 @@ async def measure(args: argparse.Namespace) -> list[str]:
         seconds = time.perf_counter() - start
     left = left_behind(type(engine))
     lines = [
-        f"{args.engine}: {args.count} executions in {seconds:.0f} s ({args.count / seconds:.0f}/s): {dict(seen)}",
+        f"{args.engine}: {args.count} executions in {duration(seconds)} ({args.count / seconds:.0f}/s): {dict(seen)}",
         f"left behind: {left or 'nothing'}",
     ]
     if seen["right"] != args.count or left:

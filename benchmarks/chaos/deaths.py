@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.chaos.runs import END_S, SHORT, START_S, STEP_S, SYNCHRONOUS, WATCHDOG_S, Death, Run, Scene
+from forge_env.figures import duration
 
 STARVE_S = 12.0
 STEPS_A_DEATH = 3
@@ -136,7 +137,7 @@ class Chain(Scene):
         assert death.noticed_s is not None
         watched = WATCHDOG_S if "no progress" in death.cause else 0.0
         if death.noticed_s > END_S + watched + (STARVE_S if death.kind == "starved" else 0.0):
-            death.problems.append(f"its end took {death.noticed_s:.0f} s")
+            death.problems.append(f"its end took {duration(death.noticed_s)}")
         if code != (130 if death.kind in ASKED else 1):
             death.problems.append(f"it ended with code {code}: {run.said[-400:]}")
         early = run.last_line == "interrupted" and not run.log  # interrupted before the run began

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from forge_env.figures import duration
 from sandboxes import owner
 from sandboxes.local import cgroups
 from trainers.rehearsal.acceptance import Training
@@ -78,7 +79,7 @@ class Death:
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        noticed, back = ("-" if value is None else f"{value:.1f} s" for value in (self.noticed_s, self.back_s))
+        noticed, back = duration(self.noticed_s), duration(self.back_s)
         what = f"{self.seed} {self.role} {self.kind}{self.when and ' in '}{self.when}".strip()
         text = f"{what}: {self.outcome}, noticed {noticed}, back {back}"
         return "\n   ! ".join([f"{text}  {self.cause[:150]}", *self.problems])

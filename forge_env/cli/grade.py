@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.errors import UsageError
+from forge_env.figures import duration
 from forge_env.files import plain_name
 from forge_env.machine import user_path
 from forge_env.validation.checks import UNPLAYABLE
@@ -141,7 +142,7 @@ def lines(grade: Grade) -> Iterator[str]:
     from forge_env.view.card import interval, left_out
 
     tasks = f"{len(grade.tasks)} task{'s' * (len(grade.tasks) != 1)}"
-    yield f"{grade.environment}: {tasks}, {len(grade.tried)} wrong versions, {grade.seconds:.0f} s"
+    yield f"{grade.environment}: {tasks}, {len(grade.tried)} wrong versions, {duration(grade.seconds)}"
     for check in grade.checks:
         if check.status in MARKS or check.name.endswith(UNPLAYABLE):
             yield f"{MARKS.get(check.status, '--')} {check.name}: {visible(one_line(check.detail, 500))}"

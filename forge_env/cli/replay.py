@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.cli.command import Parser
 from forge_env.errors import UsageError
+from forge_env.figures import duration
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def summary(recording: Recording, steps: list[Replayed], tolerance: float | None
         return
     equal = sum(step.equal for step in steps)
     parts = "tokens, log-probs, loss, gradients and weights have the recorded checksums"
-    yield f"{equal} of {len(steps)} steps are equal to the bit: {parts} ({seconds:.0f} s)"
+    yield f"{equal} of {len(steps)} steps are equal to the bit: {parts} ({duration(seconds)})"
     if again := [step.sampled for step in steps if step.sampled is not None]:
         yield from _sampled(again)
     if within := sum(accepted(step, tolerance) for step in steps) - equal:

@@ -14,6 +14,7 @@ from pathlib import Path
 from forge_env.cli.command import Parser, add_docker_host
 from forge_env.config.reader import construct, parse_overrides
 from forge_env.errors import ForgeError, UsageError
+from forge_env.figures import duration
 from forge_env.machine import usable_cpus
 from forge_env.plugins import installed
 from forge_env.sandbox import (
@@ -127,7 +128,8 @@ async def _run_once(
 def _report(result: ExecResult, limits: Limits) -> int:
     """Print on stderr which limit was reached; return the exit code that a shell would give."""
     usage = result.usage
-    spent = f"{usage.wall_s:.2f} s wall, {usage.cpu_s:.2f} s CPU, {usage.peak_memory_mb:.0f} MB"
+    wall, cpu = (duration(seconds, fine=True) for seconds in (usage.wall_s, usage.cpu_s))
+    spent = f"{wall} wall, {cpu} CPU, {usage.peak_memory_mb:.0f} MB"
     if result.truncated:
         print(f"forge-env: output was cut to {limits.output_bytes} bytes (output_bytes)", file=sys.stderr)
     if result.timed_out:
@@ -145,7 +147,7 @@ def run_build(args: argparse.Namespace) -> int:
     """`sandbox build`: build an image if it is missing, and print its name."""
     started = time.monotonic()
     name = asyncio.run(_build(_opener(args)(base_image=args.base_image), args.image))
-    print(f"{name}  ({time.monotonic() - started:.1f} s)")
+    print(f"{name}  ({duration(time.monotonic() - started)})")
     return 0
 
 
@@ -163,7 +165,7 @@ def run_ps(args: argparse.Namespace) -> int:
         engine = load_engine(name)
         for box in engine.running() if issubclass(engine, Inventory) else ():
             owner = "abandoned" if box.abandoned else f"pid {box.owner_pid}" if box.owner_pid else "elsewhere"
-            age = f"{time.time() - box.started:.0f} s" if box.started else "?"
+            age = duration(time.time() - box.started) if box.started else "?"
             rows.append((name, box.id, owner, age, box.image))
     for row in rows:
         print(f"{row[0]:<8} {row[1]:<14} {row[2]:<12} {row[3]:<10} {row[4]}")
@@ -228,7 +230,7 @@ WARM = 4 * usable_cpus()
 async def _bench(open_engine: Opener, concurrency: int, seconds: float) -> None:
     started = time.perf_counter()
     async with open_engine(concurrency=concurrency, warm=min(concurrency, WARM)) as engine:
-        print(f"{engine.name} engine, {concurrency} sandboxes, started in {time.perf_counter() - started:.2f} s")
+        print(f"{engine.name} engine, {concurrency} sandboxes, started in {duration(time.perf_counter() - started)}")
         for what, step in _steps(engine):
             times = sorted([await _timed(step) for _ in range(200)])
             print(f"  {what:<34} p50 {times[100]:6.2f} ms   p99 {times[197]:6.2f} ms")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from forge_env.cli.command import Parser, add_environment, environment_options
+from forge_env.figures import duration
 from forge_env.interrupts import run_until_interrupted, say
 from forge_env.loop_guard import LoopGuard
 from forge_env.registry import make
@@ -66,7 +67,8 @@ def _reporting_slow_tasks(validator: Validator) -> Iterator[None]:
             task, doing, waited_s = validator.longest_wait()
             if waited_s >= PATIENCE_S:
                 where = DOING.get(doing, doing)
-                print(f"   task {task!r}: in {where} for {waited_s:.0f} s; Ctrl-C stops", file=sys.stderr, flush=True)
+                text = f"   task {task!r}: in {where} for {duration(waited_s)}; Ctrl-C stops"
+                print(text, file=sys.stderr, flush=True)
 
     threading.Thread(target=watch, daemon=True).start()
     try:

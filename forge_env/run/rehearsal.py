@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.config.recipe import RunConfig
+from forge_env.figures import duration
 from forge_env.plugins import load_plugin
 from forge_env.schema import with_schema
 
@@ -94,8 +95,10 @@ class Rehearsal:
             yield self.title
         if self.step_s is not None:
             yield ""
-            plan = "" if self.plan_step_s is None else f"; `forge-env train --plan` forecasts {self.plan_step_s:.3g} s"
-            yield f"a step takes {self.step_s:.3g} s{plan}"
+            text = f"a step takes {duration(self.step_s)}"
+            if self.plan_step_s is not None:
+                text += f"; `forge-env train --plan` forecasts {duration(self.plan_step_s)}"
+            yield text
             for actor, shares in self.shares.items():
                 parts = sorted(shares.items(), key=lambda item: -item[1])
                 shown = [f"{name} {100 * share:.0f} %" for name, share in parts if share >= LEAST_SHOWN]

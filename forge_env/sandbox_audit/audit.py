@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_env.errors import ForgeError
+from forge_env.figures import duration
 from forge_env.sandbox.capabilities import Interpreter, Interpreters, Judging, Process, Programs
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine
 from forge_env.sandbox.results import ExecResult
@@ -197,7 +198,7 @@ async def try_attack(engine: SandboxEngine, attack: Attack, witness: Neighbour) 
     except Exception as error:  # noqa: BLE001  task boundary: any error that an attack makes an engine raise is a finding
         problems.append(f"the engine raised {type(error).__name__}: {error}")
     if (spent := time.thread_time() - started) > _ENGINE_CPU_S:
-        problems.append(f"it cost the engine {spent:.1f} s")
+        problems.append(f"it cost the engine {duration(spent)}")
     return problems + await witness.work()
 
 
@@ -220,7 +221,7 @@ async def _run(sandbox: Sandbox, attack: Attack) -> list[str]:
         soonest = min(soonest, result.usage.wall_s)
         if soonest <= attack.limits.wall_s + _LATE_S:
             return []
-    return [f"ended late {_TRIES} times, at best after {soonest:.1f} s"]
+    return [f"ended late {_TRIES} times, at best after {duration(soonest)}"]
 
 
 async def _play(sandbox: Sandbox, attack: Attack) -> ExecResult:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from forge_env.config.recipe import RunConfig
+from forge_env.figures import duration
 from forge_env.job.needs import needed_gpus
 from forge_env.run.trainer import Question
 from trainers.plan import hardware
@@ -14,6 +16,7 @@ from trainers.plan.hardware import PER_HOST, Cluster, Constant, parse_cluster
 from trainers.plan.memory import GIB, RESERVED_GIB
 from trainers.plan.speed import Step, Workload
 
+_seconds = partial(duration, fine=True)
 KIND = "H100"
 """Kind of GPU when the command names none."""
 
@@ -181,10 +184,6 @@ def _assumed(forecast: Forecast, question: Question) -> Iterator[str]:
 
 def _gib(count: float | None) -> str:
     return "" if count is None else f"{count / GIB:.2f}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s"
 
 
 def _parts(parts: Mapping[str, float]) -> str:

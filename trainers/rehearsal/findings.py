@@ -191,7 +191,8 @@ class Critic:
                 "grpo.max_off_policy_steps",
                 f"{grpo.max_off_policy_steps} starves the trainer: it waits for episodes {100 * waits:.0f} % of its "
                 f"time, while the generators wait for requests {100 * idle:.0f} % of theirs",
-                f"with {grpo.max_off_policy_steps + 1}, a step takes {other:.3g} instead of {performance.step_s:.3g} s",
+                f"with {grpo.max_off_policy_steps + 1}, a step takes {duration(other)} "
+                f"instead of {duration(performance.step_s)}",
             )
 
     def _sandboxes(self) -> Iterator[Finding]:
@@ -202,12 +203,12 @@ class Critic:
         other = self._again(sandbox__concurrency=episodes)
         before = self.performance.step_s
         if 0 < other < (0.95 * before or float("inf")):
-            instead = f"instead of {before:.3g} s" if before else "and the run does not fail"
+            instead = f"instead of {duration(before)}" if before else "and the run does not fail"
             now = config.sandbox.concurrency or f"unset, so {4 * self.scene.cpus}"
             yield Finding(
                 "sandbox.concurrency",
                 f"sandboxes are too few ({now}): episodes wait for one {100 * waits:.0f} % of their time",
-                f"with one for each of the {episodes} open episodes, a step takes {other:.3g} s {instead}",
+                f"with one for each of the {episodes} open episodes, a step takes {duration(other)} {instead}",
             )
 
     def _batch(self) -> Iterator[Finding]:
@@ -221,7 +222,7 @@ class Critic:
             yield Finding(
                 "generator.max_num_seqs",
                 f"{section.max_num_seqs} sequences at once are few: requests wait for a place in an engine",
-                f"with {most}, a step takes {other:.3g} s instead of {self.performance.step_s:.3g} s",
+                f"with {most}, a step takes {duration(other)} instead of {duration(self.performance.step_s)}",
             )
 
     # --- checkpoints and the watchdog
@@ -251,8 +252,8 @@ class Critic:
         if share > SAVING:
             yield Finding(
                 key,
-                f"checkpoints cost {100 * share:.1f} % of the time: the trainer waits {timing.save_s:.3g} s for each, "
-                f"one every {duration(interval)}",
+                f"checkpoints cost {100 * share:.1f} % of the time: the trainer waits {duration(timing.save_s)} "
+                f"for each, one every {duration(interval)}",
                 f"use {key}={rarer[key]}",
             )
         elif key == "checkpoint.every" and timing.write_s > interval:

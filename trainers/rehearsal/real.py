@@ -23,6 +23,7 @@ from forge_env import registry
 from forge_env.config.reader import read_as, render
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import ForgeError, UsageError
+from forge_env.figures import duration
 from forge_env.files import claim, write_whole
 from forge_env.job.addresses import PLATFORMS
 from forge_env.job.files import RECIPE, Request, job_files, job_name, needed_hosts, write_files
@@ -138,7 +139,7 @@ class Play:
         self.stages.append(result)
         self.findings += [finding for finding in found if finding not in self.findings]
         figures = ", ".join(f"{label} {_figure(value)}" for label, value in stage.figures.items())
-        self.show(f"{name + ':':<20} {outcome(result)} ({result['seconds']:.1f} s){figures and '  ' + figures}")
+        self.show(f"{name + ':':<20} {outcome(result)} ({duration(result['seconds'])}){figures and '  ' + figures}")
         return not found
 
     # --- before any process of the run

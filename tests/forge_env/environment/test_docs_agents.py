@@ -50,6 +50,7 @@ def test_the_recipe_is_valid() -> None:
 
 def test_the_table_has_the_versions_of_the_kit() -> None:
     pins = re.findall(r"(\S+)@(\S+)", VENVS["programs"].npm)
+    pins += re.findall(r"(mini-swe-agent)==(\S+)", VENVS["programs"].packages)
     versions = {version for name, version in pins if name != "node"}
     table = PAGE.read_text().partition("## Tested agents")[2]
     assert set(re.findall(r"^\| [\w\- ]+ (\d+\.\d+\.\d+) \|", table, re.MULTILINE)) == versions

@@ -35,6 +35,7 @@ COPIED = ("claude-code-linux-*", "opencode-linux-*")
 DOCKERFILE = """\
 FROM debian:12
 COPY node_modules /opt/agents/node_modules
+ENV PATH=/opt/agents/node_modules/.bin:/usr/local/bin:/usr/bin:/bin
 COPY node /usr/local/bin/node
 COPY gemini.json /etc/gemini-cli/settings.json
 """

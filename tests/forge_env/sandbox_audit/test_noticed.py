@@ -89,7 +89,7 @@ async def test_an_attack_that_ends_late_each_time_is_noticed(tmp_path: Path) -> 
         async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
             return replace(await super().exec(argv), usage=Usage(wall_s=self.ends.pop(0)))
 
-    assert await carry_out(Late(9.0, 8.0, 9.0, 0.1), INNOCENT) == ["ended late 3 times, at best after 8.0 s"]
+    assert await carry_out(Late(9.0, 8.0, 9.0, 0.1), INNOCENT) == ["ended late 3 times, at best after 8.0s"]
     assert await carry_out(Late(9.0, 9.0, 0.1, 0.1), INNOCENT) == []
 
 
