@@ -23,7 +23,7 @@ from typing import Any
 from weakref import WeakSet
 
 from forge_env.concurrency import to_its_end
-from forge_env.errors import EnvironmentBugError, ForgeError, SandboxError, UsageError
+from forge_env.errors import EnvironmentBugError, SandboxError, UsageError
 from forge_env.machine import free_memory_gb, usable_cpus
 from forge_env.sandbox import HOLDER, SANDBOXES_PER_CPU, TENANT, Sandbox, SandboxEngine, SandboxSpec, phase
 from forge_env.working_time import waiting
@@ -329,7 +329,7 @@ class Pool:
         """Start a box for a waiter, or as a warm one. A failure is raised by the first waiter for this spec, if any."""
         try:
             box = await self._start(spec)
-        except ForgeError as error:
+        except Exception as error:  # noqa: BLE001  after a bug of an engine, too, the caller must not wait
             if waiter := next((waiter for waiter in self._waiting if waiter.spec == spec), None):
                 self._waiting.remove(waiter)
                 waiter.fail(error)

@@ -54,12 +54,13 @@ class Factory:
     def __init__(self) -> None:
         self.made: list[FakeBox] = []
         self.failures = 0
+        self.error: Exception = SandboxError("no box today")
 
     async def __call__(self, spec: SandboxSpec) -> Box:
         await asyncio.sleep(0)
         if self.failures:
             self.failures -= 1
-            raise SandboxError("no box today")
+            raise self.error
         self.made.append(FakeBox(f"box {len(self.made)}", spec))
         return self.made[-1]
 
@@ -208,11 +209,12 @@ async def test_a_dead_idle_box_is_replaced_ahead() -> None:
     await pool.close()
 
 
-async def test_failing_starts_reach_the_caller_and_the_pool_recovers() -> None:
+@pytest.mark.parametrize(("failures", "error"), [(2, SandboxError("no box today")), (1, TypeError("an engine's bug"))])
+async def test_failing_starts_reach_the_caller_and_the_pool_recovers(failures: int, error: Exception) -> None:
     factory = Factory()
     pool = Pool(factory, size=2)
-    factory.failures = 2
-    with pytest.raises(SandboxError, match="no box today"):
+    factory.failures, factory.error = failures, error
+    with pytest.raises(type(error), match=str(error)):
         await pool.acquire(SPEC)
     pool.release(await pool.acquire(SPEC))
     await pool.close()
