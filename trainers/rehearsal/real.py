@@ -128,9 +128,10 @@ class Play:
             found = list(check(stage) or ())
         except ForgeError as error:
             found = [refused(error, key)]
+        seconds = time.perf_counter() - started
         result = {
             "stage": name,
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
             "code": 0,
             "figures": stage.figures,
             "checks": stage.checks,
@@ -139,7 +140,7 @@ class Play:
         self.stages.append(result)
         self.findings += [finding for finding in found if finding not in self.findings]
         figures = ", ".join(f"{label} {_figure(value)}" for label, value in stage.figures.items())
-        self.show(f"{name + ':':<20} {outcome(result)} ({duration(result['seconds'])}){figures and '  ' + figures}")
+        self.show(f"{name + ':':<20} {outcome(result)} ({duration(seconds)}){figures and '  ' + figures}")
         return not found
 
     # --- before any process of the run
