@@ -47,7 +47,7 @@ def add_arguments(parser: Parser) -> None:
         help="convert a GGUF file, or the text part of a model with vision, to a checkpoint folder",
         description="Convert a GGUF file, the format of llama.cpp, to a Hugging Face folder in bfloat16 that can be "
         "trained and evaluated. What quantization took from the weights stays lost; the rounding is printed. Of a "
-        "Qwen 3.5 folder, which also reads images, the text part is copied.",
+        "folder of Qwen 3.5 or Gemma 3 that also reads images, the text part is copied.",
     )
     convert.add_argument("file", metavar="FROM", help="a .gguf file, or a checkpoint folder with a vision part")
     convert.add_argument("out", metavar="TO", help="folder to write, which must not exist")

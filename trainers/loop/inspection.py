@@ -10,7 +10,7 @@ from forge_env.config.recipe import LoRASection, OptimizerSection, TrainerSectio
 from forge_env.endpoint.chat_format import ChatFormat
 from forge_env.errors import ForgeError
 from trainers.model.adapter import adapter_parameters, layer_shapes
-from trainers.model.folder import check_folder, local_folder, weight_files
+from trainers.model.folder import check_folder, local_folder, rope_parameters, weight_files
 from trainers.plan.memory import BYTES, FLOAT32, GIB, Layout, trainer_memory
 from trainers.plan.shape import Shape, named_config
 
@@ -25,6 +25,13 @@ def inspect(path: str) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{shape.parameters / 1e6:,.1f} million; embedding of {shape.vocabulary:,} tokens, {words}"
     if longest := hf.get("max_position_embeddings"):
         yield "context", f"{longest:,} tokens at most"
+    if (rope := rope_parameters(hf))["rope_type"] == "longrope":
+        original = f"{rope['original_max_position_embeddings']:,}"
+        yield (
+            "positions",
+            f"long factors if model.max_length exceeds {original}, for every sequence, as in vLLM; "
+            f"transformers uses them for sequences of more than {original} tokens only",
+        )
     if folder is not None:
         yield "files", _files(folder)
         yield from _chat(folder)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from forge_env.reading import ANYWHERE, read_json
-from trainers.model.folder import file_digests, is_linear
+from trainers.model.folder import QWEN3_5, file_digests, is_linear
 
 FOLDER = "adapter"
 """Folder of a checkpoint that holds its adapters."""
@@ -44,7 +44,7 @@ def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         attention = {"qkv_proj": (queries + 2 * keys, dim), "o_proj": (dim, queries)}
         return attention | {"gate_up_proj": (2 * inner, dim), "down_proj": (dim, inner)}
     shapes = {"q_proj": (queries, dim), "k_proj": (keys, dim), "v_proj": (keys, dim), "o_proj": (dim, queries)}
-    if hf["model_type"] == "qwen3_5_text":
+    if hf["model_type"] in QWEN3_5:
         shapes["q_proj"] = (2 * queries, dim)  # with the gate of the output
         values = hf["linear_num_value_heads"] * hf["linear_value_head_dim"]
         mixed = 2 * hf["linear_num_key_heads"] * hf["linear_key_head_dim"] + values

@@ -27,33 +27,57 @@ _SHAPE = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
     *("rms_norm_eps", "vocab_size"),
 )
+_EXPERTS = ("moe_intermediate_size", "num_experts", "num_experts_per_tok")
+_DELTA = (
+    *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
+    "linear_value_head_dim",
+)
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "llama": _SHAPE,
     "mistral": _SHAPE,
     "qwen2": _SHAPE,
     "qwen3": (*_SHAPE, "head_dim"),
-    "qwen3_moe": (*_SHAPE, "head_dim", "moe_intermediate_size", "num_experts", "num_experts_per_tok"),
+    "qwen3_moe": (*_SHAPE, "head_dim", *_EXPERTS),
     "smollm3": _SHAPE,
     "phi3": _SHAPE,
     "gemma3_text": (*_SHAPE, "head_dim", "query_pre_attn_scalar", "sliding_window"),
-    "qwen3_5_text": (
-        *(*_SHAPE, "head_dim", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads"),
-        *("linear_num_value_heads", "linear_value_head_dim"),
+    "qwen3_5_text": (*_SHAPE, "head_dim", *_DELTA),
+    "qwen3_5_moe_text": (
+        *(name for name in _SHAPE if name != "intermediate_size"),
+        *("head_dim", *_DELTA, *_EXPERTS, "shared_expert_intermediate_size"),
     ),
 }
 """Keys that `config.json` must have, by the `model_type` of each supported model family."""
+QWEN3_5 = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Families with gated delta layers."""
+ARCHITECTURES: Mapping[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+}
+"""Value of `architectures` in `config.json`, by family."""
 _ROPE = {
     "default": set[str](),
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "linear": {"factor"},
     "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"},
+    "longrope": {"short_factor", "long_factor", "original_max_position_embeddings"},
 }
 """Parameters of each supported scaling of rotary positions."""
 _ROPE_OF = {
     "llama": {"default", "llama3"},
     "mistral": {"default"},
-    "phi3": {"default"},
-    "gemma3_text": {"default"},
+    "phi3": {"default", "longrope"},
+    "gemma3_text": {"default", "linear"},
     "qwen3_5_text": {"default"},
+    "qwen3_5_moe_text": {"default"},
 }
 """Supported scalings of some families; all others support every scaling but Llama's."""
 _ACTIVATION = {"gemma3_text": ("hidden_activation", "gelu_pytorch_tanh")}
@@ -107,7 +131,7 @@ def from_hub(name: str) -> Path:
 
 def has_vision(config: Any) -> bool:
     """Whether a `config.json` is that of a model whose text part can be trained apart (`trainers.model.text_part`)."""
-    return isinstance(config, dict) and config.get("model_type") == "qwen3_5" and "text_config" in config
+    return isinstance(config, dict) and "text_config" in config and f"{config.get('model_type')}_text" in FAMILIES
 
 
 def read_hf_config(folder: str | Path) -> dict[str, Any]:
@@ -160,20 +184,23 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
 
 
 def rope_parameters(config: Mapping[str, Any], layer: int | None = None) -> dict[str, Any]:
-    """Rotary positions: `rope_theta`, `rope_type` (`default`, `llama3`, `yarn`) and the parameters of that type."""
+    """Rotary positions: `rope_theta`, `rope_type` (a key of `_ROPE`) and the parameters of that type."""
     parameters = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    sliding = layer is not None and window(config, layer) is not None
+    family, sliding = config.get("model_type"), layer is not None and window(config, layer) is not None
     if "full_attention" in parameters:
         parameters = {**parameters["sliding_attention" if sliding else "full_attention"]}
-    elif sliding and "rope_local_base_freq" in config:
-        parameters = {"rope_theta": config["rope_local_base_freq"]}
+    elif sliding and family == "gemma3_text":
+        parameters = {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
     parameters.setdefault("rope_type", parameters.pop("type", "default"))
-    parameters.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
-    usual = 0.25 if config.get("model_type") == "qwen3_5_text" else 1.0
+    usual_base = 1e6 if family == "gemma3_text" else 10_000.0
+    parameters.setdefault("rope_theta", config.get("rope_theta") or usual_base)
+    usual = 0.25 if family in QWEN3_5 else 1.0
     parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or usual)
     if parameters["rope_type"] == "yarn":
         parameters = {"beta_fast": 32.0, "beta_slow": 1.0, **parameters}
         parameters.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    elif parameters["rope_type"] == "longrope":  # transformers' class of Phi 3 has this default, and prefers its key
+        parameters["original_max_position_embeddings"] = config.get("original_max_position_embeddings", 4096)
     return parameters
 
 
@@ -188,7 +215,7 @@ def is_mixture(config: Mapping[str, Any], layer: int) -> bool:
 
 def is_linear(config: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has a state of fixed size instead of attention: in Qwen 3.5, three of four."""
-    if config.get("model_type") != "qwen3_5_text":
+    if config.get("model_type") not in QWEN3_5:
         return False
     kinds: Sequence[str] | None = config.get("layer_types")
     return kinds[layer] == "linear_attention" if kinds else (layer + 1) % config.get("full_attention_interval", 4) != 0
@@ -196,6 +223,8 @@ def is_linear(config: Mapping[str, Any], layer: int) -> bool:
 
 def window(config: Mapping[str, Any], layer: int) -> int | None:
     """Number of tokens that a token attends to in a layer, itself included; None: all before it."""
+    if config.get("model_type") in ("mistral", "phi3"):
+        return config.get("sliding_window")
     if config.get("model_type") != "gemma3_text":
         return None
     kinds: Sequence[str] | None = config.get("layer_types")
@@ -218,12 +247,13 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
     Log-probabilities of generator and trainer would differ without an error.
     """
     family = config["model_type"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     for layer in (None, 0):
-        if feature := _unsupported_rope(family, rope_parameters(config, layer)):
+        if feature := _unsupported_rope(family, rope_parameters(config, layer), head_dim):
             return feature
     if (config.get("attention_bias") and family != "qwen2") or config.get("mlp_bias"):
         return "biases in its attention or feed-forward layers"
-    if config.get("use_sliding_window") or (family in ("mistral", "phi3") and config.get("sliding_window")):
+    if config.get("use_sliding_window"):
         return "sliding-window attention"
     name, computed = _ACTIVATION.get(family, ("hidden_act", "silu"))
     if (activation := config.get(name, computed)) != computed:
@@ -236,14 +266,19 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
     return "quantized weights" if config.get("quantization_config") else None
 
 
-def _unsupported_rope(family: str, rope: Mapping[str, Any]) -> str | None:
+def _unsupported_rope(family: str, rope: Mapping[str, Any], head_dim: int) -> str | None:
     kind, given = rope["rope_type"], set(rope) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    scaled, part = f"rotary positions scaled by {kind!r}", rope["partial_rotary_factor"]
     if kind not in _ROPE_OF.get(family, {"default", "yarn"}):
-        return f"rotary positions scaled by {kind!r}"
+        return scaled
     if kind != "default" and given != _ROPE[kind]:
-        return f"rotary positions scaled by {kind!r} with {', '.join(sorted(given ^ _ROPE[kind]))}"
-    if rope["partial_rotary_factor"] != 1.0 and family != "qwen3_5_text":
+        return f"{scaled} with {', '.join(sorted(given ^ _ROPE[kind]))}"
+    if part != 1.0 and family not in ("phi3", *QWEN3_5):
         return "rotary positions in a part of each head"
+    frequencies = int(head_dim * part) // 2
+    for name in ("short_factor", "long_factor"):
+        if kind == "longrope" and len(rope[name]) != frequencies:
+            return f"{scaled} with {len(rope[name])} numbers as {name} instead of {frequencies}"
     return None
 
 
@@ -319,7 +354,7 @@ def check_heads(hf: Mapping[str, Any], degree: int, context: int = 1) -> None:
             "experts are split over processes",
             fix="use data_parallel_shard_degree for a mixture of experts",
         )
-    if max(degree, context) > 1 and hf.get("model_type") == "qwen3_5_text":
+    if max(degree, context) > 1 and hf.get("model_type") in QWEN3_5:
         name = "tensor_parallel_degree" if degree > 1 else "context_parallel_degree"
         raise UsageError(
             f"trainer.parallelism.{name}={max(degree, context)}: gated delta layers are not split over processes",

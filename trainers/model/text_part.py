@@ -1,17 +1,34 @@
-"""The text part of checkpoints that also read images, as Qwen 3.5's do: a folder of its own, which can be trained."""
+"""The text part of checkpoints that also read images (Gemma 3, Qwen 3.5): a folder of its own, which can be trained."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from forge_env.machine import cache_dir
-from trainers.model.folder import INDEX, check_hf_config, from_hub, has_vision, read_config, weight_files
+from trainers.model.folder import (
+    ARCHITECTURES,
+    INDEX,
+    check_hf_config,
+    from_hub,
+    has_vision,
+    read_config,
+    weight_files,
+)
 
-_PREFIX = "model.language_model."
-"""Of the names of the text part's tensors, besides the head; those of the vision part and of draft heads differ."""
+if TYPE_CHECKING:
+    import torch
+
+_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+"""Of the text part's names, and in their place; those of the vision part and of draft heads begin in other ways."""
 _HEAD = "lm_head.weight"
 
 
@@ -19,23 +36,27 @@ def text_part(folder: Path, out: Path) -> None:
     """Write the text part of a checkpoint folder as another folder, file by file."""
     from safetensors import safe_open
     from safetensors.torch import save_file
+    from transformers import AutoConfig
 
     from trainers.model.writer import read_companions
 
     config = read_config(folder)
     if not has_vision(config):
         raise UsageError(f"{folder} is not a checkpoint with a vision part", fix="use it as it is")
-    shared = {name: config[name] for name in ("dtype", "torch_dtype", "quantization_config") if name in config}
-    text = {**shared, "tie_word_embeddings": config.get("tie_word_embeddings", False), **config["text_config"]}
-    text |= {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]}
+    names = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+    text = {**{name: config[name] for name in names if name in config}, **config["text_config"]}
+    text["model_type"] = family = f"{config['model_type']}_text"
+    # the files on the hub leave out what is the default in transformers
+    text = AutoConfig.for_model(**text).to_dict() | {"architectures": [ARCHITECTURES[family]]}
     check_hf_config(dict(text), str(folder))
     with written_whole(out) as staging:
         staging.mkdir(parents=True)
         weight_map: dict[str, str] = {}
         for file in weight_files(folder):
             with safe_open(file, framework="pt") as opened:
-                names = {name: _renamed(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
-                tensors = {new: opened.get_tensor(name) for name, new in names.items() if new is not None}
+                renamed = {name: _renamed(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+                kept = {new: opened.get_tensor(name) for name, new in renamed.items() if new is not None}
+            tensors = {name: part for new, tensor in kept.items() for name, part in _parts(new, tensor)}
             if tensors:
                 save_file(tensors, staging / file.name, {"format": "pt"})
             weight_map |= dict.fromkeys(tensors, file.name)
@@ -61,6 +82,19 @@ def fetched(name: str) -> Path:
 
 def _renamed(name: str) -> str | None:
     """Name of a tensor in the text part; None: it isn't in there."""
-    if name.startswith(_PREFIX):
-        return "model." + name.removeprefix(_PREFIX)
+    for prefix, new in _PREFIXES.items():
+        if name.startswith(prefix):
+            return new + name.removeprefix(prefix)
     return name if name == _HEAD else None
+
+
+def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Split a tensor of all experts of a layer into one for each expert and projection; others stay as they are."""
+    experts, _, projection = name.rpartition(".")
+    if not experts.endswith(".experts"):
+        yield name, tensor
+        return
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[projection]
+    for number, expert in enumerate(tensor):
+        for part, weight in zip(parts, expert.chunk(len(parts)), strict=True):
+            yield f"{experts}.{number}.{part}.weight", weight.clone()

@@ -115,7 +115,8 @@ def optimizer_bytes(shape: Shape, section: OptimizerSection) -> float:
     moments = 2 * FLOAT32 * shape.parameters
     if section.muon_lr > 0:
         matrices = shape.dim * ((2 + shape.gated) * shape.queries + 2 * shape.keys)
-        dense = (shape.layers - shape.mixtures) * 3 * shape.dim * shape.hidden
+        widths = (shape.layers - shape.mixtures) * shape.hidden + shape.mixtures * shape.shared_hidden
+        dense = 3 * shape.dim * widths
         moments -= FLOAT32 * ((shape.layers - shape.linear) * matrices + dense)
     return moments
 
@@ -170,7 +171,8 @@ def _feed_forward_bytes(shape: Shape, layout: Layout, *, mixture: bool) -> float
         return 4 * shape.hidden / layout.tensor * itemsize
     router = shape.experts * (FLOAT32 + FLOAT32 + 1) + (shape.dim * FLOAT32 if itemsize != FLOAT32 else 0)
     rows = 2 * shape.dim + 4 * shape.expert_hidden
-    return router + shape.active * (rows * itemsize + 24)
+    shared = (4 * shape.shared_hidden + shape.dim) * itemsize * (shape.shared_hidden > 0)
+    return router + shape.active * (rows * itemsize + 24) + shared
 
 
 def _between(
@@ -220,17 +222,12 @@ def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float,
     """
     itemsize, tensor = layout.precision, layout.tensor
     rows, learned = ceil(tokens / layout.context), ceil(targets / layout.context)
-    mixture, linear = shape.mixtures, shape.linear
     saved = recomputed = 0.0
-    for count, experts, delta in (
-        (shape.layers - mixture - linear, False, False),
-        (mixture, True, False),
-        (linear, False, True),
-    ):
+    for count, experts, delta in shape.kinds:
         if count:
             each, more = _between(shape, layout, tokens, grid, mixture=experts, linear=delta, copies=copies)
             saved, recomputed = saved + count * each * rows, max(recomputed, more * rows)
-    hidden = shape.expert_hidden * shape.active if mixture else shape.hidden / tensor
+    hidden = shape.used / (1 if shape.mixtures else tensor)
     working = rows * (2 * hidden * itemsize + 2 * shape.dim * layout.residual / tensor)
     final = rows * shape.dim * layout.normed(layout.residual) / tensor
     casts = (shape.blocks + shape.embedding) * itemsize if layout.alone else 0
@@ -298,7 +295,7 @@ def trainer_memory(
 
 def scoring_memory(shape: Shape, layout: Layout, tokens: int) -> Memory:
     """Peak bytes of one process of a model that is not trained, with microbatches of `tokens` tokens."""
-    hidden = shape.expert_hidden * shape.active if shape.mixtures else shape.hidden
+    hidden = shape.used
     working = tokens * (3 * hidden * layout.precision + 3 * shape.dim * layout.residual)
     # FSDP gathers the weights of a block and of the next one; a single process in bfloat16 casts those of one block
     blocks = 2 if layout.shards > 1 else int(layout.alone)

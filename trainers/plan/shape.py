@@ -15,7 +15,7 @@ from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import ModelSection
 from forge_env.errors import UsageError
 from forge_env.models import MODELS
-from trainers.model.folder import check_hf_config, is_linear, is_mixture, local_folder, read_hf_config, window
+from trainers.model.folder import QWEN3_5, check_hf_config, is_linear, is_mixture, local_folder, read_hf_config, window
 from trainers.model.tiny import hf_config
 
 
@@ -85,6 +85,7 @@ class Shape:
         mixtures: number of blocks with experts.
         active: number of experts that a token uses.
         expert_hidden: width of one expert.
+        shared_hidden: width of the gated expert that every token uses.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Shape:
     experts: int = 0
     active: int = 0
     expert_hidden: int = 0
+    shared_hidden: int = 0
 
     @classmethod
     def of(cls, hf: Mapping[str, Any], name: str) -> Shape:
@@ -123,7 +125,7 @@ class Shape:
             heads=hf["num_attention_heads"],
             kv_heads=hf["num_key_value_heads"],
             head_dim=hf["head_dim"],
-            hidden=hf["intermediate_size"],
+            hidden=hf.get("intermediate_size", 0),
             vocabulary=hf["vocab_size"],
             tied=bool(hf.get("tie_word_embeddings", False)),
             qk_norm=hf["model_type"].startswith(("qwen3", "gemma3")),
@@ -131,13 +133,14 @@ class Shape:
             out_norms=hf["model_type"] == "gemma3_text",
             windowed=len(windows),
             window=max(windows, default=0),
-            gated=hf["model_type"] == "qwen3_5_text",
+            gated=hf["model_type"] in QWEN3_5,
             linear=linear,
             delta=Delta.of(hf) if linear else Delta(),
             mixtures=mixtures,
             experts=hf["num_experts"] if mixtures else 0,
             active=hf["num_experts_per_tok"] if mixtures else 0,
             expert_hidden=hf["moe_intermediate_size"] if mixtures else 0,
+            shared_hidden=hf.get("shared_expert_intermediate_size", 0) if mixtures else 0,
         )
 
     @property
@@ -164,30 +167,38 @@ class Shape:
         return matrices + biases + norms
 
     @property
-    def dense_block(self) -> int:
-        """Parameters of a block without experts."""
-        return self.attention + 3 * self.dim * self.hidden
+    def mixture(self) -> int:
+        """Parameters of a mixture of experts: the router, all experts, and the shared one with its gate."""
+        shared = 3 * self.dim * self.shared_hidden + self.dim * (self.shared_hidden > 0)
+        return self.dim * self.experts + 3 * self.experts * self.dim * self.expert_hidden + shared
 
     @property
-    def mixture_block(self) -> int:
-        """Parameters of a block with experts, including all experts."""
-        return self.attention + self.dim * self.experts + 3 * self.experts * self.dim * self.expert_hidden
+    def used(self) -> int:
+        """Width of the feed-forward layers that a token uses in a block."""
+        return self.expert_hidden * self.active + self.shared_hidden if self.mixtures else self.hidden
 
     @property
-    def delta_block(self) -> int:
-        """Parameters of a block with a gated delta layer."""
-        return self.delta.parameters(self.dim) + 2 * self.dim + 3 * self.dim * self.hidden
+    def kinds(self) -> tuple[tuple[int, bool, bool], ...]:
+        """Numbers of blocks of each kind, with whether these have experts, and gated delta layers."""
+        if self.linear:  # then experts are in all blocks or in none
+            experts = self.mixtures > 0
+            return (self.layers - self.linear, experts, False), (self.linear, experts, True)
+        return (self.layers - self.mixtures, False, False), (self.mixtures, True, False)
+
+    def block(self, experts: bool, linear: bool) -> int:
+        """Parameters of a block of this kind."""
+        layer = self.delta.parameters(self.dim) + 2 * self.dim if linear else self.attention
+        return layer + (self.mixture if experts else 3 * self.dim * self.hidden)
 
     @property
     def largest_block(self) -> int:
         """Parameters of the largest block."""
-        return self.mixture_block if self.mixtures else max(self.dense_block, self.delta_block * (self.linear > 0))
+        return max(self.block(experts, linear) for count, experts, linear in self.kinds if count)
 
     @property
     def blocks(self) -> int:
         """Parameters of all blocks."""
-        dense = self.layers - self.mixtures - self.linear
-        return self.mixtures * self.mixture_block + dense * self.dense_block + self.linear * self.delta_block
+        return sum(count * self.block(experts, linear) for count, experts, linear in self.kinds)
 
     @property
     def parameters(self) -> int:

@@ -17,28 +17,25 @@ from typing import Any
 
 from forge_env.config.recipe import ModelSection, RunConfig
 from forge_env.environment.base import Environment
-from trainers.model.folder import check_hf_config, is_linear, is_mixture, rotates, window
+from trainers.model.folder import (
+    ARCHITECTURES,
+    check_hf_config,
+    is_linear,
+    is_mixture,
+    rope_parameters,
+    rotates,
+    window,
+)
 from trainers.model.tiny import END_OF_TURN, write_tokenizer
 from trainers.titan.device import use_device
 from trainers.titan.model import TitanModel
 
-ARCHITECTURES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-}
-"""Value of `architectures` in config.json, by family."""
 HEAD_DIM = 32
 """Size of an attention head; vLLM requires a multiple of 32 on a CPU."""
 DELTA_DIM = 64
 """Size of a head of a gated delta layer."""
-WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
+WIDTHS = {"hidden_size": 64, "intermediate_size": 96}
+WIDTHS |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 """Smallest widths."""
 TILE = 32
 """Widths keep their remainder for this number too: kernels compute tiles."""
@@ -80,7 +77,10 @@ def shrunk(hf: Mapping[str, Any], divided_by: int = 1) -> dict[str, Any]:
         if name in small:
             small[name] = alike(small[name], least, math.lcm(divided_by, TILE, _heads(small, name)))
     small |= {"num_hidden_layers": layers, "max_window_layers": layers, "head_dim": HEAD_DIM, "dtype": "float32"}
-    if small["model_type"] == "qwen2":  # vLLM takes no other size of a head
+    if "long_factor" in (rope := rope_parameters(small)):
+        count = int(HEAD_DIM * rope["partial_rotary_factor"]) // 2
+        small["rope_parameters"] = rope | {name: rope[name][:count] for name in ("short_factor", "long_factor")}
+    if small["model_type"] == "qwen2" or "long_factor" in rope:  # vLLM and transformers take no other size of a head
         small["hidden_size"] = small["num_attention_heads"] * HEAD_DIM
     if "query_pre_attn_scalar" in small:
         small["query_pre_attn_scalar"] = HEAD_DIM

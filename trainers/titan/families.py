@@ -23,7 +23,7 @@ from torchtitan.models.common.config_utils import (
     make_router_config,
     make_token_dispatcher_config,
 )
-from torchtitan.models.common.feed_forward import FeedForward
+from torchtitan.models.common.feed_forward import FeedForward, SigmoidGatedFeedForward
 from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.param_init import skip_param_init
@@ -35,7 +35,7 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from trainers.compat.torchtitan import same_config
-from trainers.model.folder import is_linear, is_mixture, rope_parameters, rotates, window
+from trainers.model.folder import QWEN3_5, is_linear, is_mixture, rope_parameters, window
 from trainers.titan.attention import PackedAttention, spread
 from trainers.titan.fused import FusedFeedForward, FusedQKV, FusedStateDictAdapter, shard_fused
 from trainers.titan.gemma import (
@@ -49,7 +49,8 @@ from trainers.titan.gemma import (
 from trainers.titan.head import Head
 from trainers.titan.layout import ContextLayout, RowLayout
 from trainers.titan.parallel import local
-from trainers.titan.qwen3_5 import GatedAttention, PartialRoPE, Qwen35StateDictAdapter, delta_config
+from trainers.titan.qwen3_5 import GatedAttention, Qwen35StateDictAdapter, delta_config
+from trainers.titan.rope import rope_config
 
 Init = dict[str, Callable[..., Any]]
 
@@ -107,21 +108,6 @@ class QwenStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
             self.from_hf_map[theirs] = f"layers.{{}}.attention.qkv_linear.w{name}.bias"
 
 
-class Unrotated(CosSinRoPE):  # type: ignore[misc]
-    """No rotary positions, in layers of models that have them in others."""
-
-    Config = same_config(CosSinRoPE)
-
-    def _precompute_cache(self) -> torch.Tensor:
-        return torch.zeros(1)
-
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries and keys unchanged."""
-        return query, key
-
-
 class Experts(GroupedExperts):  # type: ignore[misc]
     """TorchTitan's experts, in the precision of the surrounding arithmetic instead of always bfloat16."""
 
@@ -155,6 +141,7 @@ class Family:
         shard: sets in a config how tensor parallelism splits the model.
         qk_norm: whether queries and keys have norms.
         qkv_bias: whether the projections of queries, keys and values have biases.
+        gated: whether the output of attention is multiplied by a gate.
         feed_forward: class of its feed-forward layers without experts.
     """
 
@@ -166,6 +153,7 @@ class Family:
     shard: Callable[[Any], None]
     qk_norm: bool = False
     qkv_bias: bool = False
+    gated: bool = False
     norm: type[RMSNorm] = RMSNorm
     embedding: type[Embedding] = Embedding
     feed_forward: type[FeedForward | FusedFeedForward] = FeedForward
@@ -197,7 +185,7 @@ _PHI: dict[str, Any] = {"rope": CosSinRoPE, "adapter": FusedStateDictAdapter, "s
 _PHI |= {"feed_forward": FusedFeedForward}
 _GEMMA: dict[str, Any] = {"block": GemmaBlock, "adapter": GemmaStateDictAdapter, "shard": shard_gemma}
 _GEMMA |= {"norm": GemmaNorm, "embedding": ScaledEmbedding, "feed_forward": GemmaFeedForward}
-_QWEN3_5: dict[str, Any] = {"rope": PartialRoPE, "adapter": Qwen35StateDictAdapter, "norm": GemmaNorm}
+_QWEN3_5: dict[str, Any] = {"gated": True, "adapter": Qwen35StateDictAdapter, "norm": GemmaNorm}
 _QWEN3_5 |= {"shard": lambda config: None}  # `check_heads` rejects tensor parallelism for the family
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
@@ -208,7 +196,7 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": replace(_QWEN, qk_norm=False),
     "phi3": replace(_LLAMA, **_PHI),
     "gemma3_text": replace(_QWEN, **_GEMMA),
-    "qwen3_5_text": replace(_QWEN, **_QWEN3_5),
+    **dict.fromkeys(QWEN3_5, replace(_QWEN, **_QWEN3_5)),
 }
 """Families by the `model_type` in `config.json`."""
 
@@ -276,24 +264,10 @@ def _feed_forward(family: Family, hf: Mapping[str, Any], normal: Init, residual:
 
 def _attention(family: Family, hf: Mapping[str, Any], layer: int, max_length: int, normal: Init, residual: Init) -> Any:
     head_dim, rope = hf["head_dim"], rope_parameters(hf, layer)
-    rotated = int(head_dim * rope["partial_rotary_factor"])
-    kind = family.rope if rotates(hf, layer) else Unrotated
-    scaling: dict[str, Any] = {}
     scale = hf["query_pre_attn_scalar"] ** -0.5 if "query_pre_attn_scalar" in hf else None
-    if rope["rope_type"] == "llama3":
-        names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        scaling = {"scaling": "llama", "scaling_factor": rope["factor"], **{name: rope[name] for name in names}}
-    elif rope["rope_type"] == "yarn":
-        factor = rope["factor"]
-        scaling = {
-            "scaling": "yarn",
-            "rope_factor": factor,
-            "beta_fast": rope["beta_fast"],
-            "beta_slow": rope["beta_slow"],
-            "original_seq_len": rope["original_max_position_embeddings"],
-        }
+    if rope["rope_type"] == "yarn":
         # YaRN's temperature (Peng et al. 2023, equation 22), which TorchTitan expects the attention to apply
-        scale = head_dim**-0.5 * (0.1 * math.log(factor) + 1.0) ** 2
+        scale = head_dim**-0.5 * (0.1 * math.log(rope["factor"]) + 1.0) ** 2
     attention = make_gqa_config(
         dim=hf["hidden_size"],
         n_heads=hf["num_attention_heads"],
@@ -302,10 +276,10 @@ def _attention(family: Family, hf: Mapping[str, Any], layer: int, max_length: in
         wqkv_param_init=normal,
         wo_param_init=residual,
         inner_attention=PackedAttention.Config(scale=scale, window=window(hf, layer)),
-        rope=kind.Config(dim=rotated, max_seq_len=max_length, theta=rope["rope_theta"], **scaling),
+        rope=rope_config(family.rope, hf, layer, max_length),
         qk_norm=_norm(family, head_dim, hf) if family.qk_norm else None,
     )
-    if family.rope is PartialRoPE:
+    if family.gated:
         attention = GatedAttention.Config.of(attention)
     if family.fused:
         attention.qkv_linear = _fused_qkv(hf, normal)
@@ -339,7 +313,18 @@ def _mixture(hf: Mapping[str, Any], normal: Init, residual: Init) -> MoE.Config:
         gate_param_init=normal,
         top_k=top_k,
         score_func="softmax",
-        route_norm=bool(hf.get("norm_topk_prob", False)),
+        route_norm=bool(hf.get("norm_topk_prob", hf["model_type"] in QWEN3_5)),
     )
+    shared = None
+    if width := hf.get("shared_expert_intermediate_size"):
+        plain = make_ffn_config(dim=dim, hidden_dim=width, w1_param_init=normal, w2w3_param_init=residual)
+        gate = Linear.Config(in_features=dim, out_features=1, param_init=normal)
+        shared = SigmoidGatedFeedForward.Config(w1=plain.w1, w2=plain.w2, w3=plain.w3, gate=gate)
     # no load-balancing bias: neither checkpoints nor generators support it
-    return make_moe_config(num_experts=experts, router=router, routed_experts=routed, load_balance_coeff=None)
+    return make_moe_config(
+        num_experts=experts,
+        router=router,
+        routed_experts=routed,
+        shared_experts=shared,
+        load_balance_coeff=None,
+    )

@@ -14,34 +14,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchtitan.models.common import CosSinRoPE
 from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 
-from trainers.compat.torchtitan import same_config
 from trainers.model.delta import causal_convolution, gated_delta_rule
 from trainers.titan.attention import spread
 from trainers.titan.layout import ContextLayout, RowLayout
-
-
-class PartialRoPE(CosSinRoPE):  # type: ignore[misc]
-    """Rotary positions in the first `dim` elements of each head."""
-
-    Config = same_config(CosSinRoPE)
-
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotate queries and keys, [B, T, heads, head dim] each."""
-        size = self.config.dim
-        rotated = super().forward(query[..., :size], key[..., :size], positions)
-        first, second = (
-            torch.cat([part, whole[..., size:]], -1) for part, whole in zip(rotated, (query, key), strict=True)
-        )
-        return first, second
 
 
 class GatedAttention(GQAttention):  # type: ignore[misc]
@@ -159,15 +140,19 @@ def delta_config(hf: Any, normal: dict[str, Any], residual: dict[str, Any]) -> G
 
 
 class Qwen35StateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
-    """TorchTitan's adapter for Qwen 3 with the names of gated delta layers."""
+    """TorchTitan's adapter for Qwen 3 with the names of gated delta layers and shared experts."""
 
     def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
         super().__init__(model_config, hf_assets_path)
         weights = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")
         names = {f"{name}.weight": f"{name}.weight" for name in weights}
         names |= {"conv1d.weight": "conv_weight", "A_log": "A_log", "dt_bias": "dt_bias"}
+        names = {f"linear_attn.{theirs}": f"attention.{ours}" for theirs, ours in names.items()}
+        for theirs, ours in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
+            names[f"mlp.shared_expert.{theirs}.weight"] = f"moe.shared_experts.{ours}.weight"
+        names["mlp.shared_expert_gate.weight"] = "moe.shared_experts.gate.weight"
         for theirs, ours in names.items():
-            self.from_hf_map[f"model.layers.{{}}.linear_attn.{theirs}"] = f"layers.{{}}.attention.{ours}"
+            self.from_hf_map[f"model.layers.{{}}.{theirs}"] = f"layers.{{}}.{ours}"
 
     def _validate_hf_rope_config(self, expected: Any) -> None:
         """Check nothing: gated delta layers have no rotary positions, and `check_hf_config` has checked the others."""

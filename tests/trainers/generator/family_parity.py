@@ -89,7 +89,7 @@ async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str,
         return max(float(abs(ours.logprobs - other).max()) for ours, other in zip(completions, theirs, strict=True))
 
     # a gated delta layer's norm removes the size of what it reads: with much noise, float32 is less exact
-    noise = 0.02 if name == "Qwen 3.5" else 0.05
+    noise = 0.02 if name.startswith("Qwen 3.5") else 0.05
 
     async def adapted(section: LoRASection, version: int) -> dict[str, float]:
         nonlocal scorer

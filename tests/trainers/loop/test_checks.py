@@ -301,6 +301,7 @@ def sound(whole: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
+LONGROPE: dict[str, Any] = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
 GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "query_pre_attn_scalar": 32, "sliding_window": 64}
 
 
@@ -313,10 +314,13 @@ GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "query_pre_attn_scalar": 3
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
         ({"attention_bias": True}, "biases"),
         ({"use_sliding_window": True, "sliding_window": 64}, "sliding-window"),
-        ({"model_type": "phi3", "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "'longrope'"),
-        ({"model_type": "phi3", "sliding_window": 64}, "sliding-window"),
-        ({"model_type": "phi3", "partial_rotary_factor": 0.75}, "a part of each head"),
-        (GEMMA | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "'linear'"),
+        ({"rope_scaling": LONGROPE}, "'longrope'"),
+        ({"model_type": "phi3", "rope_scaling": {"rope_type": "longrope"}}, "with long_factor, short_factor"),
+        ({"model_type": "phi3", "rope_scaling": LONGROPE | {"factor": 4.0}}, "'longrope' with factor"),
+        ({"model_type": "phi3", "rope_scaling": LONGROPE | {"long_mscale": 1.2}}, "'longrope' with long_mscale"),
+        ({"model_type": "phi3", "rope_scaling": LONGROPE}, "with 1 numbers as short_factor instead of"),
+        ({"partial_rotary_factor": 0.75}, "a part of each head"),
+        (GEMMA | {"rope_scaling": {"rope_type": "linear", "scale": 8.0}}, "'linear' with factor, scale"),
         (GEMMA | {"hidden_activation": "gelu"}, "the activation 'gelu'"),
         (GEMMA | {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         (GEMMA | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),

@@ -42,8 +42,11 @@ def test_a_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2", "apart from the head"),
         ("HuggingFaceTB/SmolLM3-3B", "smollm3", "tied to the head"),
         ("microsoft/phi-4", "phi3", "apart from the head"),
+        ("microsoft/Phi-4-mini-instruct", "phi3", "tied to the head"),
         ("google/gemma-3-270m-it", "gemma3_text", "tied to the head"),
+        ("google/gemma-3-27b-it", "gemma3_text", "tied to the head"),
         ("Qwen/Qwen3.5-0.8B", "qwen3_5_text", "tied to the head"),
+        ("Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe_text", "apart from the head"),
     ],
 )
 def test_a_name_on_the_hub_is_described_without_a_network(

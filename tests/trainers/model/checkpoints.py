@@ -31,6 +31,36 @@ _LLAMA3 = {
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+_GEMMA = {
+    "model_type": "gemma3_text",
+    "tie_word_embeddings": True,
+    "num_hidden_layers": 3,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 24,
+}
+_DELTA = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_PHI = {"model_type": "phi3", "pad_token_id": 0, "eos_token_id": 1}
+_LONGROPE = {
+    "rope_scaling": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0 + number / 40 for number in range(12)],
+        "long_factor": [1.0 + number for number in range(12)],
+    },
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 1024,
+    "sliding_window": 2048,
+}
 
 CHECKPOINTS: dict[str, dict[str, Any]] = {
     "Llama 3.1": {"model_type": "llama", "rope_scaling": _LLAMA3},
@@ -41,25 +71,28 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     "Qwen 3, YaRN": {"model_type": "qwen3", "rope_scaling": _YARN},
     "Qwen 3 MoE": {"model_type": "qwen3_moe", **_EXPERTS, "mlp_only_layers": [0], "num_hidden_layers": 3},
     "SmolLM 3": {"model_type": "smollm3", "tie_word_embeddings": True, "no_rope_layer_interval": 2, "pad_token_id": 0},
-    "Gemma 3": {
-        "model_type": "gemma3_text",
-        "tie_word_embeddings": True,
-        "num_hidden_layers": 3,
-        "sliding_window": 16,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        "query_pre_attn_scalar": 24,
+    "Gemma 3": _GEMMA,
+    "Gemma 3, scaled": {
+        **_GEMMA,
+        "rope_scaling": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
     },
-    "Qwen 3.5": {
-        "model_type": "qwen3_5_text",
-        "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "linear_key_head_dim": 64,
-        "linear_value_head_dim": 64,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "tie_word_embeddings": True,
+    "Qwen 3.5": {"model_type": "qwen3_5_text", "tie_word_embeddings": True, **_DELTA},
+    "Qwen 3.5 MoE": {
+        "model_type": "qwen3_5_moe_text",
+        **_DELTA,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 48,
     },
-    "Phi 4": {"model_type": "phi3", "pad_token_id": 0, "eos_token_id": 1},
+    "Phi 4": _PHI,
+    "Phi 3": {**_PHI, "sliding_window": 24},
+    # rotary positions in 24 of 32 elements of a head; tests have sequences of 120 tokens and more
+    "Phi 4 mini": {**_PHI, **_LONGROPE, "original_max_position_embeddings": 64, "tie_word_embeddings": True},
+    "Phi 4 mini, short": {**_PHI, **_LONGROPE, "original_max_position_embeddings": 256},
 }
 """What each has of its own, by its name."""
 

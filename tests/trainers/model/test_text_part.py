@@ -1,4 +1,4 @@
-"""The text part of a Qwen 3.5 checkpoint, as the hub has them, is a checkpoint that computes the same."""
+"""The text part of a checkpoint that also reads images, as the hub has them, computes the same."""
 
 from __future__ import annotations
 
@@ -21,18 +21,24 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 TOKENS = torch.randint(0, VOCABULARY, (2, 30), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+SIGLIP = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+
+
+@pytest.fixture(scope="module", params=["Qwen 3.5", "Qwen 3.5 MoE", "Gemma 3, scaled"])
+def seeing(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A folder with a vision part and a draft head."""
     from safetensors.torch import load_file, save_file
-    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
-    text = {**SHAPE, **CHECKPOINTS["Qwen 3.5"]}
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
-    config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True)
+    text = {**SHAPE, **CHECKPOINTS[request.param]}
+    text["rope_parameters"] = text.pop("rope_scaling", None)
+    family, tied = text["model_type"].removesuffix("_text"), text.get("tie_word_embeddings", False)
+    vision = SIGLIP | {"image_size": 56} if family == "gemma3" else VISION
+    config = AutoConfig.for_model(family, text_config=text, vision_config=vision, tie_word_embeddings=tied)
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("hub") / "a1b2c3"
-    Qwen3_5ForConditionalGeneration(config).float().save_pretrained(folder)
+    AutoModelForImageTextToText.from_config(config).float().save_pretrained(folder)
     file = folder / "model.safetensors"
     save_file({**load_file(file), "mtp.fc.weight": torch.ones(2)}, file, {"format": "pt"})
     (folder / "tokenizer.json").write_text("{}")

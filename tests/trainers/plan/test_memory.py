@@ -53,6 +53,7 @@ DELTA = {
     "linear_value_head_dim": 64,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+MOE = {"model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": 256, **EXPERTS}
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
@@ -84,6 +85,7 @@ def test_operations_of_gpus_are_those_that_torchtitan_knows(gpu: Gpu, monkeypatc
         (GEMMA, "full", "float32", 0),
         (DELTA, "none", "float32", 0),
         (DELTA, "full", "float32", 0),
+        (DELTA | MOE, "none", "float32", 0),
         ({}, "none", "float32", 8),
         ({"vocab_size": 40_000}, "full", "float32", 8),
         ({"num_hidden_layers": 8, "hidden_size": 128, "tie_word_embeddings": False}, "none", "float32", 32),

@@ -47,8 +47,16 @@ PARAMETERS = {
     "mistralai/Mistral-7B-Instruct-v0.3": 7.248,
     "HuggingFaceTB/SmolLM3-3B": 3.075,
     "microsoft/phi-4": 14.66,
+    "microsoft/Phi-3.5-mini-instruct": 3.82,
+    "microsoft/Phi-4-mini-instruct": 3.84,
     "google/gemma-3-270m-it": 0.268,
     "google/gemma-3-1b-it": 1.0,
+    "google/gemma-3-4b-it": 3.88,
+    "google/gemma-3-12b-it": 11.77,
+    "google/gemma-3-27b-it": 27.0,
+    "Qwen/Qwen3.5-35B-A3B": 34.7,
+    "Qwen/Qwen3.5-122B-A10B": 122,
+    "Qwen/Qwen3.5-397B-A17B": 397,
 }
 """Billions, as their model cards have them."""
 Plan = Callable[..., str]

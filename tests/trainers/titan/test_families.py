@@ -89,8 +89,8 @@ def test_weight_decay_shrinks_matrices_and_nothing_else(name: str, muon_lr: floa
         assert torch.allclose(parameter, expected, rtol=1e-6, atol=0), key
 
 
-@pytest.mark.parametrize("name", [name for name in published() if "Qwen3.5" in name])
-def test_a_published_size_of_qwen_3_5_is_what_is_built(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in published() if re.search("Qwen3.5|Phi-|gemma", name)])
+def test_a_published_size_is_what_is_built(name: str) -> None:
     hf = hub_config(name)
     assert Shape.of(hf, name).parameters == sum(prod(shape) for shape in tensor_shapes(hf).values())
 

@@ -47,7 +47,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "tied": {},
         "llama": {"model_type": "llama", "tie_word_embeddings": False},
         "mixture": {"model_type": "qwen3_moe", "tie_word_embeddings": False, **experts},
-        "fused": {"model_type": "phi3", "tie_word_embeddings": False},
+        "fused": {
+            "model_type": "phi3",
+            "tie_word_embeddings": False,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 12, "long_factor": [2.0] * 12},
+            "original_max_position_embeddings": 16,
+        },
         "windowed": {
             "model_type": "gemma3_text",
             "hidden_activation": "gelu_pytorch_tanh",
@@ -65,6 +71,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "linear_value_head_dim": 16,
         },
     }
+    shared = {"model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": 48}
+    kinds["delta mixture"] = kinds["delta"] | shared | experts
     for name, changes in kinds.items():
         result[name] = tmp_path_factory.mktemp(name)
         config = hf_config(ModelSection(tiny=shape), VOCABULARY, 2) | changes
@@ -116,6 +124,7 @@ def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
         ("fsdp", "mixture"),
         ("context", "mixture"),
         ("fsdp", "delta"),
+        ("fsdp", "delta mixture"),
     ],
 )
 def test_two_ranks_give_the_gradients_and_weights_of_one(
