@@ -24,8 +24,8 @@ class CardsConfig(SingleTurnConfig):
     """Kinds of sentences, drawn uniformly: 1, facts in the order of the keys; 2, in another order; 3, with a second
     person of whom nothing is asked."""
     partial_credit: float = Field(0.5, ge=0.0, lt=1.0)
-    """Reward for an object with all facts among others, or the share of it for a part of them. The exact object
-    earns 1."""
+    """Maximum reward for an object that isn't exact: three quarters of it by the share of right facts, one quarter for
+    the four keys. The exact object earns 1."""
 
 
 def solved(task: Task, completion: str) -> float:
@@ -44,9 +44,15 @@ def facts(task: Task, completion: str) -> float:
     return float(sum(value.get(key) == fact for key, fact in task.data["card"].items())) / len(KEYS)
 
 
+def keys(completion: str) -> float:
+    """1 if the answer's object has the four keys and no others."""
+    return float(_object(completion).keys() == set(KEYS))
+
+
 def score(task: Task, completion: str, env: Cards) -> float:
-    """1 for the exact object, otherwise `partial_credit` times the share of the facts."""
-    return solved(task, completion) or env.config.partial_credit * facts(task, completion)
+    """1 for the exact object, otherwise `partial_credit` times three quarters of `facts` and one of `keys`."""
+    part = 0.75 * facts(task, completion) + 0.25 * keys(completion)
+    return solved(task, completion) or env.config.partial_credit * part
 
 
 class Cards(fe.SingleTurnEnvironment):
@@ -56,7 +62,7 @@ class Cards(fe.SingleTurnEnvironment):
     splits = ("train", "eval", "unseen")
     config_class = CardsConfig
     config: CardsConfig
-    rubric = fe.Rubric([score], metrics=[solved, parses, facts])
+    rubric = fe.Rubric([score], metrics=[solved, parses, keys, facts])
 
     def task(self, split: str, index: int) -> Task:
         """Return the sentence generated for `(seed, split, index)`.

@@ -18,9 +18,9 @@ CARD = {"name": "Elsa", "age": 41, "city": "Oslo", "job": "nurse"}
     [
         (json.dumps(CARD), 1.0),
         (json.dumps(dict(reversed(CARD.items())), indent=2) + "\n", 1.0),
-        (json.dumps({**CARD, "age": "41"}), 0.375),
-        (json.dumps({**CARD, "country": "Norway"}), 0.5),
-        (json.dumps({"job": "nurse"}), 0.125),
+        (json.dumps({**CARD, "age": "41"}), 0.40625),
+        (json.dumps({**CARD, "country": "Norway"}), 0.375),
+        (json.dumps({"job": "nurse"}), 0.09375),
         (f"```json\n{json.dumps(CARD)}\n```", 0.0),
         ("Elsa is 41.", 0.0),
         ("[]", 0.0),
