@@ -137,6 +137,7 @@ def _comparison() -> Callable[[str, str, float], bool]:
     read = lru_cache(maxsize=512)(_reader())
 
     def compare(target: str, given: str, tolerance: float) -> bool:
+        target, given = _standard(target), _standard(given)
         target, given = _interval(target, given), _interval(given, target)
         if brackets(target) != brackets(given) and not (_INEQUALITY.search(target) or _INEQUALITY.search(given)):
             return False
@@ -234,6 +235,15 @@ def _approximates(value: Any, text: str) -> bool:
     return bool(abs(exact - rounded) < last * (1 if is_cut else Rational(51, 100)))
 
 
+def _standard(text: str) -> str:
+    """Rewrite notations that the parser doesn't know.
+
+    `\\{x \\mid x > 2\\}` becomes `x > 2`, `]0; 1]` becomes `(0, 1]`, and `(x, y) = (1, 2)` becomes `(1, 2)`.
+    """
+    text = _NAMED_TUPLE.sub("", _BUILDER.sub(r"\g<condition>", text).replace(";", ","))
+    return _TURNED.sub(lambda match: f"{_LEFT[match[1]]}{match[2]}{_RIGHT[match[3]]}", text)
+
+
 def _interval(text: str, other: str) -> str:
     """Convert inequalities joined by "or" to a union of intervals, and all reals to an interval, unless `other` is one.
 
@@ -282,6 +292,14 @@ _OR = re.compile(r"\s*,?\s*(?:\\(?:text|mbox|mathrm)\{\s*(?:or|and)\s*\}|(?<![A-
 _ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _MEMBER = re.compile(r"^\s*(?:[A-Za-z]|\([A-Za-z](?:\s*,\s*[A-Za-z])*\))\s*(?:=|\\in\b|\u2208)\s*")
+_NAMED_TUPLE = re.compile(r"^\s*\([A-Za-z](?:_\d)?(?:\s*,\s*[A-Za-z](?:_\d)?)+\)\s*=\s*(?=\()")
+_BUILDER = re.compile(
+    r"^\s*\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\(?:mathbb\s*\{\s*R\s*\}|R)\s*)?(?:\\mid(?![a-z])|[|:])(?P<condition>.*?)\\?\}\s*$"
+)
+_TURNED = re.compile(r"([\[\](])\s*([^\[\](),]+,[^\[\](),]+?)\s*([\[\])])")
+"""An interval, whose excluded ends may be marked by turned brackets, as in France: `]0, 1[`."""
+_LEFT = {"]": "(", "[": "[", "(": "("}
+_RIGHT = {"[": ")", "]": "]", ")": ")"}
 _MISREAD = re.compile(r"\d\s*_|(?<!\\):|\d\s+\d|\\[a-z]?dots|\.\.\.|\\(?:text|math)[a-z]*\s*\{[^{}]*\d")
 """Text that the parser misreads: `204_5` as 204, `2:1` as 2, `1 2` as 3, `1, \\ldots` and `1\\text{2}` as 1."""
 _ANGLE = re.compile(r"(?:m\s*)?\\angle\s*([A-Z]+)")

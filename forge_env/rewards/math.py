@@ -20,6 +20,9 @@ from forge_env.visible import shown
 
 _TAG = ("<answer>", "</answer>")
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\?[{}]")
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s*([^\s{}$\\]+)")
+"""A box without braces: `\\boxed 5`."""
+_BETWEEN_BOXES = re.compile(r"[\s$]*(?:[,;]|,?\s*(?:\\text\s*\{)?\s*(?:and|or)\s*\}?)[\s$]*")
 _HASHES = re.compile(r"####\s*([^\n]+)")
 _LEAD = re.compile(r"(?:the\s+)?(?:final\s+)?answer(?:\s+is\b|\s*:)[\s:]*", re.IGNORECASE)
 _WRAPPERS = (("**", "**"), ("`", "`"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
@@ -63,7 +66,10 @@ def parse_number(text: str) -> float | None:
 
 
 def marked_answer(response: str) -> str | None:
-    """Extract the marked answer of a response: the last `<answer>` tag, `\\boxed{}` or `####` line."""
+    """Extract the marked answer of a response: the last `<answer>` tag, `\\boxed{}` or `####` line.
+
+    Boxes joined by a comma, "and" or "or" are one answer, a list.
+    """
     if (tagged := last_between(response, *_TAG)) is not None:
         return tagged
     if (boxed := last_boxed(response)) is not None:
@@ -73,17 +79,20 @@ def marked_answer(response: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """Content of the last closed `\\boxed{...}` or `\\fbox{...}`, which may contain braces."""
-    content = None
-    starts: list[int | None] = []  # content offsets of open braces; None for braces without a box
+    """Content of the last closed `\\boxed{...}` or `\\fbox{...}`, which may contain braces; of a list, all boxes."""
+    content, end = None, 0
+    starts: list[re.Match[str] | None] = []  # openings of boxes; None for other braces
     for brace in _BRACE.finditer(text):
         kind = brace.group()
         if kind == "}":
             start = starts.pop() if starts else None
-            content = content if start is None else text[start : brace.start()]
+            if start is not None and (inside := text[start.end() : brace.start()]).strip():
+                is_list = content is not None and _BETWEEN_BOXES.fullmatch(text, end, max(end, start.start()))
+                content, end = f"{content}, {inside}" if is_list else inside, brace.end()
         elif kind not in (r"\{", r"\}"):
-            starts.append(brace.end() if kind != "{" else None)
-    return content
+            starts.append(brace if kind != "{" else None)
+    bare = None if content is not None else _BARE_BOX.findall(text)
+    return bare[-1].rstrip(".,") if bare else content
 
 
 def opened(text: str) -> str:
@@ -219,6 +228,8 @@ def _same(target: str, given: str, tolerance: float) -> bool | None:
         return False  # different variables, or different case: E is not e
     if choice := _CHOICE.fullmatch(one):
         return choice.group(1) == _chosen(two)
+    if (choice := _CHOICE.fullmatch(two)) and _CHOSEN.match(one):
+        return choice.group(1) == _chosen(one)
     if not _SIGNS.search(one) or not _SIGNS.search(two):
         return False
     if _is_words(target) or _is_words(given):

@@ -37,6 +37,7 @@ _SYMBOLS = str.maketrans(
     }
 )
 _RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
+_OPEN = r"(?:\\(?:text|mathrm)\s*\{\s*)?"
 _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -44,13 +45,16 @@ _REWRITES = [
         (r"(?<!\\)\\(?:[,;:! ]|q?quad(?![a-z])|displaystyle(?![a-z]))|~|[\u2009\u202f\u00a0]", " "),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
         (r"\{,\}", ","),
-        (r"\\([dtc])frac(?![a-z])", r"\\frac"),
+        (r"\\(?:[dtcs]|nice)frac(?![a-z])", r"\\frac"),
+        (r"\\colon(?![a-z])", ":"),
         (r"\\frac\s*(\w)\s*(?=[\w{])", r"\\frac{\1}"),
         (r"(\\frac\s*\{[^{}]*\}\s*)(\w)", r"\1{\2}"),
         (r"\\sqrt\s*(\[\s*\w+\s*\])?\s*(\w)", r"\\sqrt\1{\2}"),
         (r"\\(leq|geq|neq)(?![a-z])(?:slant)?", lambda match: rf"\{match.group(1)[:2]}"),
         (r"\\(le|ge)qslant(?![a-z])", r"\\\1"),
         (r"\^\s*\{?\s*\\(?:circ|degree)(?![a-z])\s*\}?", r"^\\circ "),
+        (rf"\^\\circ\s*{_OPEN}C(?![A-Za-z])\s*\}}?", r"\\text{celsius}"),
+        (rf"\^\\circ\s*{_OPEN}F(?![A-Za-z])\s*\}}?", r"\\text{fahrenheit}"),
         (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{", r"\\text{"),
         (r"\\%", "%"),
         (r"\\pmod\s*(\d+|[A-Za-z])", r"\\pmod{\1}"),
@@ -63,6 +67,7 @@ _FRACTIONS = {
     for code in (*range(0xBC, 0xBF), *range(0x2150, 0x215F))
 }
 """Single-character fractions -> LaTeX."""
+_INVISIBLE = re.compile("[\u200b-\u200f\u2060-\u2064\ufeff]")
 _RAISED_RUN = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _SAYS = re.compile(r"(?!(?:and|or)\b)\b[A-Za-z]{2,}")
@@ -74,7 +79,7 @@ _SPACE = re.compile(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])")
 
 def plain(text: str) -> str:
     """Unify equivalent spellings in LaTeX and Unicode: `\\dfrac12` becomes `\\frac{1}{2}`."""
-    text = re.sub(r"\s+", " ", text)
+    text = re.sub(r"\s+", " ", _INVISIBLE.sub("", text))
     text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", text).translate(_SYMBOLS)
     text = text.translate(_FRACTIONS)
     for pattern, replacement in _REWRITES:
@@ -101,6 +106,8 @@ _UNITS = {
     name: unit
     for unit, names in {
         "%": "% percent",
+        "celsius": "celsius",
+        "fahrenheit": "fahrenheit",
         "degree": r"^\circ degree degrees deg",
         "radian": "radian radians rad",
         "dollar": r"dollar dollars usd",
@@ -157,7 +164,9 @@ _COUNTS = re.compile(
 """Words after a number that change its value, and therefore are not units."""
 _MONEY = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound", "\u00a5": "yen", "\u20b9": "rupee"}
 
-_UNSIGNED = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+_THOUSANDS = r"[1-9](?:\d{0,2}(?:,\d{3})+|\d?(?:,\d\d)+,\d{3})"
+"""Digits in groups of three, or as in India: 12,34,567."""
+_UNSIGNED = rf"(?:{_THOUSANDS}(?![\d,])(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _DECIMAL = rf"[-+]?\s?{_UNSIGNED}"
 _TEN = r"\s*(?:\\times|\\cdot|\*|x)\s*10\s*(?:\^|\*\*)\s*"
 _EXPONENT = rf"(?:[eE](?P<e>[-+]?\d{{1,3}})|{_TEN}(?P<ten>\{{\s*[-+]?\s*\d{{1,3}}\s*\}}|[-+]?\d{{1,3}}))"
@@ -171,14 +180,18 @@ _NUMBERS = [
         rf"(?P<value>{_DECIMAL}){_EXPONENT}?",
     )
 ]
-_SPACED = re.compile(r"[-+]?[1-9]\d{0,2}(?: \d{3})+")
-"""An integer with spaces between thousands, as in French or ISO 80000."""
+_LOCAL = re.compile(
+    r"(?P<whole>[-+]?[1-9]\d{0,2}(?:(?P<group>[ .'\u2019])\d{3})(?:(?P=group)\d{3})*)(?:(?P<point>[.,])(?P<part>\d+))?"
+    r"(?!\s*[\d.,/])"
+)
+"""A number of another locale, with spaces, apostrophes or points between thousands: "1.234,5", "1'000"."""
 _LABEL = re.compile(r"(?:\\text\s*\{\s*\([A-J]\)\s*\}|\([A-J]\))\s*(?=\S)")
 _CURRENCY = re.compile(r"([-+]?)\s*\\?(?P<sign>[$\u20ac\u00a3\u00a5\u20b9])\s*(?=[-\d.\\])")
 _MONEY_AFTER = re.compile(r"\s*\\?(?P<sign>[$\u20ac\u00a3\u00a5\u20b9])$")
 _LATEX_UNIT = re.compile(r" ?\\text ?\{([^{}]*)\} ?(?:\^\s*\{?\s*([23])\s*\}?)?")
 _PLAIN_UNIT = re.compile(r"(\s*)\(?\s*([A-Za-z][A-Za-z/ .-]*?|%|\^\\circ)\s*\)?\s*(?:\^\s*\{?\s*([23])\s*\}?)?")
 _LAST_UNIT = re.compile(rf"(?<=[\w}})]){_LATEX_UNIT.pattern}$")
+_LAST_WORD = re.compile(r"(?<=[\w})]) [A-Za-z]{2,}(?:\^\{?[23]\}?)?$")
 _MAX_DIGITS = 1_000
 
 
@@ -198,12 +211,12 @@ def quantity(text: str) -> Quantity | None:
     if text.count("$") == 2 and r"\$" not in text:
         text = text.replace("$", " ").strip()
     text = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
-    text = text.replace(" ", "") if _SPACED.fullmatch(text) else text
     money = _CURRENCY.match(text)
     if money:
         text = money.group(1) + text[money.end() :]
     elif money := _MONEY_AFTER.search(text):
         text = text[: money.start()]
+    text = _unlocalized(text)
     for pattern in _NUMBERS:
         match = pattern.match(text)
         value = None if match is None else _value(match)
@@ -219,11 +232,21 @@ def quantity(text: str) -> Quantity | None:
     return None
 
 
+def _unlocalized(text: str) -> str:
+    """Rewrite the number at the beginning of `text` if it is certainly of another locale, which "1.234" isn't."""
+    match = _LOCAL.match(text)
+    if match is None or match["group"] == match["point"]:
+        return text
+    if match["group"] == "." and match["point"] is None and match["whole"].count(".") == 1:
+        return text
+    return re.sub(r"[^-+\d]", "", match["whole"]) + f".{match['part'] or 0}" + text[match.end() :]
+
+
 def split_unit(text: str) -> tuple[str, str]:
     """Split a known unit in `\\text` off the end; returns the expression and the unit's name or ""."""
     if (whole := _TEXT.fullmatch(text)) and not _SAYS.search(whole.group(1)):
         text = whole.group(1).strip()
-    match = _LAST_UNIT.search(text)
+    match = _LAST_UNIT.search(text) or _LAST_WORD.search(text)
     unit = match and _unit(match.group())
     return (text[: match.start()], unit) if match and unit else (text, "")
 

@@ -370,39 +370,47 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     data |= {field: value for field, value in taken.items() if field not in TASK_FIELDS}
     values: dict[str, Any] = {}
     for name, value in {**fitting, **mapped}.items():
+        value = _conversation(value) if name == "prompt" else value
         if name == "prompt" and isinstance(value, list) and all(isinstance(row, Mapping) for row in value):
             values["history"], values["prompt"] = _as_prompt(read_messages(value, location), location)
         elif value is not None:  # null counts as absent
             values[name] = _field(name, _spoken(value) if name == "gold" else value, location, row)
-    if "prompt" not in values and isinstance(messages := data.get("messages"), list) and messages:
+    if "prompt" not in values and isinstance(messages := _conversation(data.get("messages")), list) and messages:
         values["history"], values["prompt"] = _opening(messages, location)
     if values.get("prompt") is None:
         fix = f"map one: columns: {{prompt: COLUMN}}; {_names(row)}"
         if len(row) == 1 and (between := next((sign for sign in ";\t|" if sign in next(iter(row))), None)):
             fix = f"columns of a .csv are separated by commas, not by {between!r}"
-        raise MissingColumn(f"{location}: no column 'prompt'", fix=fix)
+        problem = "the prompt is null" if "prompt" in fitting or "prompt" in mapped else "no column 'prompt'"
+        raise MissingColumn(f"{location}: {problem}", fix=fix)
     if choices:
         values["prompt"] += "\n\n" + "\n".join(f"{letter}. {text}" for letter, text in choices.items())
     return Task(**{"id": f"{split}-{number}", **values}, data=data, split=split)
 
 
 def _choices(value: Any, place: str) -> dict[str, str]:
-    """Texts of choices by letter: from a list, or ARC's `{"text": [...], "label": [...]}`."""
-    texts, letters = value, list(ascii_uppercase)
-    if isinstance(value, Mapping) and {"text", "label"} <= value.keys():
-        texts, letters = value["text"], value["label"]
-    if not isinstance(texts, list) or not 0 < len(texts) <= len(letters):
+    """Texts of choices by letter: from a list, `{"A": ...}`, or ARC's `{"text": [...], "label": [...]}`; also as JSON.
+
+    Choices that are null, as in padded lists, are left out.
+    """
+    value = texts = _decoded(value)
+    letters: Sequence[Any] = ascii_uppercase
+    if isinstance(value, Mapping):
+        is_arc = {"text", "label"} <= value.keys()
+        letters, texts = (value["label"], value["text"]) if is_arc else (list(value), list(value.values()))
+    is_list = isinstance(texts, list) and not any(isinstance(text, list | Mapping) for text in texts)
+    if not is_list or not 0 < len(texts) <= len(letters):
         raise UsageError(f"{place}: choices: not a list of texts", fix="map a column with a list, or none")
-    return {str(letter): str(text) for letter, text in zip(letters, texts, strict=False)}
+    return {str(letter): str(text) for letter, text in zip(letters, texts, strict=False) if text is not None}
 
 
 def _lettered(value: Any, choices: Mapping[str, str]) -> Any:
     """The letter of a choice that is given by number, from 0, or by its text; other values are returned unchanged."""
     letters = list(choices)
-    if isinstance(value, str) and value in choices:
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(letters):
-        return letters[value]
+    if isinstance(value, str) and value.strip(" ().") in choices:
+        return value.strip(" ().")
+    if isinstance(value, int | float) and not isinstance(value, bool) and value in range(len(letters)):
+        return letters[int(value)]  # a column of integers with a null in it is one of floats
     if isinstance(value, str) and list(choices.values()).count(value) == 1:
         return next(letter for letter, text in choices.items() if text == value)
     if isinstance(value, str) and value.isdecimal() and int(value) < len(letters):
@@ -411,12 +419,13 @@ def _lettered(value: Any, choices: Mapping[str, str]) -> Any:
 
 
 def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
-    """Value of a column, or of a key nested in one: `reward_model.ground_truth`."""
+    """Value of a column, or of a key or position nested in one: `reward_model.ground_truth`, `answers.text.0`."""
     if column in row:
         return row[column]
     value: Any = row
     for name in column.split("."):
-        value = _json_object(value) if isinstance(value, str) else value
+        value = _decoded(value)
+        value = {str(place): each for place, each in enumerate(value)} if isinstance(value, list) else value
         if not isinstance(value, Mapping) or name not in value:
             location = f"{place}, unlike those before it," if ", row " in place else place
             raise MissingColumn(f"{location} has no column {column!r}", fix=suggestion(column, row, _names(row)))
@@ -424,12 +433,19 @@ def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
     return value
 
 
-def _json_object(text: str) -> Any:
-    """The object in a text that is one as JSON, as in the columns of several data sets; otherwise the text."""
+def _decoded(value: Any) -> Any:
+    """The object or list in a text that is one as JSON, as in columns of several datasets; otherwise the value."""
     try:
-        return json.loads(text) if text.lstrip().startswith("{") else text
+        return json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") else value
     except (ValueError, RecursionError):
-        return text
+        return value
+
+
+def _conversation(value: Any) -> Any:
+    """The list of messages in a text that is one as JSON; otherwise the value."""
+    rows = _decoded(value)
+    is_conversation = isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)
+    return rows if is_conversation and {"role", "from"} & rows[0].keys() else value
 
 
 def _is_nan(value: Any) -> bool:
@@ -440,8 +456,8 @@ def _is_nan(value: Any) -> bool:
 # ---
 # Conversations in rows: OpenAI's `role` and `content`, or ShareGPT's `from` and `value`.
 
-ROLES = {"human": "user", "gpt": "assistant"}
-"""Roles of ShareGPT -> roles of OpenAI's format."""
+ROLES = {"human": "user", "gpt": "assistant", "developer": "system"}
+"""Roles of ShareGPT, and OpenAI's newer name of the system -> roles of messages."""
 
 
 def read_messages(rows: Sequence[Any], place: str) -> list[Message]:
@@ -451,8 +467,10 @@ def read_messages(rows: Sequence[Any], place: str) -> list[Message]:
 
 def _message(row: Any, place: str) -> Message:
     if isinstance(row, Mapping) and "from" in row:
-        row = {"role": ROLES.get(str(row["from"]), row["from"]), "content": row.get("value") or ""}
+        row = {"role": row["from"], "content": row.get("value") or ""}
     given = {name: value for name, value in row.items() if value is not None} if isinstance(row, Mapping) else row
+    if isinstance(given, dict) and isinstance(role := given.get("role"), str):
+        given["role"] = ROLES.get(role, role)
     try:
         return Message.from_openai(given) if isinstance(given, dict) else Message.model_validate(given)
     except ValidationError as error:
@@ -477,7 +495,8 @@ def _opening(rows: list[Any], place: str) -> tuple[list[Message], str | None]:
     history: list[Message] = []
     for row in rows:
         role = row.get("role", row.get("from")) if isinstance(row, Mapping) else None
-        if ROLES.get(str(role), role) == "user":
+        role = ROLES.get(str(role), role)
+        if role == "user":
             return history, _message(row, place).content
         if role == "system":
             history.append(_message(row, place))
@@ -552,6 +571,9 @@ def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]
 def _file_rows(path: Path) -> Iterable[Mapping[str, Any]]:
     if not path.is_file():
         raise UsageError(f"there is no file {path}", fix="check `dataset.path`")
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise UsageError(f"{path} is a pointer of Git LFS, not the file itself", fix="git lfs pull")
     return READERS[path.suffix](path)
 
 
@@ -566,7 +588,7 @@ def jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if not line.strip():
                 continue
-            row = _from_json(line, f"{path}, line {number}")
+            row = _from_json(line, f"{path}, line {number}", "a row is one line; a list of objects must be named .json")
             if not isinstance(row, dict):
                 raise UsageError(f"{path}, line {number}: a row is a JSON object, this is a {type(row).__name__}")
             yield number, row
@@ -586,7 +608,7 @@ def _from_json(content: bytes, place: str, fix: str | None = None) -> Any:
     except UsageError:
         raise
     except UnicodeDecodeError as error:
-        raise UsageError(f"{place}: not UTF-8: {error.reason}", fix=UTF_8) from error
+        raise _not_utf_8(place, error) from error
     except RecursionError as error:
         raise UsageError(f"{place}: it is nested too deeply") from error
     except ValueError as error:
@@ -620,7 +642,7 @@ def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
                     raise UsageError(f"{location}: a row needs {len(names)} values: {', '.join(names)}")
                 yield row
         except UnicodeDecodeError as error:
-            raise UsageError(f"{path}: not UTF-8: {error.reason}", fix=UTF_8) from error
+            raise _not_utf_8(str(path), error) from error
         except (csv.Error, ValueError) as error:
             raise UsageError(f"{path}, line {reader.line_num + 1}: not valid CSV: {error}") from error
 
@@ -639,7 +661,14 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise UsageError(f"{path}: {first_line(error)}") from error
 
 
-UTF_8 = "save it as UTF-8: `iconv -f latin1 -t utf-8 OLD > NEW` for Western European text"
+def _not_utf_8(place: str, error: UnicodeDecodeError) -> UsageError:
+    is_utf_16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding, which = ("utf-16", "this file") if is_utf_16 else ("latin1", "Western European text")
+    fix = f"save it as UTF-8: `iconv -f {encoding} -t utf-8 OLD > NEW` for {which}"
+    return UsageError(f"{place}: not UTF-8: {error.reason}", fix=fix)
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
     ".jsonl": lambda path: (row for _, row in jsonl_rows(path)),
     ".json": _json_rows,

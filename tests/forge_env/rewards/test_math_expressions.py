@@ -142,6 +142,17 @@ ANSWERS += [
         [r"x \le -2 \text{ or } x>3", r"x<-2 \text{ or } y>3", r"x<-2 \text{ and } x>3"],
     ),
 ]
+# numbers of other locales, turned brackets, set builders, named tuples, labels, temperatures
+ANSWERS += [
+    ("7654321", ["7.654.321", "7'654'321", "76,54,321", "7 654 321,0"], ["7.654", "765,43,21"]),
+    ("1234.5", ["1.234,5", "1 234,5", "1'234.5", "\u200b1,234.5"], ["1.234", "12.345"]),
+    ("(-2,7)", ["]-2, 7[", "(-2; 7)", r"\{x \mid -2 < x < 7\}", "(x, y) = (-2, 7)"], ["[-2; 7[", "(x, y) = (7, -2)"]),
+    (r"\{t \in \mathbb{R} : t \ge 5\}", [r"[5, \infty)", r"t \ge 5"], [r"(5, \infty)"]),
+    (r"\textbf{(C) }\frac{7}{8}", ["C", r"\frac78"], ["D", "7", "c"]),
+    (r"41^\circ\text{C}", ["41", "41°C", r"41^\circ C"], ["41°F"]),
+    (r"8\sqrt{5}", [r"8\sqrt{5} cm", r"8 \sqrt 5 km"], [r"8\sqrt{5} x"]),
+    (r"\frac{5}{9}", [r"\nicefrac{5}{9}", r"\sfrac59"], ["5:9"]),
+]
 RIGHT = [(target, answer) for target, right, _ in ANSWERS for answer in right]
 WRONG = [(target, answer) for target, _, wrong in ANSWERS for answer in wrong]
 
@@ -174,7 +185,8 @@ async def test_every_target_is_its_own_answer(marked: str) -> None:
 async def test_no_target_is_the_answer_to_another() -> None:
     rng = random.Random(0)
     targets = [target for target, *_ in ANSWERS]
-    pairs = [(one, other) for one in targets for other in targets if one != other]
+    right = {target: {target, *answers} for target, answers, _ in ANSWERS}
+    pairs = [(one, other) for one in targets for other in targets if right[one].isdisjoint(right[other])]
     pairs = rng.sample(pairs, 300)
     rewards = await asyncio.gather(*(score(one, rf"\boxed{{{other}}}") for one, other in pairs))
     assert [pair for pair, reward in zip(pairs, rewards, strict=True) if reward == 1.0] == []
@@ -189,6 +201,8 @@ async def test_no_target_is_the_answer_to_another() -> None:
         "<answer>**42**</answer>",
         "<answer>The answer is: **$42$**.</answer>",
         r"\fbox{42}",
+        r"the answer is $\boxed 42$.",
+        r"\boxed{42}, not \boxed{ }",
         r"$\boxed{\boxed{42}}$",
         r"<answer>\(42\)</answer>",
         "work\n#### $42$",
@@ -197,6 +211,13 @@ async def test_no_target_is_the_answer_to_another() -> None:
 )
 def test_what_is_around_a_marked_answer_is_taken_away(response: str) -> None:
     assert r.MathReward()("", response, "42") == 1.0
+
+
+async def test_joined_boxes_are_a_list() -> None:
+    for response in (r"\boxed{3} and \boxed{4}", r"$\boxed{4}$, $\boxed{3}$", r"\boxed{4} \text{ or } \boxed{3}"):
+        assert await score("3,4", response) == 1.0
+        assert await score("4", response) < 1.0
+    assert await score("4", r"Not \boxed{3}, but \boxed{4}.") == 1.0
 
 
 def test_thoughts_are_not_the_answer() -> None:

@@ -258,6 +258,9 @@ def test_mistakes_are_named(changes: dict[str, Any], expected: str | None, tmp_p
         ),
         ("latin.json", b'[{"prompt": "\xe9"}]', r"latin.json: not UTF-8: .*save it as UTF-8"),
         ("latin.csv", b"prompt,gold\na,\xe9\n", r"latin.csv: not UTF-8: .*save it as UTF-8"),
+        ("excel.csv", "prompt,gold\na,b\n".encode("utf-16"), "excel.csv: not UTF-8: .*iconv -f utf-16"),
+        ("list.jsonl", b'[{"prompt": "a"},\n{"prompt": "b"}]', "line 1: not valid JSON.*must be named .json"),
+        ("lfs.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS.*git lfs pull"),
         ("german.csv", b"prompt;gold\na;b\n", r"row 0: no column 'prompt'.*separated by commas, not by ';'"),
         ("cut.parquet", b"PAR1", "cut.parquet: "),
         ("short.csv", b"prompt,gold\na,b\nc\n", "short.csv, line 3: a row needs 2 values: prompt, gold"),
@@ -420,6 +423,9 @@ PARTS = [{"type": "text", "text": "2 + 2?"}]
         ({"question": "2 + 2?", "info": {"a": {"b": 4}}}, {"prompt": "question", "gold": "info.a.b"}, CHAT[1:], "4"),
         ({"question": "2 + 2?", "a": ' {"b": {"c": "4"}}'}, {"prompt": "question", "gold": "a.b.c"}, CHAT[1:], "4"),
         ({"question": "2 + 2?", "a.b": "x", "a": {"b": "y"}}, {"prompt": "question", "gold": "a.b"}, CHAT[1:], "x"),
+        ({"prompt": json.dumps(CHAT), "answers": {"text": ["4"]}}, {"gold": "answers.text.0"}, CHAT, "4"),
+        ({"prompt": [{"role": "developer", "content": "Answer in a box."}, CHAT[1]]}, {}, CHAT, None),
+        ({"messages": json.dumps(CHAT), "a": '["3", {"b": "4"}]'}, {"gold": "a.1.b"}, CHAT, "4"),
         ({"prompt": "2 + 2?", "gold": float("nan"), "id": float("nan")}, {}, CHAT[1:], None),
     ],
 )  # fmt: skip
@@ -446,7 +452,9 @@ def test_rows_of_other_frameworks(
         ({"prompt": "p", "a": "{text"}, {"gold": "a.b"}, "has no column 'a.b'"),
         ({"prompt": "p", "a": "text"}, {"choices": "a"}, "row 0: choices: not a list of texts"),
         ({"prompt": "p", "a": []}, {"choices": "a"}, "row 0: choices: not a list of texts"),
-        ({"prompt": float("nan")}, {}, "no column 'prompt'"),
+        ({"prompt": "p", "a": [{"key": "A", "value": "x"}]}, {"choices": "a"}, "row 0: choices: not a list of texts"),
+        ({"prompt": "p", "a": [["x"]]}, {"gold": "a.1.0"}, "has no column 'a.1.0'"),
+        ({"prompt": float("nan")}, {}, "row 0: the prompt is null"),
     ],
 )
 def test_rows_that_are_no_tasks(tmp_path: Path, row: dict[str, Any], columns: dict[str, str], said: str) -> None:
@@ -457,7 +465,21 @@ def test_rows_that_are_no_tasks(tmp_path: Path, row: dict[str, Any], columns: di
 
 @pytest.mark.parametrize(
     ("answer", "letter"),
-    [(1, "B"), ("1", "B"), ("4", "C"), ("C", "C"), ("D", "D"), (7, 7), ("7", "7"), (True, True), (None, None)],
+    [
+        (1, "B"),
+        (1.0, "B"),
+        ("(B)", "B"),
+        ("B.", "B"),
+        (0.5, 0.5),
+        ("1", "B"),
+        ("4", "C"),
+        ("C", "C"),
+        ("D", "D"),
+        (7, 7),
+        ("7", "7"),
+        (True, True),
+        (None, None),
+    ],
 )
 def test_the_answer_among_choices_becomes_a_letter(tmp_path: Path, answer: object, letter: object) -> None:
     path = written(tmp_path / "rows.jsonl", {"q": "2 + 2?", "c": ["3", "5", "4", 22], "answer": answer})
@@ -465,6 +487,15 @@ def test_the_answer_among_choices_becomes_a_letter(tmp_path: Path, answer: objec
     [task] = load_tasks({"path": str(path), "columns": columns})  # type: ignore[misc]
     assert task.prompt == "2 + 2?\n\nA. 3\nB. 5\nC. 4\nD. 22"
     assert task.data == {"answer": letter}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{"A": "x", "C": "y"}, '["x", null, "y"]', {"text": ["x", "y"], "label": ["A", "C"]}, ["x", None, "y", None]],
+)
+def test_choices_are_written_in_several_ways(tmp_path: Path, choices: object) -> None:
+    path = written(tmp_path / "rows.jsonl", {"prompt": "?", "c": choices})
+    assert load_tasks({"path": str(path), "columns": {"choices": "c"}})[0].prompt == "?\n\nA. x\nC. y"
 
 
 def test_a_system_message_of_a_row_takes_the_place_of_the_environments_own(tmp_path: Path) -> None:
