@@ -60,9 +60,14 @@ def _read_json_calls(text: str, opening: str, arguments: str) -> tuple[str, list
 def _read_llama(text: str) -> tuple[str, list[ToolCall]]:
     """Llama 3: the whole turn is `{"name": ..., "parameters": {...}}`, possibly after `<|python_tag|>`."""
     body = text.strip().removeprefix("<|python_tag|>")
-    if not re.match(r'\s*\{\s*"(?:name|type)"', body):
+    is_call = re.match(r'\s*\{\s*"(?:name|type|parameters)"', body) and re.search(r'"(?:parameters|arguments)"', body)
+    if not is_call:  # an answer in JSON may have a name
         return text, []
     return _read_json_calls(body, "", "parameters")
+
+
+_MISTRAL_CALL = re.compile(r"\s*([\w.-]+?)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?=\{)")
+_MISTRAL_NEXT = re.compile(r"[\s,]*(?:\[TOOL_CALLS\])?")
 
 
 def _read_mistral(text: str) -> tuple[str, list[ToolCall]]:
@@ -72,14 +77,18 @@ def _read_mistral(text: str) -> tuple[str, list[ToolCall]]:
         return text, []
     if rest.lstrip().startswith(("[", "{")) and not re.match(r"\s*\[(?:ARGS|CALL_ID)\]", rest):
         return _read_json_calls(text, "[TOOL_CALLS]", "arguments")
-    return content, [_mistral_call(part, f"call_{index}") for index, part in enumerate(rest.split("[TOOL_CALLS]"))]
-
-
-def _mistral_call(text: str, call_id: str) -> ToolCall:
-    match = re.match(r"\s*([\w.-]+?)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?=\{)", text)
-    if match is None:
-        return malformed(text, call_id)
-    return call_of(match[1], _object(text[match.end() :]), call_id, raw=text)
+    calls: list[ToolCall] = []
+    position = 0
+    while match := _MISTRAL_CALL.match(rest, position):
+        try:
+            arguments, position = _JSON.raw_decode(rest, match.end())
+        except (ValueError, RecursionError):
+            arguments, position = rest[match.end() :], len(rest)
+        calls.append(call_of(match[1], arguments, f"call_{len(calls)}"))
+        position = _MISTRAL_NEXT.match(rest, position).end()  # type: ignore[union-attr]
+    if (left := rest[position:].removesuffix("</s>").strip()) or not calls:
+        calls.append(malformed(left, f"call_{len(calls)}"))
+    return content, calls
 
 
 def _object(text: str) -> Any:

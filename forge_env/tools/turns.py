@@ -24,12 +24,15 @@ from forge_env.types import FunctionCall, Message, ToolCall, clean_unicode
 
 CALL_CLOSE = "</tool_call>"
 _CALL_OPEN = re.compile(r"<tool_call>\s*")
+_NEXT_CALL = re.compile(r"\s*(?=<tool_call>)")
 _QUOTED = re.compile(r"(?<!`)`<tool_call>`(?!`)")
 _JSON = json.JSONDecoder()
-_OPEN = re.compile(r"\s*(?:<think>|<thinking>|\[THINK\])", re.IGNORECASE)
-_CLOSE = re.compile(r"</think>|</thinking>|\[/THINK\]", re.IGNORECASE)
-_TAG = re.compile(r"</?(?:think|thinking)>|\[/?THINK\]", re.IGNORECASE)
-_ANY_OPEN = re.compile(r"<think>|<thinking>|\[THINK\]", re.IGNORECASE)
+_NAMES = "(?:think|thinking|thought|seed:think)"
+_OPEN = re.compile(rf"\s*(?:<{_NAMES}>|\[THINK\])", re.IGNORECASE)
+_CLOSE = re.compile(rf"</{_NAMES}>|\[/THINK\]", re.IGNORECASE)
+_CLOSES = re.compile(rf"(?:\s*(?:</{_NAMES}>|\[/THINK\]))*", re.IGNORECASE)
+_TAG = re.compile(rf"</?{_NAMES}>|\[/?THINK\]", re.IGNORECASE)
+_ANY_OPEN = re.compile(rf"<{_NAMES}>|\[THINK\]", re.IGNORECASE)
 
 
 def read_turn(
@@ -65,11 +68,15 @@ def _split_calls(text: str) -> tuple[str, list[str]]:
         if _QUOTED.search(text, max(0, opening.start() - 2), opening.start() + len("<tool_call>`")):
             position = opening.end()
             continue
-        closing = text.find(CALL_CLOSE, _json_end(text, opening.end()) if is_object else opening.end())
-        end = len(text) if closing < 0 else closing
+        json_end = _json_end(text, opening.end()) if is_object else opening.end()
+        if json_end > opening.end() and (following := _NEXT_CALL.match(text, json_end)):
+            end = position = following.end()  # the call isn't closed
+        else:
+            closing = text.find(CALL_CLOSE, json_end)
+            end = len(text) if closing < 0 else closing
+            position = end + len(CALL_CLOSE)
         first = min(first, opening.start())
         blocks.append(text[opening.start() + len("<tool_call>") : end])
-        position = end + len(CALL_CLOSE)
     return text[:first], blocks
 
 
@@ -85,8 +92,8 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
     """Split a turn's text into `(thoughts, rest)`.
 
     A block that is never closed extends to the end, or to a complete call at the end: some models call a tool without
-    closing their thoughts. A block may contain others. `only_leading`: thoughts that the prompt opened are already
-    parsed, so a lone closing tag has no meaning. `opened`: the prompt has opened a block.
+    closing their thoughts. A block may contain others. Repeated closing tags are dropped. `only_leading`: thoughts that
+    the prompt opened are already parsed, so a lone closing tag has no meaning. `opened`: the prompt has opened a block.
     """
     thoughts: list[str] = []
     opening = _OPEN.match(text)
@@ -94,7 +101,7 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
     if opening is None and not opened:  # a closing tag alone ends a block that the prompt has opened
         closing, inner = _CLOSE.search(text), _ANY_OPEN.search(text)
         if only_leading or closing is None or (inner is not None and inner.start() < closing.start()):
-            return [], text
+            return [], text[_CLOSES.match(text).end() :]  # type: ignore[union-attr]
     while True:
         closing = _closing(text, start)
         if closing is None:
@@ -102,7 +109,7 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
             end = call if call >= 0 and text.rstrip().endswith(CALL_CLOSE) else len(text)
             return [*thoughts, text[start:end]], text[end:]
         thoughts.append(_ANY_OPEN.sub("", text[start : closing.start()]))
-        start = closing.end()
+        start = _CLOSES.match(text, closing.end()).end()  # type: ignore[union-attr]
         if (opening := _OPEN.match(text, start)) is None:
             return thoughts, text[start:]
         start = opening.end()
@@ -126,7 +133,7 @@ def call_of(name: Any, arguments: Any, call_id: str, raw: str | None = None) -> 
     """Build a call from a name and arguments of any JSON type; a malformed call if the name is not a text."""
     if isinstance(name, str) and name.strip():
         # interned: shared by the calls of all open episodes
-        function = FunctionCall(name=sys.intern(clean_unicode(name)), arguments=arguments_text(arguments))
+        function = FunctionCall(name=sys.intern(clean_unicode(name.strip())), arguments=arguments_text(arguments))
         return ToolCall(id=call_id, function=function)
     if raw is None:
         raw = arguments if isinstance(arguments, str) else arguments_text({"name": name, "arguments": arguments})
@@ -134,14 +141,19 @@ def call_of(name: Any, arguments: Any, call_id: str, raw: str | None = None) -> 
 
 
 def read_call(block: str, call_id: str) -> ToolCall:
-    """Parse a call, `{"name": ..., "arguments": {...}}`; the call is malformed if `block` isn't such an object."""
+    """Parse a call, `{"name": ..., "arguments": {...}}`; the call is malformed if `block` isn't such an object.
+
+    The object may be the "function" of another, as in OpenAI's format, and its arguments "parameters", as in Llama's.
+    """
     try:
         data = read_json(block, finite=False)  # as vLLM's parsers: the tool rejects the arguments
     except BadJSONError:
         data = None
     if not isinstance(data, dict):
         return malformed(block, call_id)
-    return call_of(data.get("name"), data.get("arguments"), call_id, raw=block)
+    if isinstance(function := data.get("function"), dict):
+        data = function
+    return call_of(data.get("name"), data.get("arguments", data.get("parameters")), call_id, raw=block)
 
 
 def malformed(raw: str, call_id: str = "call_0") -> ToolCall:

@@ -35,6 +35,8 @@ TURNS: dict[str, tuple[str, str | None, str, list[tuple[str, str]]]] = {
     "a tag in the thoughts": ("<think>a <think> b</think>42", "a  b", "42", []),
     "a tag in the answer": ("Write <think>hm</think> first.", None, "Write <think>hm</think> first.", []),
     "a closing tag in the answer": ("<think>a</think>b</think>c", "a", "b</think>c", []),
+    "two closing tags": ("hm</think>\n</think>42", "hm", "42", []),
+    "Gemini's and Seed's spelling": ("<thought>a</thought><seed:think>b</seed:think>42", "a\nb", "42", []),
     "thoughts in thoughts": ("<think>a <think>b</think> c</think>42", "a b</think> c", "42", []),
     "a call whose JSON has the closing tag": (
         '<tool_call>{"name": "f", "arguments": {"n": "</tool_call>"}}</tool_call>',
@@ -47,6 +49,13 @@ TURNS: dict[str, tuple[str, str | None, str, list[tuple[str, str]]]] = {
     "a call": (f"So: {F} and then", None, "So:", CALLED),
     "two calls": (F + F, None, "", CALLED * 2),
     "a call without its end": (F.removesuffix("</tool_call>"), None, "", CALLED),
+    "a call that isn't closed before the next": (F.removesuffix("\n</tool_call>") + F, None, "", CALLED * 2),
+    "a call in OpenAI's format": (
+        '<tool_call>{"type": "function", "function": {"name": " f", "parameters": {"n": 1}}}</tool_call>',
+        None,
+        "",
+        CALLED,
+    ),
     "a call after thoughts": (f"<think>hm</think>{F}", "hm", "", CALLED),
     "a call that is only thought of": (f"<think>or {F}?</think>42", f"or {F}?", "42", []),
     "a call in thoughts without end": (f"<think>or {F}, no", f"or {F}, no", "", []),
@@ -69,6 +78,7 @@ def test_what_a_server_has_parsed_is_kept() -> None:
     call = call_of("f", {"n": 1}, "c")
     assert read("\n\n42", reasoning="hm\n") == ("hm", "42", [])
     assert read("a </think> b", reasoning="hm") == ("hm", "a </think> b", [])
+    assert read("\n</think>\n\nb", reasoning="hm") == ("hm", "b", [])
     assert read(f"{F}", calls=[call]) == (None, F, CALLED), "it has found the calls already"
 
 
