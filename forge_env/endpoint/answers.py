@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from dataclasses import dataclass, field
@@ -31,16 +32,20 @@ MOST_TOKENS = 10**9
 
 
 def told(value: Any) -> dict[str, int]:
-    """`prompt`, `cached` (part of the prompt) and `completion` tokens in an answer's `usage`, if plausible."""
+    """`prompt`, `cached` (part of the prompt) and `completion` tokens in an answer's `usage`, if plausible.
+
+    Some endpoints use the names of OpenAI's Responses API, or give numbers as floats.
+    """
     if not isinstance(value, dict):
         return {}
     details = value.get("prompt_tokens_details")
     raw = {
-        "prompt": value.get("prompt_tokens"),
-        "completion": value.get("completion_tokens"),
+        "prompt": value.get("prompt_tokens", value.get("input_tokens")),
+        "completion": value.get("completion_tokens", value.get("output_tokens")),
         "cached": details.get("cached_tokens") if isinstance(details, dict) else None,
     }
-    usage = {name: number for name, number in raw.items() if type(number) is int and 0 <= number <= MOST_TOKENS}
+    numbers = {name: number for name, number in raw.items() if type(number) in (int, float)}
+    usage = {name: int(number) for name, number in numbers.items() if 0 <= number <= MOST_TOKENS}
     if "cached" in usage:
         usage["cached"] = min(usage["cached"], usage.get("prompt", 0))
     return usage
@@ -66,19 +71,31 @@ def fill_in(reply: Reply, body: dict[str, Any]) -> None:
 # (arguments that are not JSON, an unknown tool) stay in the message, for the environment to answer. Lone surrogates,
 # which JSON allows and UTF-8 does not, are replaced in texts.
 
-FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
+FAILED = (
+    *("error", "abort", "aborted", "cancelled", "canceled", "timeout", "preempted"),
+    *("network_error", "insufficient_system_resource"),
+)
 CUT = (
     *("length", "max_length", "model_length", "token_limit", "incomplete"),
     *("model_context_window_exceeded", "context_length_exceeded"),
     *("max_tokens", "max_new_tokens", "max_output_tokens", "max_completion_tokens"),
 )
 """Finish reasons of truncated replies, as used by OpenAI, Mistral, Anthropic, Google, Cohere and TGI."""
-FILTERED = ("content_filter", "content_filtered", "safety", "recitation", "prohibited_content", "blocklist", "refusal")
+FILTERED = (
+    "content_filter",
+    "content_filtered",
+    "safety",
+    "recitation",
+    "prohibited_content",
+    "blocklist",
+    "refusal",
+    "sensitive",
+)
 
 
 def _words(finish: str) -> str:
-    """A finish reason in lower case with underscores, as "max_tokens" for "MaxTokens" and "max-tokens"."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\s-]+", "_", finish).lower()
+    """A finish reason in lower case with underscores: "max_tokens" for "FinishReason.MaxTokens" and "max-tokens"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\s-]+", "_", finish.rpartition(".")[2]).lower()
 
 
 def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
@@ -90,8 +107,7 @@ def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
         MalformedAnswerError: it isn't a chat completion.
     """
     data = _mapping(data, "the answer")
-    if data.get("error"):
-        raise EndpointFailureError(f"the endpoint reports: {beginning(data['error'], 500)}")
+    _check_report(data)
     choices = data.get("choices")
     if not isinstance(choices, list) or not choices:
         raise MalformedAnswerError(f"the answer has no choices: {beginning(data, 200)}")
@@ -118,6 +134,13 @@ def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
     return reply, {name: raw[name] for name in REASONING if raw.get(name)}
 
 
+def _check_report(data: dict[str, Any]) -> None:
+    """Raise `EndpointFailureError` if an answer or an event reports an error."""
+    report = data.get("error") or ("choices" not in data and (data.get("message") or data.get("detail")))
+    if report:
+        raise EndpointFailureError(f"the endpoint reports: {beginning(report, 500)}")
+
+
 def _mapping(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MalformedAnswerError(f"{what} is {beginning(value, 100)!r} where an object is expected")
@@ -125,22 +148,28 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
 
 
 def _text(value: Any, what: str) -> str:
-    """Text, also from a list of content parts; "" for null."""
+    """Text, also from a list of texts or content parts; "" for null."""
     if value is None:
         return ""
     if isinstance(value, list):
-        return "".join(_text(part.get("text"), what) for part in value if isinstance(part, dict))
+        return "".join(_text(part.get("text") if isinstance(part, dict) else part, what) for part in value)
     if not isinstance(value, str):
         raise MalformedAnswerError(f"{what} is {beginning(value, 100)!r} where text is expected")
     return clean_unicode(value)
 
 
 def _reasoning(raw: dict[str, Any]) -> str:
-    if text := raw.get("reasoning_content") or raw.get("reasoning"):
-        return _text(text, "reasoning")
-    details = raw.get("reasoning_details")
-    parts = [part for part in details if isinstance(part, dict)] if isinstance(details, list) else []
-    return "".join(_text(part.get("text") or part.get("summary"), "reasoning") for part in parts)
+    for text in (raw.get("reasoning_content"), raw.get("reasoning")):
+        if text and isinstance(text, str | list):
+            return _text(text, "reasoning")
+    details = _list(raw.get("reasoning_details")) or _list(raw.get("content"))
+    parts = [part for part in details if isinstance(part, dict)]
+    kinds = ("text", "summary") if raw.get("reasoning_details") else ("thinking",)  # a part of Mistral's content
+    return "".join(_text(next(filter(None, map(part.get, kinds)), None), "reasoning") for part in parts)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _tool_calls(raw: dict[str, Any]) -> list[ToolCall]:
@@ -153,7 +182,7 @@ def _tool_calls(raw: dict[str, Any]) -> list[ToolCall]:
     seen: set[str] = set()
     for index, item in enumerate(given):
         call = _mapping(item, f"tool call {index}")
-        function = _mapping(call.get("function"), f"the function of tool call {index}")
+        function = _mapping(call.get("function", call), f"the function of tool call {index}")
         if function.get("name") is None:
             raise MalformedAnswerError(f"tool call {index} has no name")
         given_id = call.get("id")  # a number at some endpoints
@@ -209,18 +238,19 @@ def assemble(content: bytes) -> dict[str, Any]:
     details: list[dict[str, Any]] = []
     choice: dict[str, Any] = {"finish_reason": None}
     ended = False
-    for line in content.splitlines():
+    for line in content.removeprefix(codecs.BOM_UTF8).splitlines():
         if not line.startswith(b"data:"):
             continue  # event names, comments, keep-alives
         payload = line[5:].strip()
         if payload == b"[DONE]":
             ended = True
             break
+        if not payload:
+            continue
         event = parse_json(payload)
         if not isinstance(event, dict):
             raise MalformedAnswerError(f"an event is {beginning(event, 100)!r} where an object is expected")
-        if event.get("error"):
-            raise EndpointFailureError(f"the endpoint reports: {beginning(event['error'], 500)}")
+        _check_report(event)
         for key in ("usage", "prompt_token_ids"):
             whole[key] = event.get(key) or whole.get(key)
         pieces = event.get("choices") or []
@@ -253,17 +283,20 @@ def _joined(pieces: list[str]) -> str:
 class _Call:
     """Pieces of one tool call."""
 
+    index: Any
     id: str | int | None = None
-    name: list[str] = field(default_factory=list)
+    name: str = ""
     arguments: list[str] = field(default_factory=list)
 
     def whole(self) -> dict[str, Any]:
-        return {"id": self.id, "function": {"name": _joined(self.name), "arguments": _joined(self.arguments)}}
+        return {"id": self.id, "function": {"name": self.name, "arguments": _joined(self.arguments)}}
 
 
 def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], details: list[dict[str, Any]], piece: Any) -> None:
     try:
-        delta = piece.get("delta") or {}
+        delta = piece.get("delta") or piece.get("message") or {}
+        if isinstance(parts := delta.get("content"), list):
+            delta = {"reasoning_content": _reasoning(delta), **delta, "content": _text(parts, "content")}
         for key in TEXTS:
             if delta.get(key):
                 texts.setdefault(key, []).append(delta[key])
@@ -296,15 +329,21 @@ def _add_detail(details: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 def _add_call(calls: list[_Call], piece: dict[str, Any]) -> None:
-    """Add a piece of a call. Pieces of a call share an index; without index and id, a piece continues the last call."""
-    index = piece.get("index")
-    if index is None:
-        index = len(calls) if piece.get("id") not in (None, "") or not calls else len(calls) - 1
-    if not isinstance(index, int) or not 0 <= index <= len(calls):
-        raise MalformedAnswerError(f"an event continues tool call {index!r} of {len(calls)}")
-    if index == len(calls):
-        calls.append(_Call())
-    call, function = calls[index], piece.get("function") or {}
-    call.id = piece.get("id") if call.id is None else call.id
-    call.name.append(function.get("name") or "")
-    call.arguments.append(function.get("arguments") or "")
+    """Add a piece of a call. Pieces of a call share an index; without index and id, a piece continues the last call.
+
+    Some endpoints give all calls the same index: a piece with a name and another id begins a call. Others repeat the
+    name in every piece.
+    """
+    index, call_id, function = piece.get("index"), piece.get("id"), piece.get("function") or {}
+    name, arguments = function.get("name") or "", function.get("arguments") or ""
+    same = [call for call in calls if index is None or call.index == index][-1:]
+    is_new = call_id not in (None, "") and any(call.id not in (None, "", call_id) for call in same)
+    if not same or (is_new and (name or index is None)):
+        if not name and call_id in (None, "") and index is not None:
+            raise MalformedAnswerError(f"an event continues tool call {index!r}, which has not begun")
+        same = [_Call(index)]
+        calls += same
+    (call,) = same
+    call.id = call_id if call.id is None else call.id
+    call.name += name if name != call.name else ""
+    call.arguments.append(arguments if isinstance(arguments, str) else json.dumps(arguments))
