@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
@@ -123,7 +123,7 @@ class _Machine(_Settings):
     tpu: Any = None
     mcp_servers: Any = None
     healthcheck: Any = None
-    network_mode: str = "public"
+    network_mode: Literal["public", "no-network", "allowlist"] = "public"
     allow_internet: bool = True
     allowed_hosts: list[str] = []
 
@@ -211,7 +211,7 @@ def _harbor(path: Path) -> HarborTask:
     memory_mb = environment.memory_mb or environment.memory
     return HarborTask(
         name=path.name,
-        instruction=_text(path / "instruction.md").strip(),
+        instruction=_instruction(_text(path / "instruction.md")),
         image=image,
         workdir=_workdir(environment.workdir or workdir),
         tests=path / "tests",
@@ -306,7 +306,7 @@ def _terminal_bench(path: Path) -> HarborTask:
     _check_scripts(test, solution)
     return HarborTask(
         name=path.name,
-        instruction=settings.instruction.strip(),
+        instruction=_instruction(settings.instruction),
         image=image,
         workdir=_workdir(workdir or of_image),
         tests=path / "tests",
@@ -334,7 +334,16 @@ def _require(path: Path) -> None:
 
 def _text(path: Path) -> str:
     """Text of a file, with line feeds as line ends and without a byte order mark."""
-    return path.read_text(encoding="utf-8-sig")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise NotPlayableError(f"{path.name} is not UTF-8: {error.reason}") from error
+
+
+def _instruction(text: str) -> str:
+    if not text.strip():
+        raise NotPlayableError("its instruction is empty")
+    return text.strip()
 
 
 def _check_scripts(*scripts: Path) -> None:
@@ -360,6 +369,8 @@ def _workdir(path: str | None) -> str:
         raise NotPlayableError("it has no working folder: no WORKDIR in a Dockerfile, no workdir in its settings")
     if "$" in path:
         raise NotPlayableError(f"its folder {path} depends on variables")
+    if not path.startswith("/"):
+        raise NotPlayableError(f"its folder {path} is not absolute")
     return posixpath.normpath(path)
 
 

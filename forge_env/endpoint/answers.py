@@ -44,7 +44,7 @@ def told(value: Any) -> dict[str, int]:
         "completion": value.get("completion_tokens", value.get("output_tokens")),
         "cached": details.get("cached_tokens") if isinstance(details, dict) else None,
     }
-    numbers = {name: number for name, number in raw.items() if type(number) in (int, float)}
+    numbers = {name: number for name, number in raw.items() if type(number) is int or type(number) is float}
     usage = {name: int(number) for name, number in numbers.items() if 0 <= number <= MOST_TOKENS}
     if "cached" in usage:
         usage["cached"] = min(usage["cached"], usage.get("prompt", 0))

@@ -370,6 +370,8 @@ def test_settings_as_others_write_them(tmp_path: Path, settings: str, read: dict
         ("[agent]\ntimeout_sec = nan", b"", "it can't be read: agent.timeout_sec: should be"),
         ("environment = 1", b"", "it can't be read: environment: should be a mapping"),
         ("[environment]\ngpus = 1", b"", "it needs GPUs"),
+        ("[environment]\nnetwork_mode = 'none'", b"", "it can't be read: environment.network_mode: should be"),
+        ("[environment]\nworkdir = 'app'", b"", "its folder app is not absolute"),
     ],
 )
 def test_settings_that_cant_be_played(tmp_path: Path, settings: str, script: bytes, why: str) -> None:
